@@ -1,0 +1,105 @@
+"""Every example of the README, of the documentation and of the docstrings is run by the tests.
+
+The pages show whole programs, so they run where such programs would: in a folder with a collection ``cells.zarr``,
+under a launcher. Here the launcher is this process, and it started a single rank.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.parsers.rest import DocTestParser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pages = Sybil(
+    name="pages",
+    parsers=[PythonCodeBlockParser()],
+    patterns=["README.md", "docs/*.md"],
+    fixtures=["launched_beside_the_cells"],
+)
+docstrings = Sybil(name="docstrings", parsers=[DocTestParser()], path="src", patterns=["*.py"])
+
+pytest_collect_file = (pages + docstrings).pytest()
+
+
+@pytest.fixture(scope="session")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Path to a collection of 20,000 cells with 32 genes and an ``obs`` column ``cell_type``."""
+    # imported here because they take seconds, and most tests do without
+    import anndata as ad
+    import numpy as np
+    import pandas as pd
+    import scipy.sparse as sp
+    from annbatch import DatasetCollection
+
+    rng = np.random.default_rng(0)
+    types = rng.integers(3, size=20_000)
+    marks_its_type = np.arange(32) % 3 == types[:, None]
+    counts = rng.poisson(0.2 + 2.0 * marks_its_type).astype("float32")
+    obs = pd.DataFrame({"cell_type": pd.Categorical.from_codes(types, ["B cell", "T cell", "monocyte"])})
+    folder = tmp_path_factory.mktemp("collection")
+    ad.AnnData(sp.csr_matrix(counts), obs=obs.set_index(obs.index.astype(str))).write_h5ad(folder / "cells.h5ad")
+    path = folder / "cells.zarr"
+    DatasetCollection(path).add_adatas([folder / "cells.h5ad"], rng=rng)
+    return path
+
+
+@pytest.fixture(scope="module")
+def launched_beside_the_cells(cells: Path) -> Iterator[None]:
+    """Set what torchrun and Slurm set for the only rank of a job, beside the collection, and leave no job behind."""
+    import zarr
+
+    port = _free_port()
+    torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "RANK": "0", "WORLD_SIZE": "1"}
+    slurm = {
+        # else jax takes SIGTERM for itself, and neither this process nor what it forks ends when told to
+        "JAX_ENABLE_PREEMPTION_SERVICE": "0",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{port}",
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    }
+    codecs = "codec_pipeline.path"
+    # leaving zarr's context brings its setting back, which a page may have changed
+    with pytest.MonkeyPatch.context() as patch, zarr.config.set({codecs: zarr.config.get(codecs)}):
+        patch.chdir(cells.parent)
+        for name, value in (torchrun | slurm).items():
+            patch.setenv(name, value)
+        _end_jobs()  # jax joins a job only as long as it has computed nothing, and an earlier test may have
+        if "jax" in sys.modules:  # it has read its variables
+            sys.modules["jax"].config.update("jax_enable_preemption_service", False)
+        yield
+        _end_jobs()
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _end_jobs() -> None:
+    """Leave torch and jax as if they had just been imported."""
+    if "torch" in sys.modules:
+        import torch.distributed
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    if "jax" in sys.modules:
+        import jax
+        from jax.extend.backend import clear_backends
+
+        if jax.distributed.is_initialized():
+            jax.distributed.shutdown()
+        clear_backends()

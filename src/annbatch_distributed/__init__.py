@@ -1,0 +1,12 @@
+"""Every rank its own share of an annbatch collection.
+
+Wrap any annbatch sampler in a :class:`DistributedSampler`, and pass it to annbatch's ``Loader``.
+"""
+
+from __future__ import annotations
+
+from annbatch_distributed.ranks import Rank
+from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.sharding import EpochPlan
+
+__all__ = ["DistributedSampler", "EpochPlan", "Rank"]

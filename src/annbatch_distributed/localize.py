@@ -1,0 +1,131 @@
+"""Running any base sampler on one shard's rows.
+
+Almost every sampler runs on *local* rows ``[0, len(rows))`` as it runs on a collection of that many rows: it is told
+``n_obs=len(rows)`` and an open mask, and never learns which rows of the collection they are.
+
+A sampler that holds something for each row of the collection, such as a label, is tied to absolute rows. What it holds
+must be narrowed down to the shard's rows first. How is said by a function registered for its type, in the only
+``functools.singledispatch`` of this package: the types are an open set that we don't own.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+
+from annbatch_distributed.private_copy import private_copy
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.sharding import Rows
+
+
+@singledispatch
+def localize(sampler: Sampler, rows: Rows, n_obs: int) -> Sampler:
+    """Return a private copy of a sampler that runs on the local rows of a shard.
+
+    Register a function of the same signature for the type of a sampler that is tied to absolute rows.
+
+    Parameters
+    ----------
+    sampler
+        Any sampler. It is left as it is.
+    rows
+        The shard, as global rows; local row ``p`` is the ``p``-th of them.
+    n_obs
+        The number of rows of the collection.
+
+    Returns
+    -------
+    A sampler whose ``validate``, ``n_batches`` and ``sample`` take ``len(rows)`` for ``n_obs``, and whose requests are
+    local rows.
+
+    Raises
+    ------
+    ValueError
+        If the sampler can't run on these rows.
+
+    Examples
+    --------
+    >>> from annbatch.samplers import SequentialSampler
+    >>> from annbatch_distributed.sharding import Rows
+    >>> sampler = SequentialSampler(2, 1, 2, mask=slice(4, 8))
+    >>> local = localize(sampler, Rows((range(6, 8),)), 100)
+    >>> [request["requests"].tolist() for request in local.sample(2)], sampler.mask
+    ([[slice(0, 2, None)]], slice(4, 8, None))
+    """
+    del rows, n_obs  # only samplers tied to absolute rows have to know more than how many local rows there are
+    local = private_copy(sampler)
+    if local.mask != slice(0, None):
+        local.mask = slice(0, None)
+    return local
+
+
+@localize.register(ClassSampler)
+def _localize_class_sampler(sampler: ClassSampler, rows: Rows, n_obs: int) -> ClassSampler:
+    sampler.validate(n_obs)  # one label per row of the collection
+    local = private_copy(sampler)
+    _set_classes(local, _take(_classes(sampler), rows))
+    return local
+
+
+#: annbatch's own samplers, which stay within their mask. Their subclasses may not.
+_KEEP_TO_MASK = (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)
+
+
+def confine(sampler: Sampler, rows: Rows) -> Sampler | None:
+    """Return a private copy of a sampler that runs on the shard's rows where they are, or None where it can't.
+
+    A shortcut: if a sampler stays within its mask and the shard is one stretch, a mask gives bit for bit the requests
+    that local rows and their translation give, without the time that goes into translating every slice.
+
+    Parameters
+    ----------
+    sampler, rows
+        As for :func:`localize`.
+
+    Returns
+    -------
+    A sampler whose ``sample`` takes the collection's ``n_obs``, and whose requests are global rows.
+    """
+    if type(sampler) not in _KEEP_TO_MASK or len(rows.ranges) != 1:
+        return None
+    confined = private_copy(sampler)
+    confined.mask = slice(rows.ranges[0].start, rows.ranges[0].stop)
+    return confined
+
+
+@singledispatch
+def is_tied(sampler: Sampler) -> bool:
+    """Whether a sampler is tied to absolute rows: a function is registered with ``localize`` for its type.
+
+    Which rows a shard has then decides whether the sampler can run on it, not only how many.
+    """
+    return localize.dispatch(type(sampler)) is not localize.dispatch(object)
+
+
+def _take(classes: pd.Categorical, rows: Rows) -> pd.Categorical:
+    """Return the labels of some rows: a view if they are one stretch."""
+    pieces = [classes.codes[stretch.start : stretch.stop] for stretch in rows.ranges]
+    codes = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return pd.Categorical.from_codes(codes, dtype=classes.dtype)
+
+
+# annbatch has no public way to read or replace a class sampler's labels. Both private names that stand in for it are
+# used here and nowhere else; tests/test_localize.py fails if annbatch renames them.
+
+
+def _classes(sampler: ClassSampler) -> pd.Categorical:
+    classes: pd.Categorical = sampler._rle_manager._classes
+    return classes
+
+
+def _set_classes(sampler: ClassSampler, classes: pd.Categorical) -> None:
+    sampler._n_obs = len(classes)
+    sampler._rle_manager._classes = classes
+    sampler.mask = slice(0, len(classes))  # looks for the runs of each class again

@@ -1,0 +1,120 @@
+"""One pass of one rank over its shard: an iterator of load requests.
+
+A pass is given everything that it depends on when it begins, and keeps it: setting another mask or epoch on the sampler
+that began it changes nothing, and any number of passes can be open at once.
+
+A pass in the middle can be pickled and copied, although a sampler's own generator can't: what it depends on is kept,
+together with how many load requests were taken, and the copy runs through that many again before it goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self
+
+from annbatch.abc import Sampler
+from annbatch.types import LoadRequest
+
+from annbatch_distributed.localize import confine, localize
+from annbatch_distributed.randomness import generator
+from annbatch_distributed.requests import complete, fit, translate
+
+if TYPE_CHECKING:
+    from annbatch_distributed.sharding import EpochPlan
+
+
+@dataclass(eq=False)
+class Pass(Iterator[LoadRequest]):
+    """The load requests of one rank for one pass over its shard."""
+
+    sampler: Sampler
+    """The wrapped sampler; it is never run, only private copies of it are."""
+    plan: EpochPlan
+    """Every rank's rows and batches in this epoch."""
+    rank: int
+    """Whose pass this is."""
+    root: int
+    """What the job's randomness begins from."""
+    passes: int
+    """How many passes this rank began before, since the epoch was set."""
+    taken: int = 0
+    """How many load requests have been taken from this pass."""
+    closed: bool = False
+    """Whether the pass gives no more load requests."""
+    _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)
+
+    def __next__(self) -> LoadRequest:
+        if self.closed:
+            raise StopIteration
+        if self._stream is None:
+            self._stream = islice(self._requests(), self.taken, None)
+        # until a request has come, the pass is over: also where the sampler raises
+        self.closed = True
+        request = next(self._stream)
+        self.closed = False
+        self.taken += 1
+        return request
+
+    def close(self) -> None:
+        """End the pass."""
+        self.closed = True
+        self._stream = None
+
+    def _requests(self) -> Iterator[LoadRequest]:
+        _refuse_several_workers()
+        plan, shard = self.plan, self.plan.shard(self.rank)
+        mark_repeats = plan.remainder == "pad"
+        # repeats are told by their local rows
+        confined = None if mark_repeats else confine(self.sampler, shard.rows)
+        running = localize(self.sampler, shard.rows, plan.n_obs) if confined is None else confined
+        rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes)
+        if running.rng is not None:
+            running.rng = rng
+        # a sampler with epochs of its own follows this one's: a wrapper that is wrapped again, for one
+        if callable(set_epoch := getattr(running, "set_epoch", None)):
+            set_epoch(plan.epoch)
+        name = type(self.sampler).__name__
+        requests = complete(
+            _run(running, len(shard) if confined is None else plan.n_obs),
+            batch_size=running.batch_size,
+            shuffle=running.shuffle,
+            rng=rng,
+            name=name,
+        )
+        natural, planned = plan.natural_batches[len(shard)], plan.n_batches(self.rank)
+        fitted = fit(requests, natural=natural, planned=planned, name=name)
+        return fitted if confined is not None else translate(fitted, shard, mark_repeats=mark_repeats, name=name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_stream": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # nothing but the stream, which a copy leaves out, ever changes in place
+        return copy.copy(self)
+
+
+def _run(sampler: Sampler, n_obs: int) -> Iterator[LoadRequest]:
+    """Run a sampler on ``n_obs`` rows, without the splits that annbatch's own ``sample`` would add.
+
+    Those it shuffles with numpy's global random state. A sampler that replaces ``sample`` itself is taken at its word.
+    """
+    if type(sampler).sample is not Sampler.sample:
+        return iter(sampler.sample(n_obs))
+    sampler.validate(n_obs)
+    return iter(sampler._sample(n_obs))
+
+
+def _refuse_several_workers() -> None:
+    """Raise in one of several DataLoader workers: the wrapped sampler would divide the shard among them once more."""
+    torch = sys.modules.get("torch")  # in a worker, torch has been imported
+    info = torch.utils.data.get_worker_info() if torch is not None else None
+    if info is not None and info.num_workers > 1:
+        msg = (
+            f"DistributedSampler can't divide a rank's rows among several DataLoader workers yet, got "
+            f"num_workers={info.num_workers}. Use num_workers=0 or 1, or iterate over the annbatch Loader itself."
+        )
+        raise NotImplementedError(msg)

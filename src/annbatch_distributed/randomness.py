@@ -1,0 +1,56 @@
+"""The generator for (root, epoch, rank, pass): randomness keyed by coordinates.
+
+A *root* stands for the job's randomness: the user's seed, or a number drawn from the wrapped sampler's generator. Each
+coordinate is a word of its own in numpy's seed sequence. Nothing is added up, so that (seed 0, epoch 1) and
+(seed 1, epoch 0) differ, and nothing depends on how often something was called.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+
+def draw_root(rng: np.random.Generator | None) -> int:
+    """Return the root that a generator stands for, without advancing it.
+
+    Parameters
+    ----------
+    rng
+        The wrapped sampler's generator; None means fresh entropy from the operating system.
+
+    Notes
+    -----
+    What annbatch 0.3.1 draws to spawn the generators of its workers.
+    """
+    source = np.random.default_rng() if rng is None else copy.deepcopy(rng)
+    return int(source.integers(np.iinfo(np.int64).max))
+
+
+def generator(root: int, *, rank: int, epoch: int, passes: int = 0) -> np.random.Generator:
+    """Return the generator of one rank's pass over its shard.
+
+    Parameters
+    ----------
+    root
+        What the job's randomness begins from, at least 0.
+    rank, epoch
+        Whose generator, and in which epoch.
+    passes
+        How many passes this rank has begun since the epoch was set.
+
+    Notes
+    -----
+    In the first pass of epoch 0 it is, bit for bit, annbatch 0.3.1's ``default_rng([rank, root])``: numpy pads a seed
+    sequence with zeros. Later passes go in as a spawn key, which numpy keeps apart from the rest.
+
+    Examples
+    --------
+    >>> generator(7, rank=1, epoch=0).random() == np.random.default_rng([1, 7]).random()
+    True
+    >>> generator(0, rank=0, epoch=1).random() == generator(1, rank=0, epoch=0).random()
+    False
+    """
+    key = (passes,) if passes else ()
+    return np.random.default_rng(np.random.SeedSequence([rank, root, epoch], spawn_key=key))

@@ -1,0 +1,8 @@
+"""Who am I? One file per source of (rank, world size), and ``resolve``, which picks one."""
+
+from __future__ import annotations
+
+from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.ranks.resolve import DistInfo, resolve
+
+__all__ = ["DistInfo", "Rank", "resolve"]

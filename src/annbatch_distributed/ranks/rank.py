@@ -1,0 +1,61 @@
+"""Rank: which process of the job this is, and how many there are."""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Rank:
+    """One process of a job.
+
+    Can be given as ``dist_info`` as it is, to see in one process what any rank of a job would do.
+
+    Parameters
+    ----------
+    rank
+        Which process this is, within ``[0, world_size)``. Any integer type, numpy's too.
+    world_size
+        How many processes there are, at least 1.
+
+    Raises
+    ------
+    TypeError
+        If either is not an integer.
+    ValueError
+        If ``world_size`` is below 1, or ``rank`` outside ``[0, world_size)``.
+
+    Examples
+    --------
+    >>> Rank(1, 4)
+    Rank(rank=1, world_size=4)
+    >>> Rank(4, 4)
+    Traceback (most recent call last):
+    ...
+    ValueError: rank must be in [0, world_size), that is [0, 4), got rank 4 with world size 4. Ranks count from 0.
+    """
+
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "world_size"):
+            value = getattr(self, name)
+            # a bool is an Integral, but never meant as a rank
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+                msg = (
+                    f"rank and world size must be two integers, got {name}={value!r} of type {type(value).__name__}. "
+                    "Convert it with int(...) if it came from an environment variable."
+                )
+                raise TypeError(msg)
+            object.__setattr__(self, name, int(value))
+        if self.world_size < 1:
+            msg = f"world size must be at least 1, got world size {self.world_size} with rank {self.rank}."
+            raise ValueError(msg)
+        if not 0 <= self.rank < self.world_size:
+            msg = (
+                f"rank must be in [0, world_size), that is [0, {self.world_size}), got rank {self.rank} with "
+                f"world size {self.world_size}. Ranks count from 0."
+            )
+            raise ValueError(msg)

@@ -1,0 +1,187 @@
+"""Load-request streams: from what a sampler yields on local rows to what the loader is to read.
+
+Each step is a generator over load requests, and they are put together in this order:
+
+1. ``complete`` adds the splits that a sampler left out.
+2. ``fit`` holds the stream to the number of batches that was planned.
+3. ``translate`` turns local rows into global ones.
+
+annbatch's ``LoadRequest`` is a dict of ``requests`` (slices or an integer array of rows) and ``splits`` (for each
+batch, positions in the rows of the requests). Other keys are passed on. None of the steps changes a request that it is
+given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+    from annbatch.types import LoadRequest
+
+    from annbatch_distributed.sharding import Rows, Shard
+
+
+def complete(
+    requests: Iterable[LoadRequest], *, batch_size: int | None, shuffle: bool, rng: np.random.Generator, name: str
+) -> Iterator[LoadRequest]:
+    """Add the splits that load requests leave out: all their rows, shuffled or not, cut to batches.
+
+    annbatch does the same, but shuffles with numpy's global random state, and not for index arrays.
+
+    Parameters
+    ----------
+    requests
+        What the sampler yields.
+    batch_size, shuffle
+        The sampler's own.
+    rng
+        Shuffles the rows of a request.
+    name
+        The sampler's, for messages.
+    """
+    for request in requests:
+        if "splits" in request:
+            yield request
+            continue
+        if batch_size is None:
+            msg = f"{name} yields load requests without splits, so it must have a batch_size, which is None."
+            raise ValueError(msg)
+        n_rows = _n_rows(request["requests"])
+        positions = rng.permutation(n_rows) if shuffle else np.arange(n_rows)
+        yield {**request, "splits": np.split(positions, range(batch_size, n_rows, batch_size))}
+
+
+def fit(requests: Iterable[LoadRequest], *, natural: int, planned: int, name: str) -> Iterator[LoadRequest]:
+    """Hold a stream to the batches that were planned: count them, and cut the last request where they are too few.
+
+    Parameters
+    ----------
+    requests
+        Load requests with splits.
+    natural
+        How many batches the sampler promised.
+    planned
+        How many there are to be, at least ``natural``. The difference is made up in the request that holds the last
+        batch, by halving its largest batch as often as needed: every batch stays part of one of the sampler's own, none
+        is empty and none grows.
+    name
+        The sampler's, for messages.
+
+    Raises
+    ------
+    RuntimeError
+        If the sampler yields fewer or more batches than it promised.
+    """
+    done, missing = 0, planned - natural
+    for request in requests:
+        done += len(request["splits"])
+        if done > natural:
+            msg = f"{name} promised {natural} batches (n_batches) and yielded {done} or more. {_BROKEN_PROMISE}"
+            raise RuntimeError(msg)
+        if missing and done == natural:
+            request = {**request, "splits": _halved(request["splits"], missing, name)}  # noqa: PLW2901 the same request, recut
+            missing = 0
+        yield request
+    if done < natural:
+        msg = f"{name} promised {natural} batches (n_batches) and yielded only {done}. {_BROKEN_PROMISE}"
+        raise RuntimeError(msg)
+
+
+_BROKEN_PROMISE = (
+    "Ranks that yield different numbers of batches wait for each other for ever, so its n_batches(n_obs) must be what "
+    "it yields for n_obs rows."
+)
+
+
+def _halved(splits: list[npt.NDArray[Any]], times: int, name: str) -> list[npt.NDArray[Any]]:
+    splits = list(splits)
+    for _ in range(times):
+        # the last of the largest, so that the batches before it stay in their places
+        index = max(range(len(splits)), key=lambda i: (len(splits[i]), i))
+        if len(splits[index]) < 2:
+            msg = (
+                f"The last load request of {name} has too few rows to be cut into {times} batches more. "
+                "Use remainder='drop' or 'pad'."
+            )
+            raise RuntimeError(msg)
+        splits[index : index + 1] = np.array_split(splits[index], 2)
+    return splits
+
+
+def translate(requests: Iterable[LoadRequest], shard: Shard, *, mark_repeats: bool, name: str) -> Iterator[LoadRequest]:
+    """Turn the local rows of load requests into global rows. Splits index a request's rows, so that they stay.
+
+    Parameters
+    ----------
+    requests
+        Load requests for local rows ``[0, len(shard))``.
+    shard
+        Which global rows they are.
+    mark_repeats
+        Add the key ``repeated`` to every request: for each of its rows whether it is a repeat.
+    name
+        The sampler's, for messages.
+
+    Raises
+    ------
+    RuntimeError
+        If a request reaches beyond the local rows.
+    """
+    length = len(shard)
+    for request in requests:
+        local = request["requests"]
+        lowest, highest = _bounds(local)
+        if lowest < 0 or highest > length:
+            msg = (
+                f"{name} was given the rows [0, {length}) and asked for rows from [{lowest}, {highest}). A sampler "
+                "must stay within the n_obs that sample(n_obs) gets. If it holds something for each row of the "
+                "collection, register a function for its type with annbatch_distributed.localize.localize."
+            )
+            raise RuntimeError(msg)
+        translated: dict[str, Any] = {**request, "requests": _to_global(local, shard.rows)}
+        if mark_repeats:
+            # a wrapper that is wrapped again has marked its own
+            marked = translated.get("repeated", False)
+            translated["repeated"] = marked | (_positions(local) >= shard.n_own)
+        yield cast("LoadRequest", translated)
+
+
+# What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.
+type _Requests = list[slice] | npt.NDArray[Any]
+
+
+def _is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
+    return isinstance(requests, np.ndarray) and np.issubdtype(requests.dtype, np.integer)
+
+
+def _n_rows(requests: _Requests) -> int:
+    if _is_index_array(requests):
+        return len(requests)
+    return sum(part.stop - part.start for part in requests)
+
+
+def _positions(requests: _Requests) -> npt.NDArray[np.integer[Any]]:
+    """Every row of a request, in order."""
+    if _is_index_array(requests):
+        return requests
+    return np.concatenate([np.arange(part.start, part.stop) for part in requests] or [np.arange(0)])
+
+
+def _bounds(requests: _Requests) -> tuple[int, int]:
+    """The lowest row of a request, and the one after the highest."""
+    if len(requests) == 0:
+        return 0, 0
+    if _is_index_array(requests):
+        return int(requests.min()), int(requests.max()) + 1
+    return min([part.start for part in requests]), max([part.stop for part in requests])
+
+
+def _to_global(requests: _Requests, rows: Rows) -> _Requests:
+    if _is_index_array(requests):
+        return rows.to_global(requests)
+    return [piece for part in requests for piece in rows.slice_to_global(part)]

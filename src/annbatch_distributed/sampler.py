@@ -1,0 +1,375 @@
+"""The DistributedSampler: gives every rank its own share of what any annbatch sampler samples.
+
+It puts the other modules together and does no arithmetic of its own:
+
+1. :mod:`ranks` says which rank this is, :mod:`sharding` which rows every rank owns in an epoch, and :mod:`counts` how
+   many batches they make.
+2. A :mod:`pass <passes>` runs a private copy of the wrapped sampler on local rows, with this rank's own generator, and
+   turns what that yields into requests for global rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from numbers import Integral
+from operator import index
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from annbatch.abc import Sampler
+
+from annbatch_distributed.counts import Counts, count
+from annbatch_distributed.localize import is_tied, localize
+from annbatch_distributed.passes import Pass
+from annbatch_distributed.private_copy import private_copy
+from annbatch_distributed.randomness import draw_root
+from annbatch_distributed.ranks import resolve
+from annbatch_distributed.sharding import EpochPlan, resolve_mask, window
+from annbatch_distributed.sharding.remainder import POLICIES, drop_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from annbatch_distributed.ranks import DistInfo
+    from annbatch_distributed.sharding import Remainder, Rows
+
+
+class DistributedSampler(Sampler):
+    """Give every rank of a job its own share of what an annbatch sampler samples.
+
+    The rows that the mask selects are cut into one stretch per rank, and a private copy of the wrapped sampler runs on
+    this rank's stretch with a generator of its own. Nothing is communicated: every rank works out the same plan.
+
+    How 10 rows go to 2 ranks with a batch size of 2 (repeats in brackets)::
+
+        remainder   rank 0             rank 1             batches
+        "drop"      0 1 2 3            4 5 6 7            2 and 2; epoch 0 loses rows 8 and 9, others later
+        "keep"      0 1 2 3 4          5 6 7 8 9          3 and 3; can differ by one
+        "exact"     0 1 2 3 4          5 6 7 8 9          3 and 3; always the same
+        "pad"       0 1 2 3 4 [5]      5 6 7 8 9 [0]      3 and 3, all full
+
+    Parameters
+    ----------
+    sampler
+        The annbatch sampler to distribute: any :class:`annbatch.abc.Sampler`, also another ``DistributedSampler``. It
+        is copied and never modified, and changing it later changes nothing. Arrays of 1 MiB and more that it holds are
+        shared with the copy, so don't write into them.
+    dist_info
+        Where rank and world size come from. ``"torch"`` or ``"jax"`` ask the framework, which must have been
+        initialised; a callable returns ``(rank, world_size)``; a :class:`Rank` says it outright.
+    enforce_equal_batches
+        As in annbatch: True means ``remainder="drop"``, False means ``remainder="keep"``.
+    remainder
+        What becomes of the rows that don't divide evenly among ranks and batches; None leaves it to
+        ``enforce_equal_batches``.
+
+        ``"drop"``
+            Every rank has the same number of full batches. The rows left over are lost in this epoch; which ones they
+            are moves with :meth:`set_epoch`, and any two consecutive epochs together read every row. (Class samplers
+            need whole runs of a class: where moving would cut one too short, the last rows are lost in every epoch.)
+        ``"keep"``
+            No row is lost, and ranks may differ by one batch: for evaluation without a collective in each step.
+        ``"exact"``
+            Every row once, and the same number of batches on every rank. A rank that would be a batch short halves one
+            of its last batches.
+        ``"pad"``
+            Every rank has the same number of full batches; some rows are read a second time. A load request then has
+            the key ``repeated``, which says for each of its rows whether it is a repeat.
+    mask
+        The rows to share out, as a slice or a list of slices; None takes the wrapped sampler's own mask.
+    seed
+        Makes the order reproducible, at least 0; None derives it from the wrapped sampler's generator.
+
+    Raises
+    ------
+    TypeError
+        If ``sampler`` is not an instance of a sampler, or an argument has the wrong type.
+    ValueError
+        If ``dist_info``, ``remainder``, ``mask`` or ``seed`` are not what they can be, or the wrapped sampler has no
+        batch size and ``remainder`` promises equal numbers of batches.
+    RuntimeError
+        If the framework that ``dist_info`` names is not initialised.
+
+    Notes
+    -----
+    Which rows a rank owns depends on the arguments, on ``n_obs`` and on the epoch, never on what a rank did before. The
+    order in which it reads them is a fresh one in every pass, and that of epoch ``e`` again after ``set_epoch(e)``.
+
+    ``num_samples`` of the wrapped sampler counts per rank, and class samplers draw from the rank's own stretch, as in
+    annbatch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import DistributedSampler
+    >>> sampler = RandomSampler(
+    ...     chunk_size=64, preload_nchunks=32, batch_size=256, mask=slice(0, 16_000), rng=np.random.default_rng(0)
+    ... )
+    >>> ranks = [DistributedSampler(sampler, dist_info=lambda rank=rank: (rank, 2)) for rank in range(2)]
+    >>> [rank.n_batches(20_000) for rank in ranks]
+    [31, 31]
+    >>> print(ranks[0].plan(20_000))
+    epoch 0: 2 ranks share 16000 of 20000 rows (remainder="drop", batch size 256)
+    rank  batches  rows  repeated  global rows
+       0       31  7936         0  0:7936
+       1       31  7936         0  7936:15872
+    lost in this epoch: 128 rows (15872:16000)
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        dist_info: DistInfo,
+        enforce_equal_batches: bool = True,
+        remainder: Remainder | None = None,
+        mask: slice | Sequence[slice] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(sampler, Sampler):
+            hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
+            msg = f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}"
+            raise TypeError(msg)
+        self._rank_info = resolve(dist_info)
+        self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches, sampler=sampler)
+        self._seed = None if seed is None else _at_least_0("seed", seed)
+        self._sampler = private_copy(sampler)
+        self._own_rng = self._sampler.rng
+        self._root = draw_root(self._own_rng) if self._seed is None else self._seed
+        self._counts: dict[int, Counts] = {}
+        self.mask = sampler.mask if mask is None else mask
+        self.set_epoch(0)
+
+    @property
+    def rank(self) -> int:
+        """Which process of the job this is."""
+        return self._rank_info.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return self._rank_info.world_size
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a full batch, as the wrapped sampler has it."""
+        return self._sampler.batch_size
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether the wrapped sampler shuffles."""
+        return self._sampler.shuffle
+
+    @property  # type: ignore[override]  # annbatch's samplers know single slices only
+    def mask(self) -> slice | list[slice]:
+        """The rows that the ranks share out: a slice, or several in ascending order.
+
+        Assigning it takes effect with the next pass.
+        """
+        return list(self._window_mask) if isinstance(self._window_mask, tuple) else self._window_mask
+
+    @mask.setter
+    def mask(self, value: slice | Sequence[slice]) -> None:
+        self._window_mask = resolve_mask(value)
+        self._counts = {}
+
+    @property
+    def rng(self) -> np.random.Generator | None:
+        """What this job's randomness begins from: the seed's generator, or a copy of the wrapped sampler's.
+
+        Reading or using it changes no pass. Assigning another begins anew from that one, instead of the seed.
+        """
+        return np.random.default_rng(self._seed) if self._seed is not None else copy.deepcopy(self._own_rng)
+
+    @rng.setter
+    def rng(self, value: np.random.Generator | None) -> None:
+        self._own_rng = copy.deepcopy(value)
+        self._seed = None
+        self._root = draw_root(self._own_rng)
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch the next pass belongs to: 0 until :meth:`set_epoch` says otherwise."""
+        return self._epoch
+
+    @property
+    def sampler(self) -> Self:
+        """This sampler itself, where frameworks look for something whose ``set_epoch`` they can call.
+
+        Lightning calls ``loader.batch_sampler.sampler.set_epoch``.
+        """
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next pass belongs to, on every rank.
+
+        It gives a new order, and under ``remainder="drop"`` other rows are lost. The same epoch again gives the same
+        order again. Passes that are open go on as they began.
+
+        Parameters
+        ----------
+        epoch
+            At least 0.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import SequentialSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> for epoch in range(3):
+        ...     sampler.set_epoch(epoch)
+        ...     print(sampler.plan(10).lost)
+        8:10
+        6:8
+        4:6
+        """
+        self._epoch = _at_least_0("epoch", epoch)
+        self._passes = 0
+
+    def plan(self, n_obs: int) -> EpochPlan:
+        """Return every rank's rows and batches in this epoch, the same on every rank.
+
+        Parameters
+        ----------
+        n_obs
+            The number of rows of the collection, over all ranks: ``loader.n_obs``.
+
+        Raises
+        ------
+        ValueError
+            If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
+            rank.
+        """
+        n_obs = index(n_obs)
+        plan = EpochPlan(
+            n_obs=n_obs,
+            window=window(self._window_mask, n_obs),
+            world_size=self.world_size,
+            batch_size=self.batch_size,
+            remainder=self._remainder,
+            epoch=0,
+            offset=0,
+            natural_batches={},
+        )
+        if n_obs not in self._counts:
+            self._counts[n_obs] = count(self._sampler, plan)
+        counts = self._counts[n_obs]
+        offset = drop_offset(counts.movement, lost=plan.n_lost, n_rows=len(plan.window), epoch=self._epoch)
+        return replace(plan, epoch=self._epoch, offset=offset, natural_batches=counts.natural_batches)
+
+    def n_batches(self, n_obs: int) -> int:
+        """Return the number of batches that this rank yields in a pass.
+
+        Parameters
+        ----------
+        n_obs
+            The number of rows of the collection, over all ranks.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`plan`.
+        """
+        return self.plan(n_obs).n_batches(self.rank)
+
+    def validate(self, n_obs: int) -> None:
+        """Check that every rank can run on a collection of ``n_obs`` rows, in every epoch.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`plan`.
+        """
+        self.plan(n_obs)
+
+    def sample(self, n_obs: int) -> Pass:
+        """Begin a pass of this rank over its shard.
+
+        Parameters
+        ----------
+        n_obs
+            The number of rows of the collection, over all ranks.
+
+        Returns
+        -------
+        An iterator of load requests for rows of the collection. It can be copied and pickled at any time; the copy goes
+        on from there.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`plan`.
+        RuntimeError
+            While iterating, if the wrapped sampler doesn't yield what its ``n_batches`` says, or asks for rows outside
+            of those that it was given.
+        """
+        plan = self.plan(n_obs)
+        begun = Pass(self._sampler, plan, self.rank, self._root, self._passes)
+        self._passes += 1
+        return begun
+
+    def _sample(self, n_obs: int) -> Pass:
+        return self.sample(n_obs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # what is inside is replaced but never changed in place, so that a copy can share it, large arrays too
+        duplicate = copy.copy(self)
+        duplicate._counts = dict(self._counts)
+        return duplicate
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({type(self._sampler).__name__}, rank={self.rank}, world_size={self.world_size}, "
+            f"remainder={self._remainder!r}, mask={self.mask}, seed={self._seed}, epoch={self.epoch})"
+        )
+
+
+@localize.register(DistributedSampler)
+def _localize_distributed_sampler(sampler: DistributedSampler, rows: Rows, n_obs: int) -> DistributedSampler:
+    """A wrapper is as tied to absolute rows as what it wraps, and shares out all of the rows that it is given."""
+    local = copy.deepcopy(sampler)
+    if is_tied(sampler):
+        local._sampler = localize(sampler._sampler, rows, n_obs)
+    local.mask = slice(0, None)
+    return local
+
+
+@is_tied.register(DistributedSampler)
+def _distributed_sampler_is_tied(sampler: DistributedSampler) -> bool:
+    return is_tied(sampler._sampler)
+
+
+def _resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool, sampler: Sampler) -> Remainder:
+    if remainder is None:
+        remainder = "drop" if enforce_equal_batches else "keep"
+    if remainder not in POLICIES:
+        msg = f"Unknown remainder {remainder!r}. Expected one of {', '.join(map(repr, POLICIES))}, or None."
+        raise ValueError(msg)
+    if not enforce_equal_batches and remainder != "keep":
+        msg = (
+            f"remainder={remainder!r} gives every rank the same number of batches, but enforce_equal_batches=False was "
+            "passed as well. Leave enforce_equal_batches out."
+        )
+        raise ValueError(msg)
+    if sampler.batch_size is not None and sampler.batch_size < 1:
+        msg = f"{type(sampler).__name__} has batch_size {sampler.batch_size}, but a batch needs at least one row."
+        raise ValueError(msg)
+    if sampler.batch_size is None and remainder != "keep":
+        msg = (
+            f"{type(sampler).__name__} has batch_size None, so that equal numbers of batches on every rank can't be "
+            f"promised, as remainder={remainder!r} does. Give it a batch_size, or pass enforce_equal_batches=False."
+        )
+        raise ValueError(msg)
+    return remainder
+
+
+def _at_least_0(name: str, value: int) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}."
+        raise TypeError(msg)
+    if value < 0:
+        msg = f"{name} must be at least 0, got {value}."
+        raise ValueError(msg)
+    return int(value)

@@ -1,0 +1,100 @@
+"""Who this process is: every source, and everything that is not a rank of a job."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch.distributed
+from annbatch.samplers import SequentialSampler
+
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.ranks import resolve
+
+
+@pytest.mark.parametrize("pair", [(1, 4), [1, 4], (np.int64(1), np.int32(4)), Rank(1, 4)])
+def test_a_callable_says_who_this_is(pair: Any) -> None:
+    assert resolve(lambda: pair) == Rank(1, 4)
+    assert type(resolve(lambda: pair).rank) is int
+
+
+def test_a_rank_is_taken_as_it_is() -> None:
+    assert resolve(Rank(0, 1)) == Rank(0, 1)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [None, 3, "01", {0: 1}, (0.0, 2), (0, 2.0), ("0", "2"), (True, 2), (0, None), np.array([0, 2])],
+)
+def test_what_is_not_two_integers_is_a_type_error_that_shows_it(returned: Any) -> None:
+    with pytest.raises(TypeError, match=r"must return a tuple of two integers \(rank, world_size\)") as raised:
+        resolve(lambda: returned)
+    assert repr(returned) in str(raised.value)
+
+
+@pytest.mark.parametrize("returned", [(5, 2), (2, 2), (-1, 2), (0, 0), (0, -1), (0,), (0, 1, 2), ()])
+def test_what_is_no_rank_of_a_job_is_a_value_error_that_shows_it(returned: Any) -> None:
+    with pytest.raises(ValueError, match=r"must return a tuple of two integers \(rank, world_size\)") as raised:
+        resolve(lambda: returned)
+    assert repr(returned) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["mpi", "", "Torch"])
+def test_an_unknown_name_is_a_value_error_that_lists_the_known_ones(name: Any) -> None:
+    with pytest.raises(ValueError, match=rf"Unknown dist_info '{name}'\. Expected one of 'torch', 'jax'"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("dist_info", [None, (0, 2), 1])
+def test_anything_else_is_a_type_error(dist_info: Any) -> None:
+    with pytest.raises(TypeError, match="Unknown dist_info"):
+        resolve(dist_info)
+
+
+def test_torch_must_be_initialised() -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
+        DistributedSampler(SequentialSampler(1, 1, 1), dist_info="torch")
+
+
+def test_a_torch_without_distributed_is_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
+        resolve("torch")
+
+
+def test_torch_says_who_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    assert resolve("torch") == Rank(2, 3)
+
+
+def test_jax_must_be_initialised() -> None:
+    with pytest.raises(RuntimeError, match=r"JAX distributed is not initialized"):
+        DistributedSampler(SequentialSampler(1, 1, 1), dist_info="jax")
+
+
+def test_jax_says_who_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "distributed", SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert resolve("jax") == Rank(1, 2)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("torch", "torch"), ("jax", "jax")])
+def test_a_framework_that_is_not_installed_is_an_import_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: Any, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, f"{name}.distributed", None)
+    with pytest.raises(ImportError, match=rf"install annbatch-distributed\[{extra}\]"):
+        resolve(name)
+
+
+def test_an_error_in_the_users_callable_comes_out_as_it_is() -> None:
+    with pytest.raises(KeyError, match="SLURM_PROCID"):
+        resolve(lambda: ({}["SLURM_PROCID"], 1))

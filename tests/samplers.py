@@ -1,0 +1,171 @@
+"""Samplers of users' own, and what the tests ask of load requests."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from annbatch.abc import Sampler
+from annbatch.samplers import RandomSampler
+
+from annbatch_distributed import DistributedSampler, Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from annbatch.types import LoadRequest
+
+
+class MaskBlind(Sampler):
+    """Reads all of its rows back to front, a few per request, whatever its mask; without a generator."""
+
+    def __init__(self, batch_size: int, per_request: int = 4) -> None:
+        self._batch_size, self._per_request = batch_size, per_request
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    @property
+    def shuffle(self) -> bool:
+        return False
+
+    def validate(self, n_obs: int) -> None:
+        if n_obs < 1:
+            msg = "no rows"
+            raise ValueError(msg)
+
+    def n_batches(self, n_obs: int) -> int:
+        return math.ceil(n_obs / self._batch_size)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        rows = self._per_request * self._batch_size
+        for stop in range(n_obs, 0, -rows):
+            # whole batches first, so that only the last request can have a partial one
+            start = max(0, stop - rows)
+            positions = np.arange(stop - start)
+            splits = np.split(positions, range(self._batch_size, stop - start, self._batch_size))
+            yield {"requests": [slice(start, stop)], "splits": splits}
+
+
+class IndexArrays(Sampler):
+    """Gives index arrays instead of slices and leaves out the splits; the loader is to shuffle."""
+
+    def __init__(self, batch_size: int, per_request: int = 4, rng: np.random.Generator | None = None) -> None:
+        self._batch_size, self._per_request = batch_size, per_request
+        self._rng = np.random.default_rng(0) if rng is None else rng
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    @property
+    def shuffle(self) -> bool:
+        return True
+
+    def validate(self, n_obs: int) -> None:
+        pass
+
+    def n_batches(self, n_obs: int) -> int:
+        return math.ceil(n_obs / self._batch_size)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        assert self._rng is not None
+        order = self._rng.permutation(n_obs)
+        rows = self._per_request * self._batch_size
+        for start in range(0, n_obs, rows):
+            yield {"requests": order[start : start + rows]}
+
+
+class NoBatchSize(MaskBlind):
+    """Cuts its batches itself and has no batch size to tell."""
+
+    @property
+    def batch_size(self) -> None:  # type: ignore[override]  # the base class allows None
+        return None
+
+
+class Promising(MaskBlind):
+    """Promises more batches than it gives, or fewer."""
+
+    def __init__(self, batch_size: int, too_many: int) -> None:
+        super().__init__(batch_size)
+        self._too_many = too_many
+
+    def n_batches(self, n_obs: int) -> int:
+        return super().n_batches(n_obs) + self._too_many
+
+
+class Straying(MaskBlind):
+    """Asks for given rows of the collection, whatever the number of rows that it is told."""
+
+    def __init__(self, requests: Any) -> None:
+        super().__init__(batch_size=2)
+        self._requests = requests
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        yield {"requests": self._requests, "splits": [np.arange(1)] * self.n_batches(n_obs)}
+
+
+class Locked(RandomSampler):
+    """Holds a lock, which can't be copied, beside things that can; the same list under two names."""
+
+    __slots__ = "in_slot"  # noqa: PLC0205 a single name is allowed, and has to be understood
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = [1, 2]
+        self.same_settings = self.settings
+        self.lock = threading.Lock()
+        self.nested = [self.settings, self.lock]
+        self.in_slot = [3]
+
+
+class Uncopyable(RandomSampler):
+    """Refuses to be copied or pickled in any way."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Uncopyable:
+        msg = "not me"
+        raise RuntimeError(msg)
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        msg = "nor me"
+        raise RuntimeError(msg)
+
+
+def request_rows(request: LoadRequest) -> list[int]:
+    """Every row of a request, in order."""
+    requests = request["requests"]
+    if isinstance(requests, np.ndarray) and requests.dtype != object:
+        return [int(row) for row in requests]
+    return [row for part in requests for row in range(part.start, part.stop)]
+
+
+def batches(requests: Iterable[LoadRequest]) -> list[list[int]]:
+    """The rows of each batch, in order: what annbatch's loader would yield."""
+    result = []
+    for request in requests:
+        rows = request_rows(request)
+        result += [[rows[position] for position in split] for split in request["splits"]]
+    return result
+
+
+def repeats(requests: Iterable[LoadRequest]) -> list[list[bool]]:
+    """For each batch, which of its rows are marked as repeats."""
+    return [
+        [bool(request["repeated"][position]) for position in split]  # type: ignore[typeddict-item]
+        for request in requests
+        for split in request["splits"]
+    ]
+
+
+def job(sampler: Sampler, world_size: int, **kwargs: Any) -> list[DistributedSampler]:
+    """Every rank's sampler, each made as its process would make it."""
+    return [DistributedSampler(sampler, dist_info=Rank(rank, world_size), **kwargs) for rank in range(world_size)]
+
+
+def flat(lists: Iterable[Iterable[int]]) -> list[int]:
+    """The elements of lists, in order."""
+    return [element for part in lists for element in part]

@@ -1,0 +1,71 @@
+"""The plan as people see it, and at sizes where nothing can be enumerated."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import pytest
+from annbatch.samplers import RandomSampler
+
+from annbatch_distributed import DistributedSampler, EpochPlan, Rank
+from tests.strategies import POLICIES
+
+
+def plan(n_obs: int, world_size: int, **kwargs: object) -> EpochPlan:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=8)
+    return DistributedSampler(sampler, dist_info=Rank(0, world_size), **kwargs).plan(n_obs)
+
+
+def test_the_table_says_who_gets_what_and_what_is_lost() -> None:
+    assert str(plan(100, 3, mask=[slice(0, 40), slice(50, 90)])).splitlines() == [
+        'epoch 0: 3 ranks share 80 of 100 rows (remainder="drop", batch size 8)',
+        "rank  batches  rows  repeated  global rows",
+        "   0        3    24         0  0:24",
+        "   1        3    24         0  24:40, 50:58",
+        "   2        3    24         0  58:82",
+        "lost in this epoch: 8 rows (82:90)",
+    ]
+
+
+def test_the_table_says_what_is_repeated() -> None:
+    assert str(plan(10, 2, remainder="pad")).splitlines()[2:] == [
+        "   0        1     8         3  0:8",
+        "   1        1     8         3  5:10, 0:3",
+        "lost in this epoch: 0 rows; repeated: 6",
+    ]
+
+
+def test_the_table_of_many_ranks_shows_the_first_and_the_last() -> None:
+    lines = str(plan(10**9, 1024)).splitlines()
+    assert len(lines) == 20
+    assert lines[-3].split() == ["..."] * 5
+    assert lines[-2].split()[0] == "1023"
+    assert len({len(line.split()) for line in lines[2:-1]}) == 1
+
+
+def test_the_table_shortens_rows_of_many_stretches() -> None:
+    assert "0:1, 2:3, 4:5, ..." in str(plan(20, 1, remainder="keep", mask=[slice(i, i + 1) for i in range(0, 20, 2)]))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_of_10_billion_rows_is_a_few_integers(policy: str) -> None:
+    made = plan(10**10, 1024, remainder=policy)
+    assert len(pickle.dumps(made)) < 1000
+    assert sum(made.shard(rank).n_own for rank in range(1024)) + made.n_lost == 10**10
+    assert made.shard(1023).rows.ranges[0].stop == 10**10 - made.n_lost
+    assert len({made.n_batches(rank) for rank in range(1024)}) == 1
+    assert sys.getsizeof(made.natural_batches) < 1000
+
+
+@pytest.mark.parametrize("rank", [-1, 3])
+def test_a_plan_has_no_other_ranks(rank: int) -> None:
+    with pytest.raises(IndexError, match=rf"rank must be in \[0, 3\), the ranks of this plan, got {rank}"):
+        plan(100, 3).shard(rank)
+
+
+def test_plans_are_equal_and_hash_alike_on_every_rank() -> None:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=8)
+    plans = [DistributedSampler(sampler, dist_info=Rank(rank, 3), remainder="exact").plan(100) for rank in range(3)]
+    assert len(set(plans)) == 1
+    assert plans[0] != DistributedSampler(sampler, dist_info=Rank(0, 3), remainder="exact").plan(101)

@@ -1,0 +1,65 @@
+"""Rows against the list that they stand for."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed.sharding import Rows
+
+ranges = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda pair: range(pair[0], sum(pair))),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(ranges)
+def test_rows_are_their_ranges_in_order(parts: list[range]) -> None:
+    rows, expected = Rows(tuple(parts)), [row for part in parts for row in part]
+    assert list(rows) == rows.to_array().tolist() == expected
+    assert len(rows) == len(expected)
+    assert all(before.stop != after.start for before, after in zip(rows.ranges, rows.ranges[1:], strict=False))
+
+
+@given(ranges, st.integers(-60, 120), st.integers(0, 150))
+def test_a_cyclic_stretch_goes_on_at_the_front(parts: list[range], start: int, length: int) -> None:
+    rows = Rows(tuple(parts))
+    enumerated = list(rows)
+    expected = [enumerated[(start + position) % len(enumerated)] for position in range(length)]
+    assert list(rows.cyclic(start, length)) == expected
+
+
+@given(ranges, st.data())
+def test_local_rows_are_positions(parts: list[range], data: st.DataObject) -> None:
+    rows = Rows(tuple(parts))
+    local = data.draw(st.lists(st.integers(0, len(rows) - 1)))
+    assert rows.to_global(np.array(local, dtype=np.int64)).tolist() == [list(rows)[position] for position in local]
+
+
+@given(ranges, st.data())
+def test_a_slice_of_local_rows_is_the_slice_of_the_list(parts: list[range], data: st.DataObject) -> None:
+    rows = Rows(tuple(parts))
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    pieces = rows.slice_to_global(slice(start, stop))
+    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(rows)[start:stop]
+    assert all(piece.start < piece.stop for piece in pieces)
+
+
+def test_rows_of_any_number_are_a_handful_of_integers() -> None:
+    rows = Rows((range(10**12), range(2 * 10**12, 3 * 10**12)))
+    assert len(rows) == 2 * 10**12
+    assert rows.cyclic(10**12 - 1, 2) == Rows((range(10**12 - 1, 10**12), range(2 * 10**12, 2 * 10**12 + 1)))
+    assert len(pickle.dumps(rows)) < 300
+    assert copy.deepcopy(rows) == pickle.loads(pickle.dumps(rows)) == rows
+
+
+def test_rows_read_as_half_open_intervals() -> None:
+    assert str(Rows((range(3), range(5, 9)))) == "0:3, 5:9"
+    assert str(Rows(())) == "none"
+    assert len(Rows(())) == 0

@@ -1,0 +1,130 @@
+"""Hypothesis strategies: collections, masks, samplers and jobs, small enough to enumerate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+from hypothesis import strategies as st
+
+from tests.samplers import IndexArrays, MaskBlind, job
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed import DistributedSampler
+
+POLICIES = ("drop", "keep", "exact", "pad")
+#: Samplers that read every row of their range once.
+PASSING = ("random", "sequential", "mask-blind", "index-arrays")
+DRAWING = ("class", "weighted-class", "random-replacement", "random-num-samples")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job: the collection, what every rank is called with, and the sampler."""
+
+    n_obs: int
+    world_size: int
+    sampler: Sampler
+    batch_size: int
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def ranks(self) -> list[DistributedSampler]:
+        return job(self.sampler, self.world_size, **self.options)
+
+    def window(self) -> list[int]:
+        """The rows to share out, enumerated."""
+        mask = self.options["mask"]
+        slices = mask if isinstance(mask, list) else [slice(None) if mask is None else mask]
+        return sorted(row for part in slices for row in range(*part.indices(self.n_obs)))
+
+
+@st.composite
+def masks(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
+    """None, a slice, or up to three slices in any order; open at either end at times."""
+    pieces = draw(st.integers(0, min(3, n_obs // 2)))
+    if pieces == 0:
+        return None
+    cuts = sorted(draw(st.lists(st.integers(0, n_obs), min_size=2 * pieces, max_size=2 * pieces, unique=True)))
+    slices = [slice(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
+    if slices[0].start == 0 and draw(st.booleans()):
+        slices[0] = slice(None, slices[0].stop)
+    if slices[-1].stop == n_obs and draw(st.booleans()):
+        slices[-1] = slice(slices[-1].start, None)
+    return slices[0] if pieces == 1 and draw(st.booleans()) else draw(st.permutations(slices))
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> tuple[int, int, int]:
+    """chunk_size, preload_nchunks and batch_size that annbatch accepts."""
+    chunk_size, preload_nchunks = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    read = chunk_size * preload_nchunks
+    return chunk_size, preload_nchunks, draw(st.sampled_from([b for b in range(1, read + 1) if read % b == 0]))
+
+
+@st.composite
+def classes(draw: st.DrawFn, n_obs: int) -> pd.Categorical:
+    """Labels in runs, some of them short."""
+    codes: list[int] = []
+    while len(codes) < n_obs:
+        codes += [draw(st.integers(0, 2))] * draw(st.integers(4, 60))
+    return pd.Categorical.from_codes(np.array(codes[:n_obs], dtype=np.int8), categories=["B", "NK", "T"])
+
+
+@st.composite
+def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: tuple[str, ...] = POLICIES) -> Job:
+    """Jobs of all kinds; some of them can't run."""
+    n_obs = draw(st.integers(1, 300))
+    world_size = draw(st.integers(1, 6))
+    chunk_size, preload_nchunks, batch_size = size = draw(sizes())
+    kind = draw(st.sampled_from(kinds))
+    rng = np.random.default_rng(draw(st.integers(0, 5)))
+    drawn = draw(st.integers(1, 60))
+    match kind:
+        case "random":
+            sampler: Sampler = RandomSampler(*size, drop_last=draw(st.booleans()), rng=rng)
+        case "random-replacement":
+            num_samples = draw(st.none() | st.just(drawn))
+            sampler = RandomSampler(
+                *size, replacement=True, num_samples=num_samples, drop_last=draw(st.booleans()), rng=rng
+            )
+        case "random-num-samples":
+            sampler = RandomSampler(*size, num_samples=drawn, drop_last=draw(st.booleans()), rng=rng)
+        case "sequential":
+            sampler = SequentialSampler(*size, drop_last=draw(st.booleans()))
+        case "mask-blind":
+            sampler = MaskBlind(batch_size, per_request=preload_nchunks)
+        case "index-arrays":
+            sampler = IndexArrays(batch_size, per_request=preload_nchunks, rng=rng)
+        case _:
+            cls = ClassSampler if kind == "class" else WeightedClassSampler
+            weights = np.array([1.0, draw(st.sampled_from([0.0, 1.0])), 2.0])
+            labels = draw(classes(n_obs).filter(lambda labels: _accepted(labels, weights, chunk_size)))
+            sampler = cls(
+                *size,
+                classes=labels,
+                num_samples=drawn,
+                class_weights=weights,
+                drop_last=draw(st.booleans()),
+                rng=rng,
+            )
+    options = {
+        "remainder": draw(st.sampled_from(policies)),
+        "mask": draw(masks(n_obs)),
+        "seed": draw(st.none() | st.integers(0, 3)),
+    }
+    return Job(n_obs, world_size, sampler, batch_size, kind, options)
+
+
+def _accepted(labels: pd.Categorical, weights: np.ndarray, chunk_size: int) -> bool:
+    """Whether a class sampler can be made of these labels."""
+    try:
+        ClassSampler(chunk_size, 1, chunk_size, classes=labels, num_samples=1, class_weights=weights)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,135 @@
+"""Where annbatch's own DistributedSampler means the same, ours gives the same requests, bit for bit."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import annbatch.samplers
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed import passes as passes_module
+from tests.strategies import Job, jobs
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+    from annbatch.types import LoadRequest
+
+
+def same(ours: list[LoadRequest], theirs: list[LoadRequest]) -> bool:
+    """Whether two streams are equal, slice for slice and index for index."""
+    return len(ours) == len(theirs) and all(
+        list(one["requests"]) == list(other["requests"])
+        and len(one["splits"]) == len(other["splits"])
+        and all(np.array_equal(a, b) for a, b in zip(one["splits"], other["splits"], strict=True))
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def compare(sampler: Sampler, n_obs: int, world_size: int, **kwargs: bool) -> None:
+    for rank in range(world_size):
+        theirs = annbatch.samplers.DistributedSampler(sampler, dist_info=partial(tuple, (rank, world_size)), **kwargs)
+        ours = DistributedSampler(sampler, dist_info=Rank(rank, world_size), **kwargs)
+        read = list(ours.sample(n_obs))
+        assert ours.n_batches(n_obs) == theirs.n_batches(n_obs)
+        assert same(read, list(theirs.sample(n_obs)))
+        assert not same(read, list(ours.sample(n_obs))) or not ours.shuffle or ours.n_batches(n_obs) < 3
+    assert (ours.batch_size, ours.shuffle) == (theirs.batch_size, theirs.shuffle)
+
+
+LABELS = pd.Categorical.from_codes(np.resize(np.repeat([0, 1, 2], 500), 10_000), categories=["B", "NK", "T"])
+SAMPLERS = {
+    "random": lambda **kw: RandomSampler(64, 32, 256, **kw),
+    "random, drop_last": lambda **kw: RandomSampler(64, 32, 256, drop_last=True, **kw),
+    "replacement": lambda **kw: RandomSampler(64, 32, 256, replacement=True, **kw),
+    "replacement, num_samples": lambda **kw: RandomSampler(64, 32, 256, replacement=True, num_samples=3_000, **kw),
+    "num_samples": lambda **kw: RandomSampler(64, 32, 256, num_samples=1_000, **kw),
+    "single rows": lambda **kw: RandomSampler(1, 512, 256, **kw),
+    "sequential": lambda **_: SequentialSampler(64, 32, 256),
+    "class": lambda **kw: ClassSampler(64, 32, 256, classes=LABELS, num_samples=3_000, **kw),
+    "weighted class": lambda **kw: WeightedClassSampler(
+        64, 32, 256, classes=LABELS, num_samples=3_000, class_weights=np.array([1.0, 0.0, 5.0]), **kw
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_the_first_pass_of_epoch_0_under_drop_is_annbatchs(kind: str, world_size: int) -> None:
+    compare(SAMPLERS[kind](rng=np.random.default_rng(3)), 10_000, world_size)
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_the_first_pass_of_epoch_0_under_keep_is_annbatchs_where_the_ranks_divide_the_rows(
+    kind: str, world_size: int
+) -> None:
+    compare(SAMPLERS[kind](rng=np.random.default_rng(3)), 10_000, world_size, enforce_equal_batches=False)
+
+
+@given(jobs(kinds=("random", "sequential", "class", "weighted-class", "random-replacement", "random-num-samples")))
+def test_whatever_runs_under_both_is_the_same(drawn: Job) -> None:
+    """Without a mask and without a seed, for any sizes."""
+    equal = drawn.options["remainder"] == "drop"
+    assume(equal or drawn.n_obs % drawn.world_size == 0)
+    try:
+        for rank in range(drawn.world_size):
+            ours = DistributedSampler(
+                drawn.sampler, dist_info=Rank(rank, drawn.world_size), enforce_equal_batches=equal
+            )
+            ours.validate(drawn.n_obs)
+    except ValueError:
+        event("can't run")
+        return
+    event("runs")
+    for rank in range(drawn.world_size):
+        theirs = annbatch.samplers.DistributedSampler(
+            drawn.sampler, dist_info=partial(tuple, (rank, drawn.world_size)), enforce_equal_batches=equal
+        )
+        ours = DistributedSampler(drawn.sampler, dist_info=Rank(rank, drawn.world_size), enforce_equal_batches=equal)
+        assert same(list(ours.sample(drawn.n_obs)), list(theirs.sample(drawn.n_obs)))
+
+
+@given(jobs(kinds=("random", "sequential", "class", "weighted-class", "random-replacement")), st.integers(0, 3))
+def test_running_in_place_gives_the_same_requests_as_local_rows_translated(drawn: Job, epoch: int) -> None:
+    """The shortcut for annbatch's own samplers changes nothing."""
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(2):
+            ranks = drawn.ranks()
+            for sampler in ranks:
+                sampler.set_epoch(epoch)
+            try:
+                read.append([list(sampler.sample(drawn.n_obs)) for sampler in ranks])
+            except ValueError:
+                assume(False)
+            patch.setattr(passes_module, "confine", lambda *_: None)
+    assert all(same(one, other) for one, other in zip(*read, strict=True))
+
+
+def test_annbatchs_tutorial_has_39_batches_on_each_of_two_ranks() -> None:
+    sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+    ranks = [DistributedSampler(sampler, dist_info=Rank(rank, 2)) for rank in range(2)]
+    assert [sum(len(request["splits"]) for request in rank.sample(20_000)) for rank in ranks] == [39, 39]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_astropts_epoch_is_exact_in_13242_steps_on_every_number_of_ranks(world_size: int) -> None:
+    """8,474,566 rows with a global batch of 640: the table of astroPT's pull request 72."""
+    n_obs, batch_size = 8_474_566, 640 // world_size
+    sampler = RandomSampler(chunk_size=batch_size, preload_nchunks=128, batch_size=batch_size)
+    seen = np.zeros(n_obs, dtype=np.int8)
+    for rank in range(world_size):
+        steps = 0
+        for request in DistributedSampler(sampler, dist_info=Rank(rank, world_size), remainder="exact").sample(n_obs):
+            steps += len(request["splits"])
+            rows = np.concatenate([np.arange(part.start, part.stop) for part in request["requests"]])
+            np.add.at(seen, rows[np.concatenate(request["splits"])], 1)
+        assert steps == 13_242
+    assert (seen == 1).all()

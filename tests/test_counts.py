@@ -1,0 +1,145 @@
+"""Jobs that can't run say why, in the same words on every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+
+from tests.samplers import MaskBlind, NoBatchSize, batches, flat, job
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+
+
+def labels(*runs: int) -> pd.Categorical:
+    """Runs of labels: B, NK, T, B, NK, ..."""
+    return pd.Categorical.from_codes(np.repeat(np.arange(len(runs)) % 3, runs), categories=["B", "NK", "T"])
+
+
+def classes(*runs: int, **kwargs: Any) -> ClassSampler:
+    return ClassSampler(4, 2, 4, classes=labels(*runs), num_samples=20, rng=np.random.default_rng(0), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "n_obs", "options", "message"),
+    [
+        (RandomSampler(4, 2, 8), 31, {}, "4 ranks times batch size 8 is 32"),
+        (RandomSampler(4, 2, 8), 3, {"remainder": "exact"}, "has 3 rows, too few for 4 ranks"),
+        (RandomSampler(4, 2, 8), 3, {"remainder": "keep"}, "has 3 rows, too few for 4 ranks"),
+        (RandomSampler(4, 2, 8, num_samples=26), 100, {}, r"num_samples \(26\) cannot exceed the observation range"),
+        (RandomSampler(4, 2, 8, num_samples=26), 101, {"remainder": "keep"}, r"rank 0 of 4.*num_samples \(26\)"),
+        (
+            RandomSampler(4, 2, 8, drop_last=True),
+            101,
+            {"remainder": "exact"},
+            "promises every row. Use drop_last=False",
+        ),
+        (RandomSampler(1, 1, 1), 101, {"remainder": "exact"}, "can't give every rank 26 batches"),
+        (classes(25, 25, 25, 25), 101, {}, "does not match loader n_obs"),
+        (classes(26, 26, 26, 22), 100, {"remainder": "keep"}, r"rank 1 of 4, which are 25:50 .* chunk_size \(4\)"),
+        (
+            classes(50, 50, class_weights=np.array([1.0, 0.0, 0.0])),
+            100,
+            {"remainder": "keep"},
+            "rank 2 of 4.*No class with positive weight",
+        ),
+    ],
+)
+def test_what_is_wrong_for_one_rank_is_the_same_error_on_all(
+    sampler: Sampler, n_obs: int, options: Any, message: str
+) -> None:
+    raised = set()
+    for rank in job(sampler, 4, **options):
+        for ask in (rank.n_batches, rank.validate, rank.plan, rank.sample):
+            with pytest.raises(ValueError, match=message) as error:
+                ask(n_obs)
+            raised.add(str(error.value))
+    assert len(raised) == 1
+
+
+def test_a_class_sampler_that_could_not_run_on_other_rows_loses_the_same_ones_in_every_epoch() -> None:
+    """Three ranks of 32 rows: 8 rows further on, the boundary at 40 would leave two rows of a run."""
+    runs = (42, 62)
+    for sampler in job(classes(*runs), 3):
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            assert list(sampler.plan(104).lost) == list(range(96, 104))
+            assert len(batches(sampler.sample(104))) == sampler.n_batches(104) == 5
+
+
+def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
+    for epoch in range(4):
+        ranks = job(classes(26, 26, 26, 26), 3)
+        for sampler in ranks:
+            sampler.set_epoch(epoch)
+            plan = sampler.plan(104)
+            assert [len(plan.shard(rank).rows.ranges) for rank in range(3)] == [1, 1, 1]
+            assert set(flat(batches(sampler.sample(104)))) <= set(plan.shard(sampler.rank).rows)
+        assert list(plan.lost) == list(range(8) if epoch % 2 else range(96, 104))
+
+
+def test_drop_last_of_the_wrapped_sampler_is_kept_under_keep() -> None:
+    counts = [
+        (rank.n_batches(23), len(batches(rank.sample(23))))
+        for rank in job(SequentialSampler(4, 2, 4, drop_last=True), 2, remainder="keep")
+    ]
+    assert counts == [(2, 2), (3, 3)]
+
+
+def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -> None:
+    """If this fails, annbatch has mended it: ``_refuse_short_draws`` is to go."""
+    alone = RandomSampler(6, 2, 4, replacement=True, drop_last=True)
+    assert (alone.n_batches(20), len(batches(alone.sample(20)))) == (5, 4)
+    for rank in job(alone, 2):
+        with pytest.raises(ValueError, match=r"chunks of 6 rows, which make 4 batches of the 5"):
+            rank.n_batches(40)
+    assert [len(batches(rank.sample(24))) for rank in job(alone, 2)] == [3, 3]
+
+
+class Uneven(MaskBlind):
+    """Gives a batch for every row beyond the tenth."""
+
+    def n_batches(self, n_obs: int) -> int:
+        return 1 + 2 * max(0, n_obs - 10)
+
+
+def test_counts_too_far_apart_cannot_be_made_equal() -> None:
+    for rank in job(Uneven(20), 2, remainder="exact"):
+        with pytest.raises(ValueError, match="can't give every rank 3 batches: some of the 2 ranks have 10 rows"):
+            rank.n_batches(21)
+
+
+class Unknown(MaskBlind):
+    """Doesn't know beforehand how many batches it gives."""
+
+    def n_batches(self, n_obs: int) -> int:
+        msg = "that depends"
+        raise NotImplementedError(msg)
+
+
+def test_where_a_count_cannot_be_known_it_raises() -> None:
+    for rank in job(Unknown(2), 2):
+        with pytest.raises(NotImplementedError, match="that depends"):
+            rank.n_batches(20)
+
+
+@pytest.mark.parametrize("remainder", [None, "drop", "exact", "pad"])
+def test_without_a_batch_size_equal_counts_are_not_promised(remainder: Any) -> None:
+    with pytest.raises(ValueError, match=r"NoBatchSize has batch_size None.*enforce_equal_batches=False"):
+        job(NoBatchSize(4), 2, remainder=remainder)
+
+
+def test_without_a_batch_size_keep_works() -> None:
+    ranks = job(NoBatchSize(4), 2, enforce_equal_batches=False)
+    assert [rank.n_batches(19) for rank in ranks] == [len(batches(rank.sample(19))) for rank in ranks] == [3, 3]
+    assert sorted(flat(flat(batches(rank.sample(19))) for rank in ranks)) == list(range(19))
+    assert "no batch size" in str(ranks[0].plan(19))
+
+
+def test_a_batch_size_below_1_is_an_error() -> None:
+    with pytest.raises(ValueError, match="MaskBlind has batch_size 0"):
+        job(MaskBlind(0), 2)

@@ -1,0 +1,251 @@
+"""The laws of sharing out, for every kind of sampler, mask and policy. What is expected is enumerated."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank
+from tests.samplers import batches, flat, repeats
+from tests.strategies import PASSING, POLICIES, Job, jobs
+
+epochs = st.integers(0, 5)
+
+
+def runnable(drawn: Job, epoch: int = 0) -> list[DistributedSampler]:
+    """The ranks of a job, in an epoch; jobs that can't run are passed over."""
+    ranks = drawn.ranks()
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
+    try:
+        ranks[0].validate(drawn.n_obs)
+    except ValueError:
+        assume(False)
+    event(f"{drawn.kind}, {drawn.options['remainder']}")
+    return ranks
+
+
+def drops_rows(drawn: Job) -> bool:
+    """Whether the wrapped sampler was told to leave out what doesn't fill a batch."""
+    return bool(getattr(drawn.sampler, "_drop_last", False))
+
+
+@given(jobs(), epochs)
+def test_shards_are_disjoint_and_with_the_lost_rows_are_the_window(drawn: Job, epoch: int) -> None:
+    sampler, *_ = runnable(drawn, epoch)
+    plan = sampler.plan(drawn.n_obs)
+    shards = [plan.shard(rank) for rank in range(drawn.world_size)]
+    own = flat(list(shard.rows)[: shard.n_own] for shard in shards)
+    assert sorted(own + list(plan.lost)) == drawn.window()
+    assert len(plan.lost) == plan.n_lost
+    repeated = flat(shard.repeated for shard in shards)
+    assert set(repeated) <= set(drawn.window())
+    assert len(repeated) == plan.n_repeated
+    assert drawn.options["remainder"] == "pad" or not repeated
+    assert drawn.options["remainder"] == "drop" or not plan.n_lost
+
+
+@given(jobs(), epochs)
+def test_n_batches_is_what_iteration_yields_and_equal_on_all_ranks_but_for_keep(drawn: Job, epoch: int) -> None:
+    ranks = runnable(drawn, epoch)
+    counts = [sampler.n_batches(drawn.n_obs) for sampler in ranks]
+    yielded = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
+    assert [len(rank) for rank in yielded] == counts
+    assert counts == [ranks[0].plan(drawn.n_obs).n_batches(rank) for rank in range(drawn.world_size)]
+    sizes = [len(batch) for rank in yielded for batch in rank]
+    assert all(1 <= size <= drawn.batch_size for size in sizes)
+    if drawn.options["remainder"] == "keep":
+        assert max(counts) - min(counts) <= 1
+    else:
+        assert len(set(counts)) == 1
+    if drawn.options["remainder"] in ("drop", "pad") and drawn.kind in PASSING:
+        assert set(sizes) <= {drawn.batch_size}
+
+
+@given(jobs(kinds=PASSING), epochs)
+def test_what_is_read_is_what_was_planned(drawn: Job, epoch: int) -> None:
+    ranks = runnable(drawn, epoch)
+    plan = ranks[0].plan(drawn.n_obs)
+    assume(drawn.options["remainder"] != "keep" or not drops_rows(drawn))
+    for rank, sampler in enumerate(ranks):
+        assert sorted(flat(batches(sampler.sample(drawn.n_obs)))) == sorted(plan.shard(rank).rows)
+
+
+@given(jobs())
+def test_nothing_is_read_from_outside_the_window_or_another_ranks_shard(drawn: Job) -> None:
+    ranks = runnable(drawn)
+    plan = ranks[0].plan(drawn.n_obs)
+    for rank, sampler in enumerate(ranks):
+        assert set(flat(batches(sampler.sample(drawn.n_obs)))) <= set(plan.shard(rank).rows) <= set(drawn.window())
+
+
+@given(jobs(kinds=PASSING, policies=("exact",)))
+def test_exact_reads_every_row_once_in_equally_many_batches(drawn: Job) -> None:
+    ranks = runnable(drawn)
+    read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
+    assert sorted(flat(flat(read))) == drawn.window()
+    fewest = next(n for n in range(1, 301) if n * drawn.batch_size * drawn.world_size >= len(drawn.window()))
+    assert {len(rank) for rank in read} == {fewest}
+
+
+@given(jobs(kinds=PASSING, policies=("pad",)))
+def test_pad_marks_the_repeats_so_that_the_other_rows_are_the_window(drawn: Job) -> None:
+    ranks = runnable(drawn)
+    n_repeated = 0
+    first_times: list[int] = []
+    for sampler in ranks:
+        requests = list(sampler.sample(drawn.n_obs))
+        rows, marks = flat(batches(requests)), flat(repeats(requests))
+        n_repeated += sum(marks)
+        first_times += [row for row, repeated in zip(rows, marks, strict=True) if not repeated]
+    assert sorted(first_times) == drawn.window()
+    assert n_repeated == ranks[0].plan(drawn.n_obs).n_repeated
+
+
+@given(jobs(kinds=(*PASSING, "random-replacement", "random-num-samples"), policies=("drop",)), epochs)
+def test_under_drop_two_consecutive_epochs_read_every_row(drawn: Job, epoch: int) -> None:
+    sampler, *_ = runnable(drawn)
+    lost = []
+    for e in (epoch, epoch + 1):
+        sampler.set_epoch(e)
+        lost.append(set(sampler.plan(drawn.n_obs).lost))
+    assert not lost[0] & lost[1]
+
+
+@given(jobs(kinds=PASSING, policies=("drop",)))
+def test_under_drop_every_row_is_lost_equally_often_in_the_long_run(drawn: Job) -> None:
+    sampler, *_ = runnable(drawn)
+    losses = Counter(dict.fromkeys(drawn.window(), 0))
+    for epoch in range(len(drawn.window())):
+        sampler.set_epoch(epoch)
+        losses.update(sampler.plan(drawn.n_obs).lost)
+    assert len(set(losses.values())) == 1
+
+
+@given(jobs(), st.integers(1, 4))
+def test_which_rows_a_rank_owns_does_not_depend_on_what_it_did_before(drawn: Job, passes: int) -> None:
+    fresh, *_ = runnable(drawn)
+    used, *_ = drawn.ranks()
+    for _ in range(passes):
+        next(iter(used.sample(drawn.n_obs)), None)
+    used.n_batches(drawn.n_obs)
+    plans = [sampler.plan(drawn.n_obs) for sampler in (fresh, used)]
+    assert plans[0] == plans[1]
+    assert {row for batch in batches(used.sample(drawn.n_obs)) for row in batch} <= set(plans[0].shard(0).rows)
+
+
+@given(jobs().filter(lambda drawn: drawn.kind != "index-arrays" or drawn.options["seed"] is not None))
+def test_the_global_random_state_changes_nothing(drawn: Job) -> None:
+    ranks = runnable(drawn)
+    read = []
+    for global_seed in (1, 2):
+        np.random.seed(global_seed)  # noqa: NPY002 the global state is what is tested
+        read.append([batches(sampler.sample(drawn.n_obs)) for sampler in drawn.ranks()])
+    assert read[0] == read[1] == [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
+
+
+@given(jobs())
+def test_a_job_that_is_wrong_for_one_rank_raises_the_same_on_every_rank_and_before_reading(drawn: Job) -> None:
+    outcomes = set()
+    for sampler in drawn.ranks():
+        for ask in (sampler.n_batches, sampler.sample, sampler.validate, sampler.plan):
+            try:
+                ask(drawn.n_obs)
+            except ValueError as error:
+                outcomes.add(str(error))
+            else:
+                outcomes.add("")
+    event("can't run" if "" not in outcomes else "runs")
+    assert len(outcomes) == 1
+
+
+@given(jobs(), st.data())
+def test_a_pass_pickled_or_copied_in_the_middle_goes_on_from_there(drawn: Job, data: st.DataObject) -> None:
+    sampler, *_ = runnable(drawn)
+    whole = batches(sampler.sample(drawn.n_obs))
+    sampler.set_epoch(0)
+    begun = sampler.sample(drawn.n_obs)
+    taken = data.draw(st.integers(0, 5), label="taken")
+    first = list(islice(begun, taken))
+    duplicates = [copy.deepcopy(begun), copy.copy(begun), pickle.loads(pickle.dumps(begun))]
+    for going_on in (*duplicates, begun):
+        assert batches(first) + batches(going_on) == whole
+
+
+@given(jobs())
+def test_passes_side_by_side_do_not_touch_each_other(drawn: Job) -> None:
+    sampler, *_ = runnable(drawn)
+    alone = [batches(sampler.sample(drawn.n_obs)) for _ in range(2)]
+    sampler.set_epoch(0)
+    open_passes = [sampler.sample(drawn.n_obs) for _ in range(2)]
+    read: list[list[list[int]]] = [[], []]
+    running = True
+    while running:
+        running = False
+        for which, open_pass in enumerate(open_passes):
+            for request in open_pass:
+                read[which] += batches([request])
+                running = True
+                break
+            assert sampler.n_batches(drawn.n_obs) == len(alone[0])
+    assert read == alone
+
+
+@given(jobs())
+def test_the_wrapped_sampler_is_left_as_it_was(drawn: Job) -> None:
+    before = _state(drawn)
+    for sampler in runnable(drawn):
+        batches(sampler.sample(drawn.n_obs))
+        sampler.mask = slice(0, drawn.n_obs)
+        sampler.rng = np.random.default_rng(9)
+    assert _state(drawn) == before
+
+
+def _state(drawn: Job) -> tuple[object, ...]:
+    rng = drawn.sampler.rng
+    return drawn.sampler.mask, None if rng is None else str(rng.bit_generator.state)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(n_nodes=st.integers(1, 3), n_local=st.integers(1, 3), drawn=jobs())
+def test_a_wrapped_wrapper_shares_out_a_nodes_rows_among_its_ranks(
+    policy: str, n_nodes: int, n_local: int, drawn: Job
+) -> None:
+    """Nodes, then ranks within a node: the same laws hold for all ranks of the job."""
+    ranks = [
+        DistributedSampler(
+            DistributedSampler(drawn.sampler, dist_info=Rank(local, n_local), remainder=policy),
+            dist_info=Rank(node, n_nodes),
+            **drawn.options | {"remainder": policy},
+        )
+        for node in range(n_nodes)
+        for local in range(n_local)
+    ]
+    try:
+        counts = [sampler.n_batches(drawn.n_obs) for sampler in ranks]
+    except ValueError:
+        for sampler in ranks:
+            with pytest.raises(ValueError, match=r".+"):
+                sampler.sample(drawn.n_obs)
+        return
+    event("runs")
+    read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
+    assert [len(rank) for rank in read] == counts
+    rows = flat(flat(read))
+    assert set(rows) <= set(drawn.window())
+    if policy != "keep":
+        assert len(set(counts)) == 1
+    if drawn.kind in PASSING and policy in ("drop", "keep", "exact"):
+        assert len(rows) == len(set(rows))
+    if drawn.kind in PASSING and policy in ("exact", "pad"):
+        assert set(rows) == set(drawn.window())
+    if drawn.kind in PASSING and policy == "pad":
+        marks = [flat(repeats(sampler.sample(drawn.n_obs))) for sampler in ranks]
+        assert sum(len(rank) - sum(rank) for rank in marks) == len(drawn.window())

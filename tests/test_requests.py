@@ -1,0 +1,135 @@
+"""Streams of load requests, step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed.requests import complete, fit, translate
+from annbatch_distributed.sharding import Rows, Shard
+from tests.samplers import batches, flat, request_rows
+
+if TYPE_CHECKING:
+    from annbatch.types import LoadRequest
+
+SHARD = Shard(Rows((range(10, 14), range(20, 26))), n_own=8)
+
+
+def cut(sizes: list[int]) -> LoadRequest:
+    """A request with batches of these sizes."""
+    return {"requests": [slice(0, sum(sizes))], "splits": np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])}
+
+
+def batch_sizes(requests: Any) -> list[list[int]]:
+    return [[len(split) for split in request["splits"]] for request in requests]
+
+
+@pytest.mark.parametrize(
+    "rows", [np.arange(30, 41), [slice(0, 4), slice(9, 16)], np.array([slice(0, 4), slice(9, 16)])]
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_splits_that_are_left_out_are_all_rows_cut_to_batches(rows: Any, shuffle: bool) -> None:
+    given_request: LoadRequest = {"requests": rows}
+    rng = np.random.default_rng(0)
+    [request] = complete([given_request], batch_size=4, shuffle=shuffle, rng=rng, name="It")
+    assert batch_sizes([request]) == [[4, 4, 3]]
+    read = flat(batches([request]))
+    assert sorted(read) == sorted(request_rows(given_request))
+    assert (read == request_rows(given_request)) is not shuffle
+    assert "splits" not in given_request
+
+
+def test_splits_that_are_there_stay() -> None:
+    request = cut([3, 1])
+    [completed] = complete([request], batch_size=2, shuffle=True, rng=np.random.default_rng(0), name="It")
+    assert completed is request
+
+
+def test_without_splits_and_batch_size_there_is_nothing_to_cut_to() -> None:
+    with pytest.raises(ValueError, match="It yields load requests without splits, so it must have a batch_size"):
+        list(complete([{"requests": []}], batch_size=None, shuffle=True, rng=np.random.default_rng(0), name="It"))
+
+
+@pytest.mark.parametrize(
+    ("planned", "expected"),
+    [
+        (5, [[4, 4], [4, 4, 3]]),
+        (6, [[4, 4], [4, 2, 2, 3]]),
+        (7, [[4, 4], [2, 2, 2, 2, 3]]),
+        (8, [[4, 4], [2, 2, 2, 2, 2, 1]]),
+    ],
+)
+def test_missing_batches_come_from_halving_the_largest_of_the_last_request(
+    planned: int, expected: list[list[int]]
+) -> None:
+    given_requests = [cut([4, 4]), cut([4, 4, 3])]
+    fitted = list(fit(given_requests, natural=5, planned=planned, name="It"))
+    assert batch_sizes(fitted) == expected
+    assert flat(batches(fitted)) == flat(batches(given_requests))
+    assert batch_sizes(given_requests) == [[4, 4], [4, 4, 3]]
+
+
+def test_a_request_without_batches_after_the_last_one_is_passed_on() -> None:
+    empty: LoadRequest = {"requests": [slice(0, 2)], "splits": []}
+    assert batch_sizes(fit([cut([4]), empty], natural=1, planned=2, name="It")) == [[2, 2], []]
+
+
+def test_single_rows_cannot_be_halved() -> None:
+    with pytest.raises(
+        RuntimeError, match="The last load request of It has too few rows to be cut into 1 batches more"
+    ):
+        list(fit([cut([1, 1])], natural=2, planned=3, name="It"))
+
+
+@pytest.mark.parametrize(
+    ("natural", "message"),
+    [(3, r"It promised 3 batches \(n_batches\) and yielded only 2"), (1, "It promised 1 batches .* yielded 2 or more")],
+)
+def test_a_broken_promise_is_an_error_that_names_the_sampler(natural: int, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        list(fit([cut([4, 4])], natural=natural, planned=natural, name="It"))
+
+
+@given(st.data())
+def test_translated_rows_are_the_shards(data: st.DataObject) -> None:
+    rows = list(SHARD.rows)
+    if data.draw(st.booleans(), label="index array"):
+        requests: Any = np.array(data.draw(st.lists(st.integers(0, 9), max_size=6)), dtype=np.int32)
+    else:
+        bounds = st.tuples(st.integers(0, 10), st.integers(0, 10)).map(lambda pair: slice(*sorted(pair)))
+        requests = data.draw(st.lists(bounds, max_size=4))
+    request: LoadRequest = {"requests": requests, "splits": []}
+    [translated] = translate([request], SHARD, mark_repeats=True, name="It")
+    local = request_rows(request)
+    assert request_rows(translated) == [rows[position] for position in local]
+    assert translated["repeated"].tolist() == [position >= 8 for position in local]  # type: ignore[typeddict-item]
+    assert request["requests"] is requests
+
+
+def test_other_keys_are_passed_on_and_repeats_marked_before_stay_marked() -> None:
+    request: Any = {
+        "requests": [slice(6, 10)],
+        "splits": [],
+        "note": 1,
+        "repeated": np.array([True, False, False, True]),
+    }
+    [translated] = translate([request], SHARD, mark_repeats=True, name="It")
+    assert translated["note"] == 1  # type: ignore[typeddict-item]
+    assert translated["repeated"].tolist() == [True, False, True, True]  # type: ignore[typeddict-item]
+    [unmarked] = translate([request], SHARD, mark_repeats=False, name="It")
+    assert unmarked["repeated"] is request["repeated"]  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[slice(8, 11)], [slice(0, 2), slice(-1, 3)], np.array([0, 10]), np.array([-1]), np.array([slice(3, 99)])],
+)
+@pytest.mark.parametrize("shard", [SHARD, Shard(Rows((range(50, 60),)), 10)])
+def test_rows_outside_the_shard_are_an_error_that_names_the_sampler(requests: Any, shard: Shard) -> None:
+    request: LoadRequest = {"requests": requests, "splits": []}
+    with pytest.raises(RuntimeError, match=r"It was given the rows \[0, 10\) and asked for rows from \["):
+        list(translate([request], shard, mark_repeats=False, name="It"))

@@ -1,0 +1,259 @@
+"""DistributedSampler as its users meet it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from annbatch.abc import Sampler
+from annbatch.samplers import RandomSampler, SequentialSampler
+
+from annbatch_distributed import DistributedSampler, Rank
+from tests.samplers import (
+    IndexArrays,
+    Locked,
+    MaskBlind,
+    Promising,
+    Straying,
+    Uncopyable,
+    batches,
+    flat,
+    job,
+    request_rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from annbatch.types import LoadRequest
+
+
+def random(seed: int | None = 0, **kwargs: Any) -> RandomSampler:
+    return RandomSampler(4, 4, 8, rng=np.random.default_rng(seed), **kwargs)
+
+
+def one(sampler: Sampler | None = None, rank: int = 0, world_size: int = 2, **kwargs: Any) -> DistributedSampler:
+    return DistributedSampler(random() if sampler is None else sampler, dist_info=Rank(rank, world_size), **kwargs)
+
+
+def order(sampler: DistributedSampler, n_obs: int = 100) -> list[int]:
+    return flat(batches(sampler.sample(n_obs)))
+
+
+def test_it_is_an_annbatch_sampler_with_the_wrapped_samplers_batches() -> None:
+    sampler = one(rank=1)
+    assert isinstance(sampler, Sampler)
+    assert (sampler.rank, sampler.world_size, sampler.batch_size, sampler.shuffle) == (1, 2, 8, True)
+    assert not one(SequentialSampler(4, 4, 8)).shuffle
+    assert "RandomSampler, rank=1, world_size=2, remainder='drop'" in repr(sampler)
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, None, "random", object()])
+def test_what_is_no_sampler_is_a_type_error_that_leaves_it_alone(sampler: Any) -> None:
+    before = dict(vars(RandomSampler))
+    with pytest.raises(TypeError, match="must be an annbatch Sampler"):
+        one(sampler=sampler) if sampler is not None else DistributedSampler(None, dist_info=Rank(0, 2))
+    assert dict(vars(RandomSampler)) == before
+
+
+def test_the_users_own_mask_is_honoured() -> None:
+    for rank in range(2):
+        assert set(order(one(random(mask=slice(0, 60)), rank))) <= set(range(60))
+        assert set(order(one(random(mask=slice(60, None)), rank))) <= set(range(60, 100))
+
+
+def test_a_mask_on_the_wrapper_replaces_the_wrapped_samplers() -> None:
+    folds = [slice(0, 20), slice(40, 100)]
+    read = [order(one(random(mask=slice(0, 60)), rank, mask=folds, remainder="exact")) for rank in range(2)]
+    assert sorted(flat(read)) == [*range(20), *range(40, 100)]
+
+
+def test_a_mask_can_be_read_and_assigned_between_passes() -> None:
+    sampler = one(random(mask=slice(None, 60)), remainder="keep", world_size=1)
+    assert sampler.mask == slice(0, 60)
+    open_pass = sampler.sample(100)
+    sampler.mask = [slice(80, None), slice(0, 8)]
+    assert sampler.mask == [slice(0, 8), slice(80, None)]
+    assert sorted(order(sampler)) == [*range(8), *range(80, 100)]
+    assert sorted(flat(batches(open_pass))) == list(range(60))
+    with pytest.raises(ValueError, match="start < stop"):
+        sampler.mask = slice(9, 3)
+    assert sampler.mask == [slice(0, 8), slice(80, None)]
+
+
+def test_every_pass_has_a_fresh_order_and_an_epoch_set_again_the_same_ones() -> None:
+    sampler = one(remainder="keep")
+    orders: dict[int, list[list[int]]] = {}
+    for epoch in (0, 1, 0, 1):
+        sampler.set_epoch(epoch)
+        passes = [order(sampler) for _ in range(3)]
+        assert orders.setdefault(epoch, passes) == passes
+    distinct = {tuple(one_pass) for passes in orders.values() for one_pass in passes}
+    assert len(distinct) == 6
+    assert {frozenset(one_pass) for one_pass in distinct} == {frozenset(range(50))}
+
+
+def test_ranks_have_different_orders() -> None:
+    first, second = (order(rank) for rank in job(random(), 2, remainder="keep"))
+    assert [row - 50 for row in second] != first
+
+
+def test_a_seed_makes_the_order_reproducible_whatever_the_wrapped_samplers_generator() -> None:
+    assert order(one(random(None), seed=3)) == order(one(random(None), seed=3))
+    assert order(one(random(None), seed=3)) != order(one(random(None), seed=4))
+    assert order(one(random(None))) != order(one(random(None)))
+    assert order(one(random(5))) == order(one(random(5))) != order(one(random(6)))
+
+
+def test_samplers_without_a_generator_and_without_splits_are_reproducible_by_the_seed() -> None:
+    class Plain(IndexArrays):
+        def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+            yield {"requests": np.arange(n_obs)}
+
+    bare = Plain(4)
+    bare.rng = None
+    assert order(one(bare, seed=3)) == order(one(bare, seed=3)) != order(one(bare, seed=4))
+    assert order(one(bare)) != order(one(bare))
+
+
+@pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (0.5, TypeError), ("7", TypeError), (True, TypeError)])
+def test_a_seed_is_an_integer_of_at_least_0(seed: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"seed must be .*got"):
+        one(seed=seed)
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(-1, ValueError), (1.0, TypeError), (None, TypeError)])
+def test_an_epoch_is_an_integer_of_at_least_0(epoch: Any, error: type[Exception]) -> None:
+    sampler = one()
+    sampler.set_epoch(np.int64(2))
+    with pytest.raises(error, match=r"epoch must be .*got"):
+        sampler.set_epoch(epoch)
+    assert sampler.epoch == 2
+
+
+def test_the_generator_can_be_read_without_effect_and_assigned_with_effect() -> None:
+    sampler = one(random(5), seed=3)
+    expected = order(one(random(5), seed=3))
+    assert sampler.rng is not None
+    sampler.rng.random(100)
+    assert order(sampler) == expected
+    given_rng = np.random.default_rng(6)
+    sampler.rng = given_rng
+    sampler.set_epoch(0)
+    assert order(sampler) == order(one(random(6))) != expected
+    assert given_rng.bit_generator.state == np.random.default_rng(6).bit_generator.state
+    assert sampler.rng.bit_generator.state == given_rng.bit_generator.state
+
+
+def test_lightning_reaches_set_epoch_through_the_batch_samplers_sampler() -> None:
+    sampler = one()
+    sampler.sampler.set_epoch(4)
+    assert sampler.epoch == 4
+
+
+def test_changing_the_wrapped_sampler_later_changes_nothing() -> None:
+    wrapped = random()
+    expected = order(one(wrapped))
+    sampler = one(wrapped)
+    wrapped.mask = slice(0, 3)
+    assert wrapped.rng is not None
+    wrapped.rng.random(7)
+    assert order(sampler) == expected
+
+
+@pytest.mark.parametrize("cls", [Locked, Uncopyable])
+def test_samplers_that_cannot_be_deep_copied_work(cls: type[RandomSampler]) -> None:
+    made = cls(4, 4, 8, rng=np.random.default_rng(0))
+    assert order(one(made)) == order(one(random()))
+    assert order(copy.deepcopy(one(made))) == order(one(random()))
+
+
+def test_a_copied_or_pickled_sampler_goes_its_own_way() -> None:
+    sampler = one(seed=3)
+    for duplicate in (copy.deepcopy(sampler), copy.copy(sampler), pickle.loads(pickle.dumps(sampler))):
+        duplicate.set_epoch(5)
+        duplicate.mask = slice(0, 40)
+        duplicate.rng = np.random.default_rng(0)
+        assert order(duplicate)
+        assert (sampler.epoch, sampler.mask) == (0, slice(0, None))
+    assert order(sampler) == order(one(seed=3))
+
+
+@pytest.mark.parametrize("kwargs", [{"remainder": "exact", "enforce_equal_batches": False}, {"remainder": "most"}])
+def test_a_remainder_is_one_of_four_and_does_not_contradict_enforce_equal_batches(kwargs: Any) -> None:
+    with pytest.raises(ValueError, match=r"remainder"):
+        one(**kwargs)
+
+
+def test_enforce_equal_batches_is_drop_or_keep() -> None:
+    assert one(enforce_equal_batches=True).plan(100) == one(remainder="drop").plan(100)
+    assert one(enforce_equal_batches=False).plan(100) == one(remainder="keep").plan(100)
+    assert one(remainder="keep").plan(100) != one(remainder="drop").plan(100)
+
+
+@pytest.mark.parametrize("n_obs", [0, -1])
+def test_no_rows_are_an_error(n_obs: int) -> None:
+    with pytest.raises(ValueError, match="must lie within the collection's rows"):
+        one().n_batches(n_obs)
+
+
+def test_the_number_of_rows_is_an_integer() -> None:
+    with pytest.raises(TypeError):
+        one().n_batches(99.5)
+    assert one().n_batches(np.int64(99)) == 6
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (Promising(2, too_many=1), "Promising promised 26 batches .* yielded only 25"),
+        (Promising(2, too_many=-1), "Promising promised 24 batches .* yielded 25 or more"),
+        (Straying([slice(90, 95)]), r"Straying was given the rows \[0, 50\) and asked for rows from \[90, 95\)"),
+        (Straying(np.array([3, 77])), r"Straying was given the rows \[0, 50\) and asked for rows from \[3, 78\)"),
+    ],
+)
+def test_a_sampler_that_breaks_its_promise_is_caught_and_named(sampler: Sampler, message: str) -> None:
+    for rank in job(sampler, 2):
+        begun = rank.sample(100)
+        with pytest.raises(RuntimeError, match=message):
+            list(begun)
+        assert list(begun) == []
+
+
+def test_a_pass_ends_where_it_is_closed() -> None:
+    begun = one(MaskBlind(2)).sample(100)
+    assert request_rows(next(begun))
+    begun.close()
+    assert list(begun) == list(copy.deepcopy(begun)) == []
+
+
+def test_a_sampler_that_replaces_sample_itself_is_taken_at_its_word() -> None:
+    class Replacing(MaskBlind):
+        def sample(self, n_obs: int) -> Iterator[LoadRequest]:
+            yield {"requests": [slice(0, n_obs)], "splits": [np.arange(n_obs)]}
+
+        def n_batches(self, n_obs: int) -> int:
+            return 1
+
+    assert [order(rank) for rank in job(Replacing(2), 2)] == [list(range(50)), list(range(50, 100))]
+
+
+def test_a_wrapped_sampler_with_epochs_of_its_own_follows() -> None:
+    class Following(MaskBlind):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+            for request in super()._sample(n_obs):
+                yield {**request, "epoch": self.epoch}  # type: ignore[typeddict-unknown-key]
+
+    wrapped = Following(2)
+    sampler = one(wrapped)
+    sampler.set_epoch(7)
+    assert {request["epoch"] for request in sampler.sample(100)} == {7}  # type: ignore[typeddict-item]
+    assert wrapped.epoch == 0
