@@ -1,0 +1,8 @@
+"""A real job to look at: a torch model learns cell types on several ranks, and every row that it reads is checked.
+
+``python -m demo --help`` lists the options.
+
+1. `__main__` reads the options, has `cells` check what they name, and starts `torch.distributed.run`.
+2. Every rank runs `train`: rank 0 writes the cells to a collection, then all train and validate on it.
+3. The ranks leave the rows that they read in a folder; `report` checks and shows them.
+"""

@@ -1,0 +1,116 @@
+"""The report: what the ranks really read, checked against what they should have read, and shown as tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from demo.job import Job
+
+
+@dataclass(frozen=True)
+class Read:
+    """What all ranks read of one split: for each epoch, and in it for each rank, the rows and the batches' sizes."""
+
+    rows: list[list[np.ndarray]]
+    batches: list[list[np.ndarray]]
+
+    @classmethod
+    def of(cls, split: str, ranks: list[dict[str, np.ndarray]], epochs: int) -> Self:
+        """Take one split from what every rank left."""
+        return cls(
+            rows=[[rank[f"{split} rows {epoch}"] for rank in ranks] for epoch in range(epochs)],
+            batches=[[rank[f"{split} batches {epoch}"] for rank in ranks] for epoch in range(epochs)],
+        )
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no row was read twice in an epoch, by one rank or by two."""
+        return all(len(np.unique(rows := np.concatenate(epoch))) == len(rows) for epoch in self.rows)
+
+    @property
+    def equal_batches(self) -> bool:
+        """Whether all ranks had the same number of batches."""
+        return all(len({len(sizes) for sizes in epoch}) == 1 for epoch in self.batches)
+
+    def covers(self, rows: range) -> bool:
+        """Whether the rows read in each epoch are these, each of them once."""
+        return all(np.array_equal(np.sort(np.concatenate(epoch)), rows) for epoch in self.rows)
+
+
+def report(job: Job, n_ranks: int, console: Console) -> bool:
+    """Show what the ranks left, and say whether all of it is as it should be.
+
+    Parameters
+    ----------
+    job
+        What was run.
+    n_ranks
+        On how many ranks.
+    console
+        Where to show it.
+
+    Returns
+    -------
+    Whether every check holds.
+    """
+    results = Path(job.results)
+    ranks = [dict(np.load(results / f"rank{rank}.npz")) for rank in range(n_ranks)]
+    history = json.loads((results / "history.json").read_text())
+    training = Read.of("training", ranks, job.epochs)
+    validation = Read.of("validation", ranks, job.epochs)
+
+    console.print(_shares(training, validation))
+    console.print(_accuracy(history))
+    trained = np.unique(np.concatenate([rows for epoch in training.rows for rows in epoch]))
+    left_out = job.n_train % (n_ranks * job.batch_size)
+    checks = {
+        "no row was read by two ranks": training.disjoint and validation.disjoint,
+        "every rank had as many batches as the others": training.equal_batches and validation.equal_batches,
+        "no held-out row was trained on": bool(trained[0] >= 0 and trained[-1] < job.n_train),
+        f"{left_out} rows were left out of each epoch": all(
+            sum(map(len, epoch)) == job.n_train - left_out for epoch in training.rows
+        ),
+        f"each of the {job.n_validation:,} held-out cells was counted once": validation.covers(
+            range(job.n_train, job.n_obs)
+        )
+        and all(epoch["counted"] == job.n_validation for epoch in history),
+    }
+    for check, holds in checks.items():
+        console.print("[green]✓[/]" if holds else "[red]✗[/]", check)
+    console.print(f"  {len(trained):,} of {job.n_train:,} training rows were covered in {job.epochs} epochs")
+    speed = sum(sum(map(len, epoch)) for epoch in training.rows) / sum(epoch["seconds"] for epoch in history)
+    console.print(f"  {speed:,.0f} cells/s were trained on, all ranks together")
+    return all(checks.values())
+
+
+def _shares(training: Read, validation: Read) -> Table:
+    table = Table(title="What each rank read in an epoch", title_justify="left")
+    for column in ("rank", "training rows", "batches", "validation rows", "batches"):
+        table.add_column(column, justify="right")
+    for rank, rows in enumerate(training.rows[0]):
+        table.add_row(
+            str(rank),
+            f"{len(rows):,}",
+            f"{len(training.batches[0][rank]):,}",
+            f"{len(validation.rows[0][rank]):,}",
+            f"{len(validation.batches[0][rank]):,}",
+        )
+    return table
+
+
+def _accuracy(history: list[dict[str, float]]) -> Table:
+    table = Table(title="Validation", title_justify="left")
+    for column in ("epoch", "held-out cells", "accuracy"):
+        table.add_column(column, justify="right")
+    for number, epoch in enumerate(history, start=1):
+        table.add_row(str(number), f"{epoch['counted']:,}", f"{epoch['right'] / epoch['counted']:.1%}")
+    return table

@@ -1,0 +1,142 @@
+"""What every rank runs: train on its share of the training rows, validate on its share of the held-out rows.
+
+Started by ``python -m torch.distributed.run ... -m demo.train JOB``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+import zarr
+from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler, SequentialSampler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from annbatch_distributed import DistributedSampler
+from demo.cells import write_collection
+from demo.job import Job
+
+if TYPE_CHECKING:
+    from annbatch.types import LoaderOutput
+
+
+def run(job: Job) -> None:
+    """Train, and leave the rows that were read and how right the model was in the job's folder for results."""
+    rank = dist.get_rank()
+    if rank == 0 and not Path(job.collection).exists():
+        write_collection(job)
+    dist.barrier()
+    collection = DatasetCollection(zarr.open_group(job.collection, mode="r"))
+    classes = pd.Categorical(collection.obs([job.label])[job.label]).categories
+
+    # one collection, two masks: no row is in both
+    training = DistributedSampler(
+        RandomSampler(
+            chunk_size=job.batch_size,
+            preload_nchunks=8,
+            batch_size=job.batch_size,
+            mask=slice(0, job.n_train),
+            rng=np.random.default_rng(0),
+        ),
+        dist_info="torch",
+    )
+    # "exact": every held-out row once, and the same number of batches on every rank all the same
+    validation = DistributedSampler(
+        SequentialSampler(
+            chunk_size=job.batch_size,
+            preload_nchunks=8,
+            batch_size=job.batch_size,
+            mask=slice(job.n_train, None),
+        ),
+        dist_info="torch",
+        remainder="exact",
+    )
+    train_loader, validation_loader = (
+        Loader(batch_sampler=sampler, return_index=True, to="torch").use_collection(collection)
+        for sampler in (training, validation)
+    )
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        nn.Sequential(
+            nn.BatchNorm1d(train_loader.n_var),  # so that any scale of the matrix will do
+            nn.Dropout(0.2),
+            nn.Linear(train_loader.n_var, 128),
+            nn.ReLU(),
+            nn.Linear(128, len(classes)),
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    rows: dict[str, np.ndarray] = {}
+    history = []
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, disable=rank != 0) as progress:
+        bar = progress.add_task("", total=job.epochs * len(train_loader))
+        for epoch in range(job.epochs):
+            training.set_epoch(epoch)  # another order, and other rows are left out
+            model.train()
+            began = time.perf_counter()
+            read = []
+            for batch in train_loader:
+                cells, labels = _tensors(batch, job.label, classes)
+                loss = cross_entropy(model(cells), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                read.append(batch["index"])
+                progress.update(bar, advance=1, description=f"epoch {epoch + 1}, loss {loss.item():.2f}")
+            seconds = time.perf_counter() - began
+            rows |= _of_epoch("training", epoch, read)
+
+            model.eval()
+            read = []
+            counts = torch.zeros(2, dtype=torch.int64)  # cells that the model is right about, cells
+            for batch in validation_loader:
+                cells, labels = _tensors(batch, job.label, classes)
+                with torch.no_grad():
+                    right = model(cells).argmax(dim=1) == labels
+                counts += torch.tensor([right.sum(), len(right)])
+                read.append(batch["index"])
+            rows |= _of_epoch("validation", epoch, read)
+            dist.all_reduce(counts)
+            history.append({"right": int(counts[0]), "counted": int(counts[1]), "seconds": seconds})
+
+    results = Path(job.results)
+    np.savez(results / f"rank{rank}.npz", **rows)
+    if rank == 0:
+        (results / "history.json").write_text(json.dumps(history))
+
+
+def _tensors(batch: LoaderOutput, label: str, classes: pd.Index) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give a batch's cells as a dense matrix, and their labels as numbers of classes."""
+    codes = pd.Categorical(batch["obs"][label], categories=classes).codes
+    return batch["X"].to_dense().float(), torch.tensor(codes, dtype=torch.int64)
+
+
+def _of_epoch(split: str, epoch: int, read: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Name what was read in an epoch: the rows, and how many of them were in each batch."""
+    return {
+        f"{split} rows {epoch}": np.concatenate(read),
+        f"{split} batches {epoch}": np.array([len(batch) for batch in read]),
+    }
+
+
+if __name__ == "__main__":
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    dist.init_process_group("gloo")
+    try:
+        run(Job.read(Path(sys.argv[1])))
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,68 @@
+"""Share cells out among the processes of any launcher: a callable says which rank this is, and how many there are.
+
+Here every rank adds up the counts of its own cells and writes them down, with nothing in common between the ranks but
+the files, as in a job array. Run it under a scheduler or under MPI, or set a scheduler's variables by hand::
+
+    srun --ntasks 2 python examples/custom_ranks.py --launcher slurm sums/
+    mpirun -n 2 python examples/custom_ranks.py --launcher mpi sums/
+
+    SLURM_NTASKS=2 SLURM_PROCID=0 python examples/custom_ranks.py --launcher slurm sums/
+    SLURM_NTASKS=2 SLURM_PROCID=1 python examples/custom_ranks.py --launcher slurm sums/
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+from annbatch import Loader
+from annbatch.samplers import SequentialSampler
+
+from annbatch_distributed import DistributedSampler
+
+
+def slurm() -> tuple[int, int]:
+    """Ask Slurm's variables. Where they aren't set this fails, rather than take every process for rank 0."""
+    return int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+
+
+def mpi() -> tuple[int, int]:
+    """Ask MPI."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+
+
+def main(launcher: str, folder: Path) -> None:
+    """Run one rank."""
+    sampler = DistributedSampler(
+        SequentialSampler(chunk_size=32, preload_nchunks=8, batch_size=32),
+        dist_info={"slurm": slurm, "mpi": mpi}[launcher],
+        remainder="keep",  # every row once; no rank waits for another, so that one may have a batch more
+    )
+    loader = Loader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+
+    counts = np.zeros(loader.n_var)
+    rows = []
+    for batch in loader:
+        counts += batch["X"].sum(axis=0)
+        rows.append(batch["index"])
+
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"rank{sampler.rank}.npz", counts=counts, rows=np.concatenate(rows))
+    print(f"rank {sampler.rank} of {sampler.world_size}: {sum(map(len, rows)):,} cells in {len(rows)} batches")
+
+
+def made_up_cells() -> ad.AnnData:
+    """Make up 2,001 cells, the same in every process."""
+    return ad.AnnData(X=np.random.default_rng(0).poisson(2, size=(2_001, 50)).astype(np.float32))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launcher", choices=["slurm", "mpi"], required=True)
+    parser.add_argument("folder", type=Path, help="where each rank writes the sums of its cells, and which they were")
+    main(**vars(parser.parse_args()))

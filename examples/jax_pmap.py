@@ -1,0 +1,99 @@
+"""Train under JAX on several processes with several devices each: what ``jax.pmap`` is for, with ``jit`` over a mesh.
+
+Each process reads its own share of the cells. Its batch is spread over its devices, and the batches of all processes
+together are one global array. Run it in two processes, each with two virtual CPU devices::
+
+    python examples/jax_pmap.py --process-id 0 --num-processes 2 --coordinator 127.0.0.1:9876 &
+    python examples/jax_pmap.py --process-id 1 --num-processes 2 --coordinator 127.0.0.1:9876
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import anndata as ad
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from annbatch import Loader
+from annbatch.samplers import RandomSampler
+from jax.sharding import NamedSharding, PartitionSpec
+
+from annbatch_distributed import DistributedSampler
+
+BATCH_SIZE = 32  # on one process: a multiple of its devices
+N_TYPES = 4
+
+type Weights = dict[str, jax.Array]
+
+
+def main(epochs: int, log: Path | None) -> None:
+    """Run one process."""
+    sampler = DistributedSampler(
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE, rng=np.random.default_rng(0)),
+        dist_info="jax",  # a process is a rank, whatever the number of its devices
+    )
+    loader = Loader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+
+    mesh = jax.make_mesh((jax.device_count(),), ("cells",))
+    by_cells = NamedSharding(mesh, PartitionSpec("cells"))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    weights: Weights = jax.device_put(
+        {"matrix": jnp.zeros((loader.n_var, N_TYPES)), "bias": jnp.zeros(N_TYPES)}, everywhere
+    )
+
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)  # another order, and other rows are left out
+        rows = []
+        for batch in loader:
+            # what one process has becomes its part of an array that spans them all
+            cells = jax.make_array_from_process_local_data(by_cells, batch["X"])
+            types = jax.make_array_from_process_local_data(by_cells, batch["obs"]["cell_type"].to_numpy())
+            weights, loss = step(weights, cells, types)
+            rows.append(batch["index"])
+        if log is not None:
+            np.save(log / f"train-{epoch}-rank{sampler.rank}.npy", np.concatenate(rows))
+        if sampler.rank == 0:
+            print(f"epoch {epoch}: loss {loss:.3f}, batches of {len(cells)} on {jax.device_count()} devices")
+
+
+@jax.jit
+def step(weights: Weights, cells: jax.Array, types: jax.Array) -> tuple[Weights, jax.Array]:
+    """Take one step down the gradient of all processes' cells."""
+
+    def loss_of(weights: Weights) -> jax.Array:
+        scores = jax.nn.log_softmax(cells @ weights["matrix"] + weights["bias"])
+        return -jnp.take_along_axis(scores, types[:, None], axis=1).mean()
+
+    loss, gradient = jax.value_and_grad(loss_of)(weights)
+    return jax.tree.map(lambda weight, slope: weight - 0.05 * slope, weights, gradient), loss
+
+
+def made_up_cells() -> ad.AnnData:
+    """Make up 2,001 cells of four types, the same in every process."""
+    rng = np.random.default_rng(0)
+    types = rng.integers(N_TYPES, size=2_001)
+    counts = rng.poisson(1 + 2 * (np.arange(50) % N_TYPES == types[:, None])).astype(np.float32)
+    return ad.AnnData(X=counts, obs=pd.DataFrame({"cell_type": types}, index=np.arange(2_001).astype(str)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--process-id", type=int, required=True)
+    parser.add_argument("--num-processes", type=int, required=True)
+    parser.add_argument("--coordinator", required=True, help="the address of process 0, host:port")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each rank reads")
+    arguments = parser.parse_args()
+
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(
+        arguments.coordinator,
+        arguments.num_processes,
+        arguments.process_id,
+        coordinator_bind_address=arguments.coordinator,  # otherwise it listens on every interface
+    )
+    main(arguments.epochs, arguments.log)
+    jax.distributed.shutdown()

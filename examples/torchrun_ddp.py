@@ -1,0 +1,129 @@
+"""Train on every rank's own share of the cells, and validate on every held-out cell exactly once.
+
+Run it with torch's launcher, on cells that it makes up or on a collection of yours::
+
+    torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py
+    torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py --collection cells.zarr --label cell_type
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+import zarr
+from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler, SequentialSampler
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from annbatch_distributed import DistributedSampler
+
+BATCH_SIZE = 32
+
+
+def main(collection: Path | None, label: str, epochs: int, log: Path | None) -> None:
+    """Run one rank."""
+    device = torch.device("cuda", dist.get_node_local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    classes, n_obs = labels_of(collection, label)
+    n_train = n_obs * 4 // 5
+
+    # two masks of the same cells: what is held out is never trained on
+    train_sampler = DistributedSampler(
+        RandomSampler(
+            chunk_size=BATCH_SIZE,
+            preload_nchunks=8,
+            batch_size=BATCH_SIZE,
+            mask=slice(0, n_train),
+            rng=np.random.default_rng(0),
+        ),
+        dist_info="torch",
+    )
+    # "exact": every row once, and still the same number of batches on every rank
+    validation_sampler = DistributedSampler(
+        SequentialSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE, mask=slice(n_train, None)),
+        dist_info="torch",
+        remainder="exact",
+    )
+    train, validation = load(train_sampler, collection, label), load(validation_sampler, collection, label)
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(train.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
+    model = DistributedDataParallel(network.to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    for epoch in range(epochs):
+        train_sampler.set_epoch(epoch)  # another order, and other rows are left out
+        rows = []
+        for batch in train:
+            cells = batch["X"].to(device).to_dense()
+            targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=device)
+            loss = cross_entropy(model(cells), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            rows.append(batch["index"])
+        log_rows(log, f"train-{epoch}", rows)
+
+        counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, all
+        rows = []
+        for batch in validation:
+            cells = batch["X"].to(device).to_dense()
+            targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=device)
+            with torch.no_grad():
+                right = model(cells).argmax(dim=1) == targets
+            counts[0] += right.sum()
+            counts[1] += len(right)
+            rows.append(batch["index"])
+        log_rows(log, f"validation-{epoch}", rows)
+        dist.all_reduce(counts)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: {counts[0] / counts[1]:.1%} of {counts[1]:,} held-out cells")
+
+
+def labels_of(collection: Path | None, label: str) -> tuple[pd.Index, int]:
+    """Give the labels that there are, and how many cells."""
+    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
+    return pd.Categorical(obs[label]).categories, len(obs)
+
+
+def load(sampler: DistributedSampler, collection: Path | None, label: str) -> Loader:
+    """Open the cells with a sampler."""
+    loader = Loader(batch_sampler=sampler, return_index=True, to="torch")
+    if collection is None:
+        return loader.add_adata(made_up_cells(label))
+    return loader.use_collection(DatasetCollection(collection, mode="r"))
+
+
+def made_up_cells(label: str) -> ad.AnnData:
+    """Make up 2,001 cells of four types, the same on every rank."""
+    rng = np.random.default_rng(0)
+    types = rng.integers(4, size=2_001)
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
+    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+
+
+def log_rows(folder: Path | None, name: str, rows: list[np.ndarray]) -> None:
+    """Write down which rows this rank read."""
+    if folder is not None:
+        np.save(folder / f"{name}-rank{dist.get_rank()}.npy", np.concatenate(rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collection", type=Path, help="an annbatch collection; without one, cells are made up")
+    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each rank reads")
+    arguments = parser.parse_args()
+
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    main(**vars(arguments))
+    dist.destroy_process_group()

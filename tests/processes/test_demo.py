@@ -1,0 +1,151 @@
+"""The demo: it trains, its checks hold and can fail, and whatever can't be trained on gets one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import zarr
+from annbatch import DatasetCollection
+from rich.console import Console
+
+from demo.cells import check_collection, check_h5ad, write_collection
+from demo.job import Job
+from demo.report import report
+from tests.processes.configurations import CLASSES
+from tests.processes.launch import python, run
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+    type Done = subprocess.CompletedProcess[str]
+
+
+def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() -> None:
+    (done,) = run(python("-m", "demo", "--epochs", 2), seconds=90)
+
+    assert "700 cells: 560 to train on, 140 held out; 2 gloo ranks" in done.stdout
+    assert done.stdout.count("✓") == 5
+    assert "✗" not in done.stdout
+    assert "560 of 560 training rows were covered" in done.stdout
+    accuracies = [float(percent) for percent in re.findall(r"([\d.]+)%", done.stdout)]
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 60  # the most frequent of the ten labels makes up 34%
+    assert not re.search("Warning|Traceback", done.stderr)
+
+
+def test_the_demo_trains_on_a_collection_and_leaves_it_as_it_was(collection: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
+    options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--epochs", 1]
+    (done,) = run(python("-m", "demo", *options), seconds=90)
+
+    assert done.stdout.count("✓") == 5
+    assert "cells/s" in done.stdout
+    assert not re.search("Warning|Traceback", done.stderr)
+    assert before == {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
+
+
+def test_as_many_cells_as_asked_for_are_made_up_sparse_and_with_labels(tmp_path: Path) -> None:
+    written = tmp_path / "cells.zarr"
+    write_collection(Job(collection=str(written), h5ad=None, n_obs=1_234, label="type", epochs=1, results=""))
+
+    assert check_collection(written, "type") == 1_234
+    assert set(DatasetCollection(written, mode="r").obs()["type"]) == {f"type {code}" for code in range(10)}
+    assert zarr.open_group(written)["dataset_0/X"].attrs["encoding-type"] == "csr_matrix"
+
+
+def test_a_file_with_a_sparse_matrix_and_labels_that_are_text_becomes_a_collection(
+    collection: Path, tmp_path: Path
+) -> None:
+    file = collection.with_suffix(".h5ad")
+    n_obs = check_h5ad(file, "cell_type")
+    written = tmp_path / "cells.zarr"
+    write_collection(Job(collection=str(written), h5ad=str(file), n_obs=n_obs, label="cell_type", epochs=1, results=""))
+
+    assert check_collection(written, "cell_type") == n_obs
+    labels = DatasetCollection(written, mode="r").obs()["cell_type"]
+    assert Counter(labels) == Counter(CLASSES.astype(str).tolist())
+    assert labels.tolist() != CLASSES.astype(str).tolist()  # the rows are shuffled
+
+
+UNUSABLE = {
+    "a file that isn't there": (["--h5ad", "{folder}/none.h5ad"], "none.h5ad: no such file"),
+    "a file that isn't h5ad": (["--h5ad", __file__], "not an h5ad file"),
+    "a column that isn't there": (
+        ["--label", "cell_tpye"],
+        "no column 'cell_tpye' in obs; --label takes one of: bulk_labels",
+    ),
+    "a column of measurements": (["--label", "n_counts"], "'n_counts' holds measurements, not labels"),
+    "a collection that isn't there": (["--collection", "{folder}/none.zarr"], "none.zarr: no such folder"),
+    "a folder without zarr": (["--collection", "{folder}"], "not an annbatch collection"),
+    "a zarr group that isn't a collection": (["--collection", "{folder}/group.zarr"], "not an annbatch collection"),
+    "a collection without the column": (["--collection", "{collection}"], "no column 'bulk_labels' in obs"),
+    "too many ranks": (["--ranks", "36"], "700 cells are too few for 36 ranks"),
+    "too few cells": (["--cells", "39"], "39 cells are too few for 2 ranks"),
+    "two sources": (["--cells", "100", "--h5ad", "{folder}/none.h5ad"], "exclude each other"),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """How the demo ends on each of what it can't use."""
+    folder = tmp_path_factory.mktemp("unusable")
+    zarr.open_group(folder / "group.zarr", mode="w")
+    commands = [
+        python("-m", "demo", *(option.format(folder=folder, collection=collection) for option in options))
+        for options, _ in UNUSABLE.values()
+    ]
+    return dict(zip(UNUSABLE, run(*commands, seconds=90, expect=2), strict=True))
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_what_cannot_be_trained_on_gets_one_line_and_exit_code_2(refused: dict[str, Done], what: str) -> None:
+    assert refused[what].stdout == ""
+    (line,) = refused[what].stderr.splitlines()
+    assert line.startswith("demo: ")
+    assert UNUSABLE[what][1] in line
+
+
+# what two ranks could have read of 40 rows, of which 32 are to be trained on and a batch has 16
+TRAINED = [np.arange(16), np.arange(16, 32)]
+VALIDATED = [np.arange(32, 36), np.arange(36, 40)]
+
+
+@pytest.mark.parametrize(
+    ("trained", "validated", "counted", "wrong"),
+    [
+        (TRAINED, VALIDATED, 8, []),
+        ([TRAINED[0], TRAINED[0]], VALIDATED, 8, ["no row was read by two ranks"]),
+        ([TRAINED[0], TRAINED[1] + 1], VALIDATED, 8, ["no held-out row was trained on"]),
+        ([TRAINED[0], TRAINED[1][:15]], VALIDATED, 8, ["0 rows were left out"]),
+        (TRAINED, [VALIDATED[0], VALIDATED[1][1:]], 8, ["each of the 8 held-out cells was counted once"]),
+        (TRAINED, VALIDATED, 9, ["each of the 8 held-out cells was counted once"]),
+    ],
+)
+def test_the_report_finds_what_is_wrong_with_what_was_read(
+    tmp_path: Path, trained: list[np.ndarray], validated: list[np.ndarray], counted: int, wrong: list[str]
+) -> None:
+    for rank, (training, validation) in enumerate(zip(trained, validated, strict=True)):
+        np.savez(
+            tmp_path / f"rank{rank}.npz",
+            **{
+                "training rows 0": training,
+                "training batches 0": [len(training)],
+                "validation rows 0": validation,
+                "validation batches 0": [len(validation)],
+            },
+        )
+    (tmp_path / "history.json").write_text(json.dumps([{"right": 4, "counted": counted, "seconds": 1.0}]))
+    job = Job(collection="", h5ad=None, n_obs=40, label="", epochs=1, results=str(tmp_path))
+    shown = StringIO()
+
+    assert report(job, 2, Console(file=shown)) is (not wrong)
+
+    failed = [line for line in shown.getvalue().splitlines() if line.startswith("✗")]
+    assert all(text in line for text, line in zip(wrong, failed, strict=True))

@@ -1,0 +1,84 @@
+"""The examples, run as their docstrings say: what they print, and which rows each rank read."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from examples import custom_ranks
+from tests.processes.configurations import N_OBS
+from tests.processes.launch import free_port, python, run, torchrun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MADE_UP = 2_001  # how many cells the examples make up
+BATCH_SIZE = 32
+
+
+def rows(folder: Path, name: str) -> list[np.ndarray]:
+    """The rows that each rank of two wrote down."""
+    return [np.load(folder / f"{name}-rank{rank}.npy") for rank in range(2)]
+
+
+def check_training(read: list[np.ndarray], n_train: int) -> None:
+    """Check that two ranks read as many rows, all different, all to be trained on, and all that fill a step."""
+    assert len(read[0]) == len(read[1])
+    together = np.concatenate(read)
+    assert set(together) <= set(range(n_train))
+    assert len(set(together)) == len(together)
+    assert n_train - len(together) < 2 * BATCH_SIZE
+
+
+def test_the_torchrun_example_trains_on_disjoint_rows_and_counts_every_held_out_cell_once(
+    collection: Path, tmp_path: Path
+) -> None:
+    options = ["--collection", collection, "--epochs", 2, "--rows", tmp_path]
+    (done,) = run(torchrun("examples/torchrun_ddp.py", *options, ranks=2), seconds=90)
+
+    n_train = N_OBS * 4 // 5
+    for epoch in range(2):
+        check_training(rows(tmp_path, f"train-{epoch}"), n_train)
+        assert sorted(np.concatenate(rows(tmp_path, f"validation-{epoch}"))) == list(range(n_train, N_OBS))
+        assert f"epoch {epoch}" in done.stdout
+    assert f"of {N_OBS - n_train} held-out cells" in done.stdout
+
+
+def test_the_jax_example_trains_on_disjoint_rows_in_batches_that_span_all_devices(tmp_path: Path) -> None:
+    job = ["--num-processes", 2, "--coordinator", f"127.0.0.1:{free_port()}", "--epochs", 2, "--rows", tmp_path]
+    first, _ = run(*(python("examples/jax_pmap.py", "--process-id", process, *job) for process in range(2)), seconds=90)
+
+    for epoch in range(2):
+        check_training(rows(tmp_path, f"train-{epoch}"), MADE_UP)
+    assert set(np.concatenate(rows(tmp_path, "train-0"))) != set(np.concatenate(rows(tmp_path, "train-1")))
+    assert f"batches of {2 * BATCH_SIZE} on 4 devices" in first.stdout
+
+
+def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count(tmp_path: Path) -> None:
+    slurm = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"} for rank in range(2)]
+    run(
+        *[python("examples/custom_ranks.py", "--launcher", "slurm", tmp_path)] * 2,
+        environments=slurm,
+        seconds=90,
+    )
+
+    ranks = [np.load(tmp_path / f"rank{rank}.npz") for rank in range(2)]
+    assert sorted(np.concatenate([rank["rows"] for rank in ranks])) == list(range(MADE_UP))
+    cells = np.random.default_rng(0).poisson(2, size=(MADE_UP, 50))
+    assert np.array_equal(sum(rank["counts"] for rank in ranks), cells.sum(axis=0))
+
+
+def test_the_ranks_example_asks_slurm_or_mpi_and_fails_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as outside:
+        outside.delenv("SLURM_PROCID", raising=False)
+        with pytest.raises(KeyError, match="SLURM_PROCID"):
+            custom_ranks.slurm()
+
+    # stands in for mpi4py, which needs an MPI installed
+    world = SimpleNamespace(Get_rank=lambda: 3, Get_size=lambda: 8)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=world)))
+    assert custom_ranks.mpi() == (3, 8)

@@ -1,0 +1,71 @@
+"""Samplers and passes in processes that begin from nothing, as on every platform but Linux by default."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pytest
+from annbatch import DatasetCollection, Loader
+from torch.utils.data import DataLoader
+
+from annbatch_distributed import Rank
+from tests.processes.configurations import GOOD, HELD_OUT, N_OBS
+from tests.samplers import batches, flat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def spawned() -> Iterator[ProcessPoolExecutor]:
+    """One spawned process, for whatever is sent to it."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_pass_sent_in_the_middle_to_a_spawned_process_gives_the_rest_there(
+    spawned: ProcessPoolExecutor, name: str
+) -> None:
+    sampler = GOOD[name].sampler(Rank(1, 2))
+    whole = batches(sampler.sample(N_OBS))
+    sampler.set_epoch(0)
+    begun = sampler.sample(N_OBS)
+    done = batches(islice(begun, 1))
+
+    rest = batches(spawned.submit(list, begun).result(timeout=60))
+
+    assert done
+    assert rest
+    assert done + rest == whole
+    assert batches(begun) == rest  # here it goes on as well, as if it had not been sent
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_sampler_sent_in_mid_pass_makes_the_same_next_passes_in_a_spawned_process(
+    spawned: ProcessPoolExecutor, name: str
+) -> None:
+    sampler = GOOD[name].sampler(Rank(1, 2))
+    next(sampler.sample(N_OBS))
+
+    there = batches(spawned.submit(list, spawned.submit(sampler.sample, N_OBS).result(timeout=60)).result(timeout=60))
+
+    assert there == batches(sampler.sample(N_OBS))
+
+
+def test_a_spawned_dataloader_worker_gives_each_row_of_the_shard_once_in_the_promised_number_of_batches(
+    collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZARR_CODEC_PIPELINE__PATH", "zarrs.ZarrsCodecPipeline")  # the worker's zarr reads it
+    sampler = GOOD["exact"].sampler(Rank(0, 2))
+    loader = Loader(batch_sampler=sampler, return_index=True).use_collection(DatasetCollection(collection, mode="r"))
+    worker = DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn", timeout=60)
+
+    read = [batch["index"].tolist() for batch in worker]
+
+    assert sorted(flat(read)) == list(range(HELD_OUT.start, HELD_OUT.start + 48))
+    assert len(read) == len(worker) == 7  # six would do, but rank 1 has 49 rows
