@@ -79,7 +79,7 @@ def _large_arrays(sampler: Sampler) -> list[Any]:
 def _n_bytes(thing: object) -> int | None:
     """The size of an array, whoever's: numpy's, pandas', torch's and zarr's have ``nbytes``. None if it is none."""
     if isinstance(thing, pd.DataFrame):
-        return thing.size * 8  # about, and at once
+        return int(thing.size) * 8  # about, and at once
     n_bytes = getattr(thing, "nbytes", None)
     return n_bytes if isinstance(n_bytes, int) else None
 

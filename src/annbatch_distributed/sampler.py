@@ -304,6 +304,8 @@ class DistributedSampler(Sampler):
         RuntimeError
             While iterating, if the wrapped sampler doesn't yield what its ``n_batches`` says, or asks for rows outside
             of those that it was given.
+        NotImplementedError
+            While iterating in one of several workers of torch's ``DataLoader``.
         """
         plan = self.plan(n_obs)
         begun = Pass(self._sampler, plan, self.rank, self._root, self._passes)
