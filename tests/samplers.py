@@ -126,6 +126,12 @@ class Locked(RandomSampler):
 class Uncopyable(RandomSampler):
     """Refuses to be copied or pickled in any way."""
 
+    __slots__ = ("__hidden",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__hidden = [1]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Uncopyable:
         msg = "not me"
         raise RuntimeError(msg)

@@ -9,10 +9,16 @@ import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
+from annbatch_distributed.localize import localize
 from tests.samplers import MaskBlind, NoBatchSize, batches, flat, job
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from annbatch.abc import Sampler
+    from annbatch.types import LoadRequest
+
+    from annbatch_distributed.sharding import Rows
 
 
 def labels(*runs: int) -> pd.Categorical:
@@ -38,7 +44,12 @@ def classes(*runs: int, **kwargs: Any) -> ClassSampler:
             {"remainder": "exact"},
             "promises every row. Use drop_last=False",
         ),
-        (RandomSampler(1, 1, 1), 101, {"remainder": "exact"}, "can't give every rank 26 batches"),
+        (
+            RandomSampler(1, 1, 1),
+            101,
+            {"remainder": "exact"},
+            "RandomSampler makes 25 of the 25 rows of rank 0, and 26 on rank 3",
+        ),
         (classes(25, 25, 25, 25), 101, {}, "does not match loader n_obs"),
         (classes(26, 26, 26, 22), 100, {"remainder": "keep"}, r"rank 1 of 4, which are 25:50 .* chunk_size \(4\)"),
         (
@@ -101,7 +112,7 @@ def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -
 
 
 class Uneven(MaskBlind):
-    """Gives a batch for every row beyond the tenth."""
+    """Gives two more batches for every row beyond the tenth."""
 
     def n_batches(self, n_obs: int) -> int:
         return 1 + 2 * max(0, n_obs - 10)
@@ -109,8 +120,85 @@ class Uneven(MaskBlind):
 
 def test_counts_too_far_apart_cannot_be_made_equal() -> None:
     for rank in job(Uneven(20), 2, remainder="exact"):
-        with pytest.raises(ValueError, match="can't give every rank 3 batches: some of the 2 ranks have 10 rows"):
+        with pytest.raises(ValueError, match="Uneven makes 1 of the 10 rows of rank 0, and 3 on rank 1"):
             rank.n_batches(21)
+
+
+class WholeRequests(MaskBlind):
+    """Leaves out what does not fill a request of two batches."""
+
+    def n_batches(self, n_obs: int) -> int:
+        return n_obs // (2 * self.batch_size) * 2
+
+
+def test_exact_is_refused_for_samplers_that_cannot_read_every_row() -> None:
+    for rank in job(WholeRequests(4), 2, remainder="exact"):
+        with pytest.raises(ValueError, match="4 batches of 4 rows at most, and so leaves out some of its 22 rows"):
+            rank.n_batches(44)
+
+
+class PerRow(MaskBlind):
+    """One batch of one row for each row of the collection with a weight."""
+
+    def __init__(self, weights: list[int]) -> None:
+        super().__init__(1)
+        self.weights = np.array(weights)
+
+    def n_batches(self, n_obs: int) -> int:
+        return int(self.weights.sum())
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        for row in np.flatnonzero(self.weights).tolist():
+            yield {"requests": [slice(row, row + 1)], "splits": [np.arange(1)]}
+
+
+@localize.register(PerRow)
+def _localize_per_row(sampler: PerRow, rows: Rows, n_obs: int) -> PerRow:
+    return PerRow(sampler.weights[rows.to_array()].tolist())
+
+
+def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_is_tied_to_rows() -> None:
+    uneven = PerRow([1, 1, 1, 0, 1, 0, 0, 0])
+    for rank, n_batches in zip(job(uneven, 2, remainder="keep"), (3, 1), strict=True):
+        assert rank.n_batches(8) == len(batches(rank.sample(8))) == n_batches
+    for policy in ("drop", "pad", "exact"):
+        for rank in job(uneven, 2, remainder=policy):
+            with pytest.raises(ValueError, match="PerRow"):
+                rank.n_batches(8)
+
+
+def test_the_lost_rows_stay_where_moving_them_would_make_other_counts() -> None:
+    for weights, lost in (([1, 0, 1, 0, 1], [[4], [0], [4]]), ([1, 1, 1, 1, 0], [[4], [4], [4]])):
+        [first, second] = job(PerRow(weights), 2)
+        for epoch, expected in enumerate(lost):
+            for sampler in (first, second):
+                sampler.set_epoch(epoch)
+                assert list(sampler.plan(5).lost) == expected
+                assert sampler.n_batches(5) == len(batches(sampler.sample(5)))
+
+
+class Growing(MaskBlind):
+    """Makes smaller batches in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def n_batches(self, n_obs: int) -> int:
+        return (n_obs // 2) if self.epoch else (n_obs // 4)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        size = 2 if self.epoch else 4
+        for start in range(0, n_obs - size + 1, size):
+            yield {"requests": [slice(start, start + size)], "splits": [np.arange(size)]}
+
+
+def test_a_sampler_with_epochs_of_its_own_is_counted_in_each_of_them() -> None:
+    for sampler in job(Growing(4), 2):
+        for epoch, n_batches in ((0, 5), (1, 10), (0, 5)):
+            sampler.set_epoch(epoch)
+            assert sampler.n_batches(40) == len(batches(sampler.sample(40))) == n_batches
 
 
 class Unknown(MaskBlind):

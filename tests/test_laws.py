@@ -9,6 +9,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from annbatch.samplers import RandomSampler
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
@@ -141,7 +142,7 @@ def test_which_rows_a_rank_owns_does_not_depend_on_what_it_did_before(drawn: Job
     assert {row for batch in batches(used.sample(drawn.n_obs)) for row in batch} <= set(plans[0].shard(0).rows)
 
 
-@given(jobs().filter(lambda drawn: drawn.kind != "index-arrays" or drawn.options["seed"] is not None))
+@given(jobs())
 def test_the_global_random_state_changes_nothing(drawn: Job) -> None:
     ranks = runnable(drawn)
     read = []
@@ -213,39 +214,67 @@ def _state(drawn: Job) -> tuple[object, ...]:
     return drawn.sampler.mask, None if rng is None else str(rng.bit_generator.state)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@given(n_nodes=st.integers(1, 3), n_local=st.integers(1, 3), drawn=jobs())
-def test_a_wrapped_wrapper_shares_out_a_nodes_rows_among_its_ranks(
-    policy: str, n_nodes: int, n_local: int, drawn: Job
-) -> None:
-    """Nodes, then ranks within a node: the same laws hold for all ranks of the job."""
-    ranks = [
+#: Outer and inner policy, where both can keep what they promise.
+NESTED = [
+    *((policy, policy) for policy in POLICIES),
+    *((outer, inner) for outer in ("drop", "keep") for inner in ("exact", "pad")),
+    ("pad", "exact"),
+]
+
+
+def nested(drawn: Job, outer: str, inner: str, n_nodes: int, n_local: int) -> list[DistributedSampler]:
+    """Nodes, then ranks within a node: all ranks of the job."""
+    return [
         DistributedSampler(
-            DistributedSampler(drawn.sampler, dist_info=Rank(local, n_local), remainder=policy),
+            DistributedSampler(drawn.sampler, dist_info=Rank(local, n_local), remainder=inner),
             dist_info=Rank(node, n_nodes),
-            **drawn.options | {"remainder": policy},
+            **drawn.options | {"remainder": outer},
         )
         for node in range(n_nodes)
         for local in range(n_local)
     ]
-    try:
-        counts = [sampler.n_batches(drawn.n_obs) for sampler in ranks]
-    except ValueError:
-        for sampler in ranks:
-            with pytest.raises(ValueError, match=r".+"):
-                sampler.sample(drawn.n_obs)
+
+
+@pytest.mark.parametrize(("outer", "inner"), NESTED)
+@given(n_nodes=st.integers(1, 3), n_local=st.integers(1, 3), drawn=jobs(), epoch=st.integers(0, 2))
+def test_a_wrapped_wrapper_shares_out_a_nodes_rows_among_its_ranks(
+    outer: str, inner: str, n_nodes: int, n_local: int, drawn: Job, epoch: int
+) -> None:
+    ranks = nested(drawn, outer, inner, n_nodes, n_local)
+    outcomes: list[int | str] = []
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
+        try:
+            outcomes.append(sampler.n_batches(drawn.n_obs))
+        except ValueError as error:
+            outcomes.append(str(error))
+    if any(isinstance(outcome, str) for outcome in outcomes):
+        assert len(set(outcomes)) == 1
         return
     event("runs")
-    read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
-    assert [len(rank) for rank in read] == counts
-    rows = flat(flat(read))
+    requests = [list(sampler.sample(drawn.n_obs)) for sampler in ranks]
+    assert [len(batches(rank)) for rank in requests] == outcomes
+    rows = flat(flat(map(batches, requests)))
     assert set(rows) <= set(drawn.window())
-    if policy != "keep":
-        assert len(set(counts)) == 1
-    if drawn.kind in PASSING and policy in ("drop", "keep", "exact"):
-        assert len(rows) == len(set(rows))
-    if drawn.kind in PASSING and policy in ("exact", "pad"):
-        assert set(rows) == set(drawn.window())
-    if drawn.kind in PASSING and policy == "pad":
-        marks = [flat(repeats(sampler.sample(drawn.n_obs))) for sampler in ranks]
-        assert sum(len(rank) - sum(rank) for rank in marks) == len(drawn.window())
+    if outer != "keep":
+        assert len(set(outcomes)) == 1
+    if drawn.kind not in PASSING or (drops_rows(drawn) and "keep" in (outer, inner)):
+        return
+    if "pad" in (outer, inner):
+        first_times = [
+            row
+            for rank in requests
+            for row, mark in zip(flat(batches(rank)), flat(repeats(rank)), strict=True)
+            if not mark
+        ]
+    else:
+        first_times = rows
+    assert len(first_times) == len(set(first_times))
+    if "drop" not in (outer, inner):
+        assert sorted(first_times) == drawn.window()
+
+
+@pytest.mark.parametrize(("outer", "inner"), sorted({(o, i) for o in POLICIES for i in POLICIES} - set(NESTED)))
+def test_policies_that_cannot_keep_their_promises_together_are_refused(outer: str, inner: str) -> None:
+    with pytest.raises(ValueError, match=rf"remainder='{outer}' around a DistributedSampler needs remainder="):
+        nested(Job(8, 4, RandomSampler(2, 2, 2), 2, "random", {}), outer, inner, 2, 2)

@@ -12,7 +12,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.localize import confine, is_tied, localize
 from annbatch_distributed.sharding import Rows
-from tests.samplers import MaskBlind, flat, request_rows
+from tests.samplers import MaskBlind, batches, flat, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,10 +48,33 @@ def test_class_weights_are_those_of_the_classes_in_its_rows() -> None:
 
 
 def test_labels_of_one_stretch_are_not_copied() -> None:
-    sampler = class_sampler()
-    local = localize(sampler, Rows((range(25, 75),)), 100)
+    local = localize(class_sampler(), Rows((range(25, 75),)), 100)
     assert np.shares_memory(local._rle_manager._classes.codes, LABELS.codes)  # type: ignore[attr-defined]
-    assert sampler.mask == slice(0, 100)
+
+
+def test_a_mask_that_cannot_be_assigned_is_an_error_that_names_the_sampler() -> None:
+    class Fixed(MaskBlind):
+        mask = property(lambda self: slice(0, 8))
+
+    for rank in range(2):
+        with pytest.raises(TypeError, match=r"Fixed has the mask slice\(0, 8, None\), which can't be assigned"):
+            DistributedSampler(Fixed(2), dist_info=Rank(rank, 2)).n_batches(20)
+
+
+def test_a_sampler_without_a_mask_reads_everything() -> None:
+    class Maskless(MaskBlind):
+        mask = None  # type: ignore[assignment]
+
+    assert str(DistributedSampler(Maskless(2), dist_info=Rank(0, 2)).plan(20).window) == "0:20"
+
+
+def test_a_class_sampler_that_is_being_iterated_can_be_shared_out() -> None:
+    sampler = class_sampler()
+    open_pass = iter(sampler.sample(100))
+    next(open_pass)
+    for mask in (slice(0, 50), [slice(0, 25), slice(75, 100)]):
+        wrapped = DistributedSampler(sampler, dist_info=Rank(0, 1), mask=mask)
+        assert wrapped.n_batches(100) == len(batches(wrapped.sample(100)))
 
 
 def test_labels_of_another_number_of_rows_are_an_error() -> None:
@@ -63,6 +86,8 @@ def test_annbatch_still_keeps_labels_under_the_names_that_are_used_here() -> Non
     """If this fails, annbatch has renamed what ``_classes`` and ``_set_classes`` use."""
     sampler = class_sampler()
     assert sampler._n_obs == 100
+    assert sampler._num_open_passes == 0
+    next(iter(sampler.sample(100)))
     assert isinstance(sampler._rle_manager._classes, pd.Categorical)
     assert sampler._rle_manager._classes.codes.tolist() == LABELS.codes.tolist()
 
@@ -114,10 +139,9 @@ def test_only_annbatchs_own_samplers_are_trusted_to_stay_within_a_mask() -> None
 
     stretch, stretches = Rows((range(20, 40),)), Rows((range(20, 40), range(60, 80)))
     sampler = RandomSampler(5, 2, 5)
-    confined = confine(sampler, stretch)
-    assert confined is not None
-    assert confined.mask == slice(20, 40)
+    assert not confine(sampler, stretches)
     assert sampler.mask == slice(0, None)
-    assert confine(sampler, stretches) is None
-    assert confine(Own(5, 2, 5), stretch) is None
-    assert confine(MaskBlind(2), stretch) is None
+    assert confine(sampler, stretch)
+    assert sampler.mask == slice(20, 40)
+    assert not confine(Own(5, 2, 5), stretch)
+    assert not confine(MaskBlind(2), stretch)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.requests import complete, fit, translate
-from annbatch_distributed.sharding import Rows, Shard
+from annbatch_distributed.requests import complete, fit, mark_repeats, translate
+from annbatch_distributed.sharding import Rows
 from tests.samplers import batches, flat, request_rows
 
 if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
-SHARD = Shard(Rows((range(10, 14), range(20, 26))), n_own=8)
+ROWS = Rows((range(10, 14), range(20, 26)))
 
 
 def cut(sizes: list[int]) -> LoadRequest:
@@ -54,16 +54,8 @@ def test_without_splits_and_batch_size_there_is_nothing_to_cut_to() -> None:
         list(complete([{"requests": []}], batch_size=None, shuffle=True, rng=np.random.default_rng(0), name="It"))
 
 
-@pytest.mark.parametrize(
-    ("planned", "expected"),
-    [
-        (5, [[4, 4], [4, 4, 3]]),
-        (6, [[4, 4], [4, 2, 2, 3]]),
-        (7, [[4, 4], [2, 2, 2, 2, 3]]),
-        (8, [[4, 4], [2, 2, 2, 2, 2, 1]]),
-    ],
-)
-def test_missing_batches_come_from_halving_the_largest_of_the_last_request(
+@pytest.mark.parametrize(("planned", "expected"), [(5, [[4, 4], [4, 4, 3]]), (6, [[4, 4], [4, 2, 2, 3]])])
+def test_a_missing_batch_comes_from_halving_the_largest_of_the_last_request(
     planned: int, expected: list[list[int]]
 ) -> None:
     given_requests = [cut([4, 4]), cut([4, 4, 3])]
@@ -79,9 +71,7 @@ def test_a_request_without_batches_after_the_last_one_is_passed_on() -> None:
 
 
 def test_single_rows_cannot_be_halved() -> None:
-    with pytest.raises(
-        RuntimeError, match="The last load request of It has too few rows to be cut into 1 batches more"
-    ):
+    with pytest.raises(RuntimeError, match="It ended on batches of a single row"):
         list(fit([cut([1, 1])], natural=2, planned=3, name="It"))
 
 
@@ -96,18 +86,42 @@ def test_a_broken_promise_is_an_error_that_names_the_sampler(natural: int, messa
 
 @given(st.data())
 def test_translated_rows_are_the_shards(data: st.DataObject) -> None:
-    rows = list(SHARD.rows)
+    rows = list(ROWS)
     if data.draw(st.booleans(), label="index array"):
         requests: Any = np.array(data.draw(st.lists(st.integers(0, 9), max_size=6)), dtype=np.int32)
     else:
         bounds = st.tuples(st.integers(0, 10), st.integers(0, 10)).map(lambda pair: slice(*sorted(pair)))
         requests = data.draw(st.lists(bounds, max_size=4))
     request: LoadRequest = {"requests": requests, "splits": []}
-    [translated] = translate([request], SHARD, mark_repeats=True, name="It")
+    [translated] = translate(mark_repeats([request], first=8), ROWS, name="It")
     local = request_rows(request)
     assert request_rows(translated) == [rows[position] for position in local]
     assert translated["repeated"].tolist() == [position >= 8 for position in local]  # type: ignore[typeddict-item]
     assert request["requests"] is requests
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32])
+@pytest.mark.parametrize("offset", [200, 60_000, 4 * 10**9])
+def test_an_index_array_of_any_type_is_translated_to_rows_that_this_type_does_not_hold(dtype: Any, offset: int) -> None:
+    request: LoadRequest = {"requests": np.arange(100, dtype=dtype), "splits": []}
+    [translated] = translate([request], Rows((range(offset, offset + 100),)), name="It")
+    assert request_rows(translated) == list(range(offset, offset + 100))
+
+
+@pytest.mark.parametrize("requests", [[1, 2, 3], np.array([0.5])])
+def test_what_is_neither_slices_nor_integers_is_a_type_error_that_names_the_sampler(requests: Any) -> None:
+    with pytest.raises(TypeError, match="The requests of It must be slices or an integer array of rows, got"):
+        list(translate([{"requests": requests, "splits": []}], ROWS, name="It"))
+
+
+def test_without_splits_and_shuffle_nothing_says_whether_to_shuffle() -> None:
+    with pytest.raises(ValueError, match="so shuffle must be True or False, and is None"):
+        list(complete([{"requests": []}], batch_size=2, shuffle=None, rng=np.random.default_rng(0), name="It"))
+
+
+def test_a_request_for_no_rows_has_no_batches() -> None:
+    [request] = complete([{"requests": []}], batch_size=2, shuffle=False, rng=np.random.default_rng(0), name="It")
+    assert request["splits"] == []
 
 
 def test_other_keys_are_passed_on_and_repeats_marked_before_stay_marked() -> None:
@@ -117,10 +131,10 @@ def test_other_keys_are_passed_on_and_repeats_marked_before_stay_marked() -> Non
         "note": 1,
         "repeated": np.array([True, False, False, True]),
     }
-    [translated] = translate([request], SHARD, mark_repeats=True, name="It")
+    [translated] = mark_repeats(translate([request], ROWS, name="It"), first=24)
     assert translated["note"] == 1  # type: ignore[typeddict-item]
     assert translated["repeated"].tolist() == [True, False, True, True]  # type: ignore[typeddict-item]
-    [unmarked] = translate([request], SHARD, mark_repeats=False, name="It")
+    [unmarked] = translate([request], ROWS, name="It")
     assert unmarked["repeated"] is request["repeated"]  # type: ignore[typeddict-item]
 
 
@@ -128,8 +142,8 @@ def test_other_keys_are_passed_on_and_repeats_marked_before_stay_marked() -> Non
     "requests",
     [[slice(8, 11)], [slice(0, 2), slice(-1, 3)], np.array([0, 10]), np.array([-1]), np.array([slice(3, 99)])],
 )
-@pytest.mark.parametrize("shard", [SHARD, Shard(Rows((range(50, 60),)), 10)])
-def test_rows_outside_the_shard_are_an_error_that_names_the_sampler(requests: Any, shard: Shard) -> None:
+@pytest.mark.parametrize("rows", [ROWS, Rows((range(50, 60),))])
+def test_rows_outside_the_shard_are_an_error_that_names_the_sampler(requests: Any, rows: Rows) -> None:
     request: LoadRequest = {"requests": requests, "splits": []}
     with pytest.raises(RuntimeError, match=r"It was given the rows \[0, 10\) and asked for rows from \["):
-        list(translate([request], shard, mark_repeats=False, name="It"))
+        list(translate([request], rows, name="It"))

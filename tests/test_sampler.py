@@ -108,18 +108,25 @@ def test_a_seed_makes_the_order_reproducible_whatever_the_wrapped_samplers_gener
     assert order(one(random(5))) == order(one(random(5))) != order(one(random(6)))
 
 
+class Bare(IndexArrays):
+    """Leaves the shuffling to the loader, and has no generator."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__(batch_size)
+        self._rng = None
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        yield {"requests": np.arange(n_obs)}
+
+
 def test_samplers_without_a_generator_and_without_splits_are_reproducible_by_the_seed() -> None:
-    class Plain(IndexArrays):
-        def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-            yield {"requests": np.arange(n_obs)}
-
-    bare = Plain(4)
-    bare.rng = None
-    assert order(one(bare, seed=3)) == order(one(bare, seed=3)) != order(one(bare, seed=4))
-    assert order(one(bare)) != order(one(bare))
+    assert order(one(Bare(4), seed=3)) == order(one(Bare(4), seed=3)) != order(one(Bare(4), seed=4))
+    assert order(one(Bare(4))) != order(one(Bare(4)))
 
 
-@pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (0.5, TypeError), ("7", TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("seed", "error"), [(-1, ValueError), (2**63, ValueError), (0.5, TypeError), ("7", TypeError), (True, TypeError)]
+)
 def test_a_seed_is_an_integer_of_at_least_0(seed: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"seed must be .*got"):
         one(seed=seed)
@@ -146,6 +153,65 @@ def test_the_generator_can_be_read_without_effect_and_assigned_with_effect() -> 
     assert order(sampler) == order(one(random(6))) != expected
     assert given_rng.bit_generator.state == np.random.default_rng(6).bit_generator.state
     assert sampler.rng.bit_generator.state == given_rng.bit_generator.state
+
+
+class Composed(MaskBlind):
+    """Draws with the generator of a sampler that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.inner = random()
+
+    def n_batches(self, n_obs: int) -> int:
+        return self.inner.n_batches(n_obs)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        yield from self.inner.sample(n_obs)
+
+
+def test_generators_held_elsewhere_than_in_rng_are_fresh_in_every_pass_and_on_every_rank_too() -> None:
+    first, second = job(Composed(), 2, remainder="keep")
+    passes = [tuple(order(first)) for _ in range(3)]
+    first.set_epoch(1)
+    passes += [tuple(order(first)), tuple(row - 50 for row in order(second))]
+    assert len(set(passes)) == 5
+    assert order(job(Composed(), 2, remainder="keep")[0]) == list(passes[0])
+    assert order(one(Composed(), remainder="keep", seed=1)) != order(one(Composed(), remainder="keep", seed=2))
+
+
+def test_a_wrapped_wrapper_without_a_generator_takes_the_outer_seed() -> None:
+    def both(seed: int) -> DistributedSampler:
+        return one(one(Bare(4)), seed=seed)
+
+    sampler = both(3)
+    passes = [order(sampler) for _ in range(2)]
+    assert passes[0] != passes[1]
+    again = both(3)
+    assert passes == [order(again) for _ in range(2)]
+    assert passes[0] != order(both(4))
+
+
+@pytest.mark.parametrize("rng", [np.random.RandomState(0), 7, "seed"])
+def test_what_is_no_generator_is_a_type_error(rng: Any) -> None:
+    wrapped = MaskBlind(2)
+    wrapped.rng = rng
+    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got"):
+        one(wrapped)
+    sampler = one()
+    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got"):
+        sampler.rng = rng
+
+
+def test_a_subclass_is_deep_copied_with_what_it_holds() -> None:
+    class Logging(DistributedSampler):
+        log: list[int]
+
+    sampler = Logging(random(), dist_info=Rank(0, 2))
+    sampler.log = []
+    duplicate = copy.deepcopy(sampler)
+    duplicate.log.append(1)
+    assert type(duplicate) is Logging
+    assert sampler.log == []
 
 
 def test_lightning_reaches_set_epoch_through_the_batch_samplers_sampler() -> None:
@@ -194,14 +260,14 @@ def test_enforce_equal_batches_is_drop_or_keep() -> None:
     assert one(remainder="keep").plan(100) != one(remainder="drop").plan(100)
 
 
-@pytest.mark.parametrize("n_obs", [0, -1])
-def test_no_rows_are_an_error(n_obs: int) -> None:
-    with pytest.raises(ValueError, match="must lie within the collection's rows"):
+@pytest.mark.parametrize(("n_obs", "message"), [(0, "within the collection's rows"), (-1, "n_obs must be at least 0")])
+def test_no_rows_are_an_error(n_obs: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         one().n_batches(n_obs)
 
 
 def test_the_number_of_rows_is_an_integer() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"n_obs must be an integer, got 99\.5"):
         one().n_batches(99.5)
     assert one().n_batches(np.int64(99)) == 6
 

@@ -4,8 +4,8 @@ Almost every sampler runs on *local* rows ``[0, len(rows))`` as it runs on a col
 ``n_obs=len(rows)`` and an open mask, and never learns which rows of the collection they are.
 
 A sampler that holds something for each row of the collection, such as a label, is tied to absolute rows. What it holds
-must be narrowed down to the shard's rows first. How is said by a function registered for its type, in the only
-``functools.singledispatch`` of this package: the types are an open set that we don't own.
+must be narrowed down to the shard's rows first. How is said by a function registered for its type: the types are an
+open set that we don't own, which is what ``functools.singledispatch`` is for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import numpy as np
 import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
-from annbatch_distributed.private_copy import private_copy
-
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
@@ -27,14 +25,14 @@ if TYPE_CHECKING:
 
 @singledispatch
 def localize(sampler: Sampler, rows: Rows, n_obs: int) -> Sampler:
-    """Return a private copy of a sampler that runs on the local rows of a shard.
+    """Make a sampler run on the local rows of a shard.
 
     Register a function of the same signature for the type of a sampler that is tied to absolute rows.
 
     Parameters
     ----------
     sampler
-        Any sampler. It is left as it is.
+        A private copy of any sampler, which may be changed.
     rows
         The shard, as global rows; local row ``p`` is the ``p``-th of them.
     n_obs
@@ -42,8 +40,8 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> Sampler:
 
     Returns
     -------
-    A sampler whose ``validate``, ``n_batches`` and ``sample`` take ``len(rows)`` for ``n_obs``, and whose requests are
-    local rows.
+    The sampler, or another one, whose ``validate``, ``n_batches`` and ``sample`` take ``len(rows)`` for ``n_obs``, and
+    whose requests are local rows.
 
     Raises
     ------
@@ -54,50 +52,58 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> Sampler:
     --------
     >>> from annbatch.samplers import SequentialSampler
     >>> from annbatch_distributed.sharding import Rows
-    >>> sampler = SequentialSampler(2, 1, 2, mask=slice(4, 8))
-    >>> local = localize(sampler, Rows((range(6, 8),)), 100)
-    >>> [request["requests"].tolist() for request in local.sample(2)], sampler.mask
-    ([[slice(0, 2, None)]], slice(4, 8, None))
+    >>> local = localize(SequentialSampler(2, 1, 2, mask=slice(4, 8)), Rows((range(6, 8),)), 100)
+    >>> [request["requests"].tolist() for request in local.sample(2)]
+    [[slice(0, 2, None)]]
     """
     del rows, n_obs  # only samplers tied to absolute rows have to know more than how many local rows there are
-    local = private_copy(sampler)
-    if local.mask != slice(0, None):
-        local.mask = slice(0, None)
-    return local
+    if sampler.mask not in (None, slice(0, None)):
+        try:
+            sampler.mask = slice(0, None)
+        except AttributeError as error:
+            msg = (
+                f"{type(sampler).__name__} has the mask {sampler.mask}, which can't be assigned. To run on a rank's "
+                "rows it must take another one; give it a setter for mask."
+            )
+            raise TypeError(msg) from error
+    return sampler
 
 
 @localize.register(ClassSampler)
 def _localize_class_sampler(sampler: ClassSampler, rows: Rows, n_obs: int) -> ClassSampler:
     sampler.validate(n_obs)  # one label per row of the collection
-    local = private_copy(sampler)
-    _set_classes(local, _take(_classes(sampler), rows))
-    return local
+    _close_passes(sampler)
+    _set_classes(sampler, _take(_classes(sampler), rows))
+    return sampler
 
 
 #: annbatch's own samplers, which stay within their mask. Their subclasses may not.
 _KEEP_TO_MASK = (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)
 
 
-def confine(sampler: Sampler, rows: Rows) -> Sampler | None:
-    """Return a private copy of a sampler that runs on the shard's rows where they are, or None where it can't.
+def confine(sampler: Sampler, rows: Rows) -> bool:
+    """Make a sampler run on the shard's rows where they are, if it can be trusted to.
 
     A shortcut: if a sampler stays within its mask and the shard is one stretch, a mask gives bit for bit the requests
     that local rows and their translation give, without the time that goes into translating every slice.
 
     Parameters
     ----------
-    sampler, rows
-        As for :func:`localize`.
+    sampler
+        A private copy of any sampler; it is changed only if that is enough.
+    rows
+        The shard, as global rows.
 
     Returns
     -------
-    A sampler whose ``sample`` takes the collection's ``n_obs``, and whose requests are global rows.
+    Whether it now runs on these rows: its ``sample`` then takes the collection's ``n_obs``, and gives global rows.
     """
     if type(sampler) not in _KEEP_TO_MASK or len(rows.ranges) != 1:
-        return None
-    confined = private_copy(sampler)
-    confined.mask = slice(rows.ranges[0].start, rows.ranges[0].stop)
-    return confined
+        return False
+    if isinstance(sampler, ClassSampler):
+        _close_passes(sampler)
+    sampler.mask = slice(rows.ranges[0].start, rows.ranges[0].stop)
+    return True
 
 
 @singledispatch
@@ -116,13 +122,17 @@ def _take(classes: pd.Categorical, rows: Rows) -> pd.Categorical:
     return pd.Categorical.from_codes(codes, dtype=classes.dtype)
 
 
-# annbatch has no public way to read or replace a class sampler's labels. Both private names that stand in for it are
-# used here and nowhere else; tests/test_localize.py fails if annbatch renames them.
+# annbatch has no public way to read or replace a class sampler's labels, or to say that a copy has no pass open. The
+# private names that stand in for it are used here and nowhere else; tests/test_localize.py fails if one is renamed.
 
 
 def _classes(sampler: ClassSampler) -> pd.Categorical:
     classes: pd.Categorical = sampler._rle_manager._classes
     return classes
+
+
+def _close_passes(sampler: ClassSampler) -> None:
+    sampler._num_open_passes = 0  # the original may have been copied with one open
 
 
 def _set_classes(sampler: ClassSampler, classes: pd.Categorical) -> None:

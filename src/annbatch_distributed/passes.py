@@ -20,8 +20,9 @@ from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
 from annbatch_distributed.localize import confine, localize
+from annbatch_distributed.private_copy import private_copy
 from annbatch_distributed.randomness import generator
-from annbatch_distributed.requests import complete, fit, translate
+from annbatch_distributed.requests import complete, fit, mark_repeats, translate
 
 if TYPE_CHECKING:
     from annbatch_distributed.sharding import EpochPlan
@@ -67,27 +68,27 @@ class Pass(Iterator[LoadRequest]):
     def _requests(self) -> Iterator[LoadRequest]:
         _refuse_several_workers()
         plan, shard = self.plan, self.plan.shard(self.rank)
-        mark_repeats = plan.remainder == "pad"
-        # repeats are told by their local rows
-        confined = None if mark_repeats else confine(self.sampler, shard.rows)
-        running = localize(self.sampler, shard.rows, plan.n_obs) if confined is None else confined
-        rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes)
-        if running.rng is not None:
-            running.rng = rng
-        # a sampler with epochs of its own follows this one's: a wrapper that is wrapped again, for one
-        if callable(set_epoch := getattr(running, "set_epoch", None)):
-            set_epoch(plan.epoch)
         name = type(self.sampler).__name__
+        rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes)
+        sampler = private_copy(self.sampler, rng)
+        confined = confine(sampler, shard.rows)
+        if not confined:
+            sampler = localize(sampler, shard.rows, plan.n_obs)
+        # where rng is worked out instead of held, and in a sampler that has just been made for these rows
+        if sampler.rng is not None and sampler.rng is not rng:
+            sampler.rng = rng
+        follow_epoch(sampler, plan.epoch)
         requests = complete(
-            _run(running, len(shard) if confined is None else plan.n_obs),
-            batch_size=running.batch_size,
-            shuffle=running.shuffle,
+            _run(sampler, plan.n_obs if confined else len(shard)),
+            batch_size=sampler.batch_size,
+            shuffle=sampler.shuffle,
             rng=rng,
             name=name,
         )
-        natural, planned = plan.natural_batches[len(shard)], plan.n_batches(self.rank)
-        fitted = fit(requests, natural=natural, planned=planned, name=name)
-        return fitted if confined is not None else translate(fitted, shard, mark_repeats=mark_repeats, name=name)
+        requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
+        if plan.remainder == "pad":
+            requests = mark_repeats(requests, shard.n_own + (shard.rows.ranges[0].start if confined else 0))
+        return requests if confined else translate(requests, shard.rows, name=name)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_stream": None}
@@ -95,6 +96,12 @@ class Pass(Iterator[LoadRequest]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # nothing but the stream, which a copy leaves out, ever changes in place
         return copy.copy(self)
+
+
+def follow_epoch(sampler: Sampler, epoch: int) -> None:
+    """Tell a sampler that has epochs of its own which one it is: a wrapper that is wrapped again, for one."""
+    if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+        set_epoch(epoch)
 
 
 def _run(sampler: Sampler, n_obs: int) -> Iterator[LoadRequest]:

@@ -1,9 +1,11 @@
 """A private copy of any sampler: what happens to the one never reaches the other.
 
-1. Large arrays that the sampler holds (labels of 10^8 rows, say) are found and shared instead of copied.
-2. Everything else is deep-copied.
-3. If the sampler refuses that (it holds an open file or a lock, or forbids it), its attributes are deep-copied one by
-   one, and those that can't be copied are shared.
+1. What the sampler holds is searched for large arrays and for random generators, however deep.
+2. Large arrays (labels of 10^8 rows, say) are shared instead of copied, and numpy's can't be written through the copy.
+3. Generators are replaced where new ones are given, so that no pass repeats another's order.
+4. Everything else is deep-copied.
+5. If the sampler refuses that (it holds an open file or a lock, or forbids it), its attributes are copied one by one,
+   those of samplers within it as well, and what then still can't be copied is shared.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import copy
 import types
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
+from annbatch.abc import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from annbatch.abc import Sampler
+    from collections.abc import Iterable, Iterator
 
 #: Arrays of this many bytes and more are shared, not copied.
 SHARED_BYTES = 1 << 20
@@ -26,68 +28,114 @@ SHARED_BYTES = 1 << 20
 _ATOMS = (int, float, str, bytes, type(None), type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
-def private_copy[S: Sampler](sampler: S) -> S:
-    """Return a copy of a sampler that shares none of its state but arrays of at least ``SHARED_BYTES``.
+def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None) -> S:
+    """Return a copy of a sampler, for one pass or to be kept.
 
     Parameters
     ----------
     sampler
         Any sampler, also one that can't be deep-copied. It is left as it is.
+    rng
+        Takes the place of the sampler's own generator in the copy, wherever that is held; other generators that the
+        sampler holds are replaced by generators spawned from it. None keeps them all as they are.
     """
-    memo: dict[int, Any] = {id(array): array for array in _large_arrays(sampler)}
-    # deepcopy writes into the memo it is given, half-filled objects too where it fails
-    try:
-        return copy.deepcopy(sampler, dict(memo))
-    except Exception:  # noqa: BLE001 whatever forbids the copy: its own __deepcopy__ may raise anything
-        return _copy_by_attribute(sampler, memo)
-
-
-def _copy_by_attribute[S: Sampler](sampler: S, memo: dict[int, Any]) -> S:
-    """Copy what can be copied, and share the rest."""
-    duplicate = object.__new__(type(sampler))
-    memo[id(sampler)] = duplicate
-    for name, value in _attributes(sampler).items():
-        attempt = dict(memo)
-        try:
-            copied = copy.deepcopy(value, attempt)
-        except Exception:  # noqa: BLE001 an object that can't be copied may say so with anything
-            copied = value
+    memo: dict[Any, Any] = {}
+    for thing in _search(sampler):
+        if isinstance(thing, np.random.Generator):
+            if rng is not None:
+                memo[id(thing)] = rng if thing is sampler.rng else rng.spawn(1)[0]
         else:
-            memo = attempt
-        object.__setattr__(duplicate, name, copied)
+            memo[id(thing)] = _shared(thing)
+    duplicate: S = _copied(sampler, memo)
     return duplicate
 
 
-def _large_arrays(sampler: Sampler) -> list[Any]:
-    """Find the large arrays that a sampler holds in its attributes, and in theirs, and in containers, however deep."""
-    found: list[Any] = []
+def first_generator(sampler: Sampler) -> np.random.Generator | None:
+    """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first one that it holds."""
+    if sampler.rng is not None:
+        return sampler.rng
+    return next((thing for thing in _search(sampler) if isinstance(thing, np.random.Generator)), None)
+
+
+def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the same type
+    """Deep-copy what can be deep-copied, and of samplers and containers that can't at least the parts."""
+    if id(thing) in memo:
+        return memo[id(thing)]
+    # deepcopy writes into the memo it is given, half-filled objects too where it fails
+    duplicate: Any
+    attempt = dict(memo)
+    try:
+        duplicate = copy.deepcopy(thing, attempt)
+    except Exception:  # noqa: BLE001 whatever forbids the copy: its own __deepcopy__ may raise anything
+        pass
+    else:
+        if not (isinstance(thing, Sampler) and duplicate is thing):
+            # what deepcopy keeps alive is under the id of its memo, which another object has once that memo is gone
+            keep_alive = attempt.pop(id(attempt), [])
+            memo.update(attempt)
+            memo.setdefault("keep alive", []).extend(keep_alive)
+            return duplicate
+    match thing:
+        case Sampler():
+            duplicate = memo[id(thing)] = object.__new__(type(thing))
+            for name, value in _attributes(thing).items():
+                object.__setattr__(duplicate, name, _copied(value, memo))
+        case list():
+            duplicate = memo[id(thing)] = []
+            duplicate.extend(_copied(part, memo) for part in thing)
+        case dict():
+            duplicate = memo[id(thing)] = {}
+            duplicate.update((key, _copied(part, memo)) for key, part in thing.items())
+        case _:
+            # a lock, a file: a copy would not be one, and closing it would close the original
+            duplicate = memo[id(thing)] = thing
+    return duplicate
+
+
+def _shared(array: object) -> object:
+    """A large array under another name, which can't write into it where that is possible."""
+    match array:
+        case np.ndarray():
+            view = array.view()
+            view.flags.writeable = False
+            return view
+        case pd.DataFrame() | pd.Series():
+            return array.copy(deep=False)
+        case _:
+            return array
+
+
+def _search(sampler: Sampler) -> Iterator[Any]:
+    """Find the large arrays and the generators that a sampler holds in attributes and containers, however deep."""
     seen: set[int] = set()
     pending: list[Any] = [sampler]
     while pending:
         thing = pending.pop()
-        if id(thing) in seen or isinstance(thing, _ATOMS):
+        if isinstance(thing, _ATOMS) or id(thing) in seen:
             continue
         seen.add(id(thing))
         n_bytes = _n_bytes(thing)
-        if n_bytes is None:
+        if isinstance(thing, np.random.Generator) or (n_bytes is not None and n_bytes >= SHARED_BYTES):
+            yield thing
+        elif n_bytes is None:
             pending.extend(_parts(thing))
-        elif n_bytes >= SHARED_BYTES:
-            found.append(thing)
-    return found
 
 
 def _n_bytes(thing: object) -> int | None:
     """The size of an array, whoever's: numpy's, pandas', torch's and zarr's have ``nbytes``. None if it is none."""
     if isinstance(thing, pd.DataFrame):
         return int(thing.size) * 8  # about, and at once
-    n_bytes = getattr(thing, "nbytes", None)
+    try:
+        n_bytes = getattr(thing, "nbytes", None)
+    except Exception:  # noqa: BLE001 an array of a file that is closed can't tell, whatever its library raises
+        return None
     return n_bytes if isinstance(n_bytes, int) else None
 
 
 def _parts(thing: object) -> Iterable[Any]:
     match thing:
         case dict():
-            return [*thing.keys(), *thing.values()]
+            return list(thing.values())
         case list() | tuple() | set() | frozenset():
             return thing
         case _:
@@ -96,11 +144,16 @@ def _parts(thing: object) -> Iterable[Any]:
 
 def _attributes(thing: object) -> dict[str, Any]:
     """Return what an object holds under names of its own, slots included."""
-    slots = [name for cls in type(thing).__mro__ for name in _slots(cls) if name not in ("__dict__", "__weakref__")]
-    in_slots = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    in_slots = {
+        name: getattr(thing, name) for cls in type(thing).__mro__ for name in _slots(cls) if hasattr(thing, name)
+    }
     return in_slots | getattr(thing, "__dict__", {})
 
 
-def _slots(cls: type) -> tuple[str, ...]:
+def _slots(cls: type) -> list[str]:
+    """The names of a class's slots, as Python spells them on instances."""
     slots = vars(cls).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    names = [slots] if isinstance(slots, str) else list(slots)
+    own = [name for name in names if name not in ("__dict__", "__weakref__")]
+    private = f"_{cls.__name__.lstrip('_')}"
+    return [private + name if name.startswith("__") and not name.endswith("__") else name for name in own]

@@ -1,7 +1,7 @@
 """The generator for (root, epoch, rank, pass): randomness keyed by coordinates.
 
-A *root* stands for the job's randomness: the user's seed, or a number drawn from the wrapped sampler's generator. Each
-coordinate is a word of its own in numpy's seed sequence. Nothing is added up, so that (seed 0, epoch 1) and
+A *root* stands for the job's randomness: the user's seed, or a number drawn from the wrapped sampler's generator. The
+coordinates stand side by side in numpy's seed sequence. Nothing is added up, so that (seed 0, epoch 1) and
 (seed 1, epoch 0) differ, and nothing depends on how often something was called.
 """
 
@@ -34,7 +34,7 @@ def generator(root: int, *, rank: int, epoch: int, passes: int = 0) -> np.random
     Parameters
     ----------
     root
-        What the job's randomness begins from, at least 0.
+        What the job's randomness begins from, within ``[0, 2**63)``.
     rank, epoch
         Whose generator, and in which epoch.
     passes
@@ -43,7 +43,9 @@ def generator(root: int, *, rank: int, epoch: int, passes: int = 0) -> np.random
     Notes
     -----
     In the first pass of epoch 0 it is, bit for bit, annbatch 0.3.1's ``default_rng([rank, root])``: numpy pads a seed
-    sequence with zeros. Later passes go in as a spawn key, which numpy keeps apart from the rest.
+    sequence with zeros. Later passes go in as a spawn key, which numpy keeps apart from the rest. Within a job all
+    coordinates give different generators. Roots of 2^32 and more take two words of the sequence, so that such a root
+    may share a generator with another job's smaller root in a later epoch.
 
     Examples
     --------

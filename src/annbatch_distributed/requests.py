@@ -4,7 +4,8 @@ Each step is a generator over load requests, and they are put together in this o
 
 1. ``complete`` adds the splits that a sampler left out.
 2. ``fit`` holds the stream to the number of batches that was planned.
-3. ``translate`` turns local rows into global ones.
+3. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
+4. ``translate`` turns local rows into global ones.
 
 annbatch's ``LoadRequest`` is a dict of ``requests`` (slices or an integer array of rows) and ``splits`` (for each
 batch, positions in the rows of the requests). Other keys are passed on. None of the steps changes a request that it is
@@ -23,11 +24,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.sharding import Rows, Shard
+    from annbatch_distributed.sharding import Rows
 
 
 def complete(
-    requests: Iterable[LoadRequest], *, batch_size: int | None, shuffle: bool, rng: np.random.Generator, name: str
+    requests: Iterable[LoadRequest],
+    *,
+    batch_size: int | None,
+    shuffle: bool | None,
+    rng: np.random.Generator,
+    name: str,
 ) -> Iterator[LoadRequest]:
     """Add the splits that load requests leave out: all their rows, shuffled or not, cut to batches.
 
@@ -51,13 +57,17 @@ def complete(
         if batch_size is None:
             msg = f"{name} yields load requests without splits, so it must have a batch_size, which is None."
             raise ValueError(msg)
-        n_rows = _n_rows(request["requests"])
+        if shuffle is None:
+            msg = f"{name} yields load requests without splits, so shuffle must be True or False, and is None."
+            raise ValueError(msg)
+        n_rows = len(_positions(request["requests"]))
         positions = rng.permutation(n_rows) if shuffle else np.arange(n_rows)
-        yield {**request, "splits": np.split(positions, range(batch_size, n_rows, batch_size))}
+        splits = [positions[start : start + batch_size] for start in range(0, n_rows, batch_size)]
+        yield {**request, "splits": splits}
 
 
 def fit(requests: Iterable[LoadRequest], *, natural: int, planned: int, name: str) -> Iterator[LoadRequest]:
-    """Hold a stream to the batches that were planned: count them, and cut the last request where they are too few.
+    """Hold a stream to the batches that were planned: count them, and cut one in two if one is missing.
 
     Parameters
     ----------
@@ -66,9 +76,8 @@ def fit(requests: Iterable[LoadRequest], *, natural: int, planned: int, name: st
     natural
         How many batches the sampler promised.
     planned
-        How many there are to be, at least ``natural``. The difference is made up in the request that holds the last
-        batch, by halving its largest batch as often as needed: every batch stays part of one of the sampler's own, none
-        is empty and none grows.
+        How many there are to be: as many, or one more. That one comes from halving the largest batch of the request
+        that holds the last one: every batch stays part of one of the sampler's own, none is empty and none grows.
     name
         The sampler's, for messages.
 
@@ -77,16 +86,17 @@ def fit(requests: Iterable[LoadRequest], *, natural: int, planned: int, name: st
     RuntimeError
         If the sampler yields fewer or more batches than it promised.
     """
-    done, missing = 0, planned - natural
+    done, missing = 0, planned > natural
     for request in requests:
         done += len(request["splits"])
         if done > natural:
             msg = f"{name} promised {natural} batches (n_batches) and yielded {done} or more. {_BROKEN_PROMISE}"
             raise RuntimeError(msg)
         if missing and done == natural:
-            request = {**request, "splits": _halved(request["splits"], missing, name)}  # noqa: PLW2901 the same request, recut
-            missing = 0
-        yield request
+            yield {**request, "splits": _halved(request["splits"], name)}
+            missing = False
+        else:
+            yield request
     if done < natural:
         msg = f"{name} promised {natural} batches (n_batches) and yielded only {done}. {_BROKEN_PROMISE}"
         raise RuntimeError(msg)
@@ -98,32 +108,44 @@ _BROKEN_PROMISE = (
 )
 
 
-def _halved(splits: list[npt.NDArray[Any]], times: int, name: str) -> list[npt.NDArray[Any]]:
-    splits = list(splits)
-    for _ in range(times):
-        # the last of the largest, so that the batches before it stay in their places
-        index = max(range(len(splits)), key=lambda i: (len(splits[i]), i))
-        if len(splits[index]) < 2:
-            msg = (
-                f"The last load request of {name} has too few rows to be cut into {times} batches more. "
-                "Use remainder='drop' or 'pad'."
-            )
-            raise RuntimeError(msg)
-        splits[index : index + 1] = np.array_split(splits[index], 2)
-    return splits
+def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]:
+    # the last of the largest, so that the batches before it stay in their places
+    index = max(range(len(splits)), key=lambda i: (len(splits[i]), i))
+    if len(splits[index]) < 2:
+        msg = (
+            f"{name} ended on batches of a single row, although all of its batches must be full for its number of rows "
+            "and batches (n_batches) to fit together. They can't be cut to make one batch more."
+        )
+        raise RuntimeError(msg)
+    return [*splits[:index], *np.array_split(splits[index], 2), *splits[index + 1 :]]
 
 
-def translate(requests: Iterable[LoadRequest], shard: Shard, *, mark_repeats: bool, name: str) -> Iterator[LoadRequest]:
+def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRequest]:
+    """Add the key ``repeated`` to every request: a boolean array, for each of its rows whether it is a repeat.
+
+    Parameters
+    ----------
+    requests
+        Load requests.
+    first
+        Rows from this one on are repeats.
+    """
+    for request in requests:
+        repeated = _positions(request["requests"]) >= first
+        # a wrapper that is wrapped again has marked its own
+        before: Any = request.get("repeated", False)
+        yield cast("LoadRequest", {**request, "repeated": before | repeated})
+
+
+def translate(requests: Iterable[LoadRequest], rows: Rows, *, name: str) -> Iterator[LoadRequest]:
     """Turn the local rows of load requests into global rows. Splits index a request's rows, so that they stay.
 
     Parameters
     ----------
     requests
-        Load requests for local rows ``[0, len(shard))``.
-    shard
+        Load requests for local rows ``[0, len(rows))``.
+    rows
         Which global rows they are.
-    mark_repeats
-        Add the key ``repeated`` to every request: for each of its rows whether it is a repeat.
     name
         The sampler's, for messages.
 
@@ -132,23 +154,21 @@ def translate(requests: Iterable[LoadRequest], shard: Shard, *, mark_repeats: bo
     RuntimeError
         If a request reaches beyond the local rows.
     """
-    length = len(shard)
     for request in requests:
         local = request["requests"]
-        lowest, highest = _bounds(local)
-        if lowest < 0 or highest > length:
+        try:
+            lowest, highest = _bounds(local)
+        except AttributeError as error:
+            msg = f"The requests of {name} must be slices or an integer array of rows, got {local!r}."
+            raise TypeError(msg) from error
+        if lowest < 0 or highest > len(rows):
             msg = (
-                f"{name} was given the rows [0, {length}) and asked for rows from [{lowest}, {highest}). A sampler "
+                f"{name} was given the rows [0, {len(rows)}) and asked for rows from [{lowest}, {highest}). A sampler "
                 "must stay within the n_obs that sample(n_obs) gets. If it holds something for each row of the "
                 "collection, register a function for its type with annbatch_distributed.localize.localize."
             )
             raise RuntimeError(msg)
-        translated: dict[str, Any] = {**request, "requests": _to_global(local, shard.rows)}
-        if mark_repeats:
-            # a wrapper that is wrapped again has marked its own
-            marked = translated.get("repeated", False)
-            translated["repeated"] = marked | (_positions(local) >= shard.n_own)
-        yield cast("LoadRequest", translated)
+        yield {**request, "requests": _to_global(local, rows)}
 
 
 # What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.
@@ -157,12 +177,6 @@ type _Requests = list[slice] | npt.NDArray[Any]
 
 def _is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
     return isinstance(requests, np.ndarray) and np.issubdtype(requests.dtype, np.integer)
-
-
-def _n_rows(requests: _Requests) -> int:
-    if _is_index_array(requests):
-        return len(requests)
-    return sum(part.stop - part.start for part in requests)
 
 
 def _positions(requests: _Requests) -> npt.NDArray[np.integer[Any]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from numbers import Integral
-from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -22,7 +21,7 @@ from annbatch.abc import Sampler
 from annbatch_distributed.counts import Counts, count
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
-from annbatch_distributed.private_copy import private_copy
+from annbatch_distributed.private_copy import first_generator, private_copy
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import resolve
 from annbatch_distributed.sharding import EpochPlan, resolve_mask, window
@@ -79,7 +78,7 @@ class DistributedSampler(Sampler):
     mask
         The rows to share out, as a slice or a list of slices; None takes the wrapped sampler's own mask.
     seed
-        Makes the order reproducible, at least 0; None derives it from the wrapped sampler's generator.
+        Makes the order reproducible, within ``[0, 2**63)``; None derives it from the wrapped sampler's generator.
 
     Raises
     ------
@@ -96,8 +95,11 @@ class DistributedSampler(Sampler):
     Which rows a rank owns depends on the arguments, on ``n_obs`` and on the epoch, never on what a rank did before. The
     order in which it reads them is a fresh one in every pass, and that of epoch ``e`` again after ``set_epoch(e)``.
 
-    ``num_samples`` of the wrapped sampler counts per rank, and class samplers draw from the rank's own stretch, as in
-    annbatch.
+    ``num_samples`` of the wrapped sampler counts per rank, class samplers draw from the rank's own stretch, and
+    ``drop_last`` drops rows of the rank, as in annbatch.
+
+    In workers of torch's ``DataLoader`` that are not persistent, every epoch begins from a fresh copy: call
+    :meth:`set_epoch`, or the orders repeat.
 
     Examples
     --------
@@ -133,13 +135,18 @@ class DistributedSampler(Sampler):
             msg = f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}"
             raise TypeError(msg)
         self._rank_info = resolve(dist_info)
-        self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches, sampler=sampler)
-        self._seed = None if seed is None else _at_least_0("seed", seed)
+        self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
+        _check_promise(self._remainder, sampler)
+        self._seed = None if seed is None else _natural_number("seed", seed, below=2**63)
         self._sampler = private_copy(sampler)
-        self._own_rng = self._sampler.rng
+        # a seed takes the place of the wrapped sampler's generator
+        self._own_rng = _checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root = draw_root(self._own_rng) if self._seed is None else self._seed
-        self._counts: dict[int, Counts] = {}
-        self.mask = sampler.mask if mask is None else mask
+        self._counted: tuple[tuple[int, int], Counts] | None = None
+        if mask is None:
+            own: slice | None = sampler.mask  # a user's sampler may have none
+            mask = slice(None) if own is None else own
+        self.mask = mask
         self.set_epoch(0)
 
     @property
@@ -173,19 +180,19 @@ class DistributedSampler(Sampler):
     @mask.setter
     def mask(self, value: slice | Sequence[slice]) -> None:
         self._window_mask = resolve_mask(value)
-        self._counts = {}
+        self._counted = None
 
     @property
-    def rng(self) -> np.random.Generator | None:
+    def rng(self) -> np.random.Generator:
         """What this job's randomness begins from: the seed's generator, or a copy of the wrapped sampler's.
 
         Reading or using it changes no pass. Assigning another begins anew from that one, instead of the seed.
         """
-        return np.random.default_rng(self._seed) if self._seed is not None else copy.deepcopy(self._own_rng)
+        return np.random.default_rng(self._root) if self._own_rng is None else copy.deepcopy(self._own_rng)
 
     @rng.setter
     def rng(self, value: np.random.Generator | None) -> None:
-        self._own_rng = copy.deepcopy(value)
+        self._own_rng = copy.deepcopy(_checked_rng(value))
         self._seed = None
         self._root = draw_root(self._own_rng)
 
@@ -225,7 +232,7 @@ class DistributedSampler(Sampler):
         6:8
         4:6
         """
-        self._epoch = _at_least_0("epoch", epoch)
+        self._epoch = _natural_number("epoch", epoch)
         self._passes = 0
 
     def plan(self, n_obs: int) -> EpochPlan:
@@ -242,22 +249,24 @@ class DistributedSampler(Sampler):
             If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
             rank.
         """
-        n_obs = index(n_obs)
+        n_obs = _natural_number("n_obs", n_obs)
         plan = EpochPlan(
             n_obs=n_obs,
             window=window(self._window_mask, n_obs),
             world_size=self.world_size,
             batch_size=self.batch_size,
             remainder=self._remainder,
-            epoch=0,
+            epoch=self._epoch,
             offset=0,
-            natural_batches={},
+            natural_batches=(),
         )
-        if n_obs not in self._counts:
-            self._counts[n_obs] = count(self._sampler, plan)
-        counts = self._counts[n_obs]
+        # a sampler with epochs of its own may have other counts in each of them
+        asked = n_obs, self._epoch if hasattr(self._sampler, "set_epoch") else 0
+        if self._counted is None or self._counted[0] != asked:
+            self._counted = asked, count(self._sampler, plan)
+        counts = self._counted[1]
         offset = drop_offset(counts.movement, lost=plan.n_lost, n_rows=len(plan.window), epoch=self._epoch)
-        return replace(plan, epoch=self._epoch, offset=offset, natural_batches=counts.natural_batches)
+        return replace(plan, offset=offset, natural_batches=counts.natural_batches)
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches that this rank yields in a pass.
@@ -316,9 +325,10 @@ class DistributedSampler(Sampler):
         return self.sample(n_obs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # what is inside is replaced but never changed in place, so that a copy can share it, large arrays too
-        duplicate = copy.copy(self)
-        duplicate._counts = dict(self._counts)
+        # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays
+        memo[id(self._sampler)] = self._sampler
+        duplicate = memo[id(self)] = object.__new__(type(self))
+        vars(duplicate).update(copy.deepcopy(vars(self), memo))
         return duplicate
 
     def __repr__(self) -> str:
@@ -331,11 +341,10 @@ class DistributedSampler(Sampler):
 @localize.register(DistributedSampler)
 def _localize_distributed_sampler(sampler: DistributedSampler, rows: Rows, n_obs: int) -> DistributedSampler:
     """A wrapper is as tied to absolute rows as what it wraps, and shares out all of the rows that it is given."""
-    local = copy.deepcopy(sampler)
     if is_tied(sampler):
-        local._sampler = localize(sampler._sampler, rows, n_obs)
-    local.mask = slice(0, None)
-    return local
+        sampler._sampler = localize(private_copy(sampler._sampler), rows, n_obs)
+    sampler.mask = slice(0, None)
+    return sampler
 
 
 @is_tied.register(DistributedSampler)
@@ -343,7 +352,7 @@ def _distributed_sampler_is_tied(sampler: DistributedSampler) -> bool:
     return is_tied(sampler._sampler)
 
 
-def _resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool, sampler: Sampler) -> Remainder:
+def _resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool) -> Remainder:
     if remainder is None:
         remainder = "drop" if enforce_equal_batches else "keep"
     if remainder not in POLICIES:
@@ -355,23 +364,52 @@ def _resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bo
             "passed as well. Leave enforce_equal_batches out."
         )
         raise ValueError(msg)
-    if sampler.batch_size is not None and sampler.batch_size < 1:
-        msg = f"{type(sampler).__name__} has batch_size {sampler.batch_size}, but a batch needs at least one row."
-        raise ValueError(msg)
-    if sampler.batch_size is None and remainder != "keep":
-        msg = (
-            f"{type(sampler).__name__} has batch_size None, so that equal numbers of batches on every rank can't be "
-            f"promised, as remainder={remainder!r} does. Give it a batch_size, or pass enforce_equal_batches=False."
-        )
-        raise ValueError(msg)
     return remainder
 
 
-def _at_least_0(name: str, value: int) -> int:
+#: For each policy, what a wrapper that is wrapped again may have, so that both keep their promises.
+_WITHIN: dict[Remainder, tuple[Remainder, ...]] = {
+    "drop": ("drop", "exact", "pad"),
+    "keep": ("keep", "exact", "pad"),
+    "exact": ("exact",),
+    "pad": ("pad", "exact"),
+}
+
+
+def _check_promise(remainder: Remainder, sampler: Sampler) -> None:
+    """Raise if what a policy promises can't be kept, whatever the rows."""
+    name = type(sampler).__name__
+    if sampler.batch_size is not None and sampler.batch_size < 1:
+        msg = f"{name} has batch_size {sampler.batch_size}, but a batch needs at least one row."
+        raise ValueError(msg)
+    if sampler.batch_size is None and remainder != "keep":
+        msg = (
+            f"{name} has batch_size None, so that equal numbers of batches on every rank can't be promised, as "
+            f"remainder={remainder!r} does. Give it a batch_size, or pass enforce_equal_batches=False."
+        )
+        raise ValueError(msg)
+    if isinstance(sampler, DistributedSampler) and sampler._remainder not in _WITHIN[remainder]:
+        within = " or ".join(map(repr, _WITHIN[remainder]))
+        msg = (
+            f"remainder={remainder!r} around a {name} needs remainder={within} in that one as well, got "
+            f"remainder={sampler._remainder!r}, under which its promise could not be kept."
+        )
+        raise ValueError(msg)
+
+
+def _checked_rng(rng: object) -> np.random.Generator | None:
+    if rng is not None and not isinstance(rng, np.random.Generator):
+        msg = f"rng must be a numpy.random.Generator or None, got {rng!r}. Make one with numpy.random.default_rng(...)."
+        raise TypeError(msg)
+    return rng
+
+
+def _natural_number(name: str, value: int, *, below: int | None = None) -> int:
+    """Check an argument that counts from 0."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}."
         raise TypeError(msg)
-    if value < 0:
-        msg = f"{name} must be at least 0, got {value}."
+    if value < 0 or (below is not None and value >= below):
+        msg = f"{name} must be at least 0{'' if below is None else f' and below {below}'}, got {value}."
         raise ValueError(msg)
     return int(value)

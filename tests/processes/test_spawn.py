@@ -79,5 +79,5 @@ def test_several_dataloader_workers_are_refused_rather_than_given_rows_twice(
     loader = Loader(batch_sampler=sampler).use_collection(DatasetCollection(collection, mode="r"))
     workers = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="spawn", timeout=60)
 
-    with pytest.raises(NotImplementedError, match="got num_workers=2. Use num_workers=0 or 1"):
+    with pytest.raises(NotImplementedError, match=r"got num_workers=2\. Use num_workers=0 or 1"):
         next(iter(workers))

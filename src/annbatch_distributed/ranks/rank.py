@@ -6,7 +6,7 @@ import numbers
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Rank:
     """One process of a job.
 

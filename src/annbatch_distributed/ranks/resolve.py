@@ -13,7 +13,7 @@ from annbatch_distributed.ranks.rank import Rank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-type DistInfo = Literal["torch", "jax"] | Callable[[], tuple[int, int]] | Rank
+type DistInfo = Literal["torch", "jax"] | Callable[[], tuple[int, int] | list[int] | Rank] | Rank
 
 _SOURCES: dict[str, Callable[[], Rank]] = {"torch": torch.rank, "jax": jax.rank}
 

@@ -6,15 +6,13 @@ for it, and gives the same answers on every rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from annbatch_distributed.sharding.remainder import n_lost, stretch
 from annbatch_distributed.sharding.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from annbatch_distributed.sharding.remainder import Remainder
 
 #: More ranks than this, and the table shows the first and the last ones.
@@ -28,14 +26,14 @@ class Shard:
     rows: Rows
     """All of them, as global rows."""
     n_own: int
-    """How many of them, the leading ones, are this rank's own. Those after them are repeats of other ranks' rows."""
+    """How many of them, the leading ones, are this rank's own. Those after them are repeats of the rows that follow."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def repeated(self) -> Rows:
-        """The rows that are repeats (under ``remainder="pad"``): other ranks read them as their own."""
+        """The rows that are repeats (under ``remainder="pad"``): they are some rank's own rows as well."""
         return self.rows.cyclic(self.n_own, len(self) - self.n_own)
 
 
@@ -75,8 +73,8 @@ class EpochPlan:
     """Which epoch this is the plan of."""
     offset: int
     """The position in the window at which rank 0 begins; it moves the lost rows from epoch to epoch."""
-    natural_batches: Mapping[int, int] = field(hash=False)
-    """From a shard's length to the batches that the wrapped sampler gives for it by itself."""
+    natural_batches: tuple[int, ...]
+    """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
 
     def shard(self, rank: int) -> Shard:
         """Return the rows of a rank.
@@ -86,9 +84,7 @@ class EpochPlan:
         IndexError
             If there is no such rank.
         """
-        if not 0 <= rank < self.world_size:
-            msg = f"rank must be in [0, {self.world_size}), the ranks of this plan, got {rank}."
-            raise IndexError(msg)
+        self._check(rank)
         start, own, length = stretch(
             self.remainder,
             n_rows=len(self.window),
@@ -100,19 +96,32 @@ class EpochPlan:
         return Shard(self.window.cyclic(start, length), own)
 
     def n_batches(self, rank: int) -> int:
-        """Return the number of batches of a rank: the same for every rank, unless ``remainder`` is ``"keep"``."""
-        if self.remainder == "keep":
-            return self.natural_batches[len(self.shard(rank))]
-        return max(self.natural_batches.values())
+        """Return the number of batches of a rank: the same for every rank, unless ``remainder`` is ``"keep"``.
+
+        Raises
+        ------
+        IndexError
+            If there is no such rank.
+        """
+        self._check(rank)
+        return self.natural_batches[rank] if self.remainder == "keep" else max(self.natural_batches)
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            msg = f"rank must be in [0, {self.world_size}), the ranks of this plan, got {rank}."
+            raise IndexError(msg)
 
     @property
     def lost(self) -> Rows:
-        """The rows of the window that no rank reads in this epoch."""
+        """The rows of the window that no rank is given in this epoch.
+
+        What the wrapped sampler itself leaves out of a rank's rows (``drop_last``, ``num_samples``) is not among them.
+        """
         return self.window.cyclic(self.offset - self.n_lost, self.n_lost)
 
     @property
     def n_lost(self) -> int:
-        """How many rows of the window no rank reads in this epoch."""
+        """How many rows of the window no rank is given in this epoch."""
         return n_lost(self.remainder, n_rows=len(self.window), world_size=self.world_size, batch_size=self.batch_size)
 
     @property

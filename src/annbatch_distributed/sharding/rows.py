@@ -101,10 +101,11 @@ class Rows:
 
     def to_global(self, local: IntArray) -> npt.NDArray[np.int64]:
         """Return the global rows of an array of local rows, each within ``[0, len(self))``."""
+        positions = local.astype(np.int64)  # what a narrower type holds, it may not hold once moved
         if len(self.ranges) == 1:
-            return np.asarray(local + self._offsets[0], dtype=np.int64)
-        index = np.searchsorted(np.array(self._stops, dtype=np.int64), local, side="right")
-        return np.asarray(local + np.array(self._offsets, dtype=np.int64)[index], dtype=np.int64)
+            return positions + self._offsets[0]
+        index = np.searchsorted(np.array(self._stops, dtype=np.int64), positions, side="right")
+        return positions + np.array(self._offsets, dtype=np.int64)[index]
 
     def slice_to_global(self, local: slice) -> list[slice]:
         """Return the global rows of a half-open slice of local rows within ``[0, len(self))``, in order."""
