@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="run in about a second, for a look at whether it works")
     small = parser.parse_args().small
     for rank in (0, WORLD_SIZE // 2):
-        compare_exhausting(10**6 if small else 10**8, rank, repeats=3 if small else 15)
+        compare_exhausting(10**6 if small else 10**8, rank, repeats=3 if small else 31)
     time_answers(10**7 if small else 10**10, world_size=1024, repeats=5 if small else 51)
 
 

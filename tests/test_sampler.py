@@ -296,6 +296,10 @@ def test_a_pass_ends_where_it_is_closed() -> None:
     assert list(begun) == list(copy.deepcopy(begun)) == []
 
 
+def test_the_hook_of_annbatchs_base_class_gives_the_same_pass() -> None:
+    assert batches(one(seed=1)._sample(100)) == batches(one(seed=1).sample(100))
+
+
 def test_a_sampler_that_replaces_sample_itself_is_taken_at_its_word() -> None:
     class Replacing(MaskBlind):
         def sample(self, n_obs: int) -> Iterator[LoadRequest]:

@@ -45,18 +45,13 @@ class Pass(Iterator[LoadRequest]):
     taken: int = 0
     """How many load requests have been taken from this pass."""
     closed: bool = False
-    """Whether the pass gives no more load requests."""
+    """Whether the pass was closed, and gives no more load requests."""
     _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)
 
     def __next__(self) -> LoadRequest:
-        if self.closed:
-            raise StopIteration
         if self._stream is None:
-            self._stream = islice(self._requests(), self.taken, None)
-        # until a request has come, the pass is over: also where the sampler raises
-        self.closed = True
+            self._stream = iter(()) if self.closed else islice(self._requests(), self.taken, None)
         request = next(self._stream)
-        self.closed = False
         self.taken += 1
         return request
 
@@ -78,13 +73,9 @@ class Pass(Iterator[LoadRequest]):
         if sampler.rng is not None and sampler.rng is not rng:
             sampler.rng = rng
         follow_epoch(sampler, plan.epoch)
-        requests = complete(
-            _run(sampler, plan.n_obs if confined else len(shard)),
-            batch_size=sampler.batch_size,
-            shuffle=sampler.shuffle,
-            rng=rng,
-            name=name,
-        )
+        requests = _run(sampler, plan.n_obs if confined else len(shard))
+        if not confined:  # annbatch's own samplers leave out no splits
+            requests = complete(requests, batch_size=sampler.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
         requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
         if plan.remainder == "pad":
             requests = mark_repeats(requests, shard.n_own + (shard.rows.ranges[0].start if confined else 0))
