@@ -1,5 +1,7 @@
 """Samplers of users' own, and what the tests ask of load requests."""
 
+# What mypy is told to ignore: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
+
 from __future__ import annotations
 
 import math

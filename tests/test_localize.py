@@ -1,5 +1,7 @@
 """Any sampler runs on one shard's rows; those tied to absolute rows through a registered function."""
 
+# What mypy is told to ignore: these samplers are given, or keep, attributes that annbatch's classes don't declare.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,7 @@
 """A private copy shares large arrays and what can't be copied, and nothing else."""
 
+# What mypy is told to ignore: these samplers are given, or keep, attributes that annbatch's classes don't declare.
+
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,7 @@
 """Streams of load requests, step by step."""
 
+# What mypy is told to ignore: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,7 @@
 """DistributedSampler as its users meet it."""
 
+# What mypy is told to ignore: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
+
 from __future__ import annotations
 
 import copy
