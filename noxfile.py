@@ -56,7 +56,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=NEWEST)
 def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error."""
-    sync(session, "--group=docs")
+    sync(session, "--extra=testing", "--group=docs")
     session.run("sphinx-build", "--fresh-env", "--fail-on-warning", "--keep-going", "docs", "docs/_build/html")
 
 
@@ -73,5 +73,6 @@ def wheel(session: nox.Session) -> None:
 @nox.session(python=NEWEST)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
-    sync(session)
+    sync(session, "--group=bench")
     session.run("python", "benchmarks/sampling.py", "--small", *session.posargs)
+    session.run("python", "benchmarks/representativeness.py", "--small", f"--out={session.create_tmp()}/figure.svg")

@@ -10,6 +10,8 @@ import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 from hypothesis import strategies as st
 
+from annbatch_distributed import Shuffled
+from annbatch_distributed.testing import masks
 from tests.samplers import IndexArrays, MaskBlind, job
 
 if TYPE_CHECKING:
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 POLICIES = ("drop", "keep", "exact", "pad")
 #: Samplers that read every row of their range once.
 PASSING = ("random", "sequential", "mask-blind", "index-arrays")
-DRAWING = ("class", "weighted-class", "random-replacement", "random-num-samples")
+#: Samplers that draw with replacement.
+REPLACING = ("class", "weighted-class", "random-replacement")
+DRAWING = (*REPLACING, "random-num-samples")
 
 
 @dataclass(frozen=True)
@@ -37,26 +41,15 @@ class Job:
     def ranks(self) -> list[DistributedSampler]:
         return job(self.sampler, self.world_size, **self.options)
 
+    @property
+    def independent(self) -> bool:
+        return bool(self.options["sharding"] == "independent")
+
     def window(self) -> list[int]:
         """The rows to share out, enumerated."""
         mask = self.options["mask"]
         slices = mask if isinstance(mask, list) else [slice(None) if mask is None else mask]
         return sorted(row for part in slices for row in range(*part.indices(self.n_obs)))
-
-
-@st.composite
-def masks(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
-    """None, a slice, or up to three slices in any order; open at either end at times."""
-    pieces = draw(st.integers(0, min(3, n_obs // 2)))
-    if pieces == 0:
-        return None
-    cuts = sorted(draw(st.lists(st.integers(0, n_obs), min_size=2 * pieces, max_size=2 * pieces, unique=True)))
-    slices = [slice(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
-    if slices[0].start == 0 and draw(st.booleans()):
-        slices[0] = slice(None, slices[0].stop)
-    if slices[-1].stop == n_obs and draw(st.booleans()):
-        slices[-1] = slice(slices[-1].start, None)
-    return slices[0] if pieces == 1 and draw(st.booleans()) else draw(st.permutations(slices))
 
 
 @st.composite
@@ -74,6 +67,13 @@ def classes(draw: st.DrawFn, n_obs: int) -> pd.Categorical:
     while len(codes) < n_obs:
         codes += [draw(st.integers(0, 2))] * draw(st.integers(4, 60))
     return pd.Categorical.from_codes(np.array(codes[:n_obs], dtype=np.int8), categories=["B", "NK", "T"])
+
+
+@st.composite
+def shardings(draw: st.DrawFn, kind: str) -> str | Shuffled:
+    """A sharding that takes samplers of a kind."""
+    name = draw(st.sampled_from(("contiguous", "independent" if kind in REPLACING else "shuffled")))
+    return Shuffled(draw(st.integers(1, 40))) if name == "shuffled" else name
 
 
 @st.composite
@@ -116,8 +116,11 @@ def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: 
     options = {
         "remainder": draw(st.sampled_from(policies)),
         "mask": draw(masks(n_obs)),
-        "seed": draw(st.none() | st.integers(0, 3)),
+        "sharding": draw(shardings(kind)),
+        "seed": draw(st.integers(0, 3)),
     }
+    if options["sharding"] in ("contiguous", "independent") and draw(st.booleans()):
+        options["seed"] = None
     return Job(n_obs, world_size, sampler, batch_size, kind, options)
 
 

@@ -88,7 +88,7 @@ def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
         for sampler in ranks:
             sampler.set_epoch(epoch)
             plan = sampler.plan(104)
-            assert [len(plan.shard(rank).rows.ranges) for rank in range(3)] == [1, 1, 1]
+            assert [len(plan.shard(rank).rows.pieces) for rank in range(3)] == [1, 1, 1]
             assert set(flat(batches(sampler.sample(104)))) <= set(plan.shard(sampler.rank).rows)
         assert list(plan.lost) == list(range(8) if epoch % 2 else range(96, 104))
 

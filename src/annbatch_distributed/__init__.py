@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from annbatch_distributed.ranks import Rank
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sharding import EpochPlan
+from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
 
-__all__ = ["DistributedSampler", "EpochPlan", "Rank"]
+__all__ = ["Contiguous", "DistributedSampler", "EpochPlan", "Independent", "Rank", "Shuffled"]

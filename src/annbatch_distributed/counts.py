@@ -3,7 +3,7 @@
 Every rank asks for all ranks, in the same order. What is wrong for one of them therefore raises the same error on every
 one, before any has read a row.
 
-1. The window must have rows enough for the policy.
+1. There must be rows enough for the policy, or draws, where it is draws that the ranks share out.
 2. The wrapped sampler must accept the shards: one of each length if it runs on local rows, every one of them if it is
    tied to absolute rows.
 3. Where the policy promises equal counts, the sampler's own must be equal, or, under ``exact``, such that a short rank
@@ -20,7 +20,9 @@ from annbatch.samplers import ClassSampler, RandomSampler
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import follow_epoch
 from annbatch_distributed.private_copy import private_copy
-from annbatch_distributed.sharding.remainder import check
+from annbatch_distributed.sharding import Rows
+from annbatch_distributed.sharding.remainder import check, check_sizes
+from annbatch_distributed.traits import drawable_classes, n_draws, set_draws
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -34,8 +36,12 @@ class Counts(NamedTuple):
 
     natural_batches: tuple[int, ...]
     """For each rank, the batches that the sampler gives for its shard by itself."""
-    movement: Movement
+    movement: Movement = "stay"
     """How the rows that ``drop`` loses can move from epoch to epoch."""
+    n_samples: int | None = None
+    """How many samples the sampler draws alone, where ranks share out draws."""
+    classes: tuple[frozenset[str], ...] = ()
+    """For each rank, the classes that it can draw, if the sampler is a class sampler whose rows are shared out."""
 
 
 def count(sampler: Sampler, plan: EpochPlan) -> Counts:
@@ -46,51 +52,79 @@ def count(sampler: Sampler, plan: EpochPlan) -> Counts:
     sampler
         The wrapped sampler. It is left as it is.
     plan
-        The plan of the epoch with the rows of epoch 0, as yet without counts.
+        The plan of the epoch with lost rows where they are in epoch 0, as yet without counts.
 
     Raises
     ------
     ValueError
         If any rank could not run, or could not have the number of batches that the policy promises.
     """
-    check(plan.remainder, n_rows=len(plan.window), world_size=plan.world_size, batch_size=plan.batch_size)
-    counts = _count_all(sampler, plan)
-    _check_equal(sampler, counts, plan)
+    if plan.shares_draws:
+        n_samples = n_draws(sampler, len(plan.window))
+        assert n_samples is not None
+        plan = replace(plan, n_samples=n_samples)
+        _check_enough(n_samples, f"{type(sampler).__name__} draws {n_samples} samples", plan)
+        return Counts(_count_all(sampler, plan), n_samples=n_samples)
+    _check_enough(len(plan.window), f"The window has {len(plan.window)} rows", plan)
+    if not isinstance(plan.dealt, Rows):
+        name = type(plan.sharding).__name__
+        check_sizes(plan.remainder, sizes=plan.share_sizes, batch_size=plan.batch_size, name=name)
     if not is_tied(sampler):
-        return Counts(counts, "rotate")
-    return Counts(counts, "alternate" if _runs_on_odd_layout(sampler, plan, counts) else "stay")
+        return Counts(_count_all(sampler, plan), "rotate")
+    classes: list[frozenset[str]] = []
+    counts = _count_all(sampler, plan, classes)
+    return Counts(counts, "alternate" if _runs_on_odd_layout(sampler, plan, counts) else "stay", classes=tuple(classes))
 
 
-def _count_all(sampler: Sampler, plan: EpochPlan) -> tuple[int, ...]:
-    if is_tied(sampler):
-        return tuple(_count(sampler, plan, rank) for rank in range(plan.world_size))
-    first = _count(sampler, plan, 0)
-    last_rank = plan.world_size - 1
-    if len(plan.shard(0)) == len(plan.shard(last_rank)):
-        return (first,) * plan.world_size
-    n_longer = len(plan.window) % plan.world_size
-    return (first,) * (plan.world_size - n_longer) + (_count(sampler, plan, last_rank),) * n_longer
+def _check_enough(n_rows: int, what: str, plan: EpochPlan) -> None:
+    check(plan.remainder, n_rows=n_rows, world_size=plan.world_size, batch_size=plan.batch_size, what=what)
 
 
-def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> int:
-    name = type(sampler).__name__
+def _count_all(sampler: Sampler, plan: EpochPlan, classes: list[frozenset[str]] | None = None) -> tuple[int, ...]:
+    """Ask about every rank, or about one rank for each size of a shard if that is all that makes a difference.
+
+    Parameters
+    ----------
+    sampler, plan
+        As for :func:`count`.
+    classes
+        To be filled, for each rank that is asked about, with the classes that it can draw.
+    """
+    sizes = plan.sizes
+    kinds = range(plan.world_size) if is_tied(sampler) and not plan.shares_draws else sizes
+    counts: dict[int, int] = {}
+    for rank, kind in enumerate(kinds):
+        if kind in counts:
+            continue
+        local, counts[kind] = _count(sampler, plan, rank, sizes[rank])
+        if classes is not None and (drawable := drawable_classes(local)) is not None:
+            classes.append(drawable)
+    natural_batches = tuple(map(counts.__getitem__, kinds))
+    _check_equal(sampler, natural_batches, plan)
+    return natural_batches
+
+
+def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sampler, int]:
+    """Ask about one rank, whose shard has so many rows or which draws so many samples."""
     shard = plan.shard(rank)
     try:
         local = localize(private_copy(sampler), shard.rows, plan.n_obs)
+        if plan.shares_draws:
+            set_draws(local, size)
         follow_epoch(local, plan.epoch)
         local.validate(len(shard))
         _refuse_short_draws(local, len(shard))
         n_batches = local.n_batches(len(shard))
-        if plan.remainder == "exact" and _reads_every_row(sampler):
-            _refuse_leaving_out(n_batches, len(shard), plan.batch_size)
+        if plan.remainder == "exact" and (plan.shares_draws or _reads_every_row(sampler)):
+            _refuse_leaving_out(n_batches, size, plan)
     except ValueError as error:
         msg = (
-            f"{name} can't run on the rows of rank {rank} of {plan.world_size}, which are {shard.rows} of the "
-            f"collection's {plan.n_obs} (remainder={plan.remainder!r}). Given them as [0, {len(shard)}), it says: "
-            f"{error}"
+            f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.world_size}, which are "
+            f"{shard.rows} of the collection's {plan.n_obs} (remainder={plan.remainder!r}). Given them as "
+            f"[0, {len(shard)}), it says: {error}"
         )
         raise ValueError(msg) from error
-    return n_batches
+    return local, n_batches
 
 
 def _runs_on_odd_layout(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ...]) -> bool:
@@ -99,7 +133,7 @@ def _runs_on_odd_layout(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ..
     An epoch that fails after hours of training would be worse than to lose the same rows in all of them.
     """
     try:
-        return _count_all(sampler, replace(plan, offset=plan.n_lost)) == counts
+        return _count_all(sampler, replace(plan, turn=1)) == counts
     except ValueError:
         return False
 
@@ -110,7 +144,8 @@ def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> 
     if plan.remainder == "keep" or fewest == most:
         return
     rank = counts.index(fewest)
-    n_rows, name = len(plan.shard(rank)), type(sampler).__name__
+    n_rows, name = plan.sizes[rank], type(sampler).__name__
+    what = "samples" if plan.shares_draws else "rows"
     # a batch can be cut in two if it has two rows, and it surely has if all batches of the rank are full
     assert plan.batch_size is not None
     full = fewest > 0 and plan.batch_size > 1 and n_rows % (fewest * plan.batch_size) == 0
@@ -118,7 +153,7 @@ def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> 
         return
     msg = (
         f"remainder={plan.remainder!r} promises the same number of batches on each of the {plan.world_size} ranks, but "
-        f"{name} makes {fewest} of the {n_rows} rows of rank {rank}, and {most} on rank {counts.index(most)}. "
+        f"{name} makes {fewest} of the {n_rows} {what} of rank {rank}, and {most} on rank {counts.index(most)}. "
     )
     if plan.remainder == "exact":
         msg += (
@@ -143,13 +178,14 @@ def _reads_every_row(sampler: Sampler) -> bool:
     return not (isinstance(sampler, ClassSampler) or hasattr(sampler, "world_size"))
 
 
-def _refuse_leaving_out(n_batches: int, n_rows: int, batch_size: int | None) -> None:
-    """Raise if so many batches can't hold so many rows."""
-    assert batch_size is not None
-    if n_batches * batch_size < n_rows:
+def _refuse_leaving_out(n_batches: int, n_rows: int, plan: EpochPlan) -> None:
+    """Raise if so many batches can't hold so many rows, or samples."""
+    assert plan.batch_size is not None
+    if n_batches * plan.batch_size < n_rows:
+        what = "sample" if plan.shares_draws else "row"
         msg = (
-            f"it makes {n_batches} batches of {batch_size} rows at most, and so leaves out some of its {n_rows} rows, "
-            "but remainder='exact' promises every row. Use drop_last=False, or remainder='drop'."
+            f"it makes {n_batches} batches of {plan.batch_size} rows at most, and so leaves out some of its {n_rows} "
+            f"{what}s, but remainder='exact' promises every {what}. Use drop_last=False, or remainder='drop'."
         )
         raise ValueError(msg)
 

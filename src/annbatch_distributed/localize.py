@@ -13,7 +13,6 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
@@ -98,12 +97,13 @@ def confine(sampler: Sampler, rows: Rows) -> bool:
     -------
     Whether it now runs on these rows: its ``sample`` then takes the collection's ``n_obs``, and gives global rows.
     """
-    if type(sampler) not in _KEEP_TO_MASK or len(rows.ranges) != 1:
-        return False
-    if isinstance(sampler, ClassSampler):
-        _close_passes(sampler)
-    sampler.mask = slice(rows.ranges[0].start, rows.ranges[0].stop)
-    return True
+    match rows.pieces:
+        case (range() as stretch,) if type(sampler) in _KEEP_TO_MASK:
+            if isinstance(sampler, ClassSampler):
+                _close_passes(sampler)
+            sampler.mask = slice(stretch.start, stretch.stop)
+            return True
+    return False
 
 
 @singledispatch
@@ -117,8 +117,11 @@ def is_tied(sampler: Sampler) -> bool:
 
 def _take(classes: pd.Categorical, rows: Rows) -> pd.Categorical:
     """Return the labels of some rows: a view if they are one stretch."""
-    pieces = [classes.codes[stretch.start : stretch.stop] for stretch in rows.ranges]
-    codes = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    match rows.pieces:
+        case (range() as stretch,):
+            codes = classes.codes[stretch.start : stretch.stop]
+        case _:
+            codes = classes.codes[rows.to_array()]
     return pd.Categorical.from_codes(codes, dtype=classes.dtype)
 
 

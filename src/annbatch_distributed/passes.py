@@ -23,6 +23,7 @@ from annbatch_distributed.localize import confine, localize
 from annbatch_distributed.private_copy import private_copy
 from annbatch_distributed.randomness import generator
 from annbatch_distributed.requests import complete, fit, mark_repeats, translate
+from annbatch_distributed.traits import set_draws
 
 if TYPE_CHECKING:
     from annbatch_distributed.sharding import EpochPlan
@@ -69,6 +70,8 @@ class Pass(Iterator[LoadRequest]):
         confined = confine(sampler, shard.rows)
         if not confined:
             sampler = localize(sampler, shard.rows, plan.n_obs)
+        if plan.shares_draws:
+            set_draws(sampler, plan.sizes[self.rank])
         # where rng is worked out instead of held, and in a sampler that has just been made for these rows
         if sampler.rng is not None and sampler.rng is not rng:
             sampler.rng = rng
@@ -78,7 +81,9 @@ class Pass(Iterator[LoadRequest]):
             requests = complete(requests, batch_size=sampler.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
         requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
         if plan.remainder == "pad":
-            requests = mark_repeats(requests, shard.n_own + (shard.rows.ranges[0].start if confined else 0))
+            # a confined shard is one range, and its requests are for global rows already
+            first = next(iter(shard.rows)) if confined else 0
+            requests = mark_repeats(requests, first + shard.n_own)
         return requests if confined else translate(requests, shard.rows, name=name)
 
     def __getstate__(self) -> dict[str, Any]:

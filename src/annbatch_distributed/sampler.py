@@ -11,8 +11,10 @@ It puts the other modules together and does no arithmetic of its own:
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,21 +26,24 @@ from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import resolve
-from annbatch_distributed.sharding import EpochPlan, resolve_mask, window
-from annbatch_distributed.sharding.remainder import POLICIES, drop_offset
+from annbatch_distributed.sharding import EpochPlan, Independent, Shuffled, resolve_mask, window
+from annbatch_distributed.sharding.remainder import POLICIES, turns
+from annbatch_distributed.shardings import resolve_sharding
+from annbatch_distributed.traits import chunk_size, n_draws, set_draws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from annbatch_distributed.ranks import DistInfo
-    from annbatch_distributed.sharding import Remainder, Rows
+    from annbatch_distributed.sharding import Remainder, Rows, Sharding
+    from annbatch_distributed.shardings import ShardingName
 
 
 class DistributedSampler(Sampler):
     """Give every rank of a job its own share of what an annbatch sampler samples.
 
-    The rows that the mask selects are cut into one stretch per rank, and a private copy of the wrapped sampler runs on
-    this rank's stretch with a generator of its own. Nothing is communicated: every rank works out the same plan.
+    The rows that the mask selects are dealt to the ranks, and a private copy of the wrapped sampler runs on this rank's
+    share with a generator of its own. Nothing is communicated: every rank works out the same plan.
 
     How 10 rows go to 2 ranks with a batch size of 2 (repeats in brackets)::
 
@@ -75,18 +80,34 @@ class DistributedSampler(Sampler):
         ``"pad"``
             Every rank has the same number of full batches; some rows are read a second time. A load request then has
             the key ``repeated``, which says for each of its rows whether it is a repeat.
+    sharding
+        Which rank has which rows.
+
+        ``"contiguous"``, :class:`Contiguous`
+            A stretch of consecutive rows for each rank, the same in every epoch: for collections that were shuffled
+            before they were written.
+        ``"shuffled"``, :class:`Shuffled`
+            Blocks of consecutive rows, dealt anew in every epoch: for rows that are sorted or grouped on disk, and for
+            long training. Needs a ``seed``.
+        ``"independent"``, :class:`Independent`
+            Every rank draws from all rows, and the job makes as many draws as the wrapped sampler alone: for samplers
+            that draw with replacement, such as class samplers.
+        an object
+            Any rule of your own: see :class:`~annbatch_distributed.sharding.Sharding`.
     mask
         The rows to share out, as a slice or a list of slices; None takes the wrapped sampler's own mask.
     seed
         Makes the order reproducible, within ``[0, 2**63)``; None derives it from the wrapped sampler's generator.
+        ``"shuffled"`` deals rows by it, so it must be the same on every rank.
 
     Raises
     ------
     TypeError
         If ``sampler`` is not an instance of a sampler, or an argument has the wrong type.
     ValueError
-        If ``dist_info``, ``remainder``, ``mask`` or ``seed`` are not what they can be, or the wrapped sampler has no
-        batch size and ``remainder`` promises equal numbers of batches.
+        If ``dist_info``, ``remainder``, ``sharding``, ``mask`` or ``seed`` are not what they can be, if the wrapped
+        sampler has no batch size and ``remainder`` promises equal numbers of batches, or if it can't run on such
+        shards.
     RuntimeError
         If the framework that ``dist_info`` names is not initialised.
 
@@ -95,8 +116,8 @@ class DistributedSampler(Sampler):
     Which rows a rank owns depends on the arguments, on ``n_obs`` and on the epoch, never on what a rank did before. The
     order in which it reads them is a fresh one in every pass, and that of epoch ``e`` again after ``set_epoch(e)``.
 
-    ``num_samples`` of the wrapped sampler counts per rank, class samplers draw from the rank's own stretch, and
-    ``drop_last`` drops rows of the rank, as in annbatch.
+    Unless the sharding is ``"independent"``, ``num_samples`` of the wrapped sampler counts per rank, class samplers
+    draw from the rank's own share, and ``drop_last`` drops rows of the rank, as in annbatch.
 
     In workers of torch's ``DataLoader`` that are not persistent, every epoch begins from a fresh copy: call
     :meth:`set_epoch`, or the orders repeat.
@@ -127,6 +148,7 @@ class DistributedSampler(Sampler):
         dist_info: DistInfo,
         enforce_equal_batches: bool = True,
         remainder: Remainder | None = None,
+        sharding: ShardingName | Sharding = "contiguous",
         mask: slice | Sequence[slice] | None = None,
         seed: int | None = None,
     ) -> None:
@@ -139,10 +161,13 @@ class DistributedSampler(Sampler):
         _check_promise(self._remainder, sampler)
         self._seed = None if seed is None else _natural_number("seed", seed, below=2**63)
         self._sampler = private_copy(sampler)
+        self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
         self._own_rng = _checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root = draw_root(self._own_rng) if self._seed is None else self._seed
-        self._counted: tuple[tuple[int, int], Counts] | None = None
+        self._counted: tuple[tuple[object, ...], Counts] | None = None
+        self._planned: tuple[tuple[int, int], EpochPlan] | None = None
+        self._warned: set[str] = set()
         if mask is None:
             own: slice | None = sampler.mask  # a user's sampler may have none
             mask = slice(None) if own is None else own
@@ -180,20 +205,20 @@ class DistributedSampler(Sampler):
     @mask.setter
     def mask(self, value: slice | Sequence[slice]) -> None:
         self._window_mask = resolve_mask(value)
-        self._counted = None
+        self._forget_plan()
 
     @property
     def rng(self) -> np.random.Generator:
         """What this job's randomness begins from: the seed's generator, or a copy of the wrapped sampler's.
 
-        Reading or using it changes no pass. Assigning another begins anew from that one, instead of the seed.
+        Reading or using it changes no pass. Assigning another begins anew from that one, instead of the seed. Which
+        rows a rank owns doesn't change with it: ``"shuffled"`` goes on with the blocks of the seed.
         """
         return np.random.default_rng(self._root) if self._own_rng is None else copy.deepcopy(self._own_rng)
 
     @rng.setter
     def rng(self, value: np.random.Generator | None) -> None:
         self._own_rng = copy.deepcopy(_checked_rng(value))
-        self._seed = None
         self._root = draw_root(self._own_rng)
 
     @property
@@ -250,23 +275,46 @@ class DistributedSampler(Sampler):
             rank.
         """
         n_obs = _natural_number("n_obs", n_obs)
+        asked = n_obs, self._epoch
+        if self._planned is None or self._planned[0] != asked:
+            self._planned = asked, self._plan(n_obs)
+        return self._planned[1]
+
+    def _plan(self, n_obs: int) -> EpochPlan:
         plan = EpochPlan(
             n_obs=n_obs,
             window=window(self._window_mask, n_obs),
             world_size=self.world_size,
             batch_size=self.batch_size,
             remainder=self._remainder,
+            sharding=self._sharding,
+            seed=self._seed,
             epoch=self._epoch,
-            offset=0,
+            turn=0,
+            n_samples=None,
             natural_batches=(),
         )
-        # a sampler with epochs of its own may have other counts in each of them
-        asked = n_obs, self._epoch if hasattr(self._sampler, "set_epoch") else 0
+        # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
+        asked = n_obs, plan.dealt, self._epoch if hasattr(self._sampler, "set_epoch") else 0
         if self._counted is None or self._counted[0] != asked:
             self._counted = asked, count(self._sampler, plan)
         counts = self._counted[1]
-        offset = drop_offset(counts.movement, lost=plan.n_lost, n_rows=len(plan.window), epoch=self._epoch)
-        return replace(plan, offset=offset, natural_batches=counts.natural_batches)
+        if len(set(counts.classes)) > 1:
+            self._warn_once(_other_classes(type(self._sampler).__name__, counts.classes))
+        return replace(
+            plan,
+            turn=turns(counts.movement, self._epoch),
+            n_samples=counts.n_samples,
+            natural_batches=counts.natural_batches,
+        )
+
+    def _forget_plan(self) -> None:
+        self._counted = self._planned = None
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, UserWarning, skip_file_prefixes=(str(Path(__file__).parent),))
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches that this rank yields in a pass.
@@ -317,6 +365,8 @@ class DistributedSampler(Sampler):
             While iterating in one of several workers of torch's ``DataLoader``.
         """
         plan = self.plan(n_obs)
+        if self._passes and isinstance(self._sharding, Shuffled):
+            self._warn_once(_SAME_BLOCKS)
         begun = Pass(self._sampler, plan, self.rank, self._root, self._passes)
         self._passes += 1
         return begun
@@ -326,7 +376,9 @@ class DistributedSampler(Sampler):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays
-        memo[id(self._sampler)] = self._sampler
+        # and plans and shardings are frozen
+        for shared in (self._sampler, self._sharding, self._counted, self._planned):
+            memo[id(shared)] = shared
         duplicate = memo[id(self)] = object.__new__(type(self))
         vars(duplicate).update(copy.deepcopy(vars(self), memo))
         return duplicate
@@ -334,7 +386,8 @@ class DistributedSampler(Sampler):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({type(self._sampler).__name__}, rank={self.rank}, world_size={self.world_size}, "
-            f"remainder={self._remainder!r}, mask={self.mask}, seed={self._seed}, epoch={self.epoch})"
+            f"remainder={self._remainder!r}, sharding={self._sharding}, mask={self.mask}, seed={self._seed}, "
+            f"epoch={self.epoch})"
         )
 
 
@@ -347,9 +400,45 @@ def _localize_distributed_sampler(sampler: DistributedSampler, rows: Rows, n_obs
     return sampler
 
 
+@chunk_size.register(DistributedSampler)
+def _chunk_size(sampler: DistributedSampler) -> int | None:
+    return chunk_size(sampler._sampler)
+
+
+@n_draws.register(DistributedSampler)
+def _n_draws(sampler: DistributedSampler, n_rows: int) -> int | None:
+    return n_draws(sampler._sampler, n_rows) if isinstance(sampler._sharding, Independent) else None
+
+
+@set_draws.register(DistributedSampler)
+def _set_draws(sampler: DistributedSampler, n_draws: int) -> None:
+    sampler._sampler = private_copy(sampler._sampler)
+    set_draws(sampler._sampler, n_draws)
+    sampler._forget_plan()
+
+
 @is_tied.register(DistributedSampler)
 def _distributed_sampler_is_tied(sampler: DistributedSampler) -> bool:
     return is_tied(sampler._sampler)
+
+
+_SAME_BLOCKS = (
+    "A second pass under sharding='shuffled' without set_epoch: every rank reads the rows that it had last time, "
+    "in another order. Call set_epoch(epoch) on every rank before each epoch, so that the blocks are dealt anew."
+)
+
+
+def _other_classes(name: str, classes: Sequence[frozenset[str]]) -> str:
+    """The warning for ranks whose classes differ."""
+    everywhere = frozenset.union(*classes)
+    rank = next(rank for rank, own in enumerate(classes) if own != everywhere)
+    missing = sorted(everywhere - classes[rank])
+    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    return (
+        f"The ranks of {name} can't all draw the same classes: there are {len(everywhere)}, and the rows of rank "
+        f"{rank} lack {len(missing)} of them ({shown}). Each rank weighs the classes that it has, so that the job as a "
+        "whole doesn't draw by the weights that were given. With sharding='independent' every rank draws from all rows."
+    )
 
 
 def _resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool) -> Remainder:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.sharding import Remainder
+    from annbatch_distributed.shardings import ShardingName
 
 N_OBS = 347
 BATCH_SIZE = 8
@@ -47,6 +48,7 @@ class Configuration:
     window: tuple[slice, ...]
     """The rows to share out; several stretches are the wrapper's mask, one is the wrapped sampler's."""
     remainder: Remainder = "drop"
+    sharding: ShardingName = "contiguous"
     seed: int = 0
     epochs: tuple[int | None, ...] = (0,)
     """The epoch to set before each pass; None makes one more pass without setting any."""
@@ -62,6 +64,7 @@ class Configuration:
             self.wrapped(),
             dist_info=dist_info,
             remainder=self.remainder,
+            sharding=self.sharding,
             mask=list(self.window) if len(self.window) > 1 else None,
             seed=self.seed,
         )
@@ -89,7 +92,11 @@ GOOD = {
     "exact": Configuration(random(HELD_OUT), (HELD_OUT,), "exact", epochs=(0, 1)),
     "pad": Configuration(random(HELD_OUT), (HELD_OUT,), "pad"),
     "folds": Configuration(sequential, tuple(FOLDS), "exact"),
+    "shuffled": Configuration(random(TRAINING), (TRAINING,), sharding="shuffled", epochs=(0, 1, 2, 0, None)),
+    "shuffled folds": Configuration(sequential, tuple(FOLDS), "exact", "shuffled", epochs=(0, 1)),
     "classes": Configuration(by_class(CLASSES), (TRAINING,), epochs=(0, 1)),
+    # draws from runs that no boundary between shards can cut
+    "independent": Configuration(by_class(CUT_CLASSES), (TRAINING,), sharding="independent", epochs=(0, 1)),
 }
 
 WRONG = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LAUNCHES = ["torchrun_with_2_ranks", "torchrun_with_3_ranks", "two_agents", "two_jax_processes"]
 EQUAL = [name for name, one in GOOD.items() if one.remainder != "keep"]
-SHARED_OUT = [name for name in GOOD if name != "classes"]  # class samplers draw with replacement
+SHARED_OUT = [name for name in GOOD if name not in ("classes", "independent")]  # class samplers draw with replacement
 
 SECONDS = 90  # the limit for a launch, which takes about ten
 JOB = "-m", "tests.processes.job_torch"
@@ -97,7 +97,7 @@ def test_under_keep_a_rank_has_a_batch_more_and_each_rank_knows_its_own_number(r
         assert all(rank.n_batches == len(rank.batches) for rank in one)
 
 
-@pytest.mark.parametrize("name", ["keep", "exact", "folds"])
+@pytest.mark.parametrize("name", ["keep", "exact", "folds", "shuffled folds"])
 def test_every_row_of_the_window_is_read_exactly_once(ranks: list[Told], name: str) -> None:
     for one in passes(ranks, name):
         assert sorted(rows(one)) == GOOD[name].rows
@@ -113,7 +113,7 @@ def test_under_pad_every_row_is_read_and_the_rows_read_again_are_those_marked(ra
         assert {len(batch) for rank in one for batch in rank.batches} == {BATCH_SIZE}
 
 
-@pytest.mark.parametrize("name", ["drop", "another seed"])
+@pytest.mark.parametrize("name", ["drop", "another seed", "shuffled"])
 def test_under_drop_no_row_is_read_twice_and_fewer_are_lost_than_fill_a_step(ranks: list[Told], name: str) -> None:
     for one in passes(ranks, name):
         read = rows(one)
@@ -133,7 +133,7 @@ def test_the_rows_lost_under_drop_move_with_the_epoch_and_none_is_always_lost(ra
     assert epochs[1].isdisjoint(epochs[2])
 
 
-@pytest.mark.parametrize("name", ["drop", "another seed", "classes"])
+@pytest.mark.parametrize("name", ["drop", "another seed", "shuffled", "classes", "independent"])
 def test_no_held_out_row_is_ever_trained_on(ranks: list[Told], name: str) -> None:
     held_out = set(range(HELD_OUT.start, HELD_OUT.stop))
     assert all(held_out.isdisjoint(rows(one)) for one in passes(ranks, name))
@@ -166,6 +166,26 @@ def test_setting_an_epoch_again_gives_its_order_again_and_any_other_pass_another
         assert one_more.batches != first.batches
         assert other_epoch.batches != first.batches
         assert sorted(one_more.rows) == sorted(first.rows)
+
+
+def test_under_shuffled_every_rank_has_other_rows_in_another_epoch_and_the_same_ones_again(ranks: list[Told]) -> None:
+    assert GOOD["shuffled"].epochs == (0, 1, 2, 0, None)
+    for rank in ranks:
+        first, *other_epochs, again, one_more = (set(one.rows) for one in rank.passes["shuffled"])
+        assert first == again == one_more
+        assert all(first != other for other in other_epochs)
+        assert other_epochs[0] != other_epochs[1]
+
+
+def test_under_independent_the_job_makes_the_draws_of_one_sampler_and_every_rank_draws_from_all_classes(
+    ranks: list[Told],
+) -> None:
+    for one in passes(ranks, "independent"):
+        assert len({len(read.batches) for read in one}) == 1
+        assert len(rows(one)) == 64 // (len(ranks) * BATCH_SIZE) * len(ranks) * BATCH_SIZE
+        assert all(len(set(CUT_CLASSES[batch])) == 1 for read in one for batch in read.batches)
+        assert len({tuple(read.rows) for read in one}) == len(ranks)
+        assert all(read.shards == [list(range(TRAINING.stop))] * len(ranks) for read in one)
 
 
 def test_another_seed_gives_another_order_of_the_same_rows(ranks: list[Told]) -> None:

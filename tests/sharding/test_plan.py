@@ -52,7 +52,7 @@ def test_a_plan_of_10_billion_rows_is_a_few_integers(policy: str) -> None:
     made = plan(10**10, 1024, remainder=policy)
     assert len(pickle.dumps(made)) < 10_000
     assert sum(made.shard(rank).n_own for rank in range(1024)) + made.n_lost == 10**10
-    assert made.shard(1023).rows.ranges[0].stop == 10**10 - made.n_lost
+    assert made.shard(1023).rows.pieces[0].stop == 10**10 - made.n_lost
     assert len({made.n_batches(rank) for rank in range(1024)}) == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from annbatch_distributed.sharding.remainder import Movement, Remainder, check, drop_offset, n_lost, stretch
+from annbatch_distributed.sharding.remainder import Movement, Remainder, check, drop_offset, n_lost, stretch, turns
 
 job = st.tuples(st.integers(1, 200), st.integers(1, 9), st.integers(1, 12))
 
@@ -18,11 +18,9 @@ def positions(policy: Remainder, n_rows: int, world_size: int, batch_size: int, 
     """Every rank's positions, enumerated from what ``stretch`` says."""
     found = []
     for rank in range(world_size):
-        start, own, length = stretch(
-            policy, n_rows=n_rows, world_size=world_size, batch_size=batch_size, offset=offset, rank=rank
-        )
+        start, own, length = stretch(policy, n_rows=n_rows, world_size=world_size, batch_size=batch_size, rank=rank)
         assert own <= length
-        found.append([(start + step) % n_rows for step in range(length)])
+        found.append([(offset + start + step) % n_rows for step in range(length)])
     return found
 
 
@@ -74,7 +72,7 @@ def test_the_lost_positions_are_never_dealt_and_move_with_the_epoch(
     lost = n_lost("drop", n_rows=n_rows, world_size=world_size, batch_size=batch_size)
     left_out = []
     for e in (epoch, epoch + 1):
-        offset = drop_offset(movement, lost=lost, n_rows=n_rows, epoch=e)
+        offset = drop_offset(turns(movement, e), lost=lost, n_rows=n_rows)
         dealt = [position for rank in positions("drop", n_rows, world_size, batch_size, offset) for position in rank]
         assert len(dealt) == len(set(dealt)) == n_rows - lost
         left_out.append(set(range(n_rows)) - set(dealt))
@@ -103,10 +101,10 @@ def test_too_few_rows_is_an_error_that_counts_them(
 ) -> None:
     n_rows, world_size, batch_size = sizes
     with pytest.raises(ValueError, match=message):
-        check(policy, n_rows=n_rows, world_size=world_size, batch_size=batch_size)
-    check(policy, n_rows=n_rows + 1, world_size=world_size, batch_size=batch_size)
+        check(policy, n_rows=n_rows, world_size=world_size, batch_size=batch_size, what=f"The window has {n_rows} rows")
+    check(policy, n_rows=n_rows + 1, world_size=world_size, batch_size=batch_size, what="")
 
 
 def test_pad_needs_a_single_row() -> None:
-    check("pad", n_rows=1, world_size=5, batch_size=7)
+    check("pad", n_rows=1, world_size=5, batch_size=7, what="")
     assert positions("pad", 1, 5, 7) == [[0] * 7] * 5

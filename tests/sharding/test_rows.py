@@ -23,7 +23,7 @@ def test_rows_are_their_ranges_in_order(parts: list[range]) -> None:
     rows, expected = Rows(tuple(parts)), [row for part in parts for row in part]
     assert list(rows) == rows.to_array().tolist() == expected
     assert len(rows) == len(expected)
-    assert all(before.stop != after.start for before, after in zip(rows.ranges, rows.ranges[1:], strict=False))
+    assert all(before.stop != after.start for before, after in zip(rows.pieces, rows.pieces[1:], strict=False))
 
 
 @given(ranges, st.integers(-60, 120), st.integers(0, 150))
@@ -42,13 +42,19 @@ def test_local_rows_are_positions(parts: list[range], data: st.DataObject) -> No
 
 
 @given(ranges, st.data())
-def test_a_slice_of_local_rows_is_the_slice_of_the_list(parts: list[range], data: st.DataObject) -> None:
+def test_slices_of_local_rows_are_those_of_the_list(parts: list[range], data: st.DataObject) -> None:
     rows = Rows(tuple(parts))
-    start = data.draw(st.integers(0, len(rows)))
-    stop = data.draw(st.integers(start, len(rows)))
-    pieces = rows.slice_to_global(slice(start, stop))
-    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(rows)[start:stop]
-    assert all(piece.start < piece.stop for piece in pieces)
+    bounds = st.tuples(st.integers(0, len(rows)), st.integers(0, len(rows)))
+    slices = data.draw(st.lists(bounds))
+    starts, stops = np.array(slices, dtype=np.int64).reshape(-1, 2).T
+    found: list[list[int]] = [[] for _ in slices]
+    order = []
+    for start, stop, which in zip(*rows.slices_to_global(starts, stops), strict=True):
+        assert start < stop
+        found[which] += range(start, stop)
+        order.append(which)
+    assert found == [list(rows)[start:stop] for start, stop in slices]
+    assert order == sorted(order)
 
 
 def test_rows_of_any_number_are_a_handful_of_integers() -> None:

@@ -1,15 +1,35 @@
 """Which rows are whose: pure arithmetic on the standard library and numpy, without annbatch or any framework.
 
-A *sharding* is the rule that decides it. There is one so far, contiguous: ``remainder.stretch`` says which positions
-of the window a rank has, and ``Rows.cyclic`` which rows they are. The argument ``sharding=`` of the sampler, for rules
-that deal the rows out in another order, is to take the place of the latter.
+How a rank's rows in an epoch come about:
+
+1. :mod:`window` resolves the mask: the rows to be shared out.
+2. A :class:`Sharding` deals them, as one order for all ranks or as a share for each. Each is a file of its own:
+   :mod:`contiguous`, :mod:`shuffled`, :mod:`independent`.
+3. :mod:`remainder` cuts an order into even stretches, or fills shares up, so that batches come out as promised.
+4. :mod:`plan` puts them together, and describes the epoch.
 """
 
 from __future__ import annotations
 
+from annbatch_distributed.sharding.contiguous import Contiguous
+from annbatch_distributed.sharding.contract import Sharding
+from annbatch_distributed.sharding.independent import Independent
 from annbatch_distributed.sharding.plan import EpochPlan, Shard
 from annbatch_distributed.sharding.remainder import Remainder
 from annbatch_distributed.sharding.rows import Rows
+from annbatch_distributed.sharding.shuffled import Shuffled
 from annbatch_distributed.sharding.window import Mask, resolve_mask, window
 
-__all__ = ["EpochPlan", "Mask", "Remainder", "Rows", "Shard", "resolve_mask", "window"]
+__all__ = [
+    "Contiguous",
+    "EpochPlan",
+    "Independent",
+    "Mask",
+    "Remainder",
+    "Rows",
+    "Shard",
+    "Sharding",
+    "Shuffled",
+    "resolve_mask",
+    "window",
+]

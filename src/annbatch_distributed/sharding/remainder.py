@@ -23,7 +23,10 @@ How 10 rows go to 2 ranks with a batch size of 2 (repeats in brackets)::
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 type Remainder = Literal["drop", "keep", "exact", "pad"]
 
@@ -31,46 +34,42 @@ POLICIES: tuple[Remainder, ...] = get_args(Remainder.__value__)
 
 
 class Stretch(NamedTuple):
-    """One rank's positions in the window: ``length`` of them from ``start``, going on at the front."""
+    """One rank's positions in an order of rows: ``length`` of them from ``start``, going on at the front."""
 
     start: int
     """The first position."""
     own: int
-    """How many of the positions, the leading ones, are this rank's own; the others are other ranks' rows, repeated."""
+    """How many of the positions, the leading ones, are this rank's own; the others are repeats."""
     length: int
     """How many positions in all."""
 
 
-def stretch(
-    policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, offset: int, rank: int
-) -> Stretch:
-    """Return the positions of the window that a rank reads in one epoch.
+def stretch(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, rank: int) -> Stretch:
+    """Return the positions that a rank reads of an order that all ranks share out evenly.
 
     Parameters
     ----------
     policy
         What becomes of the remainder.
     n_rows
-        Rows of the window.
+        Rows of the order.
     world_size
         The number of ranks.
     batch_size
-        Rows of a full batch; only ``keep`` does without.
-    offset
-        The position at which rank 0 begins under ``drop``, from :func:`drop_offset`.
+        Rows of a full batch; only ``keep`` and ``exact`` do without.
     rank
         Whose positions.
 
     Examples
     --------
-    >>> [stretch("pad", n_rows=10, world_size=2, batch_size=2, offset=0, rank=r) for r in (0, 1)]
+    >>> [stretch("pad", n_rows=10, world_size=2, batch_size=2, rank=r) for r in (0, 1)]
     [Stretch(start=0, own=5, length=6), Stretch(start=5, own=5, length=6)]
     """
     rows, extra = divmod(n_rows, world_size)
     if policy == "drop":
         assert batch_size is not None
         length = rows // batch_size * batch_size
-        return Stretch((offset + rank * length) % n_rows, length, length)
+        return Stretch(rank * length, length, length)
     n_small = world_size - extra  # the ranks that don't have a row more come first
     start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
     if policy == "pad":
@@ -79,23 +78,58 @@ def stretch(
     return Stretch(start, own, own)
 
 
+def filled(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, turn: int, rank: int) -> Stretch:
+    """Return the positions that a rank reads of its own share, where ranks have shares of different sizes.
+
+    Parameters
+    ----------
+    policy
+        ``drop`` takes as many full batches from every share as the smallest one has, ``pad`` repeats rows of each share
+        until it has as many full batches as the largest one. ``keep`` and ``exact`` take shares as they are.
+    sizes
+        Rows of every rank's share.
+    batch_size
+        Rows of a full batch; only ``keep`` and ``exact`` do without.
+    turn
+        How often the rows that ``drop`` loses have moved on, from :func:`turns`.
+    rank
+        Whose positions.
+
+    Examples
+    --------
+    >>> filled("drop", sizes=[5, 8], batch_size=2, turn=1, rank=1)
+    Stretch(start=4, own=4, length=4)
+    >>> filled("pad", sizes=[5, 8], batch_size=2, turn=0, rank=0)
+    Stretch(start=0, own=5, length=8)
+    """
+    size = sizes[rank]
+    if policy == "drop":
+        assert batch_size is not None
+        length = min(sizes) // batch_size * batch_size
+        return Stretch(drop_offset(turn, lost=size - length, n_rows=size), length, length)
+    if policy == "pad":
+        assert batch_size is not None
+        return Stretch(0, size, -(-max(sizes) // batch_size) * batch_size)
+    return Stretch(0, size, size)
+
+
 def n_lost(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None) -> int:
-    """Return how many rows of the window no rank reads in an epoch."""
+    """Return how many rows of an order that is shared out evenly no rank reads in an epoch."""
     if policy != "drop":
         return 0
     assert batch_size is not None
     return n_rows % (world_size * batch_size)
 
 
-#: How the rows that ``drop`` loses move from epoch to epoch, see :func:`drop_offset`.
+#: How the rows that ``drop`` loses move from epoch to epoch, see :func:`turns`.
 type Movement = Literal["rotate", "alternate", "stay"]
 
 
-def drop_offset(movement: Movement, *, lost: int, n_rows: int, epoch: int) -> int:
-    """Return the position at which rank 0 begins under ``drop``, which decides what rows are lost in an epoch.
+def turns(movement: Movement, epoch: int) -> int:
+    """Return how often the rows that ``drop`` loses have moved on, before an epoch.
 
-    In epoch 0 the last rows are lost, as annbatch has it. Fewer than half of the rows are ever lost at once, so that
-    any two consecutive epochs together read every row, unless the lost rows stay.
+    In epoch 0 the last rows are lost, as annbatch has it. Where fewer than half of the rows are lost at once, any two
+    consecutive epochs together read every row, unless the lost rows stay.
 
     Parameters
     ----------
@@ -104,47 +138,86 @@ def drop_offset(movement: Movement, *, lost: int, n_rows: int, epoch: int) -> in
         lost equally often. ``"alternate"``: epochs lose the last rows and the first rows in turn. The shards then have
         two layouts only, and never go round the end, so that a sampler that can't run on every layout can be tried on
         both beforehand. ``"stay"``: every epoch loses the last rows.
-    lost
-        How many rows an epoch loses.
-    n_rows
-        Rows of the window.
     epoch
         Which epoch.
-
-    Examples
-    --------
-    >>> [drop_offset("rotate", lost=2, n_rows=10, epoch=epoch) for epoch in range(6)]
-    [0, 8, 6, 4, 2, 0]
-    >>> [drop_offset("alternate", lost=2, n_rows=10, epoch=epoch) for epoch in range(6)]
-    [0, 2, 0, 2, 0, 2]
     """
     match movement:
         case "rotate":
-            return -epoch * lost % n_rows
+            return -epoch
         case "alternate":
-            return epoch % 2 * lost
+            return epoch % 2
         case "stay":
             return 0
 
 
-def check(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None) -> None:
-    """Raise a ValueError if the window has too few rows for the policy: the same on every rank.
+def drop_offset(turn: int, *, lost: int, n_rows: int) -> int:
+    """Return the position at which what is kept under ``drop`` begins; what is lost comes before it.
+
+    Parameters
+    ----------
+    turn
+        How often the lost rows have moved on, from :func:`turns`.
+    lost
+        How many rows an epoch loses.
+    n_rows
+        Out of how many.
+
+    Examples
+    --------
+    >>> [drop_offset(turns("rotate", epoch), lost=2, n_rows=10) for epoch in range(6)]
+    [0, 8, 6, 4, 2, 0]
+    >>> [drop_offset(turns("alternate", epoch), lost=2, n_rows=10) for epoch in range(6)]
+    [0, 2, 0, 2, 0, 2]
+    """
+    return turn * lost % n_rows
+
+
+def check(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, what: str) -> None:
+    """Raise a ValueError if there are too few rows, or samples, for the policy: the same on every rank.
 
     Under ``exact`` it takes the sampler to tell whether a rank is a batch short, so that this only looks for a row
     per rank there.
+
+    Parameters
+    ----------
+    policy
+        What becomes of the remainder.
+    n_rows, world_size, batch_size
+        As for :func:`stretch`.
+    what
+        What there are too few of, as the beginning of a sentence.
     """
-    size = f"The window has {n_rows} rows"
     if policy == "drop":
         assert batch_size is not None
         if n_rows < world_size * batch_size:
             msg = (
-                f"{size}, too few for one full batch on every rank: {world_size} ranks times batch size {batch_size} "
+                f"{what}, too few for one full batch on every rank: {world_size} ranks times batch size {batch_size} "
                 f"is {world_size * batch_size}. Use fewer ranks or a smaller batch_size, or remainder='exact' or 'pad'."
             )
             raise ValueError(msg)
     elif policy != "pad" and n_rows < world_size:
         msg = (
-            f"{size}, too few for {world_size} ranks: under remainder={policy!r} every rank needs at least one. "
-            "Use fewer ranks, or remainder='pad', which repeats rows."
+            f"{what}, too few for {world_size} ranks: under remainder={policy!r} every rank needs at least one. "
+            "Use fewer ranks, or remainder='pad', which has full batches on all of them."
+        )
+        raise ValueError(msg)
+
+
+def check_sizes(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, name: str) -> None:
+    """Raise a ValueError if a rank's own share has too few rows for the policy: the same on every rank.
+
+    Parameters
+    ----------
+    policy, sizes, batch_size
+        As for :func:`filled`.
+    name
+        The sharding's, for the message.
+    """
+    smallest = min(sizes)
+    needed = batch_size if policy == "drop" and batch_size is not None else 1
+    if smallest < needed:
+        msg = (
+            f"{name} gives rank {sizes.index(smallest)} of {len(sizes)} only {smallest} rows, but under "
+            f"remainder={policy!r} every rank needs at least {needed}. Use fewer ranks, or another sharding."
         )
         raise ValueError(msg)

@@ -1,12 +1,13 @@
-"""Rows: an ordered run of global rows, kept as half-open ranges.
+"""Rows: an ordered run of global rows, kept as a few pieces.
 
-A window, a shard, the rows lost in an epoch: all are rows in some order, and all are a handful of stretches even where
-they hold 10^10 rows. What is kept is the stretches, so that every operation costs in their number, never in the rows.
+A window, a shard, the rows lost in an epoch: all are rows in some order, and all are a handful of pieces even where
+they hold 10^10 rows. What is kept is the pieces, so that every operation costs in their number, never in the rows.
 
+A piece is a half-open range, or a :class:`Run`, which works its rows out: blocks in a shuffled order, for one.
 Position ``p`` of ``Rows`` (a *local* row) is its ``p``-th row (a *global* row):
 
 1. ``cyclic`` takes a stretch of positions, going on at the front when the end is reached.
-2. ``to_global`` and ``slice_to_global`` turn local rows into global ones.
+2. ``to_global`` and ``slices_to_global`` turn local rows into global ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 type IntArray = npt.NDArray[np.integer[Any]]
+type Int64Array = npt.NDArray[np.int64]
+
+
+class Run(Protocol):
+    """Rows that are worked out when they are asked for: blocks of consecutive ones, one after the other."""
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block, each of which is whole."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def part(self, start: int, stop: int) -> Iterable[Piece]:
+        """Return the rows at positions ``[start, stop)``, as pieces."""
+        ...
+
+    def joined(self, following: Run) -> Run | None:
+        """Return this run with another one behind it as one run; None if they are two."""
+        ...
+
+    def to_global(self, positions: Int64Array) -> Int64Array:
+        """Return the global rows at some positions of this run."""
+        ...
+
+
+type Piece = range | Run
 
 
 @dataclass(frozen=True)
@@ -32,9 +62,9 @@ class Rows:
 
     Parameters
     ----------
-    ranges
-        Ascending, non-empty, half-open ranges of global rows, with step 1, in order. They may go down from one range to
-        the next, and a row may be in several of them. Ranges that continue each other are joined.
+    pieces
+        Ascending half-open ranges of global rows with step 1, or runs, in order. Rows may go down from one piece to the
+        next, and a row may be in several of them. Pieces that continue each other are joined, empty ones left out.
 
     Examples
     --------
@@ -43,38 +73,46 @@ class Rows:
     (7, [0, 1, 2, 10, 11, 12, 13])
     >>> window.cyclic(5, 4)
     Rows(12:14, 0:2)
+    >>> window.within(2, 12) + Rows((range(20, 22),))
+    Rows(2:3, 10:12, 20:22)
     """
 
-    ranges: tuple[range, ...]
+    pieces: tuple[Piece, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranges", tuple(_joined(self.ranges)))
+        object.__setattr__(self, "pieces", tuple(_joined(self.pieces)))
 
     def __len__(self) -> int:
-        return self._stops[-1] if self.ranges else 0
+        return self._stops[-1] if self.pieces else 0
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self.ranges)
+        return chain.from_iterable(self.pieces)
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows(self.pieces + other.pieces)
 
     def __repr__(self) -> str:
         return f"Rows({self})"
 
     def __str__(self) -> str:
-        return ", ".join(f"{stretch.start}:{stretch.stop}" for stretch in self.ranges) or "none"
+        texts = (f"{piece.start}:{piece.stop}" if isinstance(piece, range) else str(piece) for piece in self.pieces)
+        return ", ".join(texts) or "none"
 
     @cached_property
     def _stops(self) -> tuple[int, ...]:
-        """The local row at which each range stops."""
-        return tuple(accumulate(map(len, self.ranges)))
+        """The local row at which each piece stops."""
+        return tuple(accumulate(map(len, self.pieces)))
 
     @cached_property
-    def _offsets(self) -> tuple[int, ...]:
-        """What takes a local row to its global row, for each range."""
-        return tuple(
-            stretch.start - (stop - len(stretch)) for stretch, stop in zip(self.ranges, self._stops, strict=True)
-        )
+    def _runs(self) -> tuple[tuple[int, Run], ...]:
+        """The pieces that are runs, and which of the pieces each of them is."""
+        return tuple((which, piece) for which, piece in enumerate(self.pieces) if not isinstance(piece, range))
 
-    def to_array(self) -> npt.NDArray[np.int64]:
+    @cached_property
+    def _cells(self) -> _Cells:
+        return _Cells.of(self.pieces)
+
+    def to_array(self) -> Int64Array:
         """Return the global rows as an array, in order; it takes memory for each of them."""
         return self.to_global(np.arange(len(self)))
 
@@ -88,47 +126,147 @@ class Rows:
         length
             How many rows to take; more than there are means that rows come again.
         """
-        ranges: list[range] = []
+        pieces: list[Piece] = []
         while length > 0:
             start %= len(self)
             index = bisect_right(self._stops, start)
-            first = start + self._offsets[index]
-            stretch = range(first, min(first + length, self.ranges[index].stop))
-            ranges.append(stretch)
-            start += len(stretch)
-            length -= len(stretch)
-        return Rows(tuple(ranges))
+            piece, stop = self.pieces[index], self._stops[index]
+            first = start - (stop - len(piece))
+            taken = min(length, stop - start)
+            if isinstance(piece, range):
+                pieces.append(piece[first : first + taken])
+            else:
+                pieces.extend(piece.part(first, first + taken))
+            start += taken
+            length -= taken
+        return Rows(tuple(pieces))
 
-    def to_global(self, local: IntArray) -> npt.NDArray[np.int64]:
+    def within(self, start: int, stop: int) -> Rows:
+        """Return those of these rows that lie in the half-open range ``[start, stop)`` of global rows, in order.
+
+        Raises
+        ------
+        TypeError
+            If these rows are not made of ranges only.
+        """
+        pieces = []
+        for piece in self.pieces:
+            if not isinstance(piece, range):
+                msg = f"Only rows that are ranges can be narrowed down to [{start}, {stop}), got {self}."
+                raise TypeError(msg)
+            pieces.append(range(max(piece.start, start), min(piece.stop, stop)))
+        return Rows(tuple(pieces))
+
+    def runs_first(self) -> Rows:
+        """Return the same rows with the runs before the ranges.
+
+        Each block of the runs then begins at a multiple of the block size, whatever the lengths of the ranges.
+        """
+        return Rows(tuple(sorted(self.pieces, key=lambda piece: isinstance(piece, range))))
+
+    def to_global(self, local: IntArray) -> Int64Array:
         """Return the global rows of an array of local rows, each within ``[0, len(self))``."""
         positions = local.astype(np.int64)  # what a narrower type holds, it may not hold once moved
-        if len(self.ranges) == 1:
-            return positions + self._offsets[0]
-        index = np.searchsorted(np.array(self._stops, dtype=np.int64), positions, side="right")
-        return positions + np.array(self._offsets, dtype=np.int64)[index]
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], range):
+            return positions + self.pieces[0].start
+        index = self._cells.piece(positions)
+        rows = positions + self._cells.offsets[index]
+        for which, run in self._runs:
+            its = index == which
+            rows[its] = run.to_global(rows[its])
+        return rows
 
-    def slice_to_global(self, local: slice) -> list[slice]:
-        """Return the global rows of a half-open slice of local rows within ``[0, len(self))``, in order."""
-        start, stop = int(local.start), int(local.stop)
-        index = bisect_right(self._stops, start)
-        pieces = []
-        while start < stop:
-            offset, end = self._offsets[index], min(stop, self._stops[index])
-            pieces.append(slice(start + offset, end + offset))
-            start = end
-            index += 1
-        return pieces
+    def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the global rows of half-open slices of local rows within ``[0, len(self))``, in order.
+
+        Parameters
+        ----------
+        starts, stops
+            The bounds of the slices.
+
+        Returns
+        -------
+        The bounds of slices of global rows, and for each of them, which of the given slices it is of. They are more
+        than were given where one is cut because its rows don't follow each other, and less where one is empty.
+
+        Examples
+        --------
+        >>> rows = Rows((range(0, 3), range(10, 14)))
+        >>> [found.tolist() for found in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))]
+        [[11, 1, 10], [13, 3, 12], [0, 1, 1]]
+        """
+        whose = np.flatnonzero(starts < stops)
+        starts, stops = starts[whose], stops[whose]
+        if not (len(self.pieces) == 1 and isinstance(self.pieces[0], range)):
+            starts, stops, piece = self._cells.cut(starts, stops)
+            whose = whose[piece]
+        global_starts = self.to_global(starts)
+        return global_starts, global_starts + (stops - starts), whose
 
 
-def _joined(ranges: Iterable[range]) -> Iterator[range]:
-    """Join each range to the one before where it continues it."""
-    pending = range(0)
-    for stretch in ranges:
-        if pending and pending.stop == stretch.start:
-            pending = range(pending.start, stretch.stop)
+class _Cells(NamedTuple):
+    """Where consecutive local rows are consecutive global rows: ranges, and the blocks of runs, numbered in order."""
+
+    stops: Int64Array
+    """For each piece, the local row at which it stops."""
+    starts: Int64Array
+    """For each piece, the local row at which it starts."""
+    offsets: Int64Array
+    """For each piece, what takes a local row to its global row, or to its position in a run."""
+    sizes: Int64Array
+    """For each piece, the rows of one of its cells."""
+    first: Int64Array
+    """For each piece, the number of its first cell."""
+
+    @classmethod
+    def of(cls, pieces: tuple[Piece, ...]) -> _Cells:
+        lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+        stops = np.cumsum(lengths)
+        starts = stops - lengths
+        fronts = np.array([piece.start if isinstance(piece, range) else 0 for piece in pieces], dtype=np.int64)
+        sizes = [len(piece) if isinstance(piece, range) else piece.block_size for piece in pieces]
+        counts = lengths // np.array(sizes, dtype=np.int64)
+        return cls(stops, starts, fronts - starts, np.array(sizes, dtype=np.int64), np.cumsum(counts) - counts)
+
+    def piece(self, positions: Int64Array) -> Int64Array:
+        """The piece that each local row is in."""
+        return np.searchsorted(self.stops, positions, side="right")
+
+    def cut(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Cut slices of local rows, none of them empty, so that each is in one cell, and say which each is of."""
+        first, last = self._cell(starts), self._cell(stops - 1)
+        counts = last - first + 1
+        whose = np.repeat(np.arange(len(starts)), counts)
+        if len(whose) == len(starts):
+            return starts, stops, whose
+        cells = np.arange(len(whose)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        piece = np.searchsorted(self.first, cells, side="right") - 1
+        fronts = self.starts[piece] + (cells - self.first[piece]) * self.sizes[piece]
+        return np.maximum(starts[whose], fronts), np.minimum(stops[whose], fronts + self.sizes[piece]), whose
+
+    def _cell(self, positions: Int64Array) -> Int64Array:
+        """The cell that each local row is in."""
+        piece = self.piece(positions)
+        return self.first[piece] + (positions - self.starts[piece]) // self.sizes[piece]
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Join each piece to the one before where it continues it."""
+    pending: Piece = range(0)
+    for piece in pieces:
+        if not len(piece):
             continue
-        if pending:
-            yield pending
-        pending = stretch
+        match pending, piece:
+            case range(), range() if pending and pending.stop == piece.start:
+                joined: Piece | None = range(pending.start, piece.stop)
+            case (range(), _) | (_, range()):
+                joined = None
+            case _:
+                joined = pending.joined(piece)
+        if joined is None:
+            if pending:
+                yield pending
+            joined = piece
+        pending = joined
     if pending:
         yield pending

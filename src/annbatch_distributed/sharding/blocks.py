@@ -1,0 +1,131 @@
+"""Blocks: whole blocks of consecutive rows, in an order that a permutation works out.
+
+How rows become blocks in a shuffled order:
+
+1. Every range of the rows is cut into whole blocks; what is left of it at its end is *ragged*.
+2. The whole blocks go into the order of a keyed permutation, which is not kept but worked out.
+3. Each ragged end is put between two of them, at a place that is drawn as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from annbatch_distributed.sharding.permutation import Permutation
+from annbatch_distributed.sharding.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from annbatch_distributed.sharding.rows import Int64Array, Piece, Run
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A run of blocks: those at some consecutive places of the shuffled order.
+
+    Examples
+    --------
+    >>> blocks = Blocks(Rows((range(100, 106),)), 2, Permutation(3, (0,)), range(3))
+    >>> sorted(blocks)
+    [100, 101, 102, 103, 104, 105]
+    """
+
+    rows: Rows
+    """The rows of all blocks, in ranges of whole blocks."""
+    block_size: int
+    """Rows of a block."""
+    order: Permutation
+    """Which block comes at each place."""
+    places: range
+    """Which places of the order this run is."""
+
+    def __len__(self) -> int:
+        return len(self.places) * self.block_size
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(map(self._block, self.places))
+
+    def __str__(self) -> str:
+        return f"{len(self.places)} block{'s' * (len(self.places) > 1)} of {self.block_size}"
+
+    def _block(self, place: int) -> range:
+        """The rows of the block at a place."""
+        start = int(self._starts(np.array([place]))[0])
+        return range(start, start + self.block_size)
+
+    def _starts(self, places: Int64Array) -> Int64Array:
+        """The first rows of the blocks at some places."""
+        return self.rows.to_global(self.order(places) * self.block_size)
+
+    def part(self, start: int, stop: int) -> Iterator[Piece]:
+        """Return the rows at positions ``[start, stop)``: whole blocks, and parts of one before and behind them."""
+        first, last = start // self.block_size, stop // self.block_size
+        into_first, into_last = start % self.block_size, stop % self.block_size
+        if first == last:
+            yield self._block(self.places[first])[into_first:into_last]
+            return
+        if into_first:
+            yield self._block(self.places[first])[into_first:]
+            first += 1
+        yield replace(self, places=self.places[first:last])
+        if into_last:
+            yield self._block(self.places[last])[:into_last]
+
+    def joined(self, following: Run) -> Blocks | None:
+        """Return this run with another one behind it as one run; None if they are two."""
+        places = range(self.places.start, self.places.stop + len(following) // following.block_size)
+        joined = replace(self, places=places)
+        return joined if following == replace(self, places=range(self.places.stop, places.stop)) else None
+
+    def to_global(self, positions: Int64Array) -> Int64Array:
+        """Return the global rows at some positions of this run."""
+        places, into = np.divmod(positions, self.block_size)
+        return self._starts(places + self.places.start) + into
+
+
+def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
+    """Return rows with their blocks in an order that a key decides.
+
+    Parameters
+    ----------
+    rows
+        Rows in ranges; blocks are cut within each of them.
+    block_size
+        Rows of a block.
+    key
+        Every key is another order.
+
+    Examples
+    --------
+    >>> order = shuffled(Rows((range(0, 7),)), 2, key=(0,))
+    >>> sorted(order) == list(range(7)), sorted(map(len, order.pieces))[0]
+    (True, 1)
+    """
+    whole: list[range] = []
+    ragged: list[range] = []
+    for piece in rows.pieces:
+        assert isinstance(piece, range)
+        stop = piece.stop - len(piece) % block_size
+        whole.append(range(piece.start, stop))
+        if stop < piece.stop:
+            ragged.append(range(stop, piece.stop))
+    blocks = Rows(tuple(whole))
+    n_blocks = len(blocks) // block_size
+    order = Permutation(n_blocks, (*key, 0))
+
+    def run(start: int, stop: int) -> Blocks:
+        return Blocks(blocks, block_size, order, range(start, stop))
+
+    pieces: list[Piece] = []
+    done = 0
+    # places among all blocks, the ragged ones counted
+    places = Permutation(n_blocks + len(ragged), (*key, 1))(np.arange(len(ragged))).tolist()
+    for n_before, (place, end) in enumerate(sorted(zip(places, ragged, strict=True), key=lambda pair: pair[0])):
+        pieces += [run(done, place - n_before), end]
+        done = place - n_before
+    return Rows((*pieces, run(done, n_blocks)))

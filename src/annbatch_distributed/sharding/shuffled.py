@@ -1,0 +1,94 @@
+"""Shuffled: blocks of consecutive rows, dealt to the ranks anew in each epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import index
+from typing import TYPE_CHECKING
+
+from annbatch_distributed.sharding.blocks import shuffled
+
+if TYPE_CHECKING:
+    from annbatch_distributed.sharding.rows import Rows
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Deal blocks of consecutive rows to the ranks anew in each epoch: for rows that are sorted or grouped on disk.
+
+    How 12 rows may go to 2 ranks, with blocks of 2 rows::
+
+                  epoch 0            epoch 1            epoch 2
+        rank 0    6 7 2 3 4 5        0 1 4 5 2 3        10 11 4 5 6 7
+        rank 1    10 11 0 1 8 9      10 11 8 9 6 7      2 3 0 1 8 9
+
+    The order of the blocks follows from the sampler's ``seed`` and the epoch, and every rank works it out alone. It is
+    a keyed permutation with random access: 10^9 rows take no more memory or time to plan than 10^6.
+
+    A rank boundary may cut a block, and what doesn't fill a block at the end of each range of the mask is shorter. In
+    its shard, a rank has such parts after its whole blocks, so that a chunk of ``block_size`` rows is one block.
+
+    Parameters
+    ----------
+    block_size
+        Rows of a block. None takes the wrapped sampler's own chunk size, so that what it reads as a chunk is a block.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``block_size`` is not an integer of at least 1.
+
+    Examples
+    --------
+    >>> from annbatch.samplers import SequentialSampler
+    >>> from annbatch_distributed import DistributedSampler, Rank, Shuffled
+    >>> sampler = DistributedSampler(
+    ...     SequentialSampler(2, 2, 2), dist_info=Rank(0, 2), sharding=Shuffled(block_size=2), seed=0
+    ... )
+    >>> for epoch in range(3):
+    ...     sampler.set_epoch(epoch)
+    ...     print([list(sampler.plan(12).shard(rank).rows) for rank in range(2)])
+    [[6, 7, 2, 3, 4, 5], [10, 11, 0, 1, 8, 9]]
+    [[0, 1, 4, 5, 2, 3], [10, 11, 8, 9, 6, 7]]
+    [[10, 11, 4, 5, 6, 7], [2, 3, 0, 1, 8, 9]]
+    """
+
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size is None:
+            return
+        try:
+            block_size = index(self.block_size)
+        except TypeError:
+            msg = f"block_size must be an integer or None, got {self.block_size!r}."
+            raise TypeError(msg) from None
+        if block_size < 1:
+            msg = f"block_size must be at least 1, got {block_size}. It is a number of rows."
+            raise ValueError(msg)
+        object.__setattr__(self, "block_size", block_size)
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
+        """Return the rows with their blocks in the epoch's order, see :meth:`Sharding.deal`.
+
+        Raises
+        ------
+        ValueError
+            If there is no seed, or no block size.
+        """
+        del world_size  # the order is the same for any number of ranks
+        self.check_seed(seed)
+        if self.block_size is None:
+            msg = "Shuffled() has no block size of its own, and there is no sampler whose chunk size it could take."
+            raise ValueError(msg)
+        assert seed is not None
+        return shuffled(rows, self.block_size, (seed, epoch))
+
+    def check_seed(self, seed: int | None) -> None:
+        """Raise a ValueError if there is no seed."""
+        if seed is None:
+            msg = (
+                "sharding='shuffled' needs a seed: without one, every rank would shuffle the rows differently, so that "
+                "some were read twice and others never. Pass the same seed=... on every rank."
+            )
+            raise ValueError(msg)

@@ -1,0 +1,110 @@
+"""The sharding that a sampler gets: from what its user asked for, as far as the sampler allows it.
+
+What can be told without the collection is told here, when a sampler is wrapped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, cast
+
+from annbatch_distributed.localize import is_tied
+from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
+from annbatch_distributed.traits import chunk_size, n_draws, set_draws
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.sharding import Sharding
+
+#: The names of the shardings that come with this package.
+NAMES: dict[str, Callable[[], Sharding]] = {"contiguous": Contiguous, "shuffled": Shuffled, "independent": Independent}
+
+type ShardingName = Literal["contiguous", "shuffled", "independent"]
+
+
+def resolve_sharding(sharding: ShardingName | Sharding, sampler: Sampler, *, seed: int | None) -> Sharding:
+    """Return a sharding that can deal a sampler's rows.
+
+    Parameters
+    ----------
+    sharding
+        A name, or an object of the contract.
+    sampler
+        The sampler that is to run on the shards.
+    seed
+        The job's, if the user gave one.
+
+    Raises
+    ------
+    TypeError
+        If ``sharding`` is neither.
+    ValueError
+        If the name is unknown, or the sampler can't run on such shards.
+    """
+    resolved = _of_name(sharding)
+    match resolved:
+        case Shuffled():
+            return _shuffled(resolved, sampler, seed)
+        case Independent():
+            _check_draws(sampler)
+    return resolved
+
+
+def _of_name(sharding: object) -> Sharding:
+    if isinstance(sharding, str):
+        if sharding not in NAMES:
+            expected = ", ".join(map(repr, NAMES))
+            msg = f"Unknown sharding {sharding!r}. Expected one of {expected}, or an object with a method deal."
+            raise ValueError(msg)
+        return NAMES[sharding]()
+    if inspect.isclass(sharding) or not callable(getattr(sharding, "deal", None)):
+        hint = " Pass an instance, not the class." if inspect.isclass(sharding) else ""
+        expected = ", ".join(map(repr, NAMES))
+        msg = f"sharding must be one of {expected}, or an object with a method deal, got {sharding!r}.{hint}"
+        raise TypeError(msg)
+    return cast("Sharding", sharding)
+
+
+def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffled:
+    name = type(sampler).__name__
+    if is_tied(sampler) and draws_with_replacement(sampler):
+        msg = (
+            f"{name} draws runs of consecutive rows of a class, which sharding='shuffled' would cut. Use "
+            "sharding='independent', under which every rank draws from all rows, or 'contiguous'."
+        )
+        raise ValueError(msg)
+    sharding.check_seed(seed)
+    if sharding.block_size is not None:
+        return sharding
+    own = chunk_size(sampler)
+    if own is None:
+        msg = (
+            f"sharding='shuffled' takes its block size from the sampler's chunk size, which isn't known of {name}. "
+            "Pass Shuffled(block_size=...), the number of consecutive rows to be read at a time, or register a "
+            "function for its type with annbatch_distributed.traits.chunk_size."
+        )
+        raise ValueError(msg)
+    return replace(sharding, block_size=own)
+
+
+def _check_draws(sampler: Sampler) -> None:
+    name = type(sampler).__name__
+    if not draws_with_replacement(sampler):
+        msg = (
+            f"sharding='independent' is for samplers that draw with replacement, and {name} isn't known to: every rank "
+            "would read every row. Use sharding='shuffled', under which rows move between ranks from epoch to epoch, "
+            "or 'contiguous'. If it does draw with replacement, register functions for its type with "
+            "annbatch_distributed.traits.n_draws and set_draws."
+        )
+        raise ValueError(msg)
+    if set_draws.dispatch(type(sampler)) is set_draws.dispatch(object):
+        set_draws(sampler, 1)  # raises, and says what to do
+
+
+def draws_with_replacement(sampler: Sampler) -> bool:
+    """Whether a sampler draws with replacement."""
+    return n_draws(sampler, 1) is not None

@@ -1,0 +1,86 @@
+"""Hypothesis strategies: masks, and what a sharding is asked, small enough to enumerate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from annbatch_distributed.sharding import resolve_mask, window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from annbatch_distributed.sharding import Rows, Sharding
+
+
+@dataclass(frozen=True)
+class Deal:
+    """One question to a sharding: the rows of a window, and how many ranks they go to in which epoch."""
+
+    n_obs: int
+    """Rows of the collection."""
+    mask: slice | list[slice] | None
+    """Which of them are the window, None for all."""
+    world_size: int
+    """The number of ranks."""
+    epoch: int
+    """Which epoch."""
+    seed: int
+    """The job's seed."""
+
+    @property
+    def rows(self) -> Rows:
+        """The window."""
+        return window(resolve_mask(slice(None) if self.mask is None else self.mask), self.n_obs)
+
+    def ask(self, sharding: Sharding) -> Rows | Sequence[Rows]:
+        """Return what a sharding answers."""
+        return sharding.deal(self.rows, world_size=self.world_size, epoch=self.epoch, seed=self.seed)
+
+
+@st.composite
+def masks(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
+    """Draw a mask of a collection: None, a slice, or up to three slices in any order, open at either end at times.
+
+    Parameters
+    ----------
+    draw
+        Given by hypothesis.
+    n_obs
+        Rows of the collection, at least 1.
+    """
+    pieces = draw(st.integers(0, min(3, n_obs // 2)))
+    if pieces == 0:
+        return None
+    cuts = sorted(draw(st.lists(st.integers(0, n_obs), min_size=2 * pieces, max_size=2 * pieces, unique=True)))
+    slices = [slice(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
+    if slices[0].start == 0 and draw(st.booleans()):
+        slices[0] = slice(None, slices[0].stop)
+    if slices[-1].stop == n_obs and draw(st.booleans()):
+        slices[-1] = slice(slices[-1].start, None)
+    return slices[0] if pieces == 1 and draw(st.booleans()) else draw(st.permutations(slices))
+
+
+@st.composite
+def deals(draw: st.DrawFn, n_obs: int | None = None, max_world_size: int = 6) -> Deal:
+    """Draw a question to a sharding.
+
+    Parameters
+    ----------
+    draw
+        Given by hypothesis.
+    n_obs
+        Rows of the collection, for shardings that are made for one; None draws up to 300.
+    max_world_size
+        At most so many ranks.
+    """
+    size = draw(st.integers(1, 300)) if n_obs is None else n_obs
+    return Deal(
+        n_obs=size,
+        mask=draw(masks(size)),
+        world_size=draw(st.integers(1, max_world_size)),
+        epoch=draw(st.integers(0, 5)),
+        seed=draw(st.integers(0, 3)),
+    )

@@ -1,0 +1,471 @@
+"""What the shardings do in a job, and which samplers they take."""
+
+# What mypy is told to ignore: arguments of the wrong type, which are what is tested.
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+
+from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Shuffled
+from annbatch_distributed.sharding import Rows
+from annbatch_distributed.traits import chunk_size, n_draws, set_draws
+from tests.samplers import IndexArrays, MaskBlind, batches, flat, job, request_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from annbatch.abc import Sampler
+    from annbatch.types import LoadRequest
+
+#: Sorted by class, the last class three times as large as the others together.
+LABELS = pd.Categorical(np.repeat(["B", "DC", "NK", "T"], [100, 60, 40, 600]))
+N_OBS = len(LABELS)
+
+
+def classes(cls: type[ClassSampler] = ClassSampler, **kwargs: Any) -> ClassSampler:
+    options = {"num_samples": 400, "rng": np.random.default_rng(0)} | kwargs
+    return cls(4, 4, 8, classes=LABELS, **options)
+
+
+# which sharding
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler", "expected"),
+    [
+        ("contiguous", RandomSampler(4, 2, 8), Contiguous()),
+        ("shuffled", RandomSampler(4, 2, 8), Shuffled(4)),
+        ("shuffled", DistributedSampler(SequentialSampler(5, 2, 5), dist_info=Rank(0, 1)), Shuffled(5)),
+        (Shuffled(), SequentialSampler(5, 2, 5), Shuffled(5)),
+        (Shuffled(7), IndexArrays(4), Shuffled(7)),
+        ("independent", classes(), Independent()),
+    ],
+)
+def test_a_sharding_is_a_name_or_an_object(name: Any, sampler: Sampler, expected: object) -> None:
+    for rank in job(sampler, 2, sharding=name, seed=0):
+        assert rank.plan(N_OBS).sharding == expected
+        assert f"sharding={expected}" in repr(rank)
+
+
+@pytest.mark.parametrize("wrong", [Contiguous, 3, None, Rows((range(3),))])
+def test_what_is_no_sharding_is_a_type_error(wrong: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"sharding must be one of 'contiguous', 'shuffled', 'independent', or an obj"
+    ) as e:
+        job(RandomSampler(4, 2, 8), 2, sharding=wrong)
+    assert ("Pass an instance" in str(e.value)) is (wrong is Contiguous)
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(
+        ValueError, match=r"Unknown sharding 'random'. Expected one of 'contiguous', 'shuffled', 'indep"
+    ):
+        job(RandomSampler(4, 2, 8), 2, sharding="random")
+
+
+# shuffled
+
+
+def test_shuffled_needs_a_seed() -> None:
+    with pytest.raises(
+        ValueError, match=r"'shuffled' needs a seed: without one, every rank would shuffle the rows diff"
+    ):
+        job(RandomSampler(4, 2, 8), 2, sharding="shuffled")
+
+
+def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() -> None:
+    class Chunked(MaskBlind):
+        pass
+
+    with pytest.raises(ValueError, match=r"isn't known of Chunked. Pass Shuffled\(block_size=\.\.\.\)"):
+        job(Chunked(4), 2, sharding="shuffled", seed=0)
+
+    chunk_size.register(Chunked, lambda sampler: 16)
+    assert job(Chunked(4), 2, sharding="shuffled", seed=0)[0].plan(100).sharding == Shuffled(16)
+
+
+@pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
+def test_shuffled_refuses_class_samplers_and_names_another_sharding(cls: type[ClassSampler]) -> None:
+    with pytest.raises(ValueError, match=r"which sharding='shuffled' would cut. Use sharding='independent'"):
+        job(classes(cls), 2, sharding="shuffled", seed=0)
+
+
+def test_rows_move_between_ranks_from_epoch_to_epoch_and_an_epoch_comes_back() -> None:
+    ranks = job(RandomSampler(4, 2, 8), 4, sharding="shuffled", seed=0)
+    owners = []
+    for epoch in (0, 1, 2, 0):
+        owner = np.full(N_OBS, -1)
+        for rank in ranks:
+            rank.set_epoch(epoch)
+            rows = flat(batches(rank.sample(N_OBS)))
+            assert (owner[rows] == -1).all()
+            owner[rows] = rank.rank
+        assert (owner >= 0).all()
+        owners.append(owner)
+    assert (owners[0] == owners[3]).all()
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        # of 200 blocks, one in four stays with its rank by chance: 50, with a standard deviation below 6.2
+        stay = (owners[first] == owners[second])[::4].sum()
+        assert abs(stay - 50) < 6 * 6.2
+
+
+@pytest.mark.parametrize("sizes", [(4, 2, 8), (4, 4, 16), (8, 4, 8), (16, 2, 32)])
+def test_a_chunk_of_the_wrapped_sampler_is_one_contiguous_read(sizes: tuple[int, int, int]) -> None:
+    chunk = sizes[0]
+    for rank in job(RandomSampler(*sizes), 3, sharding="shuffled", seed=0, mask=[slice(3, 397), slice(402, 797)]):
+        rank.set_epoch(3)
+        pieces = [part for request in rank.sample(N_OBS) for part in request["requests"]]
+        # ragged ends and the two blocks that this rank's boundaries cut take part in a few chunks
+        assert (
+            sum(part.stop - part.start == chunk for part in pieces)
+            >= len(rank.plan(N_OBS).shard(rank.rank)) / chunk - 8
+        )
+        assert max(part.stop - part.start for part in pieces) == chunk
+
+
+def test_where_everything_divides_every_read_is_one_block() -> None:
+    for rank in job(RandomSampler(8, 4, 16), 5, sharding="shuffled", seed=1):
+        pieces = [part for request in rank.sample(N_OBS) for part in request["requests"]]
+        assert {(part.start % 8, part.stop - part.start) for part in pieces} == {(0, 8)}
+
+
+def test_a_second_pass_without_set_epoch_has_the_same_rows_in_another_order_and_warns_once() -> None:
+    (sampler,) = job(RandomSampler(4, 2, 8), 1, sharding="shuffled", seed=0, mask=slice(0, 37))
+    first = flat(batches(sampler.sample(N_OBS)))
+    with pytest.warns(UserWarning, match="A second pass under sharding='shuffled' without set_epoch") as warned:
+        second, third = (flat(batches(sampler.sample(N_OBS))) for _ in range(2))
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert sorted(first) == sorted(second) == sorted(third)
+    assert first != second != third
+
+
+def test_no_warning_comes_where_every_pass_has_its_epoch_or_the_rows_do_not_move() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for sharding in ("shuffled", "contiguous"):
+            (sampler,) = job(RandomSampler(4, 2, 8), 1, sharding=sharding, seed=0)
+            for epoch in range(3):
+                if sharding == "shuffled":
+                    sampler.set_epoch(epoch)
+                list(sampler.sample(N_OBS))
+
+
+def test_another_generator_is_another_order_of_the_same_blocks() -> None:
+    ranks = job(RandomSampler(4, 2, 8), 2, sharding="shuffled", seed=0)
+    before = [flat(batches(rank.sample(N_OBS))) for rank in ranks]
+    for rank in ranks:
+        rank.set_epoch(0)
+        rank.rng = np.random.default_rng(5)
+    after = [flat(batches(rank.sample(N_OBS))) for rank in ranks]
+    assert before != after
+    assert [sorted(rows) for rows in before] == [sorted(rows) for rows in after]
+
+
+def test_samplers_that_give_index_arrays_can_be_shuffled() -> None:
+    ranks = job(IndexArrays(8), 3, sharding=Shuffled(5), seed=0, remainder="exact")
+    assert sorted(flat(flat(batches(rank.sample(N_OBS))) for rank in ranks)) == list(range(N_OBS))
+
+
+# independent
+
+
+@pytest.mark.parametrize(
+    "sampler", [classes(), classes(WeightedClassSampler), RandomSampler(4, 4, 8, replacement=True)]
+)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_the_job_makes_the_draws_of_the_wrapped_sampler_in_equally_many_batches(
+    sampler: Sampler, world_size: int
+) -> None:
+    alone = len(flat(batches(sampler.sample(N_OBS))))
+    for remainder in ("drop", "keep", "exact", "pad"):
+        ranks = job(sampler, world_size, sharding="independent", remainder=remainder)
+        read = [batches(rank.sample(N_OBS)) for rank in ranks]
+        counts = [len(batched) for batched in read]
+        assert counts == [rank.n_batches(N_OBS) for rank in ranks]
+        drawn = sum(len(batch) for rank in read for batch in rank)
+        sizes = {len(batch) for rank in read for batch in rank}
+        match remainder:
+            case "drop":
+                assert drawn == alone // (8 * world_size) * 8 * world_size
+                assert sizes == {8}
+            case "pad":
+                assert drawn == math.ceil(alone / (8 * world_size)) * 8 * world_size
+                assert sizes == {8}
+            case _:
+                assert drawn == alone
+        assert max(counts) - min(counts) <= (1 if remainder == "keep" else 0)
+        if remainder == "exact":
+            assert counts[0] == math.ceil(alone / (8 * world_size))
+        assert f"alone, the wrapped sampler draws {alone} samples" in str(ranks[0].plan(N_OBS))
+
+
+def test_no_draw_is_a_repeat() -> None:
+    for rank in job(classes(), 3, sharding="independent", remainder="pad"):
+        assert not any(request["repeated"].any() for request in rank.sample(N_OBS))  # type: ignore[typeddict-item]
+        assert rank.plan(N_OBS).n_repeated == 0
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("remainder", ["drop", "exact"])
+def test_batches_of_a_class_sampler_stay_of_one_class(world_size: int, remainder: Any) -> None:
+    for rank in job(classes(num_samples=397), world_size, sharding="independent", remainder=remainder):
+        assert all(len(set(LABELS[batch])) == 1 for batch in batches(rank.sample(N_OBS)))
+
+
+@pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
+def test_class_weights_hold_for_the_whole_job(cls: type[ClassSampler]) -> None:
+    """Classes are drawn independently of each other, so that how often each comes is a sum of independent draws.
+
+    By Hoeffding's inequality, a share of n draws is further than t from its weight with a probability below
+    ``2 * exp(-2 * n * t**2)``. Here n is at least 6,000 groups of chunks and t is 0.05, for 4 classes on 4 ranks and
+    2 samplers: below 7e-12 in all. Contiguous shards, which renormalise the weights of the classes that they have, are
+    further off than 0.05.
+    """
+    weights = np.array([0.4, 0.1, 0.2, 0.3])
+    sampler = classes(cls, num_samples=8 * 6000 * 4, class_weights=weights)
+
+    def shares(**options: Any) -> np.ndarray:
+        counts = np.zeros((4, 4))
+        for rank in job(sampler, 4, **options):
+            rows = np.concatenate([request_rows(request) for request in rank.sample(N_OBS)])
+            counts[rank.rank] = np.bincount(LABELS.codes[rows], minlength=4)
+        assert options["sharding"] == "contiguous" or counts.sum() == 8 * 6000 * 4
+        return np.vstack([counts, counts.sum(axis=0)]) / np.append(counts.sum(axis=1), counts.sum())[:, None]
+
+    # every rank for itself, and the job
+    assert (abs(shares(sharding="independent") - weights) < 0.05).all()
+    with pytest.warns(UserWarning, match="can't all draw the same classes"):
+        assert (abs(shares(sharding="contiguous")[-1] - weights) > 0.05).any()
+
+
+def test_ranks_draw_with_generators_of_their_own() -> None:
+    ranks = job(classes(), 4, sharding="independent")
+    assert len({tuple(flat(batches(rank.sample(N_OBS)))) for rank in ranks}) == 4
+
+
+def test_draws_are_from_the_window_alone() -> None:
+    for sampler in (classes(), RandomSampler(4, 4, 8, replacement=True, num_samples=400)):
+        for mask in (slice(20, 150), [slice(20, 90), slice(300, 700)]):
+            window = {
+                row for part in (mask if isinstance(mask, list) else [mask]) for row in range(part.start, part.stop)
+            }
+            for rank in job(sampler, 2, sharding="independent", mask=mask):
+                rows = set(flat(batches(rank.sample(N_OBS))))
+                assert rows <= window
+                assert min(rows) < 60  # both ranks draw from all over it
+                assert max(rows) > 120
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomSampler(4, 2, 8), RandomSampler(4, 2, 8, num_samples=30), SequentialSampler(4, 2, 8), MaskBlind(4)],
+)
+def test_independent_refuses_samplers_without_replacement_and_names_the_sharding_to_use(sampler: Sampler) -> None:
+    for rank in range(2):
+        with pytest.raises(
+            ValueError, match=r"isn't known to: every rank would read every row. Use sharding='shuffled'"
+        ):
+            DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding="independent")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "message"),
+    [
+        (
+            classes(num_samples=23),
+            {},
+            "ClassSampler draws 23 samples, too few for one full batch on every rank: 3 ranks",
+        ),
+        (classes(num_samples=2), {"remainder": "exact"}, "ClassSampler draws 2 samples, too few for 3 ranks"),
+        (
+            classes(num_samples=250, drop_last=True),
+            {"remainder": "exact"},
+            "leaves out some of its 83 samples, but remainder='exact' promises every sample. Use drop_last=False",
+        ),
+        (classes(), {"mask": slice(97, 200)}, "which are 97:200 .* run.s. are shorter"),
+    ],
+)
+def test_draws_that_cannot_be_shared_out_are_the_same_error_on_every_rank(
+    sampler: Sampler, options: Any, message: str
+) -> None:
+    raised = set()
+    for rank in job(sampler, 3, sharding="independent", **options):
+        for ask in (rank.n_batches, rank.validate, rank.plan, rank.sample):
+            with pytest.raises(ValueError, match=message) as error:
+                ask(N_OBS)
+            raised.add(str(error.value))
+    assert len(raised) == 1
+
+
+class Bootstrap(MaskBlind):
+    """A user's own sampler that draws single rows with replacement."""
+
+    def __init__(self, batch_size: int, n_samples: int) -> None:
+        super().__init__(batch_size)
+        self.n_samples, self._rng = n_samples, np.random.default_rng(0)
+
+    def n_batches(self, n_obs: int) -> int:
+        return math.ceil(self.n_samples / self.batch_size)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        assert self.rng is not None
+        for start in range(0, self.n_samples, self.batch_size):
+            yield {"requests": self.rng.integers(n_obs, size=min(self.batch_size, self.n_samples - start))}
+
+
+def test_a_users_sampler_that_draws_with_replacement_is_taken_once_registered() -> None:
+    with pytest.raises(ValueError, match="Bootstrap isn't known to"):
+        job(Bootstrap(4, 50), 3, sharding="independent")
+
+    n_draws.register(Bootstrap, lambda sampler, n_rows: sampler.n_samples)
+    with pytest.raises(TypeError, match="How many samples a Bootstrap draws can't be set"):
+        job(Bootstrap(4, 50), 3, sharding="independent")
+
+    set_draws.register(Bootstrap, lambda sampler, n_draws: setattr(sampler, "n_samples", n_draws))
+    ranks = job(Bootstrap(4, 50), 3, sharding="independent", remainder="exact")
+    read = [batches(rank.sample(N_OBS)) for rank in ranks]
+    assert [len(rank) for rank in read] == [5, 5, 5]
+    assert [len(flat(rank)) for rank in read] == [16, 17, 17]
+    assert len({tuple(flat(rank)) for rank in read}) == 3
+
+
+def test_nodes_and_their_ranks_share_out_the_draws_of_one_sampler() -> None:
+    drawn = []
+    for node in range(2):
+        for local in range(3):
+            within = DistributedSampler(classes(), dist_info=Rank(local, 3), sharding="independent")
+            rank = DistributedSampler(within, dist_info=Rank(node, 2), sharding="independent")
+            drawn.append(flat(batches(rank.sample(N_OBS))))
+            assert rank.n_batches(N_OBS) == 8
+    assert [len(rows) for rows in drawn] == [64] * 6
+    assert len(set(map(tuple, drawn))) == 6
+
+
+# class samplers on shards
+
+
+def epochs_of(rank: DistributedSampler) -> None:
+    for epoch in range(3):
+        rank.set_epoch(epoch)
+        rank.validate(N_OBS)
+        list(rank.sample(N_OBS))
+
+
+def test_shards_with_other_classes_warn_once_and_name_independent() -> None:
+    for rank in job(classes(), 2):
+        with pytest.warns(UserWarning, match=r"rows of rank 1 lack 3 of them \(B, DC, NK\)") as warned:
+            epochs_of(rank)
+        assert len(warned) == 1
+        assert warned[0].filename == __file__
+        assert "sharding='independent'" in str(warned[0].message)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        (classes(), {"sharding": "independent"}),
+        (classes(), {"mask": slice(200, None)}),
+        (classes(class_weights=np.array([0.0, 0.0, 0.0, 1.0])), {"mask": slice(100, None)}),
+    ],
+)
+def test_shards_with_the_same_classes_do_not_warn(sampler: Sampler, options: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rank in job(sampler, 2, **options):
+            rank.n_batches(N_OBS)
+
+
+# shardings of users' own
+
+
+@dataclass(frozen=True)
+class Given:
+    """Deals what it is told to, whatever the rows."""
+
+    shares: Any
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
+        return self.shares
+
+
+FIVE_AND_EIGHT = (Rows((range(5),)), Rows((range(5, 13),)))
+
+
+@pytest.mark.parametrize(
+    ("remainder", "rows", "lost", "n_batches"),
+    [
+        ("drop", [[0, 1, 2, 3], [5, 6, 7, 8]], [4, 9, 10, 11, 12], [2, 2]),
+        ("keep", [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12]], [], [3, 4]),
+        ("pad", [[0, 1, 2, 3, 4, 0, 1, 2], [5, 6, 7, 8, 9, 10, 11, 12]], [], [4, 4]),
+    ],
+)
+def test_shares_of_different_sizes_are_trimmed_or_filled_by_themselves(
+    remainder: Any, rows: list[list[int]], lost: list[int], n_batches: list[int]
+) -> None:
+    ranks = job(SequentialSampler(2, 1, 2), 2, sharding=Given(FIVE_AND_EIGHT), remainder=remainder)
+    plan = ranks[0].plan(13)
+    assert [flat(batches(rank.sample(13))) for rank in ranks] == rows
+    assert [list(plan.shard(rank).rows) for rank in range(2)] == rows
+    assert (list(plan.lost), plan.n_lost) == (lost, len(lost))
+    assert plan.n_repeated == (3 if remainder == "pad" else 0)
+    assert [rank.n_batches(13) for rank in ranks] == n_batches
+
+
+def test_what_shares_lose_moves_with_the_epoch_within_each_of_them() -> None:
+    losses: Counter[int] = Counter()
+    (sampler, _) = job(SequentialSampler(2, 1, 2), 2, sharding=Given(FIVE_AND_EIGHT))
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        losses.update(sampler.plan(13).lost)
+    assert losses == dict.fromkeys(range(5), 2) | dict.fromkeys(range(5, 13), 5)
+
+
+def test_exact_needs_shares_that_can_have_equally_many_batches() -> None:
+    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=Given(FIVE_AND_EIGHT), remainder="exact"):
+        with pytest.raises(ValueError, match="SequentialSampler makes 3 of the 5 rows of rank 0, and 4 on rank 1"):
+            rank.n_batches(13)
+    four_and_five = (Rows((range(4),)), Rows((range(4, 9),)))
+    ranks = job(SequentialSampler(2, 1, 2), 2, sharding=Given(four_and_five), remainder="exact")
+    assert [batches(rank.sample(9)) for rank in ranks] == [[[0, 1], [2], [3]], [[4, 5], [6, 7], [8]]]
+
+
+@pytest.mark.parametrize(
+    ("shares", "error", "message"),
+    [
+        ((Rows((range(6),)), Rows((range(6, 12),))), ValueError, "must deal each of the 13 rows once, and dealt 12"),
+        ((Rows((range(13),)),), ValueError, "must return Rows for each of the 2 ranks, got 1"),
+        (None, TypeError, "must return Rows, or a list of them with one for each rank, got None"),
+        ((range(6), range(6, 13)), TypeError, "must return Rows, or a list of them"),
+        ((Rows(), Rows((range(13),))), ValueError, "Given gives rank 0 of 2 only 0 rows, .* needs at least 2"),
+    ],
+)
+def test_a_sharding_that_breaks_its_contract_is_the_same_error_on_every_rank(
+    shares: Any, error: type[Exception], message: str
+) -> None:
+    raised = set()
+    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=Given(shares)):
+        with pytest.raises(error, match=message) as caught:
+            rank.sample(13)
+        raised.add(str(caught.value))
+    assert len(raised) == 1
+
+
+def test_a_sharding_must_give_orders_for_every_window_or_shares_for_every_window() -> None:
+    @dataclass(frozen=True)
+    class Fickle:
+        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
+            return rows if len(rows) == 13 else [rows.cyclic(0, 6), rows.cyclic(6, len(rows) - 6)]
+
+    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=Fickle()):
+        with pytest.raises(TypeError, match=r"Fickle.*for every window"):
+            rank.sample(13)

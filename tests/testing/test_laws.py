@@ -1,0 +1,136 @@
+"""The laws hold for the shardings of this package, and notice those that break them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from annbatch_distributed import Contiguous, Independent, Shuffled
+from annbatch_distributed.sharding import Rows
+from annbatch_distributed.testing import check_sharding, deals
+
+if TYPE_CHECKING:
+    from annbatch_distributed.sharding import Sharding
+    from annbatch_distributed.testing import Deal
+
+
+@pytest.mark.parametrize("sharding", [Contiguous(), *map(Shuffled, (1, 2, 5, 16, 1000)), Independent()], ids=str)
+def test_the_shardings_of_this_package_keep_the_laws(sharding: Sharding) -> None:
+    check_sharding(sharding)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A sharding of a user's own: the rows at even and at odd positions, and so on, for any number of ranks."""
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
+        listed = list(rows)
+        return [_rows(listed[rank::world_size]) for rank in range(world_size)]
+
+
+def _rows(listed: list[int]) -> Rows:
+    return Rows(tuple(range(row, row + 1) for row in listed))
+
+
+def test_a_users_own_sharding_with_a_share_for_each_rank_keeps_the_laws() -> None:
+    check_sharding(Own())
+    check_sharding(Own(), n_obs=17, max_world_size=3)
+
+
+class LosesARow(Own):
+    def deal(self, rows: Rows, **asked: Any) -> Any:
+        return _rows(list(rows)[:-1]) if len(rows) > 7 else rows
+
+
+class RepeatsARow(Own):
+    def deal(self, rows: Rows, **asked: Any) -> Any:
+        listed = list(rows)
+        return _rows([listed[0], *listed[:-1]])
+
+
+class RankIsMissing(Own):
+    def deal(self, rows: Rows, *, world_size: int, **asked: Any) -> Any:
+        return super().deal(rows, world_size=max(1, world_size - 1), epoch=0, seed=0)
+
+
+class StraysFromTheWindow(Own):
+    def deal(self, rows: Rows, **asked: Any) -> Any:
+        return _rows([row + 1 for row in rows])
+
+
+class LooksAtTheGlobalState(Own):
+    def deal(self, rows: Rows, **asked: Any) -> Any:
+        return _rows(list(np.random.permutation(list(rows))))  # noqa: NPY002 the mistake
+
+
+class LooksAtPythonsState(Own):
+    def deal(self, rows: Rows, **asked: Any) -> Any:
+        return _rows(random.sample(list(rows), len(rows)))
+
+
+class Counts(Own):
+    calls = count()
+
+    def deal(self, rows: Rows, **asked: Any) -> Any:
+        return rows.cyclic(next(self.calls), len(rows))
+
+
+class NotEqualToItsCopy(Own):
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class Unhashable(Own):
+    __hash__ = None  # type: ignore[assignment]  # what is tested
+
+
+@dataclass(frozen=True)
+class DrawsFromElsewhere(Independent):
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
+        return [rows + _rows([len(rows) + 1000])] * world_size
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "law"),
+    [
+        (
+            LosesARow(),
+            AssertionError,
+            "Every row of the window is dealt once and no other, but dealt how often: {7: 0}",
+        ),
+        (RepeatsARow(), AssertionError, "Every row of the window is dealt once .* {0: 2, 1: 0}"),
+        (RankIsMissing(), AssertionError, "There are Rows for each of 2 ranks"),
+        (StraysFromTheWindow(), AssertionError, "Every row of the window is dealt once .* {0: 0, 1: 1}"),
+        (LooksAtTheGlobalState(), AssertionError, "The same question has the same answer"),
+        (LooksAtPythonsState(), AssertionError, "The same question has the same answer"),
+        (Counts(), AssertionError, "The same question has the same answer"),
+        (NotEqualToItsCopy(), AssertionError, "Asking a sharding leaves it equal to its copy"),
+        (Unhashable(), TypeError, "unhashable"),
+        (DrawsFromElsewhere(), AssertionError, "A rank draws from rows of the window"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_broken_sharding_is_noticed(broken: Any, error: type[Exception], law: str) -> None:
+    with pytest.raises(error, match=law):
+        check_sharding(broken)
+
+
+def test_the_global_random_states_are_left_as_they_were() -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002 what must not change
+    check_sharding(Contiguous(), n_obs=5)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002 see above
+
+
+@given(deals(max_world_size=3))
+@settings(max_examples=30)
+def test_a_drawn_question_is_of_a_window_of_the_collection(asked: Deal) -> None:
+    assert 0 < len(asked.rows) <= asked.n_obs <= 300
+    assert set(asked.rows) <= set(range(asked.n_obs))
+    assert 1 <= asked.world_size <= 3
+    assert asked.ask(Contiguous()) == asked.rows
