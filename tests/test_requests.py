@@ -102,6 +102,31 @@ def test_translated_rows_are_the_shards(data: st.DataObject) -> None:
     assert request["requests"] is requests
 
 
+bounds = st.tuples(st.integers(0, 10), st.integers(0, 10)).map(lambda pair: slice(*pair))
+
+
+@given(st.lists(st.lists(bounds, max_size=4) | st.just(np.array([7, 2])), max_size=8))
+def test_requests_translated_ahead_are_those_translated_one_by_one(several: list[Any]) -> None:
+    requests: list[LoadRequest] = [{"requests": one, "splits": [np.arange(2)]} for one in several]
+    one_by_one = [list(translate([request], ROWS, name="It")) for request in requests]
+    ahead = list(translate(requests, ROWS, name="It", ahead=True))
+    assert [request_rows(request) for request in ahead] == [request_rows(request) for [request] in one_by_one]
+
+
+def test_a_sampler_is_run_ahead_by_no_more_than_some_rows_and_only_if_it_may_be() -> None:
+    taken = []
+
+    def requests() -> Any:
+        for number in range(5_000):
+            taken.append(number)
+            yield {"requests": [slice(0, 10)], "splits": [np.arange(1000)]}
+
+    next(translate(requests(), ROWS, name="It"))
+    assert len(taken) == 1
+    next(translate(requests(), ROWS, name="It", ahead=True))
+    assert 1_000 < len(taken) < 1_100
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32])
 @pytest.mark.parametrize("offset", [200, 60_000, 4 * 10**9])
 def test_an_index_array_of_any_type_is_translated_to_rows_that_this_type_does_not_hold(dtype: Any, offset: int) -> None:

@@ -83,10 +83,11 @@ def test_what_is_not_registered_cannot_be_set() -> None:
 
 def test_the_classes_that_can_be_drawn_are_those_with_a_weight_in_the_mask() -> None:
     weights = np.array([1.0, 0.0, 2.0])
-    assert drawable_classes(class_sampler()) == frozenset(["B", "NK", "T"])
-    assert drawable_classes(class_sampler(class_weights=weights)) == frozenset(["B", "T"])
-    assert drawable_classes(class_sampler(class_weights=weights, mask=slice(10, 40))) == frozenset(["B"])
-    assert drawable_classes(RandomSampler(4, 3, 6)) is None
+    assert drawable_classes(class_sampler()) == (frozenset(["B", "NK", "T"]),)
+    assert drawable_classes(class_sampler(class_weights=weights)) == (frozenset(["B", "T"]),)
+    assert drawable_classes(class_sampler(class_weights=weights, mask=slice(10, 40))) == (frozenset(["B"]),)
+    assert drawable_classes(wrapped(class_sampler())) == (frozenset(["B", "NK", "T"]),)
+    assert drawable_classes(RandomSampler(4, 3, 6)) == ()
 
 
 def test_annbatch_still_keeps_its_settings_under_the_names_that_are_used_here() -> None:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding.remainder import Movement
 
 
+#: A rank, and the classes that it can draw.
+type Classes = tuple[int, frozenset[str]]
+
+
 class Counts(NamedTuple):
     """What asking the wrapped sampler about every rank's shard has told."""
 
@@ -40,8 +44,8 @@ class Counts(NamedTuple):
     """How the rows that ``drop`` loses can move from epoch to epoch."""
     n_samples: int | None = None
     """How many samples the sampler draws alone, where ranks share out draws."""
-    classes: tuple[frozenset[str], ...] = ()
-    """For each rank, the classes that it can draw, if the sampler is a class sampler whose rows are shared out."""
+    classes: tuple[Classes, ...] = ()
+    """What each rank can draw, in every layout that its rows can have, if the sampler is a class sampler."""
 
 
 def count(sampler: Sampler, plan: EpochPlan) -> Counts:
@@ -64,44 +68,47 @@ def count(sampler: Sampler, plan: EpochPlan) -> Counts:
         assert n_samples is not None
         plan = replace(plan, n_samples=n_samples)
         _check_enough(n_samples, f"{type(sampler).__name__} draws {n_samples} samples", plan)
-        return Counts(_count_all(sampler, plan), n_samples=n_samples)
+        counts, classes = _count_all(sampler, plan)
+        return Counts(counts, n_samples=n_samples, classes=classes)
     _check_enough(len(plan.window), f"The window has {len(plan.window)} rows", plan)
     if not isinstance(plan.dealt, Rows):
         name = type(plan.sharding).__name__
         check_sizes(plan.remainder, sizes=plan.share_sizes, batch_size=plan.batch_size, name=name)
+    counts, classes = _count_all(sampler, plan)
     if not is_tied(sampler):
-        return Counts(_count_all(sampler, plan), "rotate")
-    classes: list[frozenset[str]] = []
-    counts = _count_all(sampler, plan, classes)
-    return Counts(counts, "alternate" if _runs_on_odd_layout(sampler, plan, counts) else "stay", classes=tuple(classes))
+        return Counts(counts, "rotate")
+    # an epoch that fails after hours of training would be worse than to lose the same rows in all of them
+    try:
+        odd_counts, odd_classes = _count_all(sampler, replace(plan, turn=1))
+    except ValueError:
+        return Counts(counts, "stay", classes=classes)
+    if odd_counts != counts:
+        return Counts(counts, "stay", classes=classes)
+    return Counts(counts, "alternate", classes=classes + odd_classes)
 
 
 def _check_enough(n_rows: int, what: str, plan: EpochPlan) -> None:
     check(plan.remainder, n_rows=n_rows, world_size=plan.world_size, batch_size=plan.batch_size, what=what)
 
 
-def _count_all(sampler: Sampler, plan: EpochPlan, classes: list[frozenset[str]] | None = None) -> tuple[int, ...]:
+def _count_all(sampler: Sampler, plan: EpochPlan) -> tuple[tuple[int, ...], tuple[Classes, ...]]:
     """Ask about every rank, or about one rank for each size of a shard if that is all that makes a difference.
 
-    Parameters
-    ----------
-    sampler, plan
-        As for :func:`count`.
-    classes
-        To be filled, for each rank that is asked about, with the classes that it can draw.
+    Returns
+    -------
+    The batches of each rank, and what each rank that was asked about can draw, if it is a class sampler.
     """
     sizes = plan.sizes
     kinds = range(plan.world_size) if is_tied(sampler) and not plan.shares_draws else sizes
     counts: dict[int, int] = {}
+    classes: list[Classes] = []
     for rank, kind in enumerate(kinds):
-        if kind in counts:
-            continue
-        local, counts[kind] = _count(sampler, plan, rank, sizes[rank])
-        if classes is not None and (drawable := drawable_classes(local)) is not None:
-            classes.append(drawable)
+        if kind not in counts:
+            local, counts[kind] = _count(sampler, plan, rank, sizes[rank])
+            classes += [(rank, drawable) for drawable in drawable_classes(local)]
     natural_batches = tuple(map(counts.__getitem__, kinds))
     _check_equal(sampler, natural_batches, plan)
-    return natural_batches
+    return natural_batches, tuple(classes)
 
 
 def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sampler, int]:
@@ -115,7 +122,7 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sam
         local.validate(len(shard))
         _refuse_short_draws(local, len(shard))
         n_batches = local.n_batches(len(shard))
-        if plan.remainder == "exact" and (plan.shares_draws or _reads_every_row(sampler)):
+        if _promises_all(sampler, plan):
             _refuse_leaving_out(n_batches, size, plan)
     except ValueError as error:
         msg = (
@@ -125,17 +132,6 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sam
         )
         raise ValueError(msg) from error
     return local, n_batches
-
-
-def _runs_on_odd_layout(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ...]) -> bool:
-    """Whether a sampler that can run on the layout of even epochs can do the same on that of odd ones.
-
-    An epoch that fails after hours of training would be worse than to lose the same rows in all of them.
-    """
-    try:
-        return _count_all(sampler, replace(plan, turn=1)) == counts
-    except ValueError:
-        return False
 
 
 def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> None:
@@ -170,12 +166,23 @@ def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> 
 def _reads_every_row(sampler: Sampler) -> bool:
     """Whether a sampler is one that is meant to read all of its rows, rather than to draw some of them.
 
-    One that was told how many rows to draw keeps to that under every policy. A wrapper that is wrapped again reads a
-    part of its rows on each rank.
+    One that was told how many rows to draw keeps to that under every policy.
     """
     if isinstance(sampler, RandomSampler):
         return sampler._num_samples is None and not sampler._replacement
-    return not (isinstance(sampler, ClassSampler) or hasattr(sampler, "world_size"))
+    return not (isinstance(sampler, ClassSampler) or _is_wrapper(sampler))
+
+
+def _promises_all(sampler: Sampler, plan: EpochPlan) -> bool:
+    """Whether every row is to be read, or every sample drawn, on this rank alone."""
+    if plan.shares_draws:
+        return plan.remainder in ("keep", "exact") and plan.batch_size is not None and not _is_wrapper(sampler)
+    return plan.remainder == "exact" and _reads_every_row(sampler)
+
+
+def _is_wrapper(sampler: Sampler) -> bool:
+    """Whether a sampler is a wrapper that is wrapped again, which reads a part of its rows on each rank."""
+    return hasattr(sampler, "world_size")
 
 
 def _refuse_leaving_out(n_batches: int, n_rows: int, plan: EpochPlan) -> None:
@@ -185,7 +192,8 @@ def _refuse_leaving_out(n_batches: int, n_rows: int, plan: EpochPlan) -> None:
         what = "sample" if plan.shares_draws else "row"
         msg = (
             f"it makes {n_batches} batches of {plan.batch_size} rows at most, and so leaves out some of its {n_rows} "
-            f"{what}s, but remainder='exact' promises every {what}. Use drop_last=False, or remainder='drop'."
+            f"{what}s, but remainder={plan.remainder!r} promises every {what}. Use drop_last=False, or "
+            "remainder='drop'."
         )
         raise ValueError(msg)
 

@@ -76,8 +76,12 @@ def _localize_class_sampler(sampler: ClassSampler, rows: Rows, n_obs: int) -> Cl
     return sampler
 
 
-#: annbatch's own samplers, which stay within their mask. Their subclasses may not.
-_KEEP_TO_MASK = (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)
+def is_annbatchs_own(sampler: Sampler) -> bool:
+    """Whether a sampler is one of annbatch's own, which stay within their mask and never write into what they yielded.
+
+    Their subclasses may not.
+    """
+    return type(sampler) in (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)
 
 
 def confine(sampler: Sampler, rows: Rows) -> bool:
@@ -98,7 +102,7 @@ def confine(sampler: Sampler, rows: Rows) -> bool:
     Whether it now runs on these rows: its ``sample`` then takes the collection's ``n_obs``, and gives global rows.
     """
     match rows.pieces:
-        case (range() as stretch,) if type(sampler) in _KEEP_TO_MASK:
+        case (range() as stretch,) if is_annbatchs_own(sampler):
             if isinstance(sampler, ClassSampler):
                 _close_passes(sampler)
             sampler.mask = slice(stretch.start, stretch.stop)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
-from annbatch_distributed.localize import confine, localize
+from annbatch_distributed.localize import confine, is_annbatchs_own, localize
 from annbatch_distributed.private_copy import private_copy
 from annbatch_distributed.randomness import generator
 from annbatch_distributed.requests import complete, fit, mark_repeats, translate
@@ -84,7 +84,9 @@ class Pass(Iterator[LoadRequest]):
             # a confined shard is one range, and its requests are for global rows already
             first = next(iter(shard.rows)) if confined else 0
             requests = mark_repeats(requests, first + shard.n_own)
-        return requests if confined else translate(requests, shard.rows, name=name)
+        if confined:
+            return requests
+        return translate(requests, shard.rows, name=name, ahead=is_annbatchs_own(sampler))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_stream": None}

@@ -138,10 +138,8 @@ def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRe
         yield cast("LoadRequest", {**request, "repeated": before | repeated})
 
 
-def translate(requests: Iterable[LoadRequest], rows: Rows, *, name: str) -> Iterator[LoadRequest]:
+def translate(requests: Iterable[LoadRequest], rows: Rows, *, name: str, ahead: bool = False) -> Iterator[LoadRequest]:
     """Turn the local rows of load requests into global rows. Splits index a request's rows, so that they stay.
-
-    The slices of several requests are turned at once: what that costs is mostly the same for one and for many.
 
     Parameters
     ----------
@@ -151,40 +149,44 @@ def translate(requests: Iterable[LoadRequest], rows: Rows, *, name: str) -> Iter
         Which global rows they are.
     name
         The sampler's, for messages.
+    ahead
+        Whether the sampler may be run ahead, so that several requests are turned at once: what that costs is mostly the
+        same for one and for many. It may not if it uses what it has yielded again.
 
     Raises
     ------
     RuntimeError
         If a request reaches beyond the local rows.
     """
-    for group in _groups(requests):
+    for group in _groups(requests) if ahead else ([request] for request in requests):
         of_slices = [request for request in group if not _is_index_array(request["requests"])]
-        slices = iter(_slices_to_global(of_slices, rows, name))
+        slices = _slices_to_global(of_slices, rows, name)
         for request in group:
             local = request["requests"]
             translated = _array_to_global(local, rows, name) if _is_index_array(local) else next(slices)
             yield {**request, "requests": translated}
 
 
-#: Rows that are taken in at once: their splits take 2 MiB.
-_ROWS_AT_ONCE = 1 << 18
+#: How many slices make it worth while, and of how many rows the splits may be held: they take 8 MiB.
+_SLICES_AT_ONCE, _ROWS_AT_ONCE = 1 << 11, 1 << 20
 
 
 def _groups(requests: Iterable[LoadRequest]) -> Iterator[list[LoadRequest]]:
-    """Put requests together until they have rows enough."""
+    """Put requests together until they are enough."""
     group: list[LoadRequest] = []
-    n_rows = 0
+    n_slices = n_rows = 0
     for request in requests:
         group.append(request)
+        n_slices += len(request["requests"])
         n_rows += sum(map(len, request["splits"]))
-        if n_rows >= _ROWS_AT_ONCE:
+        if n_slices >= _SLICES_AT_ONCE or n_rows >= _ROWS_AT_ONCE:
             yield group
-            group, n_rows = [], 0
+            group, n_slices, n_rows = [], 0, 0
     if group:
         yield group
 
 
-def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> list[list[slice]]:
+def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterator[list[slice]]:
     """Translate requests of slices: for each of them, slices of global rows."""
     starts: list[int] = []
     stops: list[int] = []
@@ -200,17 +202,14 @@ def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> list[l
             msg = f"The requests of {name} must be slices or an integer array of rows, got {local!r}."
             raise TypeError(msg) from error
         ends.append(len(starts))
-    if not starts:
-        return [[] for _ in group]
-    if min(starts) < 0 or max(stops) > len(rows):
+    if min(starts, default=0) < 0 or max(stops, default=0) > len(rows):
         for start, end in pairwise([0, *ends]):
             _check_bounds(min(starts[start:end], default=0), max(stops[start:end], default=0), rows, name)
     bounds = np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
     global_starts, global_stops, whose = rows.slices_to_global(*bounds)
-    slices = list(map(slice, global_starts.tolist(), global_stops.tolist()))
-    if len(slices) != len(starts):
-        ends = np.searchsorted(whose, ends).tolist()
-    return [slices[start:end] for start, end in pairwise([0, *ends])]
+    ends = np.searchsorted(whose, ends).tolist()  # some were cut, and empty ones left out
+    starts, stops = global_starts.tolist(), global_stops.tolist()
+    return (list(map(slice, starts[start:end], stops[start:end])) for start, end in pairwise([0, *ends]))
 
 
 def _array_to_global(local: npt.NDArray[np.integer[Any]], rows: Rows, name: str) -> npt.NDArray[np.int64]:

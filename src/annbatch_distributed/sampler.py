@@ -17,26 +17,27 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import annbatch
 import numpy as np
 from annbatch.abc import Sampler
 
+from annbatch_distributed.compatibility import resolve_sharding
 from annbatch_distributed.counts import Counts, count
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import resolve
-from annbatch_distributed.sharding import EpochPlan, Independent, Shuffled, resolve_mask, window
+from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
 from annbatch_distributed.sharding.remainder import POLICIES, turns
-from annbatch_distributed.shardings import resolve_sharding
-from annbatch_distributed.traits import chunk_size, n_draws, set_draws
+from annbatch_distributed.traits import chunk_size, drawable_classes, n_draws, set_draws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from annbatch_distributed.compatibility import ShardingName
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
-    from annbatch_distributed.shardings import ShardingName
 
 
 class DistributedSampler(Sampler):
@@ -71,7 +72,8 @@ class DistributedSampler(Sampler):
         ``"drop"``
             Every rank has the same number of full batches. The rows left over are lost in this epoch; which ones they
             are moves with :meth:`set_epoch`, and any two consecutive epochs together read every row. (Class samplers
-            need whole runs of a class: where moving would cut one too short, the last rows are lost in every epoch.)
+            need whole runs of a class: where moving would cut one too short, the last rows are lost in every epoch. And
+            where a sharding of your own has shares of different sizes, more may be lost than is read.)
         ``"keep"``
             No row is lost, and ranks may differ by one batch: for evaluation without a collective in each step.
         ``"exact"``
@@ -168,6 +170,9 @@ class DistributedSampler(Sampler):
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[int, int], EpochPlan] | None = None
         self._warned: set[str] = set()
+        self._within_another = False
+        if isinstance(self._sampler, DistributedSampler):
+            self._sampler._within_another = True
         if mask is None:
             own: slice | None = sampler.mask  # a user's sampler may have none
             mask = slice(None) if own is None else own
@@ -299,22 +304,24 @@ class DistributedSampler(Sampler):
         if self._counted is None or self._counted[0] != asked:
             self._counted = asked, count(self._sampler, plan)
         counts = self._counted[1]
-        if len(set(counts.classes)) > 1:
+        if len({classes for _, classes in counts.classes}) > 1:
             self._warn_once(_other_classes(type(self._sampler).__name__, counts.classes))
-        return replace(
+        plan = replace(
             plan,
             turn=turns(counts.movement, self._epoch),
             n_samples=counts.n_samples,
             natural_batches=counts.natural_batches,
         )
+        plan.shard(self.rank)  # where a sharding can't deal the rows that are kept, it says so now
+        return plan
 
     def _forget_plan(self) -> None:
         self._counted = self._planned = None
 
     def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, UserWarning, skip_file_prefixes=(str(Path(__file__).parent),))
+        if not self._within_another and message not in self._warned:
+            warnings.warn(message, UserWarning, skip_file_prefixes=_PACKAGES)
+            self._warned.add(message)  # not before: a filter may have made an error of it
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches that this rank yields in a pass.
@@ -332,7 +339,10 @@ class DistributedSampler(Sampler):
         return self.plan(n_obs).n_batches(self.rank)
 
     def validate(self, n_obs: int) -> None:
-        """Check that every rank can run on a collection of ``n_obs`` rows, in every epoch.
+        """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
+
+        The same is then true of every other epoch, unless the wrapped sampler or a sharding of your own has it depend
+        on the epoch.
 
         Raises
         ------
@@ -365,8 +375,8 @@ class DistributedSampler(Sampler):
             While iterating in one of several workers of torch's ``DataLoader``.
         """
         plan = self.plan(n_obs)
-        if self._passes and isinstance(self._sharding, Shuffled):
-            self._warn_once(_SAME_BLOCKS)
+        if self._passes and _moves(plan):
+            self._warn_once(_SAME_ROWS)
         begun = Pass(self._sampler, plan, self.rank, self._root, self._passes)
         self._passes += 1
         return begun
@@ -405,6 +415,13 @@ def _chunk_size(sampler: DistributedSampler) -> int | None:
     return chunk_size(sampler._sampler)
 
 
+@drawable_classes.register(DistributedSampler)
+def _drawable_classes(sampler: DistributedSampler) -> tuple[frozenset[str], ...]:
+    if sampler._counted is None:
+        return drawable_classes(sampler._sampler)
+    return tuple(classes for _, classes in sampler._counted[1].classes)
+
+
 @n_draws.register(DistributedSampler)
 def _n_draws(sampler: DistributedSampler, n_rows: int) -> int | None:
     return n_draws(sampler._sampler, n_rows) if isinstance(sampler._sharding, Independent) else None
@@ -422,17 +439,27 @@ def _distributed_sampler_is_tied(sampler: DistributedSampler) -> bool:
     return is_tied(sampler._sampler)
 
 
-_SAME_BLOCKS = (
-    "A second pass under sharding='shuffled' without set_epoch: every rank reads the rows that it had last time, "
-    "in another order. Call set_epoch(epoch) on every rank before each epoch, so that the blocks are dealt anew."
+#: Warnings point at the code that called this package, directly or by annbatch's Loader.
+_PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
+
+_SAME_ROWS = (
+    "A second pass without set_epoch under a sharding that deals the rows anew in each epoch: every rank reads the "
+    "rows that it had last time, in another order. Call set_epoch(epoch) on every rank before each epoch."
 )
 
 
-def _other_classes(name: str, classes: Sequence[frozenset[str]]) -> str:
+def _moves(plan: EpochPlan) -> bool:
+    """Whether the next epoch has the rows dealt in another way."""
+    try:
+        return replace(plan, epoch=plan.epoch + 1).dealt != plan.dealt
+    except ValueError:  # it can't deal them then
+        return True
+
+
+def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:
     """The warning for ranks whose classes differ."""
-    everywhere = frozenset.union(*classes)
-    rank = next(rank for rank, own in enumerate(classes) if own != everywhere)
-    missing = sorted(everywhere - classes[rank])
+    everywhere = frozenset[str]().union(*(own for _, own in classes))
+    rank, missing = next((rank, sorted(everywhere - own)) for rank, own in classes if own != everywhere)
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     return (
         f"The ranks of {name} can't all draw the same classes: there are {len(everywhere)}, and the rows of rank "

@@ -46,7 +46,7 @@ def n_draws(sampler: Sampler, n_rows: int) -> int | None:
     sampler
         Any sampler.
     n_rows
-        The number of rows to draw from.
+        The number of rows to draw from; whether it draws with replacement must not depend on it.
 
     Examples
     --------
@@ -97,12 +97,16 @@ def _chunk_size(sampler: ClassSampler | RandomSampler | SequentialSampler) -> in
 @n_draws.register(ClassSampler)
 def _n_draws_of_classes(sampler: ClassSampler, n_rows: int) -> int:
     del n_rows  # it is always told how many
-    return sampler._num_samples
+    return _without_the_last(sampler, sampler._num_samples)
 
 
 @n_draws.register(RandomSampler)
 def _n_draws_of_random(sampler: RandomSampler, n_rows: int) -> int | None:
-    return (sampler._num_samples or n_rows) if sampler._replacement else None
+    return _without_the_last(sampler, sampler._num_samples or n_rows) if sampler._replacement else None
+
+
+def _without_the_last(sampler: ClassSampler | RandomSampler, n_draws: int) -> int:
+    return n_draws // sampler.batch_size * sampler.batch_size if sampler._drop_last else n_draws
 
 
 @set_draws.register(ClassSampler)
@@ -111,9 +115,17 @@ def _set_draws(sampler: ClassSampler | RandomSampler, n_draws: int) -> None:
     sampler._num_samples = n_draws
 
 
-def drawable_classes(sampler: Sampler) -> frozenset[str] | None:
-    """Return the classes that a class sampler can draw from its rows; None if it isn't one."""
-    if not isinstance(sampler, ClassSampler):
-        return None
+@singledispatch
+def drawable_classes(sampler: Sampler) -> tuple[frozenset[str], ...]:
+    """Return the classes that a class sampler can draw from its rows, as the only one; nothing for other samplers.
+
+    A wrapper that is wrapped again has them for each of its ranks.
+    """
+    del sampler
+    return ()
+
+
+@drawable_classes.register(ClassSampler)
+def _drawable_classes(sampler: ClassSampler) -> tuple[frozenset[str], ...]:
     rows = sampler._rle_manager
-    return frozenset(map(str, rows._classes.categories[rows.codes]))
+    return (frozenset(map(str, rows._classes.categories[rows.codes])),)

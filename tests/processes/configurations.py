@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from annbatch.abc import Sampler
 
+    from annbatch_distributed.compatibility import ShardingName
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.sharding import Remainder
-    from annbatch_distributed.shardings import ShardingName
 
 N_OBS = 347
 BATCH_SIZE = 8

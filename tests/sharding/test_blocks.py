@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -23,11 +24,11 @@ ranges = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 30)), min_size=1, 
 
 def blocks_of(parts: list[range], block_size: int) -> list[list[int]]:
     """Every block, ragged ones as well, as a list of rows."""
-    return [list(part[start : start + block_size]) for part in parts for start in range(0, len(part), block_size)]
+    return [list(block) for part in parts for _, block in groupby(part, key=lambda row: row // block_size)]
 
 
 @given(ranges, st.integers(1, 12), st.integers(0, 3))
-def test_a_shuffled_order_is_made_of_blocks_that_are_cut_within_each_range(
+def test_a_shuffled_order_is_made_of_blocks_that_are_cut_at_the_multiples_of_their_size(
     parts: list[range], block_size: int, seed: int
 ) -> None:
     left, expected = list(shuffled(Rows(tuple(parts)), block_size, (seed,))), blocks_of(parts, block_size)
@@ -70,10 +71,10 @@ def test_with_runs_first_every_whole_block_begins_at_a_multiple_of_its_size(
     aligned = rows.runs_first()
     assert sorted(aligned) == sorted(rows)
     n_whole = sum(len(piece) for piece in rows.pieces if isinstance(piece, Blocks))
-    whole = blocks_of(parts, block_size)
+    whole = [block for block in blocks_of(parts, block_size) if len(block) == block_size]
     enumerated = list(aligned)
     assert all(enumerated[first : first + block_size] in whole for first in range(0, n_whole, block_size))
-    if length <= sum(map(len, parts)):  # cut once at most at either end, and joined where a ragged block was between
+    if length <= sum(map(len, parts)):  # joined where ragged ends were between; in two if the end was reached
         assert sum(isinstance(piece, Blocks) for piece in aligned.pieces) <= 2
 
 
@@ -109,6 +110,14 @@ def test_a_shuffled_order_of_any_number_of_rows_is_a_few_integers() -> None:
     starts, stops, whose = shard.slices_to_global(np.array([0, 512 * 10**9]), np.array([512, 512 * 10**9 + 512]))
     assert (stops - starts).tolist() == [512, 512]
     assert whose.tolist() == [0, 1]
+
+
+def test_a_row_is_in_the_same_block_in_every_epoch_whatever_the_window() -> None:
+    for epoch in range(5):
+        for window in (range(64), range(3, 61), range(17, 50)):
+            order = Shuffled(8).deal(Rows((window,)), world_size=1, epoch=epoch, seed=0)
+            whole = [piece for piece in order.pieces if isinstance(piece, Blocks)]
+            assert {block.start % 8 for piece in whole for block in map(piece._block, piece.places)} == {0}
 
 
 def test_rows_read_as_blocks() -> None:

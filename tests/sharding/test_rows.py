@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +65,20 @@ def test_rows_of_any_number_are_a_handful_of_integers() -> None:
     assert rows.cyclic(10**12 - 1, 2) == Rows((range(10**12 - 1, 10**12), range(2 * 10**12, 2 * 10**12 + 1)))
     assert len(pickle.dumps(rows)) < 300
     assert copy.deepcopy(rows) == pickle.loads(pickle.dumps(rows)) == rows
+
+
+@given(st.lists(st.integers(0, 30)))
+def test_any_rows_can_be_made_of_a_list(listed: list[int]) -> None:
+    rows = Rows.of(listed)
+    assert list(rows) == rows.to_array().tolist() == listed
+    assert len(rows.pieces) == sum(after != before + 1 for before, after in pairwise([-5, *listed]))
+
+
+@pytest.mark.parametrize("stretch", [range(0, 12, 3), range(5, 0, -1)])
+def test_ranges_with_another_step_are_no_rows(stretch: range) -> None:
+    with pytest.raises(ValueError, match=r"ranges with step 1, got range\(.*Rows.of"):
+        Rows((stretch,))
+    assert list(Rows.of(stretch)) == list(stretch)
 
 
 def test_rows_read_as_half_open_intervals() -> None:

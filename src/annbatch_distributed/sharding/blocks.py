@@ -2,7 +2,8 @@
 
 How rows become blocks in a shuffled order:
 
-1. Every range of the rows is cut into whole blocks; what is left of it at its end is *ragged*.
+1. Every range of the rows is cut at the multiples of the block size, so that a row is in the same block in every epoch,
+   and blocks begin where chunks of that size do on disk. What is left at either end of a range is *ragged*.
 2. The whole blocks go into the order of a keyed permutation, which is not kept but worked out.
 3. Each ragged end is put between two of them, at a place that is drawn as well.
 """
@@ -82,6 +83,11 @@ class Blocks:
         joined = replace(self, places=places)
         return joined if following == replace(self, places=range(self.places.stop, places.stop)) else None
 
+    def to_array(self) -> Int64Array:
+        """Return the global rows, in order."""
+        starts = self._starts(np.arange(self.places.start, self.places.stop))
+        return (starts[:, np.newaxis] + np.arange(self.block_size)).reshape(-1)
+
     def to_global(self, positions: Int64Array) -> Int64Array:
         """Return the global rows at some positions of this run."""
         places, into = np.divmod(positions, self.block_size)
@@ -94,7 +100,7 @@ def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
     Parameters
     ----------
     rows
-        Rows in ranges; blocks are cut within each of them.
+        Rows in ranges.
     block_size
         Rows of a block.
     key
@@ -110,10 +116,12 @@ def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
     ragged: list[range] = []
     for piece in rows.pieces:
         assert isinstance(piece, range)
-        stop = piece.stop - len(piece) % block_size
-        whole.append(range(piece.start, stop))
-        if stop < piece.stop:
-            ragged.append(range(stop, piece.stop))
+        start, stop = -(-piece.start // block_size) * block_size, piece.stop // block_size * block_size
+        if start > stop:  # all of it in one block
+            ragged.append(piece)
+            continue
+        whole.append(range(start, stop))
+        ragged += [end for end in (range(piece.start, start), range(stop, piece.stop)) if end]
     blocks = Rows(tuple(whole))
     n_blocks = len(blocks) // block_size
     order = Permutation(n_blocks, (*key, 0))

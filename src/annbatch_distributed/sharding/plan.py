@@ -17,6 +17,8 @@ from annbatch_distributed.sharding.remainder import drop_offset, filled, n_lost,
 from annbatch_distributed.sharding.rows import Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.remainder import Remainder, Stretch
     from annbatch_distributed.sharding.rows import Piece
@@ -217,11 +219,11 @@ class EpochPlan:
         if isinstance(dealt, Sequence) and len(dealt) != self.world_size:
             msg = f"{self.sharding}.deal must return Rows for each of the {self.world_size} ranks, got {len(dealt)}."
             raise ValueError(msg)
-        n_dealt = sum(map(len, shares))
-        if n_dealt != len(rows) and not self.shares_draws:
+        if not self.shares_draws and not _each_once(rows, shares):
             msg = (
-                f"{self.sharding}.deal must deal each of the {len(rows)} rows once, and dealt {n_dealt}. "
-                "annbatch_distributed.testing.check_sharding shows a small example of what is wrong."
+                f"{self.sharding}.deal must deal each of the {len(rows)} rows of {_shortened(rows)} once and no other; "
+                f"it dealt {sum(map(len, shares))}. annbatch_distributed.testing.check_sharding shows a small example "
+                "of what is wrong."
             )
             raise ValueError(msg)
         return dealt if isinstance(dealt, Rows) else tuple(dealt)
@@ -245,7 +247,7 @@ class EpochPlan:
             for line in lines
         )
         settings = [f'remainder="{self.remainder}"']
-        if self.sharding != Contiguous():
+        if not isinstance(self.sharding, Contiguous):
             settings.insert(0, f"sharding={self.sharding}")
         settings.append("no batch size" if self.batch_size is None else f"batch size {self.batch_size}")
         done = f"draw {sum(sizes)} samples from" if self.shares_draws else f"share {len(self.window)} of"
@@ -264,6 +266,22 @@ class EpochPlan:
         shard = self.shard(rank)
         n_repeated = len(shard) - shard.n_own
         return str(rank), str(self.n_batches(rank)), str(size), str(n_repeated), _shortened(shard.rows)
+
+
+def _each_once(rows: Rows, shares: Sequence[Rows]) -> bool:
+    """Whether shares hold each of some rows once and no others, as far as that can be told from ranges alone."""
+    if sum(map(len, shares)) != len(rows):
+        return False
+    ranges = [piece for share in shares for piece in share.pieces if isinstance(piece, range)]
+    if sum(map(len, ranges)) != len(rows):
+        return True  # some are worked out; it would take each of them to tell
+    return _ascending(ranges) == _ascending(rows.pieces)
+
+
+def _ascending(pieces: Iterable[Piece]) -> Rows:
+    ranges = [piece for piece in pieces if isinstance(piece, range)]
+    ranges.sort(key=lambda stretch: stretch.start)
+    return Rows(tuple(ranges))
 
 
 def _shortened(rows: Rows) -> str:

@@ -201,6 +201,9 @@ def check(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | 
             "Use fewer ranks, or remainder='pad', which has full batches on all of them."
         )
         raise ValueError(msg)
+    elif n_rows < 1:
+        msg = f"{what}, and there must be at least one."
+        raise ValueError(msg)
 
 
 def check_sizes(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, name: str) -> None:

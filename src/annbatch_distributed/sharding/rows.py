@@ -44,6 +44,10 @@ class Run(Protocol):
         """Return the rows at positions ``[start, stop)``, as pieces."""
         ...
 
+    def to_array(self) -> Int64Array:
+        """Return the global rows, in order."""
+        ...
+
     def joined(self, following: Run) -> Run | None:
         """Return this run with another one behind it as one run; None if they are two."""
         ...
@@ -66,6 +70,11 @@ class Rows:
         Ascending half-open ranges of global rows with step 1, or runs, in order. Rows may go down from one piece to the
         next, and a row may be in several of them. Pieces that continue each other are joined, empty ones left out.
 
+    Raises
+    ------
+    ValueError
+        If a range has another step.
+
     Examples
     --------
     >>> window = Rows((range(0, 3), range(10, 14)))
@@ -80,7 +89,31 @@ class Rows:
     pieces: tuple[Piece, ...] = ()
 
     def __post_init__(self) -> None:
+        for piece in self.pieces:
+            if isinstance(piece, range) and piece.step != 1:
+                msg = f"Rows are ranges with step 1, got {piece!r}. Make Rows of other rows with Rows.of({piece!r})."
+                raise ValueError(msg)
         object.__setattr__(self, "pieces", tuple(_joined(self.pieces)))
+
+    @classmethod
+    def of(cls, rows: npt.ArrayLike | range) -> Rows:
+        """Return any rows, one by one, as ranges wherever they follow each other.
+
+        Parameters
+        ----------
+        rows
+            Integers, in order.
+
+        Examples
+        --------
+        >>> Rows.of([4, 5, 6, 2, 9])
+        Rows(4:7, 2:3, 9:10)
+        """
+        listed = np.asarray(rows, dtype=np.int64)
+        starts = np.flatnonzero(np.diff(listed, prepend=listed[:1] - 2) != 1)
+        lengths = np.diff(starts, append=len(listed))
+        firsts = listed[starts]
+        return cls(tuple(map(range, firsts.tolist(), (firsts + lengths).tolist())))
 
     def __len__(self) -> int:
         return self._stops[-1] if self.pieces else 0
@@ -114,7 +147,11 @@ class Rows:
 
     def to_array(self) -> Int64Array:
         """Return the global rows as an array, in order; it takes memory for each of them."""
-        return self.to_global(np.arange(len(self)))
+        parts = [
+            np.arange(piece.start, piece.stop) if isinstance(piece, range) else piece.to_array()
+            for piece in self.pieces
+        ]
+        return np.concatenate([np.arange(0), *parts])
 
     def cyclic(self, start: int, length: int) -> Rows:
         """Return a stretch of these rows, which goes on at the front whenever it reaches the end.

@@ -25,8 +25,9 @@ class Shuffled:
     The order of the blocks follows from the sampler's ``seed`` and the epoch, and every rank works it out alone. It is
     a keyed permutation with random access: 10^9 rows take no more memory or time to plan than 10^6.
 
-    A rank boundary may cut a block, and what doesn't fill a block at the end of each range of the mask is shorter. In
-    its shard, a rank has such parts after its whole blocks, so that a chunk of ``block_size`` rows is one block.
+    Blocks are cut at the multiples of their size, so that a row is in the same block in every epoch. A rank boundary
+    may cut a block, and so may the mask. In its shard, a rank has such parts after its whole blocks: local rows
+    ``[k * block_size, (k + 1) * block_size)`` are one block, and a chunk of them is one contiguous read.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The laws that a sharding keeps, as one check.
 
-1. A sharding is frozen: equal to its copy, with the same hash, and asking it changes nothing.
-2. What it answers depends on what it is asked alone.
+1. A sharding is frozen: its attributes can't be set.
+2. What it answers depends on what it is asked alone, and is the same in another process and on another rank.
 3. Every row is dealt once. (Under ``Independent``, what a rank draws from lies inside the window.)
 4. The rows that it returns are the same by any way of reading them.
 5. With any remainder, the ranks of a job share out the window: what is dealt, repeated and lost adds up, every rank has
@@ -11,21 +11,26 @@
 from __future__ import annotations
 
 import copy
+import os
+import pickle
 import random
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 from annbatch.samplers import RandomSampler, SequentialSampler
-from hypothesis import assume, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from annbatch_distributed.ranks import Rank
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding import Independent, Rows
 from annbatch_distributed.sharding.remainder import POLICIES
-from annbatch_distributed.testing.strategies import deals
+from annbatch_distributed.testing.strategies import Deal, deals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +38,6 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.sharding import Remainder, Sharding
-    from annbatch_distributed.testing.strategies import Deal
 
 
 def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_size: int = 6) -> None:
@@ -55,14 +59,18 @@ def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_si
 
     Notes
     -----
-    Questions that the sharding answers with a ValueError are passed over, but most must have an answer. Settings of
-    hypothesis, such as the number of examples, are those of the profile that is loaded.
+    Questions that the sharding answers with a ValueError are passed over. Settings of hypothesis, such as the number of
+    examples, are those of the profile that is loaded. A few questions are asked in another process as well, if the
+    sharding's type can be imported there.
 
     Examples
     --------
     >>> from annbatch_distributed import Contiguous
     >>> check_sharding(Contiguous(), n_obs=20)
     """
+    unanswered: list[str] = []
+    answered: set[bool] = set()
+    shared_out: set[bool] = set()
 
     # the first examples are slow while modules load; and examples that are kept would be taken for another sharding's
     @settings(deadline=None, database=None)
@@ -71,15 +79,32 @@ def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_si
         note(f"rows: {asked.rows}")
         try:
             asked.ask(sharding)
-        except ValueError:
-            assume(False)
-        _is_frozen(sharding, asked)
+        except ValueError as error:
+            unanswered.append(f"{asked} gave {error!r}")
+            return
+        answered.add(True)
+        _is_frozen(sharding)
         _depends_on_the_question_alone(sharding, asked)
         _deals_every_row_once(sharding, asked)
         _rows_are_the_same_by_any_way(sharding, asked)
-        _ranks_share_out_the_window(sharding, asked, remainder, batch_size)
+        if _ranks_share_out_the_window(sharding, asked, remainder, batch_size) and asked.world_size > 1:
+            shared_out.add(True)
 
     keeps_the_laws()
+    assert answered, f"A sharding deals rows, but every question was a ValueError. {unanswered[-1]}"
+    assert shared_out or max_world_size == 1, "No job of two ranks or more could run, with any remainder."
+    _is_the_same_in_another_process(sharding, n_obs)
+
+
+def _answer(sharding: Sharding, asked: Deal) -> list[Rows]:
+    """What a sharding answers: Rows for all ranks, or for each of them."""
+    dealt = asked.ask(sharding)
+    answer = list(dealt) if isinstance(dealt, Sequence) else [dealt]
+    assert all(isinstance(rows, Rows) for rows in answer), f"deal returns Rows, or a list of them, but gave {dealt!r}."
+    assert isinstance(dealt, Rows) or len(answer) == asked.world_size, (
+        f"There are Rows for each of {asked.world_size} ranks, or one for all, but there are {len(answer)}."
+    )
+    return answer
 
 
 def _enumerated(sharding: Sharding, asked: Deal) -> list[list[int]]:
@@ -87,16 +112,15 @@ def _enumerated(sharding: Sharding, asked: Deal) -> list[list[int]]:
     return [list(rows) for rows in _answer(sharding, asked)]
 
 
-def _answer(sharding: Sharding, asked: Deal) -> list[Rows]:
-    dealt = asked.ask(sharding)
-    return [dealt] if isinstance(dealt, Rows) else list(dealt)
-
-
-def _is_frozen(sharding: Sharding, asked: Deal) -> None:
-    before = copy.deepcopy(sharding)
-    asked.ask(sharding)
-    assert before == sharding, f"Asking a sharding leaves it equal to its copy, but {before} is not {sharding}."
-    assert hash(before) == hash(sharding), "A sharding has the hash of its copy."
+def _is_frozen(sharding: Sharding) -> None:
+    duplicate = copy.copy(sharding)
+    for name, value in getattr(sharding, "__dict__", {}).items():
+        try:
+            setattr(duplicate, name, value)
+        except AttributeError:  # FrozenInstanceError is one
+            continue
+        msg = f"A sharding is frozen, but its {name!r} can be set. Make it a @dataclass(frozen=True)."
+        raise AssertionError(msg)
 
 
 def _depends_on_the_question_alone(sharding: Sharding, asked: Deal) -> None:
@@ -115,11 +139,63 @@ def _depends_on_the_question_alone(sharding: Sharding, asked: Deal) -> None:
         np.random.set_state(numpy_state)  # noqa: NPY002 see above
 
 
+#: What the other process runs: it is another rank, by all that launchers tell, and hashes strings otherwise.
+_ANOTHER_PROCESS = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+sharding, questions = pickle.load(sys.stdin.buffer)
+answers = []
+for asked in questions:
+    try:
+        dealt = asked.ask(sharding)
+    except ValueError:
+        answers.append(None)
+        continue
+    answers.append([list(rows) for rows in (dealt if isinstance(dealt, (list, tuple)) else [dealt])])
+pickle.dump(answers, sys.stdout.buffer)
+"""
+_ANOTHER_RANK = {
+    "PYTHONHASHSEED": "12345",
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JAX_PROCESS_ID"), "5"),
+}
+
+
+def _is_the_same_in_another_process(sharding: Sharding, n_obs: int | None) -> None:
+    """Ask a few questions in a process that was started anew.
+
+    What can't be imported there, because it was defined in a notebook or within a function, is asked here only.
+    """
+    questions = [
+        Deal(size, None, world_size, epoch, seed)
+        for size in ((7, 1009) if n_obs is None else (n_obs,))
+        for world_size in (1, 3)
+        for epoch, seed in ((0, 0), (2, 0), (0, 1), (0, None))
+    ]
+    try:
+        question = pickle.dumps((sharding, questions))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return
+    if type(sharding).__module__ == "__main__":
+        return
+    run = subprocess.run(
+        [sys.executable, "-c", _ANOTHER_PROCESS],
+        input=pickle.dumps(sys.path) + question,
+        capture_output=True,
+        env=os.environ | _ANOTHER_RANK,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, f"A sharding deals rows in another process too, but: {run.stderr.decode()}"
+    for asked, there in zip(questions, pickle.loads(run.stdout), strict=True):
+        try:
+            here = _enumerated(sharding, asked)
+        except ValueError:
+            here = None
+        assert there == here, f"The same question has the same answer in every process, but not {asked}."
+
+
 def _deals_every_row_once(sharding: Sharding, asked: Deal) -> None:
     shares = _enumerated(sharding, asked)
-    assert asked.ask(sharding).__class__ is Rows or len(shares) == asked.world_size, (
-        f"There are Rows for each of {asked.world_size} ranks, or one for all, but there are {len(shares)}."
-    )
     window = set(asked.rows)
     if isinstance(sharding, Independent):
         assert window >= set(chain(*shares)), "A rank draws from rows of the window."
@@ -145,7 +221,8 @@ def _rows_are_the_same_by_any_way(sharding: Sharding, asked: Deal) -> None:
         assert read == listed, "slices_to_global gives the rows in order."
 
 
-def _ranks_share_out_the_window(sharding: Sharding, asked: Deal, remainder: Remainder, batch_size: int) -> None:
+def _ranks_share_out_the_window(sharding: Sharding, asked: Deal, remainder: Remainder, batch_size: int) -> bool:
+    """Run every rank of a job, and return whether it could run."""
     independent = isinstance(sharding, Independent)
     wrapped = (
         RandomSampler(1, batch_size, batch_size, replacement=True)
@@ -174,7 +251,7 @@ def _ranks_share_out_the_window(sharding: Sharding, asked: Deal, remainder: Rema
             outcomes.add("")
     assert len(outcomes) == 1, f"What is wrong for one rank is the same error on all of them, but there are {outcomes}."
     if outcomes != {""}:
-        return  # too few rows for so many ranks, or shares too uneven for the policy
+        return False  # too few rows for so many ranks, or shares too uneven for the policy
 
     plan, window = ranks[0].plan(asked.n_obs), list(asked.rows)
     shards = [plan.shard(rank) for rank in range(asked.world_size)]
@@ -188,7 +265,7 @@ def _ranks_share_out_the_window(sharding: Sharding, asked: Deal, remainder: Rema
     read = [list(_rows_read(its)) for its in requests]
     if independent:
         assert set(window) >= set(chain(*read)), "A rank draws from rows of the window."
-        return
+        return True
     for rows, shard in zip(read, shards, strict=True):
         assert sorted(rows) == sorted(shard.rows), "What is read is what was planned."
     own = chain.from_iterable(list(shard.rows)[: shard.n_own] for shard in shards)
@@ -197,6 +274,7 @@ def _ranks_share_out_the_window(sharding: Sharding, asked: Deal, remainder: Rema
     assert set(repeated) <= set(window), "What is repeated is of the window."
     assert len(repeated) == plan.n_repeated, "As many rows are repeated as the plan says."
     assert len(plan.lost) == plan.n_lost, "As many rows are lost as the plan says."
+    return True
 
 
 def _rows_read(requests: Iterable[LoadRequest]) -> Iterable[int]:

@@ -27,8 +27,8 @@ class Deal:
     """The number of ranks."""
     epoch: int
     """Which epoch."""
-    seed: int
-    """The job's seed."""
+    seed: int | None
+    """The job's seed, None where its user gave none."""
 
     @property
     def rows(self) -> Rows:
@@ -82,5 +82,5 @@ def deals(draw: st.DrawFn, n_obs: int | None = None, max_world_size: int = 6) ->
         mask=draw(masks(size)),
         world_size=draw(st.integers(1, max_world_size)),
         epoch=draw(st.integers(0, 5)),
-        seed=draw(st.integers(0, 3)),
+        seed=draw(st.integers(0, 3) | st.none()),
     )

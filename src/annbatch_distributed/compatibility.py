@@ -1,7 +1,4 @@
-"""The sharding that a sampler gets: from what its user asked for, as far as the sampler allows it.
-
-What can be told without the collection is told here, when a sampler is wrapped.
-"""
+"""Which sharding goes with which sampler, as far as that can be told without the collection."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from annbatch_distributed.localize import is_tied
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
-from annbatch_distributed.traits import chunk_size, n_draws, set_draws
+from annbatch_distributed.traits import chunk_size, drawable_classes, n_draws, set_draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +16,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.sharding import Sharding
 
-#: The names of the shardings that come with this package.
-NAMES: dict[str, Callable[[], Sharding]] = {"contiguous": Contiguous, "shuffled": Shuffled, "independent": Independent}
+_NAMES: dict[str, Callable[[], Sharding]] = {"contiguous": Contiguous, "shuffled": Shuffled, "independent": Independent}
 
 type ShardingName = Literal["contiguous", "shuffled", "independent"]
 
@@ -56,14 +51,14 @@ def resolve_sharding(sharding: ShardingName | Sharding, sampler: Sampler, *, see
 
 def _of_name(sharding: object) -> Sharding:
     if isinstance(sharding, str):
-        if sharding not in NAMES:
-            expected = ", ".join(map(repr, NAMES))
+        if sharding not in _NAMES:
+            expected = ", ".join(map(repr, _NAMES))
             msg = f"Unknown sharding {sharding!r}. Expected one of {expected}, or an object with a method deal."
             raise ValueError(msg)
-        return NAMES[sharding]()
+        return _NAMES[sharding]()
     if inspect.isclass(sharding) or not callable(getattr(sharding, "deal", None)):
         hint = " Pass an instance, not the class." if inspect.isclass(sharding) else ""
-        expected = ", ".join(map(repr, NAMES))
+        expected = ", ".join(map(repr, _NAMES))
         msg = f"sharding must be one of {expected}, or an object with a method deal, got {sharding!r}.{hint}"
         raise TypeError(msg)
     return cast("Sharding", sharding)
@@ -71,9 +66,9 @@ def _of_name(sharding: object) -> Sharding:
 
 def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffled:
     name = type(sampler).__name__
-    if is_tied(sampler) and draws_with_replacement(sampler):
+    if drawable_classes(sampler):
         msg = (
-            f"{name} draws runs of consecutive rows of a class, which sharding='shuffled' would cut. Use "
+            f"{name} draws from runs of consecutive rows of a class, which sharding='shuffled' would cut. Use "
             "sharding='independent', under which every rank draws from all rows, or 'contiguous'."
         )
         raise ValueError(msg)
@@ -93,7 +88,13 @@ def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffle
 
 def _check_draws(sampler: Sampler) -> None:
     name = type(sampler).__name__
-    if not draws_with_replacement(sampler):
+    if drawable_classes(sampler) and n_draws(sampler, 1) is None:
+        msg = (
+            f"sharding='independent' around a {name} of a class sampler needs sharding='independent' in that one as "
+            "well: else it would cut the rows that all ranks are to draw from."
+        )
+        raise ValueError(msg)
+    if n_draws(sampler, 1) is None:
         msg = (
             f"sharding='independent' is for samplers that draw with replacement, and {name} isn't known to: every rank "
             "would read every row. Use sharding='shuffled', under which rows move between ranks from epoch to epoch, "
@@ -103,8 +104,3 @@ def _check_draws(sampler: Sampler) -> None:
         raise ValueError(msg)
     if set_draws.dispatch(type(sampler)) is set_draws.dispatch(object):
         set_draws(sampler, 1)  # raises, and says what to do
-
-
-def draws_with_replacement(sampler: Sampler) -> bool:
-    """Whether a sampler draws with replacement."""
-    return n_draws(sampler, 1) is not None
