@@ -1,15 +1,52 @@
-"""The benchmarks run, and at a small size within the tests; what they measure is not judged here."""
+"""The benchmarks run, and at a small size within the tests; what they measure of time is not judged here."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree as ET
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def lines_of(script: str, *arguments: str | Path) -> list[str]:
+    """What a benchmark prints."""
+    command = [sys.executable, BENCHMARKS / script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=110).stdout.splitlines()
 
 
 def test_the_sampling_benchmark_compares_every_configuration_and_answers() -> None:
-    script = Path(__file__).parents[1] / "benchmarks" / "sampling.py"
-    run = subprocess.run([sys.executable, script, "--small"], capture_output=True, text=True, check=True, timeout=110)
-    lines = run.stdout.splitlines()
-    assert sum("of annbatch's time" in line for line in lines) == 4
-    assert [line.split(" at ")[0] for line in lines[4:]] == ["n_batches", "plan", "str(plan)"]
+    lines = lines_of("sampling.py", "--small")
+    assert sum("of annbatch's time" in line for line in lines) == 6
+    for alone in ("RandomSampler", "SequentialSampler"):
+        for sharding in ("Contiguous()", "Shuffled(block_size=512)"):
+            assert sum(sharding in line and f"of the lone {alone}'s time" in line for line in lines) == 3
+    assert [line.split(" at ")[0] for line in lines[18:21]] == ["n_batches", "plan", "str(plan)"]
+    assert ["plan an epoch of 1e+09 rows" in line for line in lines[21:]] == [True, True]
+
+
+def test_sorted_rows_are_represented_as_the_sharding_lets_expect(tmp_path: Path) -> None:
+    figure = tmp_path / "figure.svg"
+    tables: list[dict[str, list[float]]] = []
+    for line in lines_of("representativeness.py", "--small", "--out", figure):
+        name, numbers = line[:36].strip(), line[36:].split()
+        if numbers:
+            tables[-1][name] = list(map(float, numbers))
+        else:
+            tables.append({})
+    steps, batches, epochs = tables
+    from_worst_to_best = [
+        "contiguous, preload 32",
+        "shuffled, blocks of 4096, preload 32",
+        "shuffled, blocks of 512, preload 32",
+        "shuffled, blocks of 64, preload 32",
+        "ideal random draw",
+    ]
+    assert steps["ranks"] == [2, 4]
+    for column in range(2):
+        assert all(epochs[worse][column] > epochs[better][column] for worse, better in pairwise(from_worst_to_best))
+        # what one rank lacks, others have
+        assert all(steps[name][column] < batches[name][column] for name in from_worst_to_best)
+    assert ET.parse(figure).getroot().tag == "{http://www.w3.org/2000/svg}svg"

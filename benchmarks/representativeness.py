@@ -1,0 +1,160 @@
+"""What shuffled sharding is worth: how well ranks and batches represent a collection whose rows are sorted by class.
+
+The measure is the total variation distance of labels from those of the collection: the share of rows that would need
+another label, 0 for a perfect match. It is taken of each step's batches of all ranks together, of each rank's batches
+and of each rank's epoch, all of them as ``sample`` gives them, and of ideal random draws of as many rows.
+
+    python benchmarks/representativeness.py                            # draws the figure of the documentation
+    python benchmarks/representativeness.py --small --out small.svg    # the same at a size for tests
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from annbatch.samplers import RandomSampler
+from matplotlib.figure import Figure
+
+from annbatch_distributed import Contiguous, DistributedSampler, Rank, Shuffled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    type Labels = npt.NDArray[np.uint8]
+    type Counts = npt.NDArray[np.int64]
+    type Distances = npt.NDArray[np.float64]
+
+FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "representativeness.svg"
+N_CLASSES = 50
+#: annbatch's FAQ
+CHUNK_SIZE, BATCH_SIZE = 512, 4096
+#: What a distance is taken of.
+PARTS = ("each step's batches of all ranks", "each rank's batches", "each rank's epoch")
+
+
+class Setting(NamedTuple):
+    """What is compared, and how its line looks."""
+
+    sharding: Contiguous | Shuffled
+    preload_nchunks: int
+    color: str
+    line: str = "-"
+
+    def __str__(self) -> str:
+        sharding = self.sharding
+        name = f"shuffled, blocks of {sharding.block_size}" if isinstance(sharding, Shuffled) else "contiguous"
+        return f"{name}, preload {self.preload_nchunks}"
+
+
+# a color for each sharding, and a line for each number of chunks to preload
+SETTINGS = [
+    Setting(Contiguous(), 32, "#d7301f"),
+    Setting(Shuffled(4096), 32, "#08306b"),
+    Setting(Shuffled(512), 8, "#2171b5", ":"),
+    Setting(Shuffled(512), 32, "#2171b5"),
+    Setting(Shuffled(512), 128, "#2171b5", "--"),
+    Setting(Shuffled(64), 32, "#6baed6"),
+]
+
+
+def sorted_labels(n_obs: int) -> Labels:
+    """Return the class of every row: classes of very different sizes, one after the other."""
+    shares = np.random.default_rng(0).lognormal(size=N_CLASSES)
+    stops = np.rint(np.cumsum(shares) / shares.sum() * n_obs).astype(np.int64)
+    return np.repeat(np.arange(N_CLASSES, dtype=np.uint8), np.diff(stops, prepend=0))
+
+
+def measure(setting: Setting, world_size: int, labels: Labels) -> Distances:
+    """Return the distance of each part, from an epoch of every rank."""
+    sampler = RandomSampler(CHUNK_SIZE, setting.preload_nchunks, BATCH_SIZE)
+    job = [
+        DistributedSampler(sampler, dist_info=Rank(rank, world_size), sharding=setting.sharding, seed=0)
+        for rank in range(world_size)
+    ]
+    counts = np.array([count_labels(rank, labels) for rank in job])  # by rank, step and class
+    return distances((counts.sum(axis=0), counts, counts.sum(axis=1)), labels)
+
+
+def count_labels(sampler: DistributedSampler, labels: Labels) -> list[Counts]:
+    """Return, for each batch of a pass, how many rows of each class are in it."""
+    counts = []
+    for request in sampler.sample(len(labels)):
+        read = np.concatenate([labels[rows] for rows in request["requests"]])
+        counts += [np.bincount(read[split], minlength=N_CLASSES) for split in request["splits"]]
+    return counts
+
+
+def measure_ideal(world_size: int, labels: Labels) -> Distances:
+    """Return the distance of each part, were it drawn from all rows at random."""
+    rng = np.random.default_rng(0)
+    n_rows = world_size * BATCH_SIZE, BATCH_SIZE, len(labels) // world_size
+    classes = np.bincount(labels)
+    return distances((rng.multivariate_hypergeometric(classes, n, 200, method="marginals") for n in n_rows), labels)
+
+
+def distances(parts: Iterable[Counts], labels: Labels) -> Distances:
+    """Return, for each part, the mean over all axes but the last, which are the classes."""
+    expected = np.bincount(labels) / len(labels)
+    return np.array([abs(part / part.sum(-1, keepdims=True) - expected).sum(-1).mean() / 2 for part in parts])
+
+
+def draw(results: dict[str, Distances], world_sizes: Sequence[int], title: str, out: Path) -> None:
+    """Write the figure: a panel for each part, and in it a line for each setting, by the number of ranks."""
+    # text that stays text takes less space, and a fixed salt and no date make the same figure the same file
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "representativeness", "font.size": 9}):
+        figure = Figure(figsize=(9, 4.6), layout="constrained")
+        figure.suptitle(title, fontsize="medium")
+        panels = figure.subplots(ncols=len(PARTS), sharey=True)
+        looks = [*((setting.color, setting.line) for setting in SETTINGS), ("black", "-.")]
+        for part, (panel, name) in enumerate(zip(panels, PARTS, strict=True)):
+            for (label, found), (color, line) in zip(results.items(), looks, strict=True):
+                panel.plot(world_sizes, found[:, part], line, color=color, label=label)
+            panel.set_title(name, fontsize="medium")
+            panel.set_xlabel("ranks")
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(world_sizes, [str(world_size) for world_size in world_sizes])
+            panel.set_yscale("log")
+            ticks = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1]
+            panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.minorticks_off()
+            panel.grid(color="#dddddd", linewidth=0.6)
+        panels[0].set_ylabel("total variation distance of labels")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, print the distances and draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="where the figure goes")
+    arguments = parser.parse_args()
+    if arguments.small and arguments.out == FIGURE:
+        parser.error("--small needs an --out, or the figure of the documentation would be a small one")
+    n_obs, world_sizes = (500_000, [2, 4]) if arguments.small else (20_000_000, [2, 4, 8, 16, 32, 64])
+    labels = sorted_labels(n_obs)
+    results = {
+        str(setting): np.array([measure(setting, world_size, labels) for world_size in world_sizes])
+        for setting in SETTINGS
+    }
+    results["ideal random draw"] = np.array([measure_ideal(world_size, labels) for world_size in world_sizes])
+    for part, name in enumerate(PARTS):
+        print(name)
+        print(f"{'ranks':36}", *(f"{world_size:6}" for world_size in world_sizes))
+        for setting, found in results.items():
+            print(f"{setting:36}", *(f"{distance:6.4f}" for distance in found[:, part]))
+    title = (
+        f"{n_obs:,} rows sorted by {N_CLASSES} classes; chunks of {CHUNK_SIZE}, batches of {BATCH_SIZE} rows per rank"
+    )
+    draw(results, world_sizes, title, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
