@@ -62,5 +62,5 @@ def test_importing_the_package_brings_nothing_that_annbatch_does_not() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    expected = ["Contiguous", "DistributedSampler", "EpochPlan", "Independent", "Rank", "Shuffled"]
+    expected = ["Contiguous", "DistributedSampler", "EpochPlan", "Independent", "Rank", "Shuffled", "StatefulLoader"]
     assert sorted(annbatch_distributed.__all__) == expected

@@ -5,8 +5,9 @@ Wrap any annbatch sampler in a :class:`DistributedSampler`, and pass it to annba
 
 from __future__ import annotations
 
+from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.ranks import Rank
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
 
-__all__ = ["Contiguous", "DistributedSampler", "EpochPlan", "Independent", "Rank", "Shuffled"]
+__all__ = ["Contiguous", "DistributedSampler", "EpochPlan", "Independent", "Rank", "Shuffled", "StatefulLoader"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +22,7 @@ from annbatch.types import LoadRequest
 from annbatch_distributed.localize import confine, is_annbatchs_own, localize
 from annbatch_distributed.private_copy import private_copy
 from annbatch_distributed.randomness import generator
-from annbatch_distributed.requests import complete, fit, mark_repeats, translate
+from annbatch_distributed.requests import complete, fit, mark_repeats, skip, translate
 from annbatch_distributed.traits import set_draws
 
 if TYPE_CHECKING:
@@ -43,16 +43,26 @@ class Pass(Iterator[LoadRequest]):
     """What the job's randomness begins from."""
     passes: int
     """How many passes this rank began before, since the epoch was set."""
+    done: int = 0
+    """How many of its batches were done before, and are left out."""
     taken: int = 0
     """How many load requests have been taken from this pass."""
     closed: bool = False
     """Whether the pass was closed, and gives no more load requests."""
+    when_exhausted: Callable[[], None] | None = field(default=None, repr=False)
+    """What is called once, when all load requests were taken; copies don't call it."""
     _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)
 
     def __next__(self) -> LoadRequest:
         if self._stream is None:
             self._stream = iter(()) if self.closed else islice(self._requests(), self.taken, None)
-        request = next(self._stream)
+        try:
+            request = next(self._stream)
+        except StopIteration:
+            if self.when_exhausted is not None and not self.closed:
+                self.when_exhausted()
+                self.when_exhausted = None
+            raise
         self.taken += 1
         return request
 
@@ -80,6 +90,8 @@ class Pass(Iterator[LoadRequest]):
         if not confined:  # annbatch's own samplers leave out no splits
             requests = complete(requests, batch_size=sampler.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
         requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
+        if self.done:
+            requests = skip(requests, self.done)
         if plan.remainder == "pad":
             # a confined shard is one range, and its requests are for global rows already
             first = next(iter(shard.rows)) if confined else 0
@@ -89,7 +101,7 @@ class Pass(Iterator[LoadRequest]):
         return translate(requests, shard.rows, name=name, ahead=is_annbatchs_own(sampler))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_stream": None}
+        return vars(self) | {"_stream": None, "when_exhausted": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # nothing but the stream, which a copy leaves out, ever changes in place

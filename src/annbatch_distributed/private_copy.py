@@ -78,7 +78,7 @@ def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the 
     match thing:
         case Sampler():
             duplicate = memo[id(thing)] = object.__new__(type(thing))
-            for name, value in _attributes(thing).items():
+            for name, value in attributes(thing).items():
                 object.__setattr__(duplicate, name, _copied(value, memo))
         case list():
             duplicate = memo[id(thing)] = []
@@ -139,10 +139,10 @@ def _parts(thing: object) -> Iterable[Any]:
         case list() | tuple() | set() | frozenset():
             return thing
         case _:
-            return _attributes(thing).values()
+            return attributes(thing).values()
 
 
-def _attributes(thing: object) -> dict[str, Any]:
+def attributes(thing: object) -> dict[str, Any]:
     """Return what an object holds under names of its own, slots included."""
     in_slots = {
         name: getattr(thing, name) for cls in type(thing).__mro__ for name in _slots(cls) if hasattr(thing, name)

@@ -4,8 +4,9 @@ Each step is a generator over load requests, and they are put together in this o
 
 1. ``complete`` adds the splits that a sampler left out.
 2. ``fit`` holds the stream to the number of batches that was planned.
-3. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
-4. ``translate`` turns local rows into global ones.
+3. ``skip`` leaves out what is done, if an epoch is resumed.
+4. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
+5. ``translate`` turns local rows into global ones.
 
 annbatch's ``LoadRequest`` is a dict of ``requests`` (slices or an integer array of rows) and ``splits`` (for each
 batch, positions in the rows of the requests). Other keys are passed on. None of the steps changes a request that it is
@@ -119,6 +120,41 @@ def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]
         )
         raise RuntimeError(msg)
     return [*splits[:index], *np.array_split(splits[index], 2), *splits[index + 1 :]]
+
+
+def skip(requests: Iterable[LoadRequest], n_batches: int) -> Iterator[LoadRequest]:
+    """Leave out batches at the beginning, and the rows that only they need.
+
+    Parameters
+    ----------
+    requests
+        Load requests with splits.
+    n_batches
+        How many batches to leave out.
+    """
+    for request in requests:
+        n_here = len(request["splits"])
+        if not n_batches:
+            yield request
+        elif n_here <= n_batches:
+            n_batches -= n_here
+        else:
+            yield _rest(request, n_batches)
+            n_batches = 0
+
+
+def _rest(request: LoadRequest, n_batches: int) -> LoadRequest:
+    """A request without its first batches: an index array of the rows that the others need."""
+    splits = request["splits"][n_batches:]
+    due = np.unique(np.concatenate(splits))
+    rest: Any = {
+        **request,
+        "requests": _positions(request["requests"])[due],
+        "splits": [np.searchsorted(due, split) for split in splits],
+    }
+    if "repeated" in rest:
+        rest["repeated"] = rest["repeated"][due]
+    return cast("LoadRequest", rest)
 
 
 def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRequest]:

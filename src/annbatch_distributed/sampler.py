@@ -23,19 +23,22 @@ from annbatch.abc import Sampler
 
 from annbatch_distributed.compatibility import resolve_sharding
 from annbatch_distributed.counts import Counts, count
+from annbatch_distributed.fingerprint import fingerprint, settings
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
+from annbatch_distributed.progress import Progress
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import resolve
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
 from annbatch_distributed.sharding.remainder import POLICIES, turns
-from annbatch_distributed.traits import chunk_size, drawable_classes, n_draws, set_draws
+from annbatch_distributed.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from annbatch_distributed.compatibility import ShardingName
+    from annbatch_distributed.progress import Identity
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
 
@@ -177,7 +180,8 @@ class DistributedSampler(Sampler):
             own: slice | None = sampler.mask  # a user's sampler may have none
             mask = slice(None) if own is None else own
         self.mask = mask
-        self.set_epoch(0)
+        self._epoch, self._passes, self._done = 0, 0, 0
+        self._n_obs_of_state: int | None = None
 
     @property
     def rank(self) -> int:
@@ -232,6 +236,11 @@ class DistributedSampler(Sampler):
         return self._epoch
 
     @property
+    def batches_done(self) -> int:
+        """How many batches of the epoch were done before the next pass: 0, but for an epoch that is resumed."""
+        return self._done
+
+    @property
     def sampler(self) -> Self:
         """This sampler itself, where frameworks look for something whose ``set_epoch`` they can call.
 
@@ -262,8 +271,92 @@ class DistributedSampler(Sampler):
         6:8
         4:6
         """
-        self._epoch = _natural_number("epoch", epoch)
-        self._passes = 0
+        epoch = _natural_number("epoch", epoch)
+        if self._done and epoch == self._epoch:
+            return  # frameworks set the epoch again that they have just loaded
+        self._epoch, self._passes, self._done = epoch, 0, 0
+
+    def state_dict(self, *, batches_done: int) -> dict[str, Any]:
+        """Return how far the epoch is, as a few integers and strings that JSON can hold, the same on every rank.
+
+        Parameters
+        ----------
+        batches_done
+            How many batches of this epoch every rank has done, those before an earlier resume included. The sampler
+            can't know: a loader takes a load request and yields many batches of it, and prefetching runs ahead. If all
+            are done, the state is that of the beginning of the next pass.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
+        >>> first, again = (DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0) for _ in range(2))
+        >>> splits = [split.tolist() for request in first.sample(48) for split in request["splits"]]
+        >>> again.load_state_dict(first.state_dict(batches_done=4))
+        >>> again.n_batches(48), len(splits)
+        (2, 6)
+        """
+        batches_done = _natural_number("batches_done", batches_done)
+        passes = self._passes if self._done else max(0, self._passes - 1)
+        if self._planned is not None and batches_done == max(self._planned[1].natural_batches, default=0):
+            passes, batches_done = passes + 1, 0
+        return Progress(self._epoch, passes, ((self.world_size, batches_done),), self._identity()).to_state()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on where a state was saved, on every rank.
+
+        The next pass yields the batches that were left of its epoch, bit for bit as the pass that was interrupted would
+        have. Until then :meth:`n_batches` is the number of those. Setting the same epoch once more changes nothing.
+
+        Parameters
+        ----------
+        state
+            What :meth:`state_dict` has returned, on any rank.
+        strict
+            Whether the state must be of a sampler with the same settings. False goes on in any case; rows may then be
+            read again, or not at all.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. The
+            sampler is then as it was.
+        NotImplementedError
+            If it is of a job of another world size.
+        """
+        progress = Progress.of_state(state)
+        ((world_size, done),) = progress.segments[-1:]
+        if world_size != self.world_size or len(progress.segments) > 1:
+            msg = (
+                f"The state is of a job of {world_size} ranks, and this one has {self.world_size}. An epoch can't go "
+                "on with another number of ranks yet; begin the next one with set_epoch."
+            )
+            raise NotImplementedError(msg)
+        if strict and (differences := progress.differences(self._identity())):
+            listed = "; ".join(differences)
+            msg = (
+                f"The state is of a sampler with other settings: {listed}. Make the sampler as it was made then, with "
+                "seed=... so that every rank has the same root, or pass strict=False."
+            )
+            raise ValueError(msg)
+        n_obs = progress.identity.get("n_obs")
+        self._n_obs_of_state = n_obs if strict and isinstance(n_obs, int) else None
+        self._epoch, self._passes, self._done = progress.epoch, progress.passes, done
+
+    def _identity(self) -> Identity:
+        """What the rows and their order follow from, by name."""
+        mask = self.mask if isinstance(self.mask, list) else [self.mask]
+        return {
+            "n_obs": self._planned[0][0] if self._planned is not None else self._n_obs_of_state,
+            "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
+            "batch_size": self.batch_size,
+            "remainder": self._remainder,
+            "sharding": str(self._sharding),
+            "seed": self._seed,
+            "root": self._root if is_random(self._sampler) else None,
+            "sampler": fingerprint(self._sampler),
+        }
 
     def plan(self, n_obs: int) -> EpochPlan:
         """Return every rank's rows and batches in this epoch, the same on every rank.
@@ -280,6 +373,12 @@ class DistributedSampler(Sampler):
             rank.
         """
         n_obs = _natural_number("n_obs", n_obs)
+        if self._done and self._n_obs_of_state not in (None, n_obs):
+            msg = (
+                f"The state is of a collection of {self._n_obs_of_state} rows, and this one has {n_obs}. Load a state "
+                "of this collection."
+            )
+            raise ValueError(msg)
         asked = n_obs, self._epoch
         if self._planned is None or self._planned[0] != asked:
             self._planned = asked, self._plan(n_obs)
@@ -324,7 +423,7 @@ class DistributedSampler(Sampler):
             self._warned.add(message)  # not before: a filter may have made an error of it
 
     def n_batches(self, n_obs: int) -> int:
-        """Return the number of batches that this rank yields in a pass.
+        """Return the number of batches that this rank yields in the next pass: in a resumed epoch, those that are left.
 
         Parameters
         ----------
@@ -336,7 +435,7 @@ class DistributedSampler(Sampler):
         ValueError
             As for :meth:`plan`.
         """
-        return self.plan(n_obs).n_batches(self.rank)
+        return self.plan(n_obs).n_batches(self.rank) - self._done_of(n_obs)
 
     def validate(self, n_obs: int) -> None:
         """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
@@ -374,12 +473,35 @@ class DistributedSampler(Sampler):
         NotImplementedError
             While iterating in one of several workers of torch's ``DataLoader``.
         """
-        plan = self.plan(n_obs)
-        if self._passes and _moves(plan):
+        plan, done = self.plan(n_obs), self._done_of(n_obs)
+        if self._passes and not done and _moves(plan):
             self._warn_once(_SAME_ROWS)
-        begun = Pass(self._sampler, plan, self.rank, self._root, self._passes)
-        self._passes += 1
+        begun = Pass(self._sampler, plan, self.rank, self._root, self._passes, done=done)
+        if done:  # what is left of an epoch is left until it has been read to its end
+            begun.when_exhausted = self.finish_resumed_pass
+        else:
+            self._passes += 1
         return begun
+
+    def _done_of(self, n_obs: int) -> int:
+        """How many of this rank's batches were done before the next pass."""
+        n_batches = self.plan(n_obs).n_batches(self.rank)
+        most = max(self.plan(n_obs).natural_batches, default=0) if self._remainder == "keep" else n_batches
+        if self._done > most:
+            msg = (
+                f"The state says that {self._done} batches of epoch {self._epoch} are done, but for {n_obs} rows it "
+                f"has {most}. Load a state of this collection."
+            )
+            raise ValueError(msg)
+        return min(self._done, n_batches)
+
+    def finish_resumed_pass(self) -> None:
+        """Take what was left of a resumed epoch for done, as happens by itself when a pass has come to its end.
+
+        A consumer who knows the number of batches may take the last one and never ask for more.
+        """
+        if self._done:
+            self._passes, self._done = self._passes + 1, 0
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)
@@ -420,6 +542,18 @@ def _drawable_classes(sampler: DistributedSampler) -> tuple[frozenset[str], ...]
     if sampler._counted is None:
         return drawable_classes(sampler._sampler)
     return tuple(classes for _, classes in sampler._counted[1].classes)
+
+
+@is_random.register(DistributedSampler)
+def _is_random(sampler: DistributedSampler) -> bool:
+    return is_random(sampler._sampler)
+
+
+@settings.register(DistributedSampler)
+def _settings(sampler: DistributedSampler) -> dict[str, Any]:
+    # which of its ranks a wrapped wrapper is differs between ranks, whose states must not
+    own = ("batch_size", "remainder", "sharding", "seed", "sampler")
+    return {name: value for name, value in sampler._identity().items() if name in own}
 
 
 @n_draws.register(DistributedSampler)

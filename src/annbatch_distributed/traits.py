@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
+from annbatch_distributed.private_copy import first_generator
+
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
@@ -81,6 +83,23 @@ def set_draws(sampler: Sampler, n_draws: int) -> None:
         "a function for its type with annbatch_distributed.traits.set_draws."
     )
     raise TypeError(msg)
+
+
+@singledispatch
+def is_random(sampler: Sampler) -> bool:
+    """Return whether a sampler's order may follow from a generator: it holds one, or leaves shuffling to others.
+
+    Parameters
+    ----------
+    sampler
+        Any sampler.
+    """
+    return first_generator(sampler) is not None or bool(sampler.shuffle)
+
+
+@is_random.register(SequentialSampler)
+def _sequential_is_random(sampler: SequentialSampler) -> bool:
+    return sampler.shuffle  # it holds a generator all the same
 
 
 # annbatch's samplers don't make their settings public. They are looked at and set here, and what can't be told from

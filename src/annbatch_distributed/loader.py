@@ -1,0 +1,156 @@
+"""The StatefulLoader: annbatch's Loader that knows how far its consumer is.
+
+A sampler can't know what was trained on: a loader takes one load request and yields many batches of it. Here the
+batches are counted as they are yielded, and the marks of load requests are kept as they are taken, so that a batch can
+say which of its rows are repeats.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from annbatch import Loader
+from annbatch.abc import Sampler
+
+from annbatch_distributed.sampler import DistributedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    import numpy.typing as npt
+    from annbatch.types import LoadRequest
+
+
+class StatefulLoader(Loader[Any, Any]):
+    """An annbatch Loader that can be saved in the middle of an epoch, and go on there.
+
+    It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`.
+
+    Under ``remainder="pad"``, a batch has the key ``"repeated"``: for each of its rows, whether some rank reads it for
+    the second time in this epoch, as a boolean array.
+
+    ``len()`` is the number of batches that the next pass yields: in a resumed epoch, those that are left.
+
+    Raises
+    ------
+    TypeError
+        If ``batch_sampler`` is not a :class:`DistributedSampler`.
+
+    Examples
+    --------
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+    >>> def make_loader():
+    ...     sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
+    ...     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0)
+    ...     loader = StatefulLoader(batch_sampler=distributed, return_index=True, preload_to_gpu=False)
+    ...     return loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
+    >>> loader = make_loader()
+    >>> whole = [batch["index"].tolist() for batch in loader]
+    >>> loader.set_epoch(0)
+    >>> batches = iter(loader)
+    >>> trained_on = [next(batches)["index"].tolist() for _ in range(3)]
+    >>> state = loader.state_dict()
+    >>> after_a_restart = make_loader()
+    >>> after_a_restart.load_state_dict(state)
+    >>> trained_on + [batch["index"].tolist() for batch in after_a_restart] == whole
+    True
+    """
+
+    def __init__(self, *, batch_sampler: DistributedSampler, **kwargs: Any) -> None:  # noqa: ANN401 annbatch's own
+        if not isinstance(batch_sampler, DistributedSampler):
+            msg = (
+                f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
+                "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
+            )
+            raise TypeError(msg)
+        self._recorder = _Recorder(batch_sampler)
+        super().__init__(batch_sampler=self._recorder, **kwargs)
+        self._sampler = batch_sampler
+        self._batches_done = 0
+
+    @property
+    def batch_sampler(self) -> DistributedSampler:
+        """The sampler."""
+        return self._sampler
+
+    @property
+    def sampler(self) -> DistributedSampler:
+        """The sampler, where frameworks look for something whose ``set_epoch`` they can call."""
+        return self._sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`."""
+        self._sampler.set_epoch(epoch)
+        self._batches_done = self._sampler.batches_done
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass: what is left of an epoch that was resumed, or else all of one.
+
+        Yields
+        ------
+        Batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under ``remainder="pad"``.
+        """
+        self._batches_done = done = self._sampler.batches_done
+        n_batches = done + len(self)
+        repeats: deque[npt.NDArray[np.bool_]] | None = None
+        for batch in super().__iter__():
+            if repeats is None:  # it has just begun its pass
+                repeats = self._recorder.repeats
+            # counted before it is yielded: whoever saves a state has been given this batch
+            done += 1
+            self._batches_done = done
+            if done == n_batches:  # a consumer who knows the number doesn't come to ask for more
+                self._sampler.finish_resumed_pass()
+            yield {**batch, "repeated": repeats.popleft()} if repeats else batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the epoch is, by the batches that were yielded: see :meth:`DistributedSampler.state_dict`."""
+        return self._sampler.state_dict(batches_done=self._batches_done)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""
+        self._sampler.load_state_dict(state, strict=strict)
+        self._batches_done = self._sampler.batches_done
+
+
+class _Recorder(Sampler):
+    """A sampler that does what another one does, and keeps the marks of repeats of the pass that was begun last."""
+
+    def __init__(self, sampler: DistributedSampler) -> None:
+        self._recorded = sampler
+        self.repeats: deque[npt.NDArray[np.bool_]] = deque()
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._recorded.batch_size
+
+    @property
+    def shuffle(self) -> bool:
+        return self._recorded.shuffle
+
+    def n_batches(self, n_obs: int) -> int:
+        return self._recorded.n_batches(n_obs)
+
+    def validate(self, n_obs: int) -> None:
+        self._recorded.validate(n_obs)
+
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        requests = self._recorded.sample(n_obs)
+        self.repeats = deque()
+        return self._marked(requests, self.repeats)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        return self.sample(n_obs)
+
+    @staticmethod
+    def _marked(requests: Iterator[LoadRequest], repeats: deque[npt.NDArray[np.bool_]]) -> Iterator[LoadRequest]:
+        for request in requests:
+            marks: Any = request.get("repeated")
+            if marks is not None:
+                repeats.extend(marks[split] for split in request["splits"])
+            yield request

@@ -1,0 +1,192 @@
+"""The StatefulLoader, on arrays and on a collection whose reads are counted."""
+
+# What mypy is told to ignore: annbatch's batches are typed dicts without the keys that this loader adds.
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import zarr
+from annbatch import Loader
+from annbatch.samplers import RandomSampler
+from zarr.storage import MemoryStore, WrapperStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from tests.samplers import flat, repeats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+N_OBS = 101
+SIZES = {"chunk_size": 4, "preload_nchunks": 4, "batch_size": 4}
+
+
+def loader(rank: int = 0, **options: Any) -> StatefulLoader:
+    """One rank's loader of a collection whose only column says which row it is."""
+    options = {"seed": 0, "remainder": "drop"} | options
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(rank, 2), **options)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+
+
+def rows(batches: Iterable[Any]) -> list[list[int]]:
+    """The rows of each batch, which its data must agree with."""
+    found = []
+    for batch in batches:
+        assert batch["X"][:, 0].tolist() == batch["index"].tolist()
+        found.append(batch["index"].tolist())
+    return found
+
+
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_loader_goes_on_after_any_batch_of_any_pass(rank: int, remainder: str) -> None:
+    whole = loader(rank, remainder=remainder)
+    passes = [rows(whole) for _ in range(3)]
+    n_batches = len(passes[0])
+    assert len(whole) == n_batches
+    for which in range(2):
+        for done in range(1, n_batches + 1):
+            before = loader(rank, remainder=remainder)
+            for _ in range(which):
+                rows(before)
+            assert rows(islice(before, done)) == passes[which][:done]
+            after = loader(rank, remainder=remainder)
+            after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+            if done < n_batches:
+                assert len(after) == n_batches - done
+                assert rows(after) == passes[which][done:]
+            assert len(after) == n_batches
+            assert rows(after) == passes[which + 1]
+
+
+def test_the_state_is_the_same_on_every_rank() -> None:
+    states = []
+    for rank in range(2):
+        made = loader(rank)
+        made.set_epoch(2)
+        list(islice(made, 5))
+        states.append(made.state_dict())
+    assert states[0] == states[1]
+    other = loader()
+    list(islice(other, 6))
+    assert other.state_dict() != states[0]
+
+
+def test_a_state_before_the_first_batch_is_that_of_a_whole_pass() -> None:
+    before, after = loader(), loader()
+    assert before.state_dict()["segments"] == [[2, 0]]
+    after.load_state_dict(before.state_dict())
+    assert rows(after) == rows(before)
+
+
+def test_a_consumer_who_takes_the_batches_that_are_left_and_no_more_has_a_whole_pass_next() -> None:
+    before = loader()
+    list(islice(before, 9))
+    after = loader()
+    after.load_state_dict(before.state_dict())
+    assert len(rows(islice(after, len(after)))) == 3
+    assert len(rows(islice(after, len(after)))) == 12
+
+
+def test_setting_an_epoch_begins_it_and_loading_one_stays_in_it() -> None:
+    before = loader()
+    before.set_epoch(4)
+    list(islice(before, 5))
+    before.set_epoch(5)
+    assert before.state_dict()["segments"] == [[2, 0]]
+    assert before.state_dict()["epoch"] == 5
+    before.set_epoch(4)
+    whole = rows(before)
+    before.set_epoch(4)
+    list(islice(before, 5))
+    after = loader()
+    after.load_state_dict(before.state_dict())
+    assert after.state_dict() == before.state_dict()
+    after.set_epoch(4)  # as frameworks do
+    assert rows(after) == whole[5:]
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_under_pad_a_batch_says_which_of_its_rows_are_repeats(done: int) -> None:
+    for rank in range(2):
+        made = loader(rank, remainder="pad")
+        expected = repeats(made.sampler.sample(N_OBS))[done:]
+        assert any(flat(expected))
+        made.set_epoch(0)
+        list(islice(made, done))
+        state = made.state_dict()
+        made.set_epoch(0)
+        made.load_state_dict(state)
+        batches = list(made)
+        assert [batch["repeated"].tolist() for batch in batches] == expected
+        assert all(batch["repeated"].shape == batch["index"].shape for batch in batches)
+    assert "repeated" not in next(iter(loader(remainder="exact")))
+
+
+def test_two_passes_side_by_side_have_their_own_repeats() -> None:
+    made = loader(1, remainder="pad")
+    alone = [[batch["repeated"].tolist() for batch in made] for _ in range(2)]
+    made.set_epoch(0)
+    both = list(zip(made, made, strict=True))
+    assert [[batch["repeated"].tolist() for batch in side] for side in zip(*both, strict=True)] == alone
+
+
+def test_it_is_an_annbatch_loader_with_the_sampler_where_frameworks_look() -> None:
+    made = loader()
+    assert isinstance(made, Loader)
+    assert made.sampler is made.batch_sampler is made.batch_sampler.sampler
+    made.batch_sampler.sampler.set_epoch(3)
+    assert made.state_dict()["epoch"] == 3
+
+
+@pytest.mark.parametrize("sampler", [None, RandomSampler(**SIZES)])
+def test_it_needs_a_distributed_sampler(sampler: Any) -> None:
+    with pytest.raises(TypeError, match=r"needs a DistributedSampler as its batch_sampler, got .*wrap it"):
+        StatefulLoader(batch_sampler=sampler)
+
+
+class Counting(WrapperStore[MemoryStore]):
+    """Keeps the keys that are read."""
+
+    read: list[str]
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        self.read.append(key)
+        return await super().get(key, *args, **kwargs)
+
+
+def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due() -> None:
+    store = Counting(MemoryStore())
+    store.read = []
+    # every row is a chunk of its own
+    array = zarr.create_array(store, shape=(N_OBS, 3), chunks=(1, 3), dtype="float32")
+    array[:] = np.arange(N_OBS, dtype="float32")[:, None] * np.ones(3, dtype="float32")
+
+    def reading() -> StatefulLoader:
+        sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        return made.add_dataset(array)
+
+    def rows_read() -> list[int]:
+        found = sorted(int(key.split("/")[1]) for key in store.read if key.startswith("c/"))
+        store.read.clear()
+        return found
+
+    before = reading()
+    batches = rows(before)
+    assert rows_read() == sorted(flat(batches))
+    before.set_epoch(0)
+    for done in range(1, len(batches)):
+        before.set_epoch(0)
+        list(islice(before, done))
+        after = reading()
+        after.load_state_dict(before.state_dict())
+        store.read.clear()
+        assert rows(after) == batches[done:]
+        assert rows_read() == sorted(flat(batches[done:]))
