@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.configurations import BATCH_SIZE, CLASSES, CUT_CLASSES, GOOD, HELD_OUT, TRAINING, WRONG
+from tests.processes.configurations import BATCH_SIZE, CLASSES, CUT_CLASSES, DRAWS, GOOD, HELD_OUT, TRAINING, WRONG
 from tests.processes.launch import free_port, python, run, torchrun
 from tests.processes.rank import Told
 from tests.samplers import flat
@@ -182,7 +182,7 @@ def test_under_independent_the_job_makes_the_draws_of_one_sampler_and_every_rank
 ) -> None:
     for one in passes(ranks, "independent"):
         assert len({len(read.batches) for read in one}) == 1
-        assert len(rows(one)) == 64 // (len(ranks) * BATCH_SIZE) * len(ranks) * BATCH_SIZE
+        assert len(rows(one)) == DRAWS // (len(ranks) * BATCH_SIZE) * len(ranks) * BATCH_SIZE
         assert all(len(set(CUT_CLASSES[batch])) == 1 for read in one for batch in read.batches)
         assert len({tuple(read.rows) for read in one}) == len(ranks)
         assert all(read.shards == [list(range(TRAINING.stop))] * len(ranks) for read in one)
