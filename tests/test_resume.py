@@ -213,16 +213,6 @@ def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_rando
     assert batches(again.sample(N_OBS)) == whole[2:]
 
 
-def test_another_world_size_is_refused_for_now_on_every_rank_alike() -> None:
-    state = random().state_dict(batches_done=2)
-    messages = set()
-    for rank in job(RandomSampler(4, 4, 4), 3, seed=0):
-        with pytest.raises(NotImplementedError, match="of a job of 2 ranks, and this one has 3") as error:
-            rank.load_state_dict(state)
-        messages.add(str(error.value))
-    assert len(messages) == 1
-
-
 @pytest.mark.parametrize("done", [-1, 1.5, None])
 def test_batches_done_count_from_0(done: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="batches_done must be"):

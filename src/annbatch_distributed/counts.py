@@ -63,8 +63,11 @@ def count(sampler: Sampler, plan: EpochPlan) -> Counts:
     ValueError
         If any rank could not run, or could not have the number of batches that the policy promises.
     """
+    if plan.is_over:
+        return Counts((0,) * plan.world_size, n_samples=plan.n_samples)
     if plan.shares_draws:
-        n_samples = n_draws(sampler, len(plan.window))
+        # of an epoch that goes on with another number of ranks, it is known
+        n_samples = n_draws(sampler, len(plan.window)) if plan.n_samples is None else plan.n_samples
         assert n_samples is not None
         plan = replace(plan, n_samples=n_samples)
         _check_enough(n_samples, f"{type(sampler).__name__} draws {n_samples} samples", plan)
@@ -178,6 +181,25 @@ def _promises_all(sampler: Sampler, plan: EpochPlan) -> bool:
     if plan.shares_draws:
         return plan.remainder in ("keep", "exact") and plan.batch_size is not None and not _is_wrapper(sampler)
     return plan.remainder == "exact" and _reads_every_row(sampler)
+
+
+def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
+    """Raise if an epoch of a sampler can't go on with another number of ranks."""
+    if _reads_every_row(sampler):
+        return
+    name = type(sampler).__name__
+    msg = f"The state is of a job of {old} ranks, and this one has {new}. "
+    if _is_wrapper(sampler):
+        msg += (
+            f"A {name} in another one can't go on with other numbers. Use one {name}, with the rank in the whole job."
+        )
+    else:
+        msg += (
+            f"{name} was told how many rows to draw on each rank, so that what is left depends on how many there are. "
+            "With sharding='independent' the job makes the draws that are left, if it draws with replacement; or begin "
+            "the next epoch with set_epoch."
+        )
+    raise ValueError(msg)
 
 
 def _is_wrapper(sampler: Sampler) -> bool:

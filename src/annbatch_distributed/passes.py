@@ -73,9 +73,11 @@ class Pass(Iterator[LoadRequest]):
 
     def _requests(self) -> Iterator[LoadRequest]:
         _refuse_several_workers()
+        if self.plan.is_over:
+            return iter(())
         plan, shard = self.plan, self.plan.shard(self.rank)
         name = type(self.sampler).__name__
-        rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes)
+        rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes, segment=plan.segment)
         sampler = private_copy(self.sampler, rng)
         confined = confine(sampler, shard.rows)
         if not confined:

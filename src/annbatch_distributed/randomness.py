@@ -28,7 +28,7 @@ def draw_root(rng: np.random.Generator | None) -> int:
     return int(source.integers(np.iinfo(np.int64).max))
 
 
-def generator(root: int, *, rank: int, epoch: int, passes: int = 0) -> np.random.Generator:
+def generator(root: int, *, rank: int, epoch: int, passes: int = 0, segment: int = 0) -> np.random.Generator:
     """Return the generator of one rank's pass over its shard.
 
     Parameters
@@ -39,6 +39,8 @@ def generator(root: int, *, rank: int, epoch: int, passes: int = 0) -> np.random
         Whose generator, and in which epoch.
     passes
         How many passes this rank has begun since the epoch was set.
+    segment
+        How many times the epoch went on with another number of ranks.
 
     Notes
     -----
@@ -54,5 +56,5 @@ def generator(root: int, *, rank: int, epoch: int, passes: int = 0) -> np.random
     >>> generator(0, rank=0, epoch=1).random() == generator(1, rank=0, epoch=0).random()
     False
     """
-    key = (passes,) if passes else ()
+    key = (passes, segment) if segment else (passes,) if passes else ()
     return np.random.default_rng(np.random.SeedSequence([rank, root, epoch], spawn_key=key))

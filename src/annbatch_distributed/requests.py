@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.sharding import Rows
+    from annbatch_distributed.sharding.rows import Int64Array
 
 
 def complete(
@@ -264,6 +265,31 @@ def _check_bounds(lowest: int, highest: int, rows: Rows, name: str) -> None:
             "collection, register a function for its type with annbatch_distributed.localize.localize."
         )
         raise RuntimeError(msg)
+
+
+def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
+    """Return the bounds of stretches of rows that some of a request's splits consist of, repeats left out.
+
+    Parameters
+    ----------
+    request
+        A load request.
+    splits
+        Those of its splits that count.
+    """
+    requests = request["requests"]
+    repeated: Any = request.get("repeated")
+    if not _is_index_array(requests) and repeated is None:
+        starts = np.array([part.start for part in requests], dtype=np.int64)
+        stops = np.array([part.stop for part in requests], dtype=np.int64)
+        if sum(map(len, splits)) == (stops - starts).sum():  # all of them
+            return starts, stops
+    positions = np.concatenate(splits)
+    if repeated is not None:
+        positions = positions[~repeated[positions]]
+    chosen = np.sort(_positions(requests)[positions]).astype(np.int64)
+    first = np.flatnonzero(np.diff(chosen, prepend=chosen[:1] - 2) != 1)
+    return chosen[first], chosen[np.append(first[1:], len(chosen))[: len(first)] - 1] + 1
 
 
 # What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.

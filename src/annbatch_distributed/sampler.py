@@ -22,7 +22,7 @@ import numpy as np
 from annbatch.abc import Sampler
 
 from annbatch_distributed.compatibility import resolve_sharding
-from annbatch_distributed.counts import Counts, count
+from annbatch_distributed.counts import Counts, check_can_go_on, count
 from annbatch_distributed.fingerprint import fingerprint, settings
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
@@ -30,6 +30,7 @@ from annbatch_distributed.private_copy import first_generator, private_copy
 from annbatch_distributed.progress import Progress
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import resolve
+from annbatch_distributed.rest import Rest, rest
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
 from annbatch_distributed.sharding.remainder import POLICIES, turns
 from annbatch_distributed.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
@@ -172,6 +173,11 @@ class DistributedSampler(Sampler):
         self._root = draw_root(self._own_rng) if self._seed is None else self._seed
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[int, int], EpochPlan] | None = None
+        self._epoch = self._passes = 0
+        # of an epoch that is resumed: the batches done in this job's segment of it, and the segments before
+        self._done = 0
+        self._segments: tuple[tuple[int, int], ...] = ()
+        self._n_obs_of_state: int | None = None
         self._warned: set[str] = set()
         self._within_another = False
         if isinstance(self._sampler, DistributedSampler):
@@ -180,8 +186,6 @@ class DistributedSampler(Sampler):
             own: slice | None = sampler.mask  # a user's sampler may have none
             mask = slice(None) if own is None else own
         self.mask = mask
-        self._epoch, self._passes, self._done = 0, 0, 0
-        self._n_obs_of_state: int | None = None
 
     @property
     def rank(self) -> int:
@@ -207,13 +211,14 @@ class DistributedSampler(Sampler):
     def mask(self) -> slice | list[slice]:
         """The rows that the ranks share out: a slice, or several in ascending order.
 
-        Assigning it takes effect with the next pass.
+        Assigning it takes effect with the next pass, which reads all of it.
         """
         return list(self._window_mask) if isinstance(self._window_mask, tuple) else self._window_mask
 
     @mask.setter
     def mask(self, value: slice | Sequence[slice]) -> None:
         self._window_mask = resolve_mask(value)
+        self._begin_anew()
         self._forget_plan()
 
     @property
@@ -237,7 +242,7 @@ class DistributedSampler(Sampler):
 
     @property
     def batches_done(self) -> int:
-        """How many batches of the epoch were done before the next pass: 0, but for an epoch that is resumed."""
+        """How many batches were done before the next pass, by this number of ranks: 0 unless an epoch is resumed."""
         return self._done
 
     @property
@@ -272,9 +277,17 @@ class DistributedSampler(Sampler):
         4:6
         """
         epoch = _natural_number("epoch", epoch)
-        if self._done and epoch == self._epoch:
+        if self._resumes and epoch == self._epoch:
             return  # frameworks set the epoch again that they have just loaded
-        self._epoch, self._passes, self._done = epoch, 0, 0
+        self._epoch, self._passes = epoch, 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Leave nothing of an epoch to be resumed."""
+        self._done = 0
+        if self._segments:
+            self._segments = ()
+            self._forget_plan()
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
         """Return how far the epoch is, as a few integers and strings that JSON can hold, the same on every rank.
@@ -282,9 +295,10 @@ class DistributedSampler(Sampler):
         Parameters
         ----------
         batches_done
-            How many batches of this epoch every rank has done, those before an earlier resume included. The sampler
-            can't know: a loader takes a load request and yields many batches of it, and prefetching runs ahead. If all
-            are done, the state is that of the beginning of the next pass.
+            How many batches of this epoch every rank has done, those before an earlier resume included, but not those
+            that were done with another number of ranks. The sampler can't know: a loader takes a load request and
+            yields many batches of it, and prefetching runs ahead. If all are done, the state is that of the beginning
+            of the next pass.
 
         Examples
         --------
@@ -298,16 +312,26 @@ class DistributedSampler(Sampler):
         (2, 6)
         """
         batches_done = _natural_number("batches_done", batches_done)
-        passes = self._passes if self._done else max(0, self._passes - 1)
+        passes, segments = self._passes if self._resumes else max(0, self._passes - 1), self._segments
         if self._planned is not None and batches_done == max(self._planned[1].natural_batches, default=0):
-            passes, batches_done = passes + 1, 0
-        return Progress(self._epoch, passes, ((self.world_size, batches_done),), self._identity()).to_state()
+            passes, segments, batches_done = passes + 1, (), 0
+        segments = (*segments, (self.world_size, batches_done))
+        return Progress(self._epoch, passes, segments, self._identity()).to_state()
+
+    @property
+    def _resumes(self) -> bool:
+        """Whether the next pass is the rest of an epoch."""
+        return bool(self._done or self._segments)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank.
 
         The next pass yields the batches that were left of its epoch, bit for bit as the pass that was interrupted would
         have. Until then :meth:`n_batches` is the number of those. Setting the same epoch once more changes nothing.
+
+        With another number of ranks than the state has, the rows that were left are shared out anew: what no rank has
+        read is still read once, as ``remainder`` says. It is found by running through what every old rank has done,
+        without reading any of it.
 
         Parameters
         ----------
@@ -321,18 +345,16 @@ class DistributedSampler(Sampler):
         ------
         TypeError, ValueError
             If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. The
-            sampler is then as it was.
-        NotImplementedError
-            If it is of a job of another world size.
+            sampler is then as it was. If the job has another number of ranks, and the wrapped sampler was told how many
+            rows each of them is to draw.
         """
         progress = Progress.of_state(state)
-        ((world_size, done),) = progress.segments[-1:]
-        if world_size != self.world_size or len(progress.segments) > 1:
-            msg = (
-                f"The state is of a job of {world_size} ranks, and this one has {self.world_size}. An epoch can't go "
-                "on with another number of ranks yet; begin the next one with set_epoch."
-            )
-            raise NotImplementedError(msg)
+        *others, (world_size, done) = progress.segments
+        if world_size != self.world_size:
+            others, done = [*others, (world_size, done)], 0
+        others = [segment for segment in others if segment[1]]
+        if others and not isinstance(self._sharding, Independent):
+            check_can_go_on(self._sampler, others[-1][0], self.world_size)
         if strict and (differences := progress.differences(self._identity())):
             listed = "; ".join(differences)
             msg = (
@@ -343,6 +365,8 @@ class DistributedSampler(Sampler):
         n_obs = progress.identity.get("n_obs")
         self._n_obs_of_state = n_obs if strict and isinstance(n_obs, int) else None
         self._epoch, self._passes, self._done = progress.epoch, progress.passes, done
+        self._segments = tuple(others)
+        self._forget_plan()
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
@@ -373,7 +397,7 @@ class DistributedSampler(Sampler):
             rank.
         """
         n_obs = _natural_number("n_obs", n_obs)
-        if self._done and self._n_obs_of_state not in (None, n_obs):
+        if self._resumes and self._n_obs_of_state not in (None, n_obs):
             msg = (
                 f"The state is of a collection of {self._n_obs_of_state} rows, and this one has {n_obs}. Load a state "
                 "of this collection."
@@ -385,34 +409,39 @@ class DistributedSampler(Sampler):
         return self._planned[1]
 
     def _plan(self, n_obs: int) -> EpochPlan:
+        left = Rest(window(self._window_mask, n_obs), None)
+        for segment, (world_size, done) in enumerate(self._segments):
+            plan = self._plan_segment(n_obs, left, segment, world_size)
+            left = rest(self._sampler, plan, root=self._root, passes=self._passes, done=done)
+        plan = self._plan_segment(n_obs, left, len(self._segments), self.world_size)
+        plan.shard(self.rank)  # where a sharding can't deal the rows that are kept, it says so now
+        return plan
+
+    def _plan_segment(self, n_obs: int, left: Rest, segment: int, world_size: int) -> EpochPlan:
         plan = EpochPlan(
             n_obs=n_obs,
-            window=window(self._window_mask, n_obs),
-            world_size=self.world_size,
+            window=left.window,
+            world_size=world_size,
             batch_size=self.batch_size,
             remainder=self._remainder,
             sharding=self._sharding,
             seed=self._seed,
             epoch=self._epoch,
+            segment=segment,
             turn=0,
-            n_samples=None,
+            n_samples=left.n_samples,
             natural_batches=(),
         )
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
-        asked = n_obs, plan.dealt, self._epoch if hasattr(self._sampler, "set_epoch") else 0
+        asked = n_obs, plan.dealt, self._epoch if hasattr(self._sampler, "set_epoch") else 0, segment, world_size, left
         if self._counted is None or self._counted[0] != asked:
             self._counted = asked, count(self._sampler, plan)
         counts = self._counted[1]
         if len({classes for _, classes in counts.classes}) > 1:
             self._warn_once(_other_classes(type(self._sampler).__name__, counts.classes))
-        plan = replace(
-            plan,
-            turn=turns(counts.movement, self._epoch),
-            n_samples=counts.n_samples,
-            natural_batches=counts.natural_batches,
-        )
-        plan.shard(self.rank)  # where a sharding can't deal the rows that are kept, it says so now
-        return plan
+        # in what is left of an epoch, lost rows stay where they are
+        turn = 0 if segment else turns(counts.movement, self._epoch)
+        return plan.counted(counts.natural_batches, turn=turn, n_samples=counts.n_samples)
 
     def _forget_plan(self) -> None:
         self._counted = self._planned = None
@@ -474,10 +503,10 @@ class DistributedSampler(Sampler):
             While iterating in one of several workers of torch's ``DataLoader``.
         """
         plan, done = self.plan(n_obs), self._done_of(n_obs)
-        if self._passes and not done and _moves(plan):
+        if self._passes and not self._resumes and _moves(plan):
             self._warn_once(_SAME_ROWS)
         begun = Pass(self._sampler, plan, self.rank, self._root, self._passes, done=done)
-        if done:  # what is left of an epoch is left until it has been read to its end
+        if self._resumes:  # what is left of an epoch is left until it has been read to its end
             begun.when_exhausted = self.finish_resumed_pass
         else:
             self._passes += 1
@@ -500,8 +529,9 @@ class DistributedSampler(Sampler):
 
         A consumer who knows the number of batches may take the last one and never ask for more.
         """
-        if self._done:
-            self._passes, self._done = self._passes + 1, 0
+        if self._resumes:
+            self._passes += 1
+            self._begin_anew()
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)

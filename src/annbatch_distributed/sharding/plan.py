@@ -7,7 +7,7 @@ for it, and gives the same answers on every rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -83,12 +83,23 @@ class EpochPlan:
     """What the sharding's own randomness begins from, the same on every rank."""
     epoch: int
     """Which epoch this is the plan of."""
+    segment: int
+    """How many times the epoch went on with another number of ranks; the window is what was left of it then."""
     turn: int
     """How often the lost rows have moved on."""
     n_samples: int | None
     """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
     natural_batches: tuple[int, ...]
     """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
+
+    def counted(self, natural_batches: tuple[int, ...], *, turn: int, n_samples: int | None) -> EpochPlan:
+        """Return this plan, completed by what only the wrapped sampler can tell."""
+        plan = replace(self, natural_batches=natural_batches, turn=turn, n_samples=n_samples)
+        # these don't change with it, and can take a while where the rest of an epoch is dealt
+        vars(plan)["dealt"] = self.dealt
+        if turn == self.turn:
+            vars(plan)["_order"] = self._order
+        return plan
 
     @property
     def shares_draws(self) -> bool:
@@ -125,6 +136,13 @@ class EpochPlan:
         """
         self._check(rank)
         return self.natural_batches[rank] if self.remainder == "keep" else max(self.natural_batches)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of the epoch that a rank could read."""
+        n_rows = len(self.window) if self.n_samples is None else self.n_samples
+        fewest = self.world_size * (self.batch_size or 1) if self.remainder == "drop" else 1
+        return self.segment > 0 and n_rows < fewest
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -252,7 +270,8 @@ class EpochPlan:
         settings.append("no batch size" if self.batch_size is None else f"batch size {self.batch_size}")
         done = f"draw {sum(sizes)} samples from" if self.shares_draws else f"share {len(self.window)} of"
         of = f"{len(self.window)} of {self.n_obs}" if self.shares_draws else f"{self.n_obs}"
-        title = f"epoch {self.epoch}: {self.world_size} ranks {done} {of} rows ({', '.join(settings)})"
+        epoch = f"what is left of epoch {self.epoch}" if self.segment else f"epoch {self.epoch}"
+        title = f"{epoch}: {self.world_size} ranks {done} {of} rows ({', '.join(settings)})"
         if self.shares_draws:
             foot = f"alone, the wrapped sampler draws {self.n_samples} samples"
         else:

@@ -169,7 +169,7 @@ def drop_offset(turn: int, *, lost: int, n_rows: int) -> int:
     >>> [drop_offset(turns("alternate", epoch), lost=2, n_rows=10) for epoch in range(6)]
     [0, 2, 0, 2, 0, 2]
     """
-    return turn * lost % n_rows
+    return turn * lost % n_rows if lost else 0
 
 
 def check(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, what: str) -> None:

@@ -1,0 +1,91 @@
+"""The rest of an epoch: what is left when some batches of every rank are done.
+
+It is found without reading anything and without asking another rank:
+
+1. The pass of every old rank is run through as far as it was done, and the rows of its batches are noted.
+2. They are taken out of the window. Where the ranks share out draws, the draws made are taken off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from annbatch_distributed.passes import Pass
+from annbatch_distributed.requests import bounds_of
+from annbatch_distributed.sharding import Rows
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.sharding import EpochPlan
+    from annbatch_distributed.sharding.rows import Int64Array
+
+
+class Rest(NamedTuple):
+    """What is left of an epoch."""
+
+    window: Rows
+    """The rows that are left to read, or to draw from."""
+    n_samples: int | None
+    """How many draws are left, where the ranks share out draws."""
+
+
+def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, done: int) -> Rest:
+    """Return what is left of an epoch, or of what was left of it before.
+
+    Parameters
+    ----------
+    sampler
+        The wrapped sampler.
+    plan
+        The plan by which the ranks have run.
+    root
+        What the job's randomness begins from, the same on all of them.
+    passes
+        How many passes every rank began before, since the epoch was set.
+    done
+        How many batches every rank has done; fewer, where it had no more.
+    """
+    done_bounds: list[tuple[Int64Array, Int64Array]] = []
+    n_drawn = 0
+    for rank in range(plan.world_size):
+        left = min(done, plan.n_batches(rank))
+        requests = Pass(sampler, plan, rank, root, passes)
+        while left > 0:
+            request = next(requests)
+            splits = request["splits"][:left]
+            left -= len(splits)
+            n_drawn += sum(map(len, splits))
+            if not plan.shares_draws:
+                done_bounds.append(bounds_of(request, splits))
+        requests.close()
+    if plan.shares_draws:
+        assert plan.n_samples is not None
+        return Rest(plan.window, max(0, plan.n_samples - n_drawn))
+    starts, stops = (
+        np.concatenate([np.empty(0, dtype=np.int64), *bounds]) for bounds in zip(*done_bounds, strict=True)
+    )
+    return Rest(_without(plan.window, *_merged(starts, stops)), None)
+
+
+def _merged(starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return ascending intervals that don't touch, of intervals in any order that may overlap."""
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    first = np.flatnonzero(starts > np.concatenate([starts[:1] - 1, stops[:-1]]))
+    return starts[first], stops[np.append(first[1:], len(stops))[: len(first)] - 1]
+
+
+def _without(window: Rows, starts: Int64Array, stops: Int64Array) -> Rows:
+    """Return the rows of a window that are in none of some ascending intervals, which are in the window.
+
+    What is left begins where the window does or where an interval stops, and stops where one starts or the window does.
+    """
+    ranges = [(piece.start, piece.stop) for piece in window.pieces if isinstance(piece, range)]
+    bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+    left_starts = np.sort(np.concatenate([bounds[:, 0], stops]))
+    left_stops = np.sort(np.concatenate([bounds[:, 1], starts]))
+    some = left_starts < left_stops
+    return Rows(tuple(map(range, left_starts[some].tolist(), left_stops[some].tolist())))
