@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import logging
 import subprocess
 import sys
 import threading
+from collections import deque
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank
@@ -33,6 +40,16 @@ class Holding(MaskBlind):
     def __init__(self, held: Any) -> None:
         super().__init__(4)
         self.held = held
+
+
+class Multiplied:
+    """Something that can be called, and holds something."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, number: int) -> int:
+        return self.by * number
 
 
 CYCLE: list[Any] = []
@@ -65,6 +82,25 @@ HELD: list[Any] = [
     pd.DataFrame({"a": [1]}),
     np.dtype("int8"),
     len,
+    Multiplied,
+    Multiplied(2),
+    Multiplied(3),
+    Multiplied(2).__call__,
+    partial(int, base=2),
+    partial(int, base=3),
+    Path("a"),
+    deque([7]),
+    dt.date(2026, 1, 1),
+    Decimal("0.5"),
+    torch.zeros(2),
+    torch.ones(2),
+    np.array(["2026-01-01"], dtype="datetime64[D]"),
+    np.array(["a", "b"], dtype=np.dtypes.StringDType()),
+    np.array(None, dtype=object),
+    pd.DataFrame({"b": [1]}),
+    pd.DataFrame({"a": [[1]]}),
+    {"_mask": 1},
+    {"_mask": 2},
     CYCLE,
     MaskBlind(3),
     MaskBlind(4),
@@ -105,6 +141,7 @@ def test_other_settings_are_another_fingerprint(sampler: Sampler, other: Sampler
             DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(1, 2), seed=0),
         ),
         (Holding(threading.Lock()), Holding(threading.Lock())),
+        (Holding(logging.getLogger("a")), Holding(logging.getLogger("b"))),
     ],
 )
 def test_generators_masks_ranks_and_what_cannot_be_described_make_no_difference(
@@ -119,6 +156,14 @@ def test_a_pass_that_is_open_makes_no_difference() -> None:
     open_pass = iter(sampler.sample(50))
     next(open_pass)
     assert fingerprint(sampler) == before
+
+
+def test_a_path_that_was_used_makes_no_difference() -> None:
+    path = Path("a") / "b"
+    before = fingerprint(Holding(path))
+    hash(path)
+    str(path)
+    assert fingerprint(Holding(path)) == before
 
 
 def test_a_fingerprint_is_the_same_in_another_process() -> None:

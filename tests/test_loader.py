@@ -1,7 +1,5 @@
 """The StatefulLoader, on arrays and on a collection whose reads are counted."""
 
-# What mypy is told to ignore: annbatch's batches are typed dicts without the keys that this loader adds.
-
 from __future__ import annotations
 
 import json
@@ -135,6 +133,57 @@ def test_two_passes_side_by_side_have_their_own_repeats() -> None:
     made.set_epoch(0)
     both = list(zip(made, made, strict=True))
     assert [[batch["repeated"].tolist() for batch in side] for side in zip(*both, strict=True)] == alone
+
+
+def test_what_is_set_or_loaded_on_the_sampler_itself_counts_too() -> None:
+    before = loader()
+    list(islice(before, 5))
+    state = before.state_dict()
+    before.sampler.set_epoch(1)
+    assert (before.state_dict()["epoch"], before.state_dict()["segments"]) == (1, [[2, 0]])
+    list(before)
+    before.sampler.set_epoch(2)
+    assert (before.state_dict()["epoch"], before.state_dict()["pass"]) == (2, 0)
+    before.sampler.load_state_dict(state)
+    assert before.state_dict() == state
+    before.sampler.mask = slice(0, 90)
+    assert before.state_dict()["segments"] == [[2, 0]]
+
+
+def test_a_loader_goes_on_with_another_number_of_ranks_after_any_batch() -> None:
+    before = loader(remainder="exact")
+    list(islice(before, 5))
+    state = before.state_dict()
+
+    def alone() -> StatefulLoader:
+        sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 1), seed=0, remainder="exact")
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+
+    one = alone()
+    one.load_state_dict(state)
+    whole = rows(one)
+    assert sorted(flat(whole)) == sorted(one.sampler.plan(N_OBS).window) or len(flat(whole)) == N_OBS - 2 * 5 * 4
+    for done in range(1, len(whole)):
+        one.load_state_dict(state)
+        assert rows(islice(one, done)) == whole[:done]
+        again = alone()
+        again.load_state_dict(one.state_dict())
+        assert rows(again) == whole[done:]
+    one.load_state_dict(state)
+    list(islice(one, len(whole)))
+    assert one.state_dict()["segments"] == [[1, 0]]
+    assert len(one) == 26
+
+
+def test_under_keep_a_rank_that_has_read_all_of_its_batches_says_that_all_are_done() -> None:
+    states = []
+    for rank in range(2):
+        made = loader(rank, remainder="keep", mask=slice(0, 97))
+        assert len(list(made)) == 12 + rank
+        states.append(made.state_dict())
+    assert states[0] == states[1]
+    assert states[0]["pass"] == 1
 
 
 def test_it_is_an_annbatch_loader_with_the_sampler_where_frameworks_look() -> None:

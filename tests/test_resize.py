@@ -100,6 +100,14 @@ def test_the_rest_is_shared_out_by_every_rank_alike_and_in_an_order_of_its_own()
         assert str(rank.plan(1000)).startswith("epoch 0: 3 ranks share 1000 of 1000 rows")
 
 
+def test_a_state_in_which_an_old_rank_has_done_more_than_there_was_is_an_error() -> None:
+    state = random(0, 4).state_dict(batches_done=50)
+    three = random(0, 3)
+    three.load_state_dict(state)
+    with pytest.raises(ValueError, match="50 batches of epoch 0 are done, but for 1000 rows and 4 ranks it has 31"):
+        three.n_batches(1000)
+
+
 def test_going_back_to_the_old_number_is_another_segment() -> None:
     state = random(0, 4).state_dict(batches_done=5)
     three = random(0, 3)
@@ -110,6 +118,31 @@ def test_going_back_to_the_old_number_is_another_segment() -> None:
     four.load_state_dict(state)
     assert len(four.plan(1000).window) == 1000 - 4 * 5 * 8 - 3 * 2 * 8
     assert four.state_dict(batches_done=1)["segments"] == [[4, 5], [3, 2], [4, 1]]
+
+
+def test_back_on_the_old_number_before_anything_was_done_it_is_bit_for_bit_the_old_segment() -> None:
+    whole = batches(random(1, 4).sample(1000))
+    three = random(0, 3)
+    three.load_state_dict(random(0, 4).state_dict(batches_done=5))
+    four = random(1, 4)
+    four.load_state_dict(three.state_dict(batches_done=0))
+    assert batches(four.sample(1000)) == whole[5:]
+
+
+def test_the_state_of_a_resized_pass_is_that_of_its_end_whenever_it_is_asked_for() -> None:
+    three = random(0, 3)
+    three.load_state_dict(random(0, 4).state_dict(batches_done=5))
+    n_batches = three.n_batches(1000)
+    states = []
+    for read_first in (False, True):
+        begun = three.sample(1000) if not read_first else None
+        if begun is not None:
+            states.append([three.state_dict(batches_done=done) for done in range(n_batches + 1)])
+            list(begun)
+        states.append([three.state_dict(batches_done=done) for done in range(n_batches + 1)])
+    assert states[0] == states[1] == states[2]
+    assert [state["segments"] for state in states[0][:-1]] == [[[4, 5], [3, done]] for done in range(n_batches)]
+    assert (states[0][-1]["pass"], states[0][-1]["segments"]) == (1, [[3, 0]])
 
 
 def test_a_segment_in_which_nothing_was_done_is_none() -> None:

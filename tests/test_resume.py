@@ -18,6 +18,7 @@ from tests.samplers import batches, job, repeats, request_rows
 from tests.strategies import jobs
 
 if TYPE_CHECKING:
+    from annbatch_distributed.sharding import Rows
     from tests.strategies import Job
 
 
@@ -103,6 +104,77 @@ def test_a_resumed_epoch_can_be_left_and_resumed_again() -> None:
         assert batches(last.sample(N_OBS)) == whole[second:]
 
 
+@pytest.mark.parametrize("done", [0, 5, 12])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_state_that_was_just_loaded_is_the_state(done: int, passes: int) -> None:
+    before = random()
+    before.set_epoch(3)
+    for _ in range(passes + 1):
+        before.sample(N_OBS)
+    state = before.state_dict(batches_done=done)
+    after = random()
+    for _ in range(2):
+        after.load_state_dict(state)
+        assert after.state_dict(batches_done=after.batches_done) == state
+        after.set_epoch(3)  # as frameworks do
+        assert after.state_dict(batches_done=after.batches_done) == state
+        list(after.sample(N_OBS))
+
+
+def test_after_a_pass_that_was_done_the_next_one_comes_although_its_epoch_is_set_again() -> None:
+    before = random()
+    before.set_epoch(3)
+    list(before.sample(N_OBS))
+    after = resumed(before, 12)
+    after.set_epoch(after.epoch)
+    assert batches(after.sample(N_OBS)) == batches(before.sample(N_OBS))
+
+
+def test_an_older_pass_that_ends_does_not_end_a_newer_resumption() -> None:
+    before, after = random(), random()
+    before.sample(N_OBS)
+    after.load_state_dict(before.state_dict(batches_done=5))
+    older = after.sample(N_OBS)
+    after.load_state_dict(before.state_dict(batches_done=7))
+    list(older)
+    assert after.n_batches(N_OBS) == 5
+    newer = after.sample(N_OBS)
+    list(older)
+    list(newer)
+    assert after.n_batches(N_OBS) == 12
+
+
+def test_asking_about_another_collection_leaves_the_state_as_it_is() -> None:
+    before = random()
+    before.sample(N_OBS)
+    state = before.state_dict(batches_done=6)
+    before.plan(50)
+    assert before.n_batches(48) == 6
+    assert before.state_dict(batches_done=6) == state
+
+
+def test_a_new_generator_begins_the_epoch_anew() -> None:
+    before = random()
+    before.sample(N_OBS)
+    after = resumed(before, 5)
+    after.rng = np.random.default_rng(3)
+    assert after.n_batches(N_OBS) == 12
+
+
+def test_a_sharding_counts_by_what_it_holds_and_not_by_its_repr() -> None:
+    class Turned:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
+            return rows.cyclic(self.by, len(rows))
+
+    state = random(sharding=Turned(3)).state_dict(batches_done=1)
+    random(sharding=Turned(3)).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"sharding is 'Turned\(by=3\)' in the state and 'Turned\(by=4\)' here"):
+        random(sharding=Turned(4)).load_state_dict(state)
+
+
 def test_frameworks_may_set_the_epoch_that_they_have_loaded_and_the_next_one_is_whole() -> None:
     before = random()
     before.set_epoch(3)
@@ -185,16 +257,21 @@ def test_a_damaged_state_leaves_the_sampler_as_it_was(strict: bool) -> None:
 
 def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> None:
     before = random()
-    before.n_batches(N_OBS)
+    before.sample(N_OBS)
     after = resumed(before, 5)
     for ask in (after.n_batches, after.sample, after.plan, after.validate):
         with pytest.raises(ValueError, match="The state is of a collection of 96 rows, and this one has 95"):
             ask(95)
+    begun = random()
+    begun.sample(N_OBS)
+    with pytest.raises(ValueError, match="batches_done must be at most 12, the batches of this pass, got 13"):
+        begun.state_dict(batches_done=13)
     unknown = random()
     unknown.load_state_dict(random().state_dict(batches_done=13))
     for ask in (unknown.n_batches, unknown.sample):
         with pytest.raises(
-            ValueError, match=r"The state says that 13 batches of epoch 0 are done, but for 96 rows it has"
+            ValueError,
+            match=r"The state says that 13 batches of epoch 0 are done, but for 96 rows and 2 ranks it has 12",
         ):
             ask(N_OBS)
 
@@ -204,8 +281,12 @@ def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_rando
         DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2)),
         DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2)),
     ]
-    with pytest.raises(ValueError, match=r"root is .*Make the sampler as it was made then, with seed="):
+    with pytest.raises(
+        ValueError,
+        match=r"root is .*a seed=.*, or else the generator of the wrapped sampler, which must be seeded alike",
+    ):
         ranks[1].load_state_dict(ranks[0].state_dict(batches_done=2))
+    ranks[1].load_state_dict(ranks[0].state_dict(batches_done=0))  # no order has to be brought back
     ordered = job(SequentialSampler(4, 4, 4), 2)
     whole = batches(ordered[0].sample(N_OBS))
     again = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=Rank(0, 2))

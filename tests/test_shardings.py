@@ -1,6 +1,6 @@
 """What the shardings do in a job, and which samplers they take."""
 
-# What mypy is told to ignore: arguments of the wrong type, which are what is tested.
+# What mypy is told to ignore: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
 
 from __future__ import annotations
 

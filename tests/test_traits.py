@@ -1,7 +1,5 @@
 """What is known of annbatch's samplers, and of those of users once registered."""
 
-# What mypy is told to ignore: annbatch's own attributes that these samplers keep, and tests that set others.
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

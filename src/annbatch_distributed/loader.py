@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
+    from annbatch_distributed.progress import Begun
+
 
 class StatefulLoader(Loader[Any, Any]):
     """An annbatch Loader that can be saved in the middle of an epoch, and go on there.
@@ -71,7 +73,7 @@ class StatefulLoader(Loader[Any, Any]):
         self._recorder = _Recorder(batch_sampler)
         super().__init__(batch_sampler=self._recorder, **kwargs)
         self._sampler = batch_sampler
-        self._batches_done = 0
+        self._counted: tuple[Begun | None, int] = None, 0
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -86,7 +88,6 @@ class StatefulLoader(Loader[Any, Any]):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`."""
         self._sampler.set_epoch(epoch)
-        self._batches_done = self._sampler.batches_done
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass: what is left of an epoch that was resumed, or else all of one.
@@ -95,27 +96,32 @@ class StatefulLoader(Loader[Any, Any]):
         ------
         Batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under ``remainder="pad"``.
         """
-        self._batches_done = done = self._sampler.batches_done
-        n_batches = done + len(self)
-        repeats: deque[npt.NDArray[np.bool_]] | None = None
+        done, n_left = self._sampler.batches_done, len(self)
+        n_batches = done + n_left
+        begun: Begun | None = None
+        repeats: deque[npt.NDArray[np.bool_]] = deque()
         for batch in super().__iter__():
-            if repeats is None:  # it has just begun its pass
-                repeats = self._recorder.repeats
+            if begun is None:  # it has just begun its pass
+                begun, repeats = self._sampler.begun, self._recorder.repeats
+                assert begun is not None
             # counted before it is yielded: whoever saves a state has been given this batch
             done += 1
-            self._batches_done = done
-            if done == n_batches:  # a consumer who knows the number doesn't come to ask for more
-                self._sampler.finish_resumed_pass()
+            if done == n_batches:
+                done = begun.n_batches  # under "keep", others may have one more
+                self._sampler.finish(begun)  # a consumer who knows the number doesn't come to ask for more
+            self._counted = begun, done
             yield {**batch, "repeated": repeats.popleft()} if repeats else batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch is, by the batches that were yielded: see :meth:`DistributedSampler.state_dict`."""
-        return self._sampler.state_dict(batches_done=self._batches_done)
+        begun, done = self._counted
+        if begun is None or begun is not self._sampler.begun:  # something was set, loaded or begun since
+            done = self._sampler.batches_done
+        return self._sampler.state_dict(batches_done=done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""
         self._sampler.load_state_dict(state, strict=strict)
-        self._batches_done = self._sampler.batches_done
 
 
 class _Recorder(Sampler):

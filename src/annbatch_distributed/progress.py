@@ -30,6 +30,41 @@ type Identity = dict[str, int | str | None]
 
 
 @dataclass(frozen=True)
+class Position:
+    """Where a pass begins."""
+
+    epoch: int
+    """Which epoch it belongs to."""
+    passes: int = 0
+    """How many passes were begun before it, since the epoch was set."""
+    segments: tuple[tuple[int, int], ...] = ()
+    """World size and batches done, for each stretch of the epoch that was run with another world size."""
+    done: int = 0
+    """How many batches were done by ranks of this world size."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it is the rest of an epoch."""
+        return bool(self.segments or self.done)
+
+    def after(self) -> Position:
+        """Return where the next pass begins, once this one has come to its end."""
+        return Position(self.epoch, self.passes + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A pass that was begun; two of them are never equal, whatever they hold."""
+
+    position: Position
+    """Where it began."""
+    n_obs: int
+    """Rows of the collection."""
+    n_batches: int
+    """How many batches it has on the rank that has the most, those that were done before included."""
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far an epoch is.
 
@@ -97,6 +132,11 @@ class Progress:
             segments=tuple((int(world_size), int(done)) for world_size, done in segments),
             identity=dict(identity),
         )
+
+    @property
+    def segments_run(self) -> tuple[tuple[int, int], ...]:
+        """The segments in which something was done, or the last one."""
+        return tuple(segment for segment in self.segments if segment[1]) or self.segments[-1:]
 
     def differences(self, identity: Identity) -> list[str]:
         """Return what differs from the identity of a sampler, each as a text; None in either stands for unknown."""

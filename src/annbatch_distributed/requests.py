@@ -267,7 +267,7 @@ def _check_bounds(lowest: int, highest: int, rows: Rows, name: str) -> None:
         raise RuntimeError(msg)
 
 
-def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
+def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]], *, once: bool) -> tuple[Int64Array, Int64Array]:
     """Return the bounds of stretches of rows that some of a request's splits consist of, repeats left out.
 
     Parameters
@@ -276,10 +276,12 @@ def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]]) -> tuple[Int
         A load request.
     splits
         Those of its splits that count.
+    once
+        Whether no row of the request is in its splits more than once.
     """
     requests = request["requests"]
     repeated: Any = request.get("repeated")
-    if not _is_index_array(requests) and repeated is None:
+    if once and not _is_index_array(requests) and repeated is None:
         starts = np.array([part.start for part in requests], dtype=np.int64)
         stops = np.array([part.stop for part in requests], dtype=np.int64)
         if sum(map(len, splits)) == (stops - starts).sum():  # all of them
@@ -287,9 +289,11 @@ def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]]) -> tuple[Int
     positions = np.concatenate(splits)
     if repeated is not None:
         positions = positions[~repeated[positions]]
-    chosen = np.sort(_positions(requests)[positions]).astype(np.int64)
-    first = np.flatnonzero(np.diff(chosen, prepend=chosen[:1] - 2) != 1)
-    return chosen[first], chosen[np.append(first[1:], len(chosen))[: len(first)] - 1] + 1
+    chosen = np.unique(_positions(requests)[positions]).astype(np.int64)
+    if not len(chosen):
+        return chosen, chosen
+    gaps = np.flatnonzero(np.diff(chosen) > 1)
+    return chosen[np.append(0, gaps + 1)], chosen[np.append(gaps, -1)] + 1
 
 
 # What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.

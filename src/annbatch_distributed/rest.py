@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from annbatch_distributed.localize import is_annbatchs_own
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.requests import bounds_of
 from annbatch_distributed.sharding import Rows
@@ -59,14 +60,13 @@ def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, done: int
             left -= len(splits)
             n_drawn += sum(map(len, splits))
             if not plan.shares_draws:
-                done_bounds.append(bounds_of(request, splits))
+                done_bounds.append(bounds_of(request, splits, once=is_annbatchs_own(sampler)))
         requests.close()
     if plan.shares_draws:
         assert plan.n_samples is not None
         return Rest(plan.window, max(0, plan.n_samples - n_drawn))
-    starts, stops = (
-        np.concatenate([np.empty(0, dtype=np.int64), *bounds]) for bounds in zip(*done_bounds, strict=True)
-    )
+    none = np.empty(0, dtype=np.int64)
+    starts, stops = map(np.concatenate, zip((none, none), *done_bounds, strict=True))
     return Rest(_without(plan.window, *_merged(starts, stops)), None)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,11 +24,11 @@ from annbatch.abc import Sampler
 
 from annbatch_distributed.compatibility import resolve_sharding
 from annbatch_distributed.counts import Counts, check_can_go_on, count
-from annbatch_distributed.fingerprint import fingerprint, settings
+from annbatch_distributed.fingerprint import described, fingerprint, settings
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
-from annbatch_distributed.progress import Progress
+from annbatch_distributed.progress import Begun, Position, Progress
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import resolve
 from annbatch_distributed.rest import Rest, rest
@@ -172,12 +173,13 @@ class DistributedSampler(Sampler):
         self._own_rng = _checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root = draw_root(self._own_rng) if self._seed is None else self._seed
         self._counted: tuple[tuple[object, ...], Counts] | None = None
-        self._planned: tuple[tuple[int, int], EpochPlan] | None = None
-        self._epoch = self._passes = 0
-        # of an epoch that is resumed: the batches done in this job's segment of it, and the segments before
-        self._done = 0
-        self._segments: tuple[tuple[int, int], ...] = ()
+        self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
+        self._fingerprint: str | None = None
+        # where the next pass begins, and the one that was begun last since something else was set or loaded
+        self._position = Position(0)
+        self._begun: Begun | None = None
         self._n_obs_of_state: int | None = None
+        self._loaded = False
         self._warned: set[str] = set()
         self._within_another = False
         if isinstance(self._sampler, DistributedSampler):
@@ -218,8 +220,8 @@ class DistributedSampler(Sampler):
     @mask.setter
     def mask(self, value: slice | Sequence[slice]) -> None:
         self._window_mask = resolve_mask(value)
-        self._begin_anew()
-        self._forget_plan()
+        self._counted = None
+        self._begin(Position(self.epoch))
 
     @property
     def rng(self) -> np.random.Generator:
@@ -234,16 +236,17 @@ class DistributedSampler(Sampler):
     def rng(self, value: np.random.Generator | None) -> None:
         self._own_rng = copy.deepcopy(_checked_rng(value))
         self._root = draw_root(self._own_rng)
+        self._begin(Position(self.epoch))
 
     @property
     def epoch(self) -> int:
         """Which epoch the next pass belongs to: 0 until :meth:`set_epoch` says otherwise."""
-        return self._epoch
+        return self._position.epoch
 
     @property
     def batches_done(self) -> int:
         """How many batches were done before the next pass, by this number of ranks: 0 unless an epoch is resumed."""
-        return self._done
+        return self._position.done
 
     @property
     def sampler(self) -> Self:
@@ -277,17 +280,14 @@ class DistributedSampler(Sampler):
         4:6
         """
         epoch = _natural_number("epoch", epoch)
-        if self._resumes and epoch == self._epoch:
-            return  # frameworks set the epoch again that they have just loaded
-        self._epoch, self._passes = epoch, 0
-        self._begin_anew()
+        # frameworks set the epoch again that they have just loaded
+        if epoch != self.epoch or not (self._loaded or self._position.resumes):
+            self._begin(Position(epoch))
 
-    def _begin_anew(self) -> None:
-        """Leave nothing of an epoch to be resumed."""
-        self._done = 0
-        if self._segments:
-            self._segments = ()
-            self._forget_plan()
+    def _begin(self, position: Position) -> None:
+        """Let the next pass begin at a position, whatever came before it."""
+        self._position, self._begun, self._n_obs_of_state, self._loaded = position, None, None, False
+        self._planned = None
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
         """Return how far the epoch is, as a few integers and strings that JSON can hold, the same on every rank.
@@ -312,16 +312,14 @@ class DistributedSampler(Sampler):
         (2, 6)
         """
         batches_done = _natural_number("batches_done", batches_done)
-        passes, segments = self._passes if self._resumes else max(0, self._passes - 1), self._segments
-        if self._planned is not None and batches_done == max(self._planned[1].natural_batches, default=0):
-            passes, segments, batches_done = passes + 1, (), 0
-        segments = (*segments, (self.world_size, batches_done))
-        return Progress(self._epoch, passes, segments, self._identity()).to_state()
-
-    @property
-    def _resumes(self) -> bool:
-        """Whether the next pass is the rest of an epoch."""
-        return bool(self._done or self._segments)
+        position = self._position if self._begun is None else self._begun.position
+        if self._begun is not None and batches_done > self._begun.n_batches:
+            msg = f"batches_done must be at most {self._begun.n_batches}, the batches of this pass, got {batches_done}."
+            raise ValueError(msg)
+        if self._begun is not None and batches_done == self._begun.n_batches:
+            position, batches_done = position.after(), 0
+        segments = (*position.segments, (self.world_size, batches_done))
+        return Progress(position.epoch, position.passes, segments, self._identity()).to_state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank.
@@ -349,37 +347,43 @@ class DistributedSampler(Sampler):
             rows each of them is to draw.
         """
         progress = Progress.of_state(state)
-        *others, (world_size, done) = progress.segments
+        *others, (world_size, done) = progress.segments_run
         if world_size != self.world_size:
             others, done = [*others, (world_size, done)], 0
-        others = [segment for segment in others if segment[1]]
-        if others and not isinstance(self._sharding, Independent):
-            check_can_go_on(self._sampler, others[-1][0], self.world_size)
-        if strict and (differences := progress.differences(self._identity())):
-            listed = "; ".join(differences)
-            msg = (
-                f"The state is of a sampler with other settings: {listed}. Make the sampler as it was made then, with "
-                "seed=... so that every rank has the same root, or pass strict=False."
-            )
-            raise ValueError(msg)
+        position = Position(progress.epoch, progress.passes, tuple(segment for segment in others if segment[1]), done)
+        if strict:
+            identity = self._identity()
+            if not position.resumes:  # there is no order to bring back
+                identity["root"] = progress.identity.get("root")
+            if differences := progress.differences(identity):
+                listed = "; ".join(differences)
+                msg = (
+                    f"The state is of a sampler with other settings: {listed}. Make the sampler as it was made then, "
+                    "or pass strict=False. (The root is what the order follows from: a seed=..., or else the generator "
+                    "of the wrapped sampler, which must be seeded alike in every process.)"
+                )
+                raise ValueError(msg)
+        if position.segments and not isinstance(self._sharding, Independent):
+            check_can_go_on(self._sampler, position.segments[-1][0], self.world_size)
+        self._begin(position)
         n_obs = progress.identity.get("n_obs")
         self._n_obs_of_state = n_obs if strict and isinstance(n_obs, int) else None
-        self._epoch, self._passes, self._done = progress.epoch, progress.passes, done
-        self._segments = tuple(others)
-        self._forget_plan()
+        self._loaded = True
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
         mask = self.mask if isinstance(self.mask, list) else [self.mask]
+        if self._fingerprint is None:  # which goes through all that the sampler holds
+            self._fingerprint = fingerprint(self._sampler)
         return {
-            "n_obs": self._planned[0][0] if self._planned is not None else self._n_obs_of_state,
+            "n_obs": self._n_obs_of_state if self._begun is None else self._begun.n_obs,
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
             "batch_size": self.batch_size,
             "remainder": self._remainder,
-            "sharding": str(self._sharding),
+            "sharding": described(self._sharding),
             "seed": self._seed,
             "root": self._root if is_random(self._sampler) else None,
-            "sampler": fingerprint(self._sampler),
+            "sampler": self._fingerprint,
         }
 
     def plan(self, n_obs: int) -> EpochPlan:
@@ -397,23 +401,26 @@ class DistributedSampler(Sampler):
             rank.
         """
         n_obs = _natural_number("n_obs", n_obs)
-        if self._resumes and self._n_obs_of_state not in (None, n_obs):
+        if self._position.resumes and self._n_obs_of_state not in (None, n_obs):
             msg = (
                 f"The state is of a collection of {self._n_obs_of_state} rows, and this one has {n_obs}. Load a state "
                 "of this collection."
             )
             raise ValueError(msg)
-        asked = n_obs, self._epoch
+        # what is left of an epoch also depends on the order of the pass that was interrupted
+        asked = n_obs, self._position if self._position.segments else self.epoch
         if self._planned is None or self._planned[0] != asked:
             self._planned = asked, self._plan(n_obs)
         return self._planned[1]
 
     def _plan(self, n_obs: int) -> EpochPlan:
         left = Rest(window(self._window_mask, n_obs), None)
-        for segment, (world_size, done) in enumerate(self._segments):
+        segments, passes = self._position.segments, self._position.passes
+        for segment, (world_size, done) in enumerate(segments):
             plan = self._plan_segment(n_obs, left, segment, world_size)
-            left = rest(self._sampler, plan, root=self._root, passes=self._passes, done=done)
-        plan = self._plan_segment(n_obs, left, len(self._segments), self.world_size)
+            _check_done(plan, done)
+            left = rest(self._sampler, plan, root=self._root, passes=passes, done=done)
+        plan = self._plan_segment(n_obs, left, len(segments), self.world_size)
         plan.shard(self.rank)  # where a sharding can't deal the rows that are kept, it says so now
         return plan
 
@@ -426,25 +433,22 @@ class DistributedSampler(Sampler):
             remainder=self._remainder,
             sharding=self._sharding,
             seed=self._seed,
-            epoch=self._epoch,
+            epoch=self.epoch,
             segment=segment,
             turn=0,
             n_samples=left.n_samples,
             natural_batches=(),
         )
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
-        asked = n_obs, plan.dealt, self._epoch if hasattr(self._sampler, "set_epoch") else 0, segment, world_size, left
+        asked = n_obs, plan.dealt, self.epoch if hasattr(self._sampler, "set_epoch") else 0, segment, world_size, left
         if self._counted is None or self._counted[0] != asked:
             self._counted = asked, count(self._sampler, plan)
         counts = self._counted[1]
         if len({classes for _, classes in counts.classes}) > 1:
             self._warn_once(_other_classes(type(self._sampler).__name__, counts.classes))
         # in what is left of an epoch, lost rows stay where they are
-        turn = 0 if segment else turns(counts.movement, self._epoch)
+        turn = 0 if segment else turns(counts.movement, self.epoch)
         return plan.counted(counts.natural_batches, turn=turn, n_samples=counts.n_samples)
-
-    def _forget_plan(self) -> None:
-        self._counted = self._planned = None
 
     def _warn_once(self, message: str) -> None:
         if not self._within_another and message not in self._warned:
@@ -502,36 +506,33 @@ class DistributedSampler(Sampler):
         NotImplementedError
             While iterating in one of several workers of torch's ``DataLoader``.
         """
-        plan, done = self.plan(n_obs), self._done_of(n_obs)
-        if self._passes and not self._resumes and _moves(plan):
+        plan, done, position = self.plan(n_obs), self._done_of(n_obs), self._position
+        if position.passes and not position.resumes and _moves(plan):
             self._warn_once(_SAME_ROWS)
-        begun = Pass(self._sampler, plan, self.rank, self._root, self._passes, done=done)
-        if self._resumes:  # what is left of an epoch is left until it has been read to its end
-            begun.when_exhausted = self.finish_resumed_pass
+        begun = self._begun = Begun(position, n_obs, max(plan.natural_batches))
+        self._loaded = False
+        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes, done=done)
+        if position.resumes:  # what is left of an epoch is left until it has been read to its end
+            requests.when_exhausted = partial(self.finish, begun)
         else:
-            self._passes += 1
-        return begun
+            self._position = position.after()
+        return requests
+
+    @property
+    def begun(self) -> Begun | None:
+        """The pass that was begun last, None if something was set or loaded since."""
+        return self._begun
+
+    def finish(self, begun: Begun) -> None:
+        """Take what was left of a resumed epoch for done, if it is still what comes next."""
+        if self._begun is begun and self._position == begun.position:
+            self._position = begun.position.after()
 
     def _done_of(self, n_obs: int) -> int:
         """How many of this rank's batches were done before the next pass."""
-        n_batches = self.plan(n_obs).n_batches(self.rank)
-        most = max(self.plan(n_obs).natural_batches, default=0) if self._remainder == "keep" else n_batches
-        if self._done > most:
-            msg = (
-                f"The state says that {self._done} batches of epoch {self._epoch} are done, but for {n_obs} rows it "
-                f"has {most}. Load a state of this collection."
-            )
-            raise ValueError(msg)
-        return min(self._done, n_batches)
-
-    def finish_resumed_pass(self) -> None:
-        """Take what was left of a resumed epoch for done, as happens by itself when a pass has come to its end.
-
-        A consumer who knows the number of batches may take the last one and never ask for more.
-        """
-        if self._resumes:
-            self._passes += 1
-            self._begin_anew()
+        plan = self.plan(n_obs)
+        _check_done(plan, self._position.done)
+        return min(self._position.done, plan.n_batches(self.rank))
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)
@@ -558,6 +559,7 @@ def _localize_distributed_sampler(sampler: DistributedSampler, rows: Rows, n_obs
     """A wrapper is as tied to absolute rows as what it wraps, and shares out all of the rows that it is given."""
     if is_tied(sampler):
         sampler._sampler = localize(private_copy(sampler._sampler), rows, n_obs)
+        sampler._fingerprint = None
     sampler.mask = slice(0, None)
     return sampler
 
@@ -595,7 +597,7 @@ def _n_draws(sampler: DistributedSampler, n_rows: int) -> int | None:
 def _set_draws(sampler: DistributedSampler, n_draws: int) -> None:
     sampler._sampler = private_copy(sampler._sampler)
     set_draws(sampler._sampler, n_draws)
-    sampler._forget_plan()
+    sampler._counted = sampler._planned = sampler._fingerprint = None
 
 
 @is_tied.register(DistributedSampler)
@@ -610,6 +612,17 @@ _SAME_ROWS = (
     "A second pass without set_epoch under a sharding that deals the rows anew in each epoch: every rank reads the "
     "rows that it had last time, in another order. Call set_epoch(epoch) on every rank before each epoch."
 )
+
+
+def _check_done(plan: EpochPlan, done: int) -> None:
+    """Raise if no rank has as many batches as a state says are done."""
+    most = max(plan.natural_batches)
+    if done > most:
+        msg = (
+            f"The state says that {done} batches of epoch {plan.epoch} are done, but for {plan.n_obs} rows and "
+            f"{plan.world_size} ranks it has {most}. Load a state of this collection."
+        )
+        raise ValueError(msg)
 
 
 def _moves(plan: EpochPlan) -> bool:
