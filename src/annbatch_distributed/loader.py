@@ -96,8 +96,8 @@ class StatefulLoader(Loader[Any, Any]):
         ------
         Batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under ``remainder="pad"``.
         """
-        done, n_left = self._sampler.batches_done, len(self)
-        n_batches = done + n_left
+        done = self._sampler.batches_done
+        n_batches = done + len(self)
         begun: Begun | None = None
         repeats: deque[npt.NDArray[np.bool_]] = deque()
         for batch in super().__iter__():

@@ -260,7 +260,7 @@ class DistributedSampler(Sampler):
         """Say which epoch the next pass belongs to, on every rank.
 
         It gives a new order, and under ``remainder="drop"`` other rows are lost. The same epoch again gives the same
-        order again. Passes that are open go on as they began.
+        order again, but for the epoch of a state that was loaded, which goes on. Passes that are open go on as they began.
 
         Parameters
         ----------
@@ -336,8 +336,8 @@ class DistributedSampler(Sampler):
         state
             What :meth:`state_dict` has returned, on any rank.
         strict
-            Whether the state must be of a sampler with the same settings. False goes on in any case; rows may then be
-            read again, or not at all.
+            Whether the state must be of a sampler with the same settings. False goes on without comparing them; rows may
+            then be read again, or not at all.
 
         Raises
         ------
