@@ -112,12 +112,12 @@ def test_going_back_to_the_old_number_is_another_segment() -> None:
     state = random(0, 4).state_dict(batches_done=5)
     three = random(0, 3)
     three.load_state_dict(state)
-    state = three.state_dict(batches_done=2)
-    assert state["segments"] == [[4, 5], [3, 2]]
+    state = three.state_dict(batches_done=5 + 2)
+    assert state["segments"] == [[4, 1, 5], [3, 1, 2]]
     four = random(0, 4)
     four.load_state_dict(state)
     assert len(four.plan(1000).window) == 1000 - 4 * 5 * 8 - 3 * 2 * 8
-    assert four.state_dict(batches_done=1)["segments"] == [[4, 5], [3, 2], [4, 1]]
+    assert four.state_dict(batches_done=5 + 2 + 1)["segments"] == [[4, 1, 5], [3, 1, 2], [4, 1, 1]]
 
 
 def test_back_on_the_old_number_before_anything_was_done_it_is_bit_for_bit_the_old_segment() -> None:
@@ -125,7 +125,7 @@ def test_back_on_the_old_number_before_anything_was_done_it_is_bit_for_bit_the_o
     three = random(0, 3)
     three.load_state_dict(random(0, 4).state_dict(batches_done=5))
     four = random(1, 4)
-    four.load_state_dict(three.state_dict(batches_done=0))
+    four.load_state_dict(three.state_dict(batches_done=5))
     assert batches(four.sample(1000)) == whole[5:]
 
 
@@ -137,12 +137,12 @@ def test_the_state_of_a_resized_pass_is_that_of_its_end_whenever_it_is_asked_for
     for read_first in (False, True):
         begun = three.sample(1000) if not read_first else None
         if begun is not None:
-            states.append([three.state_dict(batches_done=done) for done in range(n_batches + 1)])
+            states.append([three.state_dict(batches_done=5 + done) for done in range(n_batches + 1)])
             list(begun)
-        states.append([three.state_dict(batches_done=done) for done in range(n_batches + 1)])
+        states.append([three.state_dict(batches_done=5 + done) for done in range(n_batches + 1)])
     assert states[0] == states[1] == states[2]
-    assert [state["segments"] for state in states[0][:-1]] == [[[4, 5], [3, done]] for done in range(n_batches)]
-    assert (states[0][-1]["pass"], states[0][-1]["segments"]) == (1, [[3, 0]])
+    assert [state["segments"] for state in states[0][:-1]] == [[[4, 1, 5], [3, 1, done]] for done in range(n_batches)]
+    assert (states[0][-1]["pass"], states[0][-1]["segments"]) == (1, [[3, 1, 0]])
 
 
 def test_a_segment_in_which_nothing_was_done_is_none() -> None:
@@ -232,7 +232,7 @@ def test_samplers_that_were_told_how_much_to_draw_are_refused_and_left_as_they_w
     (again,) = job(sampler, 1, seed=0, remainder="exact")
     with pytest.raises(ValueError, match=message):
         again.load_state_dict(state)
-    assert again.state_dict(batches_done=0)["segments"] == [[1, 0]]
+    assert again.state_dict(batches_done=0)["segments"] == [[1, 1, 0]]
 
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=8)

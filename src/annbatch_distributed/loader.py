@@ -14,6 +14,7 @@ from annbatch import Loader
 from annbatch.abc import Sampler
 
 from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +34,8 @@ class StatefulLoader(Loader[Any, Any]):
     Under ``remainder="pad"``, a batch has the key ``"repeated"``: for each of its rows, whether some rank reads it for
     the second time in this epoch, as a boolean array.
 
-    ``len()`` is the number of batches that the next pass yields: in a resumed epoch, those that are left.
+    ``len()`` is the number of batches of the whole epoch, also while one is resumed, as Lightning and torch expect it;
+    those that are left are ``loader.sampler.n_batches(loader.n_obs)``.
 
     Raises
     ------
@@ -89,35 +91,60 @@ class StatefulLoader(Loader[Any, Any]):
         """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`."""
         self._sampler.set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Begin a pass: what is left of an epoch that was resumed, or else all of one.
+    def __len__(self) -> int:
+        """Return how many batches the epoch has on this rank, those included that were done before a resume."""
+        return self._sampler.batches_done + self._sampler.n_batches(self.n_obs)
 
-        Yields
-        ------
-        Batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under ``remainder="pad"``.
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
+
+        Returns
+        -------
+        An iterator of batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under
+        ``remainder="pad"``.
         """
-        done = self._sampler.batches_done
-        n_batches = done + len(self)
+        if current() is not None:  # whoever keeps the states of workers asks for one before the first batch
+            self._counted = None, 0
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         begun: Begun | None = None
         repeats: deque[npt.NDArray[np.bool_]] = deque()
-        for batch in super().__iter__():
+        for n_yielded, batch in enumerate(super().__iter__(), start=1):
             if begun is None:  # it has just begun its pass
                 begun, repeats = self._sampler.begun, self._recorder.repeats
                 assert begun is not None
-            # counted before it is yielded: whoever saves a state has been given this batch
-            done += 1
-            if done == n_batches:
-                done = begun.n_batches  # under "keep", others may have one more
+            if n_yielded == begun.n_due:
                 self._sampler.finish(begun)  # a consumer who knows the number doesn't come to ask for more
-            self._counted = begun, done
+            self._counted = begun, n_yielded  # before it is yielded: whoever saves a state has been given this batch
             yield {**batch, "repeated": repeats.popleft()} if repeats else batch
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the epoch is, by the batches that were yielded: see :meth:`DistributedSampler.state_dict`."""
-        begun, done = self._counted
+    def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
+        """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
+
+        Parameters
+        ----------
+        batches_done
+            How many batches of this epoch every rank has done. None takes the number that was yielded, which is known
+            where the loader itself is iterated over, and not where the workers of a ``DataLoader`` do so.
+
+        Raises
+        ------
+        RuntimeError
+            If it isn't known.
+        """
+        if batches_done is not None:
+            return self._sampler.state_dict(batches_done=batches_done)
+        if self._sampler.is_with_workers:
+            msg = (
+                "The workers of a DataLoader take the batches, so that it isn't known here how many were trained on. "
+                "Pass it as state_dict(batches_done=...), or use torchdata's StatefulDataLoader, which knows."
+            )
+            raise RuntimeError(msg)
+        begun, n_yielded = self._counted
         if begun is None or begun is not self._sampler.begun:  # something was set, loaded or begun since
-            done = self._sampler.batches_done
-        return self._sampler.state_dict(batches_done=done)
+            begun, n_yielded = None, 0
+        return self._sampler.state_after(begun, n_yielded)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""

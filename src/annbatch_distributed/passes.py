@@ -1,7 +1,8 @@
 """One pass of one rank over its shard: an iterator of load requests.
 
 A pass is given everything that it depends on when it begins, and keeps it: setting another mask or epoch on the sampler
-that began it changes nothing, and any number of passes can be open at once.
+that began it changes nothing, and any number of passes can be open at once. In a worker of a ``DataLoader``, the
+wrapped sampler runs as if there were no workers.
 
 A pass in the middle can be pickled and copied, although a sampler's own generator can't: what it depends on is kept,
 together with how many load requests were taken, and the copy runs through that many again before it goes on.
@@ -10,7 +11,6 @@ together with how many load requests were taken, and the copy runs through that 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,10 +22,12 @@ from annbatch.types import LoadRequest
 from annbatch_distributed.localize import confine, is_annbatchs_own, localize
 from annbatch_distributed.private_copy import private_copy
 from annbatch_distributed.randomness import generator
-from annbatch_distributed.requests import complete, fit, mark_repeats, skip, translate
+from annbatch_distributed.requests import complete, fit, mark_repeats, select, translate
 from annbatch_distributed.traits import set_draws
+from annbatch_distributed.workers import undivided
 
 if TYPE_CHECKING:
+    from annbatch_distributed.dealing import Hand
     from annbatch_distributed.sharding import EpochPlan
 
 
@@ -43,8 +45,8 @@ class Pass(Iterator[LoadRequest]):
     """What the job's randomness begins from."""
     passes: int
     """How many passes this rank began before, since the epoch was set."""
-    done: int = 0
-    """How many of its batches were done before, and are left out."""
+    hand: Hand | None = None
+    """Which of its batches it yields; None means all."""
     taken: int = 0
     """How many load requests have been taken from this pass."""
     closed: bool = False
@@ -54,10 +56,11 @@ class Pass(Iterator[LoadRequest]):
     _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)
 
     def __next__(self) -> LoadRequest:
-        if self._stream is None:
-            self._stream = iter(()) if self.closed else islice(self._requests(), self.taken, None)
         try:
-            request = next(self._stream)
+            with undivided():
+                if self._stream is None:
+                    self._stream = iter(()) if self.closed else islice(self._requests(), self.taken, None)
+                request = next(self._stream)
         except StopIteration:
             if self.when_exhausted is not None and not self.closed:
                 self.when_exhausted()
@@ -72,7 +75,6 @@ class Pass(Iterator[LoadRequest]):
         self._stream = None
 
     def _requests(self) -> Iterator[LoadRequest]:
-        _refuse_several_workers()
         if self.plan.is_over:
             return iter(())
         plan, shard = self.plan, self.plan.shard(self.rank)
@@ -92,8 +94,8 @@ class Pass(Iterator[LoadRequest]):
         if not confined:  # annbatch's own samplers leave out no splits
             requests = complete(requests, batch_size=sampler.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
         requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
-        if self.done:
-            requests = skip(requests, self.done)
+        if self.hand is not None:
+            requests = select(requests, self.hand)
         if plan.remainder == "pad":
             # a confined shard is one range, and its requests are for global rows already
             first = next(iter(shard.rows)) if confined else 0
@@ -125,15 +127,3 @@ def _run(sampler: Sampler, n_obs: int) -> Iterator[LoadRequest]:
         return iter(sampler.sample(n_obs))
     sampler.validate(n_obs)
     return iter(sampler._sample(n_obs))
-
-
-def _refuse_several_workers() -> None:
-    """Raise in one of several DataLoader workers: the wrapped sampler would divide the shard among them once more."""
-    torch = sys.modules.get("torch")  # in a worker, torch has been imported
-    info = torch.utils.data.get_worker_info() if torch is not None else None
-    if info is not None and info.num_workers > 1:
-        msg = (
-            f"DistributedSampler can't divide a rank's rows among several DataLoader workers yet, got "
-            f"num_workers={info.num_workers}. Use num_workers=0 or 1, or iterate over the annbatch Loader itself."
-        )
-        raise NotImplementedError(msg)

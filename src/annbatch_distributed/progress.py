@@ -8,7 +8,10 @@ collection is:
 ``epoch``, ``pass``
     Which epoch, and which of the passes that were begun since the epoch was set.
 ``segments``
-    The stretches of the epoch that were run so far: world size, and batches that every rank has done.
+    The stretches of the epoch that were run so far: world size, number of ``DataLoader`` workers where it makes a
+    difference, and batches that every rank has done.
+``rank``, ``worker``
+    Whose state it is, if it isn't that of every rank, or only of one worker.
 ``identity``
     What the rows and their order follow from. A state fits a sampler of the same identity only.
 """
@@ -16,9 +19,9 @@ collection is:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The format of states; a state of a newer one can't be read.
 VERSION = 1
@@ -29,6 +32,26 @@ _LONGEST = 160
 type Identity = dict[str, int | str | None]
 
 
+class Segment(NamedTuple):
+    """A stretch of an epoch that was run by so many processes."""
+
+    world_size: int
+    """How many ranks there were."""
+    n_workers: int
+    """How many ``DataLoader`` workers each rank's batches were dealt to: 1 if there are none, or it doesn't matter."""
+    done: int
+    """How many batches every rank has done."""
+
+
+class Share(NamedTuple):
+    """The part of a pass that one ``DataLoader`` worker has."""
+
+    worker: int
+    """Its batches are collected as those with the numbers ``worker``, ``worker + n_workers``, ... of the segment."""
+    n_workers: int
+    """How many workers there are."""
+
+
 @dataclass(frozen=True)
 class Position:
     """Where a pass begins."""
@@ -36,16 +59,48 @@ class Position:
     epoch: int
     """Which epoch it belongs to."""
     passes: int = 0
-    """How many passes were begun before it, since the epoch was set."""
-    segments: tuple[tuple[int, int], ...] = ()
-    """World size and batches done, for each stretch of the epoch that was run with another world size."""
-    done: int = 0
-    """How many batches were done by ranks of this world size."""
+    """How many passes were begun before it since the epoch was set, or what else tells its order from theirs."""
+    segments: tuple[Segment, ...] = ()
+    """What was run of the epoch."""
+    rank: int | None = None
+    """The only rank that knows of this order, if it isn't all of them."""
+    share: Share | None = None
+    """Whose part it is, if it isn't the whole rank's."""
 
     @property
     def resumes(self) -> bool:
         """Whether it is the rest of an epoch."""
-        return bool(self.segments or self.done)
+        return any(segment.done for segment in self.segments)
+
+    def without_idle_segments(self) -> Position:
+        """Return the same position, without segments in which nothing was done."""
+        return replace(self, segments=tuple(segment for segment in self.segments if segment.done))
+
+    def of(self, world_size: int) -> tuple[Segment, ...]:
+        """Return the last segments, as far as they were run by so many ranks."""
+        others = len(self.segments)
+        while others and self.segments[others - 1].world_size == world_size:
+            others -= 1
+        return self.segments[others:]
+
+    def before(self, world_size: int) -> tuple[Segment, ...]:
+        """Return the segments before those."""
+        return self.segments[: len(self.segments) - len(self.of(world_size))]
+
+    def done(self, world_size: int) -> int:
+        """Return how many batches were done in the last segments by so many ranks."""
+        return sum(segment.done for segment in self.of(world_size))
+
+    def going_on(self, world_size: int, n_workers: int) -> Position:
+        """Return the same position, with a last segment of so many ranks and workers."""
+        if self.segments and self.segments[-1][:2] == (world_size, n_workers):
+            return self
+        return replace(self, segments=(*self.segments, Segment(world_size, n_workers, 0)))
+
+    def moved_to(self, done: int) -> Position:
+        """Return the same position, with so many batches done in the last segment."""
+        *others, last = self.segments
+        return replace(self, segments=(*others, last._replace(done=done)))
 
     def after(self) -> Position:
         """Return where the next pass begins, once this one has come to its end."""
@@ -57,11 +112,28 @@ class Begun:
     """A pass that was begun; two of them are never equal, whatever they hold."""
 
     position: Position
-    """Where it began."""
+    """Where it began; the last segment is the one that it goes on with."""
     n_obs: int
     """Rows of the collection."""
     n_batches: int
-    """How many batches it has on the rank that has the most, those that were done before included."""
+    """How many batches it has on the rank that has the most, those included that were done before by as many ranks."""
+    n_due: int
+    """How many batches it yields here; 0 in the process of workers."""
+    share: Share | None = None
+    """Which part of the rank's pass it is, in a ``DataLoader`` worker."""
+    ends: bool = True
+    """Whether the last batch of the rank's pass is in that part."""
+    was_loaded: bool = False
+    """Whether workers have loaded the position, so that their process doesn't know it."""
+
+    def moved_by(self, n_yielded: int) -> Position:
+        """Return the position after so many batches were yielded here, with those that others have yielded by then."""
+        done = self.position.segments[-1].done
+        if not n_yielded or self.share is None:
+            return self.position.moved_to(done + n_yielded)
+        worker, n_workers = self.share
+        own = len(range(worker, done, n_workers)) + n_yielded
+        return self.position.moved_to((own - 1) * n_workers + worker + 1)
 
 
 @dataclass(frozen=True)
@@ -70,27 +142,26 @@ class Progress:
 
     Examples
     --------
-    >>> progress = Progress(epoch=3, passes=0, segments=((8, 120),), identity={"n_obs": 10_000})
+    >>> progress = Progress(Position(epoch=3, segments=(Segment(8, 1, 120),)), identity={"n_obs": 10_000})
     >>> Progress.of_state(progress.to_state()) == progress
     True
     """
 
-    epoch: int
-    """Which epoch."""
-    passes: int
-    """How many passes were begun before this one, since the epoch was set."""
-    segments: tuple[tuple[int, int], ...]
-    """World size and batches done on every rank, for each stretch of the epoch that was run with one world size."""
+    position: Position
+    """Where to go on, with at least one segment."""
     identity: Identity
     """What the rows and their order follow from, by name."""
 
     def to_state(self) -> dict[str, Any]:
         """Return it as a state."""
+        at = self.position
         return {
             "version": VERSION,
-            "epoch": self.epoch,
-            "pass": self.passes,
-            "segments": [list(segment) for segment in self.segments],
+            "epoch": at.epoch,
+            "pass": at.passes,
+            "segments": [list(segment) for segment in at.segments],
+            **({} if at.rank is None else {"rank": at.rank}),
+            **({} if at.share is None else {"worker": list(at.share)}),
             "identity": {name: _brief(value) for name, value in self.identity.items()},
         }
 
@@ -119,24 +190,24 @@ class Progress:
             raise _damaged("version", f"must be {VERSION}", version)
         segments, identity = state.get("segments"), state.get("identity")
         if not isinstance(segments, list | tuple) or not segments:
-            raise _damaged("segments", "must be a list of [world size, batches done]", segments)
+            raise _damaged("segments", _SEGMENTS, segments)
         for segment in segments:
-            if not (isinstance(segment, list | tuple) and len(segment) == 2 and _counts(segment[0], 1)):
-                raise _damaged("segments", "must be a list of [world size, batches done]", segments)
-            _counted("segments", segment[1])
+            if not (_is_row(segment, 3) and _counts(segment[0], 1) and _counts(segment[1], 1)):
+                raise _damaged("segments", _SEGMENTS, segments)
+            _counted("segments", segment[2])
+        rank, share = state.get("rank"), state.get("worker")
+        if share is not None and not (_is_row(share, 2) and _counts(share[0]) and _counts(share[1], share[0] + 1)):
+            raise _damaged("worker", "must be [worker, number of workers]", share)
         if not isinstance(identity, Mapping):
             raise _damaged("identity", "must be a dict", identity)
-        return cls(
+        position = Position(
             epoch=_counted("epoch", state.get("epoch")),
             passes=_counted("pass", state.get("pass")),
-            segments=tuple((int(world_size), int(done)) for world_size, done in segments),
-            identity=dict(identity),
+            segments=tuple(Segment(*segment) for segment in segments),
+            rank=None if rank is None else _counted("rank", rank),
+            share=None if share is None else Share(*share),
         )
-
-    @property
-    def segments_run(self) -> tuple[tuple[int, int], ...]:
-        """The segments in which something was done, or the last one."""
-        return tuple(segment for segment in self.segments if segment[1]) or self.segments[-1:]
+        return cls(position, dict(identity))
 
     def differences(self, identity: Identity) -> list[str]:
         """Return what differs from the identity of a sampler, each as a text; None in either stands for unknown."""
@@ -156,6 +227,13 @@ def _brief(value: int | str | None) -> int | str | None:
         return value
     digest = blake2b(value.encode(), digest_size=16).hexdigest()
     return f"{value[: _LONGEST - 40]}... {digest}"
+
+
+_SEGMENTS = "must be a list of [world size, number of workers, batches done]"
+
+
+def _is_row(value: object, length: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) == length
 
 
 def _counts(value: object, least: int = 0) -> bool:

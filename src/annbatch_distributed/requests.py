@@ -4,7 +4,7 @@ Each step is a generator over load requests, and they are put together in this o
 
 1. ``complete`` adds the splits that a sampler left out.
 2. ``fit`` holds the stream to the number of batches that was planned.
-3. ``skip`` leaves out what is done, if an epoch is resumed.
+3. ``select`` leaves out what is done, if an epoch is resumed, and what other workers of a ``DataLoader`` have.
 4. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
 5. ``translate`` turns local rows into global ones.
 
@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
+from annbatch_distributed.dealing import contains
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
+    from annbatch_distributed.dealing import Hand
     from annbatch_distributed.sharding import Rows
     from annbatch_distributed.sharding.rows import Int64Array
 
@@ -123,39 +126,50 @@ def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]
     return [*splits[:index], *np.array_split(splits[index], 2), *splits[index + 1 :]]
 
 
-def skip(requests: Iterable[LoadRequest], n_batches: int) -> Iterator[LoadRequest]:
-    """Leave out batches at the beginning, and the rows that only they need.
+def select(requests: Iterable[LoadRequest], hand: Hand) -> Iterator[LoadRequest]:
+    """Keep some of the batches: those that are left of a pass, or those of one ``DataLoader`` worker.
+
+    Where batches of a request are done, only the rows that the others need are read. Where they are another worker's,
+    all rows are read, unless every batch is a stretch of rows: to read single rows takes far longer than it saves.
 
     Parameters
     ----------
     requests
         Load requests with splits.
-    n_batches
-        How many batches to leave out.
+    hand
+        Which batches are left, and which of them to keep.
     """
+    n_before = 0
+    last, end = (max((part[-1] for part in numbers), default=-1) for numbers in (hand.own, hand.left))
     for request in requests:
         n_here = len(request["splits"])
-        if not n_batches:
+        numbers = range(n_before, n_before + n_here)
+        n_before += n_here
+        kept = [index for index, number in enumerate(numbers) if contains(hand.own, number)]
+        if len(kept) == n_here:
             yield request
-        elif n_here <= n_batches:
-            n_batches -= n_here
-        else:
-            yield _rest(request, n_batches)
-            n_batches = 0
+        elif kept:
+            are_left = all(contains(hand.left, number) for number in numbers)
+            yield _part(request, kept, whole_unless_stretches=are_left)
+        if last < n_before and last < end:  # whoever has the last batch sees whether the sampler keeps its promise
+            return
 
 
-def _rest(request: LoadRequest, n_batches: int) -> LoadRequest:
-    """A request without its first batches: an index array of the rows that the others need."""
-    splits = request["splits"][n_batches:]
+def _part(request: LoadRequest, kept: list[int], *, whole_unless_stretches: bool) -> LoadRequest:
+    """A request with some of its batches, and an index array of the rows that they need."""
+    splits = [request["splits"][index] for index in kept]
+    positions = _positions(request["requests"])
     due = np.unique(np.concatenate(splits))
-    rest: Any = {
+    if whole_unless_stretches and np.count_nonzero(np.diff(due) != 1) >= len(kept):
+        return {**request, "splits": splits}
+    part: Any = {
         **request,
-        "requests": _positions(request["requests"])[due],
+        "requests": positions[due],
         "splits": [np.searchsorted(due, split) for split in splits],
     }
-    if "repeated" in rest:
-        rest["repeated"] = rest["repeated"][due]
-    return cast("LoadRequest", rest)
+    if "repeated" in part:
+        part["repeated"] = part["repeated"][due]
+    return cast("LoadRequest", part)
 
 
 def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRequest]:

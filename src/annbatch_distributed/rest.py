@@ -8,18 +8,24 @@ It is found without reading anything and without asking another rank:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from annbatch_distributed.dealing import contains, done
 from annbatch_distributed.localize import is_annbatchs_own
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.requests import bounds_of
 from annbatch_distributed.sharding import Rows
 
 if TYPE_CHECKING:
-    from annbatch.abc import Sampler
+    from collections.abc import Iterator
 
+    import numpy.typing as npt
+    from annbatch.abc import Sampler
+    from annbatch.types import LoadRequest
+
+    from annbatch_distributed.dealing import Dealings, Numbers
     from annbatch_distributed.sharding import EpochPlan
     from annbatch_distributed.sharding.rows import Int64Array
 
@@ -33,7 +39,7 @@ class Rest(NamedTuple):
     """How many draws are left, where the ranks share out draws."""
 
 
-def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, done: int) -> Rest:
+def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings: Dealings) -> Rest:
     """Return what is left of an epoch, or of what was left of it before.
 
     Parameters
@@ -46,28 +52,36 @@ def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, done: int
         What the job's randomness begins from, the same on all of them.
     passes
         How many passes every rank began before, since the epoch was set.
-    done
-        How many batches every rank has done; fewer, where it had no more.
+    dealings
+        For each number of ``DataLoader`` workers, how many batches every rank has done; fewer, where it had no more.
     """
     done_bounds: list[tuple[Int64Array, Int64Array]] = []
     n_drawn = 0
     for rank in range(plan.world_size):
-        left = min(done, plan.n_batches(rank))
-        requests = Pass(sampler, plan, rank, root, passes)
-        while left > 0:
-            request = next(requests)
-            splits = request["splits"][:left]
-            left -= len(splits)
+        numbers = done(plan.n_batches(rank), dealings)
+        for request, splits in _batches(Pass(sampler, plan, rank, root, passes), numbers):
             n_drawn += sum(map(len, splits))
             if not plan.shares_draws:
                 done_bounds.append(bounds_of(request, splits, once=is_annbatchs_own(sampler)))
-        requests.close()
     if plan.shares_draws:
         assert plan.n_samples is not None
         return Rest(plan.window, max(0, plan.n_samples - n_drawn))
     none = np.empty(0, dtype=np.int64)
     starts, stops = map(np.concatenate, zip((none, none), *done_bounds, strict=True))
     return Rest(_without(plan.window, *_merged(starts, stops)), None)
+
+
+def _batches(requests: Pass, numbers: Numbers) -> Iterator[tuple[LoadRequest, list[npt.NDArray[Any]]]]:
+    """Run through a pass as far as some of its batches go; yield each load request with those that it has of them."""
+    n_before, n_missing = 0, sum(map(len, numbers))
+    while n_missing:
+        request = next(requests)
+        splits = request["splits"]
+        found = [split for number, split in enumerate(splits, n_before) if contains(numbers, number)]
+        n_before, n_missing = n_before + len(splits), n_missing - len(found)
+        if found:
+            yield request, found
+    requests.close()
 
 
 def _merged(starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:

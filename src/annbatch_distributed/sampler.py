@@ -14,7 +14,9 @@ import copy
 import warnings
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from numbers import Integral
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,25 +24,28 @@ import annbatch
 import numpy as np
 from annbatch.abc import Sampler
 
+from annbatch_distributed.bookmark import Bookmark
 from annbatch_distributed.compatibility import resolve_sharding
 from annbatch_distributed.counts import Counts, check_can_go_on, count
+from annbatch_distributed.dealing import hand, left
 from annbatch_distributed.fingerprint import described, fingerprint, settings
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
-from annbatch_distributed.progress import Begun, Position, Progress
+from annbatch_distributed.progress import Begun, Position, Progress, Share
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import resolve
 from annbatch_distributed.rest import Rest, rest
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
 from annbatch_distributed.sharding.remainder import POLICIES, turns
 from annbatch_distributed.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
+from annbatch_distributed.workers import current, undivided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from annbatch_distributed.compatibility import ShardingName
-    from annbatch_distributed.progress import Identity
+    from annbatch_distributed.progress import Identity, Segment
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
 
@@ -126,8 +131,7 @@ class DistributedSampler(Sampler):
     Unless the sharding is ``"independent"``, ``num_samples`` of the wrapped sampler counts per rank, class samplers
     draw from the rank's own share, and ``drop_last`` drops rows of the rank, as in annbatch.
 
-    In workers of torch's ``DataLoader`` that are not persistent, every epoch begins from a fresh copy: call
-    :meth:`set_epoch`, or the orders repeat.
+    In workers of torch's ``DataLoader``, each has a part of the rank's batches, and :meth:`set_epoch` reaches them.
 
     Examples
     --------
@@ -175,11 +179,8 @@ class DistributedSampler(Sampler):
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
         self._fingerprint: str | None = None
-        # where the next pass begins, and the one that was begun last since something else was set or loaded
-        self._position = Position(0)
-        self._begun: Begun | None = None
+        self._bookmark = Bookmark(self.rank, self.world_size, keeps_order=not sampler.shuffle)
         self._n_obs_of_state: int | None = None
-        self._loaded = False
         self._warned: set[str] = set()
         self._within_another = False
         if isinstance(self._sampler, DistributedSampler):
@@ -221,7 +222,11 @@ class DistributedSampler(Sampler):
     def mask(self, value: slice | Sequence[slice]) -> None:
         self._window_mask = resolve_mask(value)
         self._counted = None
-        self._begin(Position(self.epoch))
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._bookmark.set(Position(self.epoch))
+        self._n_obs_of_state = self._planned = None
 
     @property
     def rng(self) -> np.random.Generator:
@@ -236,17 +241,17 @@ class DistributedSampler(Sampler):
     def rng(self, value: np.random.Generator | None) -> None:
         self._own_rng = copy.deepcopy(_checked_rng(value))
         self._root = draw_root(self._own_rng)
-        self._begin(Position(self.epoch))
+        self._begin_anew()
 
     @property
     def epoch(self) -> int:
         """Which epoch the next pass belongs to: 0 until :meth:`set_epoch` says otherwise."""
-        return self._position.epoch
+        return self._bookmark.position.epoch
 
     @property
     def batches_done(self) -> int:
-        """How many batches were done before the next pass, by this number of ranks: 0 unless an epoch is resumed."""
-        return self._position.done
+        """How many batches of the epoch every rank had done before the next pass: 0 unless an epoch is resumed."""
+        return sum(segment.done for segment in self._bookmark.position.segments)
 
     @property
     def sampler(self) -> Self:
@@ -260,7 +265,8 @@ class DistributedSampler(Sampler):
         """Say which epoch the next pass belongs to, on every rank.
 
         It gives a new order, and under ``remainder="drop"`` other rows are lost. The same epoch again gives the same
-        order again, but for the epoch of a state that was loaded, which goes on. Passes that are open go on as they began.
+        order again, but for the epoch of a state that was loaded, which goes on. Passes that are open go on as they
+        began.
 
         Parameters
         ----------
@@ -280,14 +286,8 @@ class DistributedSampler(Sampler):
         4:6
         """
         epoch = _natural_number("epoch", epoch)
-        # frameworks set the epoch again that they have just loaded
-        if epoch != self.epoch or not (self._loaded or self._position.resumes):
-            self._begin(Position(epoch))
-
-    def _begin(self, position: Position) -> None:
-        """Let the next pass begin at a position, whatever came before it."""
-        self._position, self._begun, self._n_obs_of_state, self._loaded = position, None, None, False
-        self._planned = None
+        if self._bookmark.set_epoch(epoch):
+            self._n_obs_of_state = None
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
         """Return how far the epoch is, as a few integers and strings that JSON can hold, the same on every rank.
@@ -295,10 +295,9 @@ class DistributedSampler(Sampler):
         Parameters
         ----------
         batches_done
-            How many batches of this epoch every rank has done, those before an earlier resume included, but not those
-            that were done with another number of ranks. The sampler can't know: a loader takes a load request and
-            yields many batches of it, and prefetching runs ahead. If all are done, the state is that of the beginning
-            of the next pass.
+            How many batches of this epoch every rank has done, those before an earlier resume included. The sampler
+            can't know: a loader takes a load request and yields many batches of it, and prefetching runs ahead. If all
+            are done, the state is that of the beginning of the next pass.
 
         Examples
         --------
@@ -312,14 +311,27 @@ class DistributedSampler(Sampler):
         (2, 6)
         """
         batches_done = _natural_number("batches_done", batches_done)
-        position = self._position if self._begun is None else self._begun.position
-        if self._begun is not None and batches_done > self._begun.n_batches:
-            msg = f"batches_done must be at most {self._begun.n_batches}, the batches of this pass, got {batches_done}."
+        begun = self._bookmark.begun
+        if begun is not None and begun.was_loaded:
+            msg = (
+                "The workers of a DataLoader have loaded a state each, which this process doesn't know. Save the "
+                "DataLoader's own state_dict()."
+            )
+            raise RuntimeError(msg)
+        position = self._bookmark.next() if begun is None else begun.position
+        before = sum(segment.done for segment in position.segments[:-1])
+        if batches_done < before:
+            msg = f"batches_done must be at least {before}, which were done before this pass, got {batches_done}."
             raise ValueError(msg)
-        if self._begun is not None and batches_done == self._begun.n_batches:
-            position, batches_done = position.after(), 0
-        segments = (*position.segments, (self.world_size, batches_done))
-        return Progress(position.epoch, position.passes, segments, self._identity()).to_state()
+        if begun is not None and batches_done > begun.n_batches:
+            msg = f"batches_done must be at most {begun.n_batches}, the batches of this pass, got {batches_done}."
+            raise ValueError(msg)
+        if begun is not None and batches_done == begun.n_batches:
+            return self._state(position.after().going_on(self.world_size, 1))
+        return self._state(position.moved_to(batches_done - before))
+
+    def _state(self, position: Position) -> dict[str, Any]:
+        return Progress(position, self._identity()).to_state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank.
@@ -336,8 +348,8 @@ class DistributedSampler(Sampler):
         state
             What :meth:`state_dict` has returned, on any rank.
         strict
-            Whether the state must be of a sampler with the same settings. False goes on without comparing them; rows may
-            then be read again, or not at all.
+            Whether the state must be of a sampler with the same settings. False goes on without comparing them; rows
+            may then be read again, or not at all.
 
         Raises
         ------
@@ -347,10 +359,8 @@ class DistributedSampler(Sampler):
             rows each of them is to draw.
         """
         progress = Progress.of_state(state)
-        *others, (world_size, done) = progress.segments_run
-        if world_size != self.world_size:
-            others, done = [*others, (world_size, done)], 0
-        position = Position(progress.epoch, progress.passes, tuple(segment for segment in others if segment[1]), done)
+        position = progress.position.without_idle_segments()
+        self._check_whose(position)
         if strict:
             identity = self._identity()
             if not position.resumes:  # there is no order to bring back
@@ -363,20 +373,40 @@ class DistributedSampler(Sampler):
                     "of the wrapped sampler, which must be seeded alike in every process.)"
                 )
                 raise ValueError(msg)
-        if position.segments and not isinstance(self._sharding, Independent):
-            check_can_go_on(self._sampler, position.segments[-1][0], self.world_size)
-        self._begin(position)
+        others = position.before(self.world_size)
+        if others and not isinstance(self._sharding, Independent):
+            check_can_go_on(self._sampler, others[-1].world_size, self.world_size)
+        self._bookmark.set(position, loaded=True)
         n_obs = progress.identity.get("n_obs")
         self._n_obs_of_state = n_obs if strict and isinstance(n_obs, int) else None
-        self._loaded = True
+        self._planned = None
+
+    def _check_whose(self, position: Position) -> None:
+        """Raise if a state is that of one rank or one DataLoader worker, and this is another."""
+        if position.rank is not None and (position.rank != self.rank or position.before(self.world_size)):
+            msg = (
+                f"The state is that of rank {position.rank} alone: DataLoader workers have run through an epoch again "
+                "without set_epoch, in an order that is that rank's own. Load the state that this rank has saved, in a "
+                "job of as many ranks; or call set_epoch before each epoch, which makes states the same on all ranks."
+            )
+            raise ValueError(msg)
+        worker = current()
+        if position.share is not None and (worker is None or worker.n_workers != position.share.n_workers):
+            msg = (
+                f"The state is that of worker {position.share.worker} of {position.share.n_workers} of a DataLoader. "
+                "Load the whole state of the DataLoader into one with as many workers. For another number of workers, "
+                "save what state_dict(batches_done=...) of the loader itself returns."
+            )
+            raise ValueError(msg)
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
         mask = self.mask if isinstance(self.mask, list) else [self.mask]
+        begun = self._bookmark.begun
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
         return {
-            "n_obs": self._n_obs_of_state if self._begun is None else self._begun.n_obs,
+            "n_obs": self._n_obs_of_state if begun is None else begun.n_obs,
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
             "batch_size": self.batch_size,
             "remainder": self._remainder,
@@ -400,31 +430,37 @@ class DistributedSampler(Sampler):
             If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
             rank.
         """
-        n_obs = _natural_number("n_obs", n_obs)
-        if self._position.resumes and self._n_obs_of_state not in (None, n_obs):
+        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.position
+        with undivided():
+            return self._plan(n_obs, position)
+
+    def _plan(self, n_obs: int, position: Position) -> EpochPlan:
+        if position.resumes and self._n_obs_of_state not in (None, n_obs):
             msg = (
                 f"The state is of a collection of {self._n_obs_of_state} rows, and this one has {n_obs}. Load a state "
                 "of this collection."
             )
             raise ValueError(msg)
-        # what is left of an epoch also depends on the order of the pass that was interrupted
-        asked = n_obs, self._position if self._position.segments else self.epoch
+        # what other numbers of ranks have left of an epoch also depends on the order of their pass
+        before = position.before(self.world_size)
+        asked = n_obs, position.epoch, before, position.passes if before else None
         if self._planned is None or self._planned[0] != asked:
-            self._planned = asked, self._plan(n_obs)
+            self._planned = asked, self._plan_rest(n_obs, position.epoch, before, position.passes)
         return self._planned[1]
 
-    def _plan(self, n_obs: int) -> EpochPlan:
-        left = Rest(window(self._window_mask, n_obs), None)
-        segments, passes = self._position.segments, self._position.passes
-        for segment, (world_size, done) in enumerate(segments):
-            plan = self._plan_segment(n_obs, left, segment, world_size)
-            _check_done(plan, done)
-            left = rest(self._sampler, plan, root=self._root, passes=passes, done=done)
-        plan = self._plan_segment(n_obs, left, len(segments), self.world_size)
+    def _plan_rest(self, n_obs: int, epoch: int, before: tuple[Segment, ...], passes: int) -> EpochPlan:
+        remaining = Rest(window(self._window_mask, n_obs), None)
+        stretches = [(world_size, list(group)) for world_size, group in groupby(before, attrgetter("world_size"))]
+        for number, (world_size, segments) in enumerate(stretches):
+            plan = self._plan_segment(n_obs, epoch, remaining, number, world_size)
+            _check_done(plan, sum(segment.done for segment in segments))
+            dealings = tuple((segment.n_workers, segment.done) for segment in segments)
+            remaining = rest(self._sampler, plan, root=self._root, passes=passes, dealings=dealings)
+        plan = self._plan_segment(n_obs, epoch, remaining, len(stretches), self.world_size)
         plan.shard(self.rank)  # where a sharding can't deal the rows that are kept, it says so now
         return plan
 
-    def _plan_segment(self, n_obs: int, left: Rest, segment: int, world_size: int) -> EpochPlan:
+    def _plan_segment(self, n_obs: int, epoch: int, left: Rest, segment: int, world_size: int) -> EpochPlan:
         plan = EpochPlan(
             n_obs=n_obs,
             window=left.window,
@@ -433,21 +469,21 @@ class DistributedSampler(Sampler):
             remainder=self._remainder,
             sharding=self._sharding,
             seed=self._seed,
-            epoch=self.epoch,
+            epoch=epoch,
             segment=segment,
             turn=0,
             n_samples=left.n_samples,
             natural_batches=(),
         )
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
-        asked = n_obs, plan.dealt, self.epoch if hasattr(self._sampler, "set_epoch") else 0, segment, world_size, left
+        asked = n_obs, plan.dealt, epoch if hasattr(self._sampler, "set_epoch") else 0, segment, world_size, left
         if self._counted is None or self._counted[0] != asked:
             self._counted = asked, count(self._sampler, plan)
         counts = self._counted[1]
         if len({classes for _, classes in counts.classes}) > 1:
             self._warn_once(_other_classes(type(self._sampler).__name__, counts.classes))
         # in what is left of an epoch, lost rows stay where they are
-        turn = 0 if segment else turns(counts.movement, self.epoch)
+        turn = 0 if segment else turns(counts.movement, epoch)
         return plan.counted(counts.natural_batches, turn=turn, n_samples=counts.n_samples)
 
     def _warn_once(self, message: str) -> None:
@@ -468,7 +504,9 @@ class DistributedSampler(Sampler):
         ValueError
             As for :meth:`plan`.
         """
-        return self.plan(n_obs).n_batches(self.rank) - self._done_of(n_obs)
+        plan, done = self.plan(n_obs), self._bookmark.position.done(self.world_size)
+        _check_done(plan, done)
+        return max(0, plan.n_batches(self.rank) - done)
 
     def validate(self, n_obs: int) -> None:
         """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
@@ -503,39 +541,72 @@ class DistributedSampler(Sampler):
         RuntimeError
             While iterating, if the wrapped sampler doesn't yield what its ``n_batches`` says, or asks for rows outside
             of those that it was given.
-        NotImplementedError
-            While iterating in one of several workers of torch's ``DataLoader``.
         """
-        plan, done, position = self.plan(n_obs), self._done_of(n_obs), self._position
-        if position.passes and not position.resumes and _moves(plan):
+        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.next()
+        with undivided():
+            plan = self._plan(n_obs, position)
+        worker, share = current(), self._share(position)
+        if position.passes and not position.resumes and (worker is None or not worker.id) and _moves(plan):
             self._warn_once(_SAME_ROWS)
-        begun = self._begun = Begun(position, n_obs, max(plan.natural_batches))
-        self._loaded = False
-        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes, done=done)
-        if position.resumes:  # what is left of an epoch is left until it has been read to its end
-            requests.when_exhausted = partial(self.finish, begun)
-        else:
-            self._position = position.after()
+        dealings = tuple((segment.n_workers, segment.done) for segment in position.of(self.world_size))
+        _check_done(plan, sum(done for _, done in dealings))
+        n_batches = plan.n_batches(self.rank)
+        n_left = sum(map(len, left(n_batches, dealings[:-1])))
+        due = hand(n_batches, dealings, worker=share.worker, n_workers=share.n_workers, keeps_order=not self.shuffle)
+        begun = Begun(
+            position,
+            n_obs,
+            n_batches=sum(segment.done for segment in position.before(self.world_size)) + max(plan.natural_batches),
+            n_due=sum(map(len, due.own)),
+            share=None if worker is None else share,
+            ends=share.worker == (n_left - 1) % share.n_workers,
+        )
+        self._bookmark.begin(begun)
+        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes)
+        if begun.n_due < n_batches:
+            requests.hand = due
+        if position.resumes or worker is not None:
+            requests.when_exhausted = partial(self._bookmark.end, begun)
         return requests
+
+    def _share(self, position: Position) -> Share:
+        """Which part of a pass this process has: all of it, unless it is a worker."""
+        worker = current()
+        if worker is None:
+            return Share(0, 1)
+        # torch begins to collect from worker 0, whosoever's turn it was
+        return position.share or Share((worker.id + position.segments[-1].done) % worker.n_workers, worker.n_workers)
 
     @property
     def begun(self) -> Begun | None:
         """The pass that was begun last, None if something was set or loaded since."""
-        return self._begun
+        return self._bookmark.begun
 
     def finish(self, begun: Begun) -> None:
-        """Take what was left of a resumed epoch for done, if it is still what comes next."""
-        if self._begun is begun and self._position == begun.position:
-            self._position = begun.position.after()
+        """Take what was left of a resumed epoch for done."""
+        self._bookmark.end(begun)
 
-    def _done_of(self, n_obs: int) -> int:
-        """How many of this rank's batches were done before the next pass."""
-        plan = self.plan(n_obs)
-        _check_done(plan, self._position.done)
-        return min(self._position.done, plan.n_batches(self.rank))
+    def state_after(self, begun: Begun | None, n_yielded: int) -> dict[str, Any]:
+        """Return the state after so many batches of a pass were yielded here, or at the beginning of the next one."""
+        if begun is None:
+            position = self._bookmark.next()
+            return self._state(position if current() is None else replace(position, share=self._share(position)))
+        if begun.share is None and n_yielded == begun.n_due:
+            return self._state(begun.position.after().going_on(self.world_size, 1))
+        return self._state(replace(begun.moved_by(n_yielded), share=begun.share))
+
+    @property
+    def is_with_workers(self) -> bool:
+        """Whether the pass that was begun last is that of ``DataLoader`` workers, and this is their process."""
+        return self._bookmark.is_with_workers
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)
+
+    def __copy__(self) -> Self:
+        duplicate = object.__new__(type(self))
+        vars(duplicate).update(vars(self), _bookmark=copy.deepcopy(self._bookmark))
+        return duplicate
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays

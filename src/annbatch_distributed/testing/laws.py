@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from annbatch.samplers import RandomSampler, SequentialSampler
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from annbatch_distributed.ranks import Rank
@@ -75,6 +75,8 @@ def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_si
     # the first examples are slow while modules load; and examples that are kept would be taken for another sharding's
     @settings(deadline=None, database=None)
     @given(deals(n_obs, max_world_size), st.sampled_from(POLICIES), st.integers(1, 12))
+    # whatever is drawn, a job of two ranks is tried with all rows
+    @example(Deal(60 if n_obs is None else n_obs, None, min(2, max_world_size), epoch=0, seed=0), "drop", 12)
     def keeps_the_laws(asked: Deal, remainder: Remainder, batch_size: int) -> None:
         note(f"rows: {asked.rows}")
         try:

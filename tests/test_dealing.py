@@ -1,0 +1,81 @@
+"""How batches are dealt to DataLoader workers, against a simulated torch, which collects from its workers in turn."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed.dealing import Dealings, contains, done, hand, left
+
+#: How many workers there are, and how many batches are collected.
+runs = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4)
+
+
+def collect(n_batches: int, dealings: Dealings, n_workers: int, n: int, *, keeps_order: bool) -> list[int]:
+    """Collect so many batches, from workers that begin where the dealings have come to."""
+    *_, (_, before) = dealings
+    workers = [
+        chain.from_iterable(
+            hand(
+                n_batches, dealings, worker=(worker + before) % n_workers, n_workers=n_workers, keeps_order=keeps_order
+            ).own
+        )
+        for worker in range(n_workers)
+    ]
+    found: list[int] = []
+    n_asked = 0
+    ended: set[int] = set()
+    while len(found) < n and len(ended) < n_workers:
+        worker = n_asked % n_workers
+        n_asked += 1
+        if worker not in ended:
+            batch = next(workers[worker], None)
+            ended |= {worker} if batch is None else set()
+            found += [] if batch is None else [batch]
+    return found
+
+
+@given(st.integers(0, 40), runs, st.booleans())
+def test_every_batch_is_collected_once_whatever_the_numbers_of_workers(n: int, runs: Dealings, keeps: bool) -> None:
+    collected: list[int] = []
+    dealings: Dealings = ()
+    for n_workers, wanted in runs:
+        before = ((1, len(collected)),) if keeps else (*dealings, (n_workers, 0))
+        found = collect(n, before, n_workers, wanted, keeps_order=keeps)
+        assert len(found) == min(wanted, n - len(collected))
+        collected += found
+        dealings = ((1, len(collected)),) if keeps else (*dealings, (n_workers, len(found)))
+        assert sorted(chain(*left(n, dealings))) == sorted(set(range(n)) - set(collected))
+        assert list(chain(*done(n, dealings))) == sorted(collected)
+    assert len(set(collected)) == len(collected)
+    if keeps:
+        assert collected == list(range(len(collected)))
+
+
+@given(st.integers(0, 40), st.integers(1, 5), st.integers(0, 40), st.booleans())
+def test_the_same_number_of_workers_goes_on_where_it_was(n: int, n_workers: int, at: int, keeps: bool) -> None:
+    at = min(at, n)
+    dealt_to = 1 if keeps else n_workers
+    whole = collect(n, ((dealt_to, 0),), n_workers, n, keeps_order=keeps)
+    rest = collect(n, ((dealt_to, at),), n_workers, n, keeps_order=keeps)
+    assert whole[at:] == rest
+
+
+@given(st.integers(1, 60), st.integers(2, 6), st.integers(1, 8))
+def test_the_batches_of_most_load_requests_belong_to_one_worker(n: int, n_workers: int, per_request: int) -> None:
+    owners = [
+        hand(n, ((n_workers, 0),), worker=worker, n_workers=n_workers, keeps_order=False).own
+        for worker in range(n_workers)
+    ]
+    requests = [range(first, min(n, first + per_request)) for first in range(0, n, per_request)]
+    readers = [sum(any(contains(own, batch) for batch in request) for own in owners) for request in requests]
+    assert sum(readers) <= len(requests) + n_workers - 1
+
+
+def test_one_rank_may_have_a_batch_less_than_what_all_have_done() -> None:
+    assert left(3, ((1, 4),)) == ()
+    assert left(4, ((2, 5),)) == ()
+    assert hand(4, ((2, 5),), worker=1, n_workers=2, keeps_order=False) == ((), ())
+    assert done(4, ((2, 5),)) == (range(4),)

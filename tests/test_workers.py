@@ -1,0 +1,398 @@
+"""Workers of torch's DataLoader: real ones, and simulated ones where there are many cases."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from annbatch import Loader
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, get_worker_info
+from zarr.storage import MemoryStore, WrapperStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.workers import current, undivided
+from tests.samplers import batches, flat
+from tests.strategies import jobs
+from tests.workers import Workers, as_worker, forked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.strategies import Job
+
+N_OBS = 201
+LABELS = pd.Categorical(np.repeat(["B", "NK", "T"], [80, 60, 61]))
+SAMPLERS = {
+    "random": RandomSampler(8, 4, 8),
+    "sequential": SequentialSampler(8, 4, 8),
+    "class": ClassSampler(8, 4, 8, classes=LABELS, num_samples=N_OBS),
+    "replacement": RandomSampler(8, 4, 8, replacement=True),
+}
+
+
+def distributed(kind: str = "random", rank: int = 0, world_size: int = 2, **options: Any) -> DistributedSampler:
+    options = {"seed": 0, "remainder": "exact"} | options
+    return DistributedSampler(SAMPLERS[kind], dist_info=Rank(rank, world_size), **options)
+
+
+def loader(kind: str = "random", rank: int = 0, *, of: type[Loader] = StatefulLoader, **options: Any) -> Any:
+    made = of(batch_sampler=distributed(kind, rank, **options), return_index=True, preload_to_gpu=False)
+    return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+
+
+def rows(found: Iterable[Any]) -> list[list[int]]:
+    """The rows of each batch, which its data must agree with."""
+    return [batch["index"].tolist() for batch in found if batch["X"][:, 0].tolist() == batch["index"].tolist()]
+
+
+def torchs(source: Any, n_workers: int = 2, start: str = "fork", **options: Any) -> DataLoader:
+    return DataLoader(source, batch_size=None, num_workers=n_workers, multiprocessing_context=start, **options)
+
+
+#: Most tests of real workers fork them, which takes no time; where that can't be, spawned ones are tested nevertheless.
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
+# real workers
+
+
+@pytest.mark.parametrize("start", multiprocessing.get_all_start_methods())
+def test_what_is_set_and_loaded_reaches_workers_that_persist_however_they_are_started(start: str) -> None:
+    made = loader(sharding="shuffled")
+    whole = rows(loader(sharding="shuffled"))
+    collected = torchs(made, start=start, persistent_workers=True)
+    first, second = rows(collected), rows(collected)
+    assert len(collected) == len(first) == len(whole)
+    assert sorted(first) == sorted(whole)
+    assert sorted(flat(second)) == sorted(flat(first))  # of the same shard, since no epoch was set
+    assert second != first
+    made.set_epoch(3)
+    third = rows(collected)
+    expected = loader(sharding="shuffled")
+    expected.set_epoch(3)
+    assert sorted(third) == sorted(rows(expected))
+    made.set_epoch(0)
+    assert rows(collected) == first
+    made.set_epoch(3)
+    list(islice(iter(collected), 4))  # what is fetched ahead doesn't count
+    made.load_state_dict(json.loads(json.dumps(made.state_dict(batches_done=4))))
+    assert rows(collected) == third[4:]
+    assert sorted(flat(rows(collected))) == sorted(flat(third))
+    assert len(collected) == len(third)
+
+
+@forks
+def test_workers_that_are_started_anew_for_each_epoch_have_a_new_order_and_one_that_was_left() -> None:
+    made = loader()
+    collected = torchs(made)
+    first = rows(collected)
+    state = made.state_dict(batches_done=5)
+    again = rows(collected)  # nobody has called set_epoch
+    assert sorted(flat(again)) == sorted(flat(first))
+    assert again != first
+
+    for n_workers in (1, 2, 3):
+        after = loader()
+        after.load_state_dict(state)
+        list(islice(iter(torchs(after, n_workers, prefetch_factor=1)), 2))  # given up
+        rest = rows(torchs(after, n_workers))
+        assert sorted(rest) == sorted(first[5:])
+        assert (rest == first[5:]) is (n_workers == 2)
+        assert after.sampler.n_batches(N_OBS) == len(first)
+
+
+@forks
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_workers_take_every_policy_and_the_samplers_that_annbatch_refuses(kind: str, remainder: str) -> None:
+    sharding = "independent" if kind in ("class", "replacement") else "contiguous"
+    for rank in range(2):
+        found = rows(torchs(loader(kind, rank, remainder=remainder, sharding=sharding), n_workers=3))
+        expected = rows(loader(kind, rank, remainder=remainder, sharding=sharding))
+        if kind == "sequential":
+            assert found == expected
+        assert sorted(found) == sorted(expected)
+
+
+@forks
+def test_annbatchs_own_loader_has_workers_too() -> None:
+    made = loader(of=Loader)
+    collected = torchs(made)
+    found = rows(collected)
+    assert sorted(found) == sorted(rows(loader()))
+    state = made.batch_sampler.state_dict(batches_done=7)
+    after = loader(of=Loader)
+    after.batch_sampler.load_state_dict(state)
+    assert rows(torchs(after)) == found[7:]
+
+
+@forks
+def test_a_collection_on_disk_is_read_by_forked_workers_with_zarrs_own_codecs(tmp_path: Any) -> None:
+    data = np.arange(N_OBS, dtype="float32").reshape(-1, 1)
+    zarr.create_array(tmp_path / "X", data=data, chunks=(8, 1))
+    pipeline = zarr.config.get("codec_pipeline.path")
+    made = StatefulLoader(batch_sampler=distributed(), return_index=True, preload_to_gpu=False)
+    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+        made.add_dataset(zarr.open_array(tmp_path / "X", mode="r"))
+        next(iter(made))  # this process has read something before
+        made.set_epoch(0)
+        assert sorted(rows(torchs(made))) == sorted(rows(loader()))
+    assert zarr.config.get("codec_pipeline.path") == pipeline
+
+
+# simulated ones
+
+
+@given(jobs(), st.integers(0, 2), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4), st.data())
+def test_every_batch_of_a_pass_comes_once_however_many_workers_there_are_and_however_often_that_changes(
+    drawn: Job, epoch: int, runs: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    which = data.draw(st.integers(0, drawn.world_size - 1))
+    rank = drawn.ranks()[which]
+    try:
+        rank.validate(drawn.n_obs)
+    except ValueError:
+        assume(False)
+    rank.set_epoch(epoch)
+    expected = batches(rank.sample(drawn.n_obs))
+    rank.set_epoch(epoch)
+    found: list[list[int]] = []
+    for n_workers, n in [*runs, (data.draw(st.integers(0, 5)), len(expected))]:
+        if len(found) == len(expected):
+            break
+        assert rank.n_batches(drawn.n_obs) == len(expected) - len(found)
+        source = Workers(rank, n_workers, n_obs=drawn.n_obs) if n_workers else batches(rank.sample(drawn.n_obs))
+        found += islice(source, n)
+        state = json.loads(json.dumps(rank.state_dict(batches_done=len(found))))
+        assert len(json.dumps(state)) < 2_000
+        rank = drawn.ranks()[which]
+        rank.load_state_dict(state)
+    event(f"{drawn.kind}, {len(runs)} runs")
+    assert sorted(found) == sorted(expected)
+    if not rank.shuffle:
+        assert found == expected
+
+
+@given(st.integers(1, 5), st.integers(0, 12), st.sampled_from(sorted(SAMPLERS)))
+def test_as_many_workers_go_on_bit_for_bit(n_workers: int, done: int, kind: str) -> None:
+    whole = list(Workers(distributed(kind, rank=1), n_workers, n_obs=N_OBS))
+    before = distributed(kind, rank=1)
+    assert list(islice(Workers(before, n_workers, n_obs=N_OBS), done)) == whole[:done]
+    after = distributed(kind, rank=1)
+    after.load_state_dict(before.state_dict(batches_done=done))
+    workers = Workers(after, n_workers, n_obs=N_OBS)
+    assert list(workers) == whole[done:]
+    # what was left is done, so that a whole pass comes next, in an order of its own
+    assert after.n_batches(N_OBS) == len(whole)
+    following = list(workers)
+    assert len(following) == len(whole)
+    if kind != "sequential" and done:
+        assert following != whole
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_no_order_comes_twice_by_accident_and_that_of_an_epoch_comes_again_on_purpose(persistent: bool) -> None:
+    made = distributed()
+    workers = Workers(made, 2, n_obs=N_OBS, persistent=persistent)
+    shard = sorted(flat(workers))
+    made.set_epoch(0)
+    passes = [list(workers) for _ in range(4)]
+    made.set_epoch(1)
+    passes += [list(workers) for _ in range(3)]
+    assert all(sorted(flat(one)) == shard for one in passes)
+    assert len({str(one) for one in passes}) == len(passes)
+    made.set_epoch(0)
+    assert list(workers) == passes[0]
+    made.set_epoch(1)
+    assert list(workers) == passes[4]
+    alone = distributed()
+    assert sorted(batches(alone.sample(N_OBS))) == sorted(passes[0])
+
+
+def test_passes_without_workers_and_with_them_take_turns_and_have_orders_of_their_own() -> None:
+    made = distributed()
+    workers = Workers(made, 2, n_obs=N_OBS)
+    orders = []
+    for _ in range(3):
+        orders += [sorted(batches(made.sample(N_OBS))), sorted(workers), sorted(workers)]
+    assert len({str(order) for order in orders}) == len(orders)
+
+
+def test_whatever_torch_draws_the_shards_are_the_same() -> None:
+    read = []
+    for rank in range(2):
+        workers = Workers(distributed(rank=rank, sharding="shuffled"), 3, n_obs=N_OBS)
+        read += [sorted(flat(workers)) for _ in range(2)]
+    assert read[0] == read[1]
+    assert read[2] == read[3]
+    assert sorted(read[0] + read[2]) == list(range(N_OBS))
+
+
+class CountingStore(WrapperStore[MemoryStore]):
+    """A store that counts how often each chunk is read."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.reads: dict[str, int] = {}
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        self.reads[key] = self.reads.get(key, 0) + 1
+        return await super().get(key, *args, **kwargs)
+
+
+@pytest.mark.parametrize(("kind", "shared"), [("random", 2), ("sequential", 0)])
+def test_hardly_a_chunk_is_read_by_more_than_one_worker(kind: str, shared: int) -> None:
+    store = CountingStore(MemoryStore())
+    data = np.arange(N_OBS, dtype="float32").reshape(-1, 1)
+    array = zarr.create_array(store, name="X", data=data, chunks=(8, 1))
+    store.reads.clear()
+    for worker in range(3):
+        sampler = DistributedSampler(SAMPLERS[kind], dist_info=Rank(0, 1), seed=0, remainder="drop")
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_dataset(array)
+        with as_worker(worker, 3):
+            rows(made)
+    reads = [n for key, n in store.reads.items() if "c/" in key]
+    assert len(reads) == N_OBS // 8
+    # 4 chunks in a load request: two requests at most belong to two workers
+    assert sum(reads) - len(reads) <= 4 * shared
+
+
+def test_in_a_worker_others_are_told_that_there_is_none() -> None:
+    assert current() is None
+    with undivided():
+        assert current() is None
+    with as_worker(1, 3, seed=40):
+        assert current() == (1, 3, 40)
+        with undivided():
+            assert get_worker_info() is None
+        with pytest.raises(RuntimeError, match="left"), undivided():
+            raise RuntimeError("left")
+        assert get_worker_info().id == 1
+
+
+# states of workers
+
+
+def worker_states(made: StatefulLoader, n_workers: int, done: int) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """The first batches that are collected, and each worker's state at its last one, as torchdata keeps them."""
+    found, states, iterators = [], [], []
+    duplicates = [forked(made) for _ in range(n_workers)]
+    for worker, duplicate in enumerate(duplicates):
+        with as_worker(worker, n_workers):
+            iterators.append(iter(duplicate))
+            states.append(duplicate.state_dict())
+    for number in range(done):
+        worker = number % n_workers
+        with as_worker(worker, n_workers):
+            found += rows([next(iterators[worker])])
+            states[worker] = json.loads(json.dumps(duplicates[worker].state_dict()))
+    return found, states
+
+
+@pytest.mark.parametrize("kind", ["random", "sequential"])
+@pytest.mark.parametrize("before", [0, 4])
+@pytest.mark.parametrize("done", [0, 1, 2, 7, 8])
+def test_each_worker_goes_on_with_the_state_that_it_had_at_its_last_batch(kind: str, before: int, done: int) -> None:
+    whole = list(Workers(loader(kind), 3))
+    state = loader(kind).state_dict()
+    if before:
+        first = loader(kind)
+        assert list(islice(Workers(first, 3), before)) == whole[:before]
+        state = first.state_dict(batches_done=before)
+    made = loader(kind)
+    made.load_state_dict(state)
+    found, states = worker_states(made, 3, done)
+    assert found == whole[before : before + done]
+
+    again = loader(kind)
+    rest = []
+    for worker, state in enumerate(states):
+        with as_worker(worker, 3, seed=1000):
+            duplicate = forked(again)
+            duplicate.load_state_dict(state)
+            rest.append(rows(duplicate))
+    assert sorted(flat(rest[0] + rest[1] + rest[2])) == sorted(flat(whole[before + done :]))
+    turn = [(done + number) % 3 for number in range(3)]
+    collected = list(Workers._in_turn([iter(rest[worker]) for worker in turn]))
+    assert collected == whole[before + done :]
+    # this process doesn't know where they were
+    with pytest.raises(RuntimeError, match="have loaded a state each"):
+        again.state_dict(batches_done=done)
+
+
+def test_the_state_of_a_worker_is_refused_elsewhere() -> None:
+    _, states = worker_states(loader(), 3, 4)
+    with pytest.raises(ValueError, match=r"is that of worker 1 of 3 of a DataLoader\. Load the whole state"):
+        loader().load_state_dict(states[1])
+    with as_worker(1, 2), pytest.raises(ValueError, match="is that of worker 1 of 3"):
+        loader().load_state_dict(states[1])
+
+
+def test_how_many_batches_were_trained_on_must_be_said_where_workers_take_them() -> None:
+    made = loader()
+    assert made.state_dict()["segments"] == [[2, 1, 0]]
+    list(islice(Workers(made, 2), 3))
+    with pytest.raises(RuntimeError, match=r"state_dict\(batches_done=...\), or use torchdata's StatefulDataLoader"):
+        made.state_dict()
+    assert made.state_dict(batches_done=3)["segments"] == [[2, 2, 3]]
+    with pytest.raises(ValueError, match="batches_done must be at most 13"):
+        made.state_dict(batches_done=14)
+    next(iter(made))  # a pass of this process
+    assert made.state_dict()["segments"] == [[2, 1, 1]]
+
+
+def test_an_order_that_a_rank_has_drawn_for_itself_can_be_resumed_by_that_rank_alone() -> None:
+    made = distributed()
+    workers = Workers(made, 2, n_obs=N_OBS)
+    list(workers)
+    second = list(workers)
+    state = made.state_dict(batches_done=5)
+    assert state["rank"] == 0
+    after = distributed()
+    after.load_state_dict(state)
+    assert list(Workers(after, 2, n_obs=N_OBS)) == second[5:]
+    for other in (distributed(rank=1), distributed(world_size=3)):
+        with pytest.raises(ValueError, match=r"The state is that of rank 0 alone: .* call set_epoch before each epoch"):
+            other.load_state_dict(state)
+    made.set_epoch(0)
+    list(workers)
+    assert "rank" not in made.state_dict(batches_done=5)
+
+
+# what goes wrong
+
+
+def test_an_epoch_that_is_set_while_workers_begin_a_pass_is_an_error_in_one_of_them() -> None:
+    made = distributed()
+    workers = Workers(made, 2, n_obs=N_OBS, persistent=True)
+    list(workers)
+    with as_worker(0, 2, workers.seed):
+        workers.copies[0].sample(N_OBS)
+    made.set_epoch(1)
+    with as_worker(1, 2, workers.seed), pytest.raises(RuntimeError, match="The epoch was set while the workers"):
+        workers.copies[1].sample(N_OBS)
+
+
+def test_two_iterations_that_are_begun_at_once_are_an_error_in_one_of_them() -> None:
+    made = distributed()
+    one, other = forked(made), forked(made)
+    with as_worker(0, 1, seed=5):
+        first = one.sample(N_OBS)
+    made._bookmark._shared.report(first=-1, generation=-1)  # as the other found it
+    with as_worker(0, 1, seed=6):
+        batches(other.sample(N_OBS))
+    with (
+        as_worker(0, 1, seed=5),
+        pytest.raises(RuntimeError, match="Two iterations over DataLoaders of the same loader"),
+    ):
+        batches(first)

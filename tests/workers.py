@@ -1,0 +1,70 @@
+"""DataLoader workers that are not there: a sampler is told that it is in one, by the name that torch keeps it under."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data._utils import worker as torchs
+
+from annbatch_distributed import DistributedSampler, StatefulLoader
+from tests.samplers import batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_seeds = itertools.count(2**62 + 1, 1_000)
+
+
+@contextmanager
+def as_worker(worker: int, n_workers: int, seed: int = 7) -> Iterator[None]:
+    """Be a worker for a while; the seed is what torch has drawn for all of them."""
+    before = torchs._worker_info
+    torchs._worker_info = torchs.WorkerInfo(id=worker, num_workers=n_workers, seed=seed + worker, dataset=None)
+    try:
+        yield
+    finally:
+        torchs._worker_info = before
+
+
+def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Source:
+    """A copy that a worker would have if it were forked now: it shares memory with the original."""
+    duplicate = copy.deepcopy(source)
+    duplicate.sampler._bookmark._shared = source.sampler._bookmark._shared
+    return duplicate
+
+
+class Workers:
+    """Workers of one rank, which fetch all of their batches ahead; they are started anew unless they persist."""
+
+    def __init__(self, source: Any, n_workers: int, *, n_obs: int = 0, persistent: bool = False) -> None:
+        self.source, self.n_workers, self.n_obs, self.persistent = source, n_workers, n_obs, persistent
+        self.copies: list[Any] = []
+        self.seed = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if not (self.persistent and self.copies):
+            self.copies = [forked(self.source) for _ in range(self.n_workers)]
+            self.seed = next(_seeds)
+        streams = []
+        for worker, duplicate in enumerate(self.copies):
+            with as_worker(worker, self.n_workers, self.seed):
+                streams.append(iter(self._all(duplicate)))
+        return self._in_turn(streams)
+
+    def _all(self, duplicate: Any) -> list[list[int]]:
+        if isinstance(duplicate, StatefulLoader):
+            return [batch["index"].tolist() for batch in duplicate]
+        return batches(duplicate.sample(self.n_obs))
+
+    @staticmethod
+    def _in_turn(streams: list[Iterator[list[int]]]) -> Iterator[list[int]]:
+        # as torch does: those that have ended are left out
+        while streams:
+            for stream in list(streams):
+                try:
+                    yield next(stream)
+                except StopIteration:
+                    streams.remove(stream)
