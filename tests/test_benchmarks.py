@@ -27,6 +27,14 @@ def test_the_sampling_benchmark_compares_every_configuration_and_answers() -> No
     assert ["plan an epoch of 1e+09 rows" in line for line in lines[21:]] == [True, True]
 
 
+def test_the_resume_benchmark_measures_every_configuration() -> None:
+    title, names, *lines = lines_of("resume.py", "--small")
+    assert title.startswith("1e+06 rows, half an epoch done on 8 ranks")
+    assert names.split()[0] == "chunk/preload/batch"
+    assert [line.split()[0] for line in lines] == ["512/32/4096", "256/32/4096", "64/32/256"]
+    assert all(float(line.split()[-1]) > 0 for line in lines)
+
+
 def test_sorted_rows_are_represented_as_the_sharding_lets_expect(tmp_path: Path) -> None:
     figure = tmp_path / "figure.svg"
     tables: list[dict[str, list[float]]] = []

@@ -24,7 +24,7 @@ from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.workers import current, undivided
 from tests.samplers import batches, flat
 from tests.strategies import jobs
-from tests.workers import Workers, as_worker, forked
+from tests.workers import Workers, as_worker, forked, in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -323,7 +323,7 @@ def test_each_worker_goes_on_with_the_state_that_it_had_at_its_last_batch(kind: 
             rest.append(rows(duplicate))
     assert sorted(flat(rest[0] + rest[1] + rest[2])) == sorted(flat(whole[before + done :]))
     turn = [(done + number) % 3 for number in range(3)]
-    collected = list(Workers._in_turn([iter(rest[worker]) for worker in turn]))
+    collected = list(in_turn([iter(rest[worker]) for worker in turn]))
     assert collected == whole[before + done :]
     # this process doesn't know where they were
     with pytest.raises(RuntimeError, match="have loaded a state each"):

@@ -13,7 +13,7 @@ from annbatch_distributed import DistributedSampler, StatefulLoader
 from tests.samplers import batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _seeds = itertools.count(2**62 + 1, 1_000)
 
@@ -39,32 +39,41 @@ def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Sour
 class Workers:
     """Workers of one rank, which fetch all of their batches ahead; they are started anew unless they persist."""
 
-    def __init__(self, source: Any, n_workers: int, *, n_obs: int = 0, persistent: bool = False) -> None:
+    def __init__(
+        self,
+        source: Any,
+        n_workers: int,
+        *,
+        n_obs: int = 0,
+        persistent: bool = False,
+        read: Callable[[Any], Iterable[Any]] | None = None,
+    ) -> None:
         self.source, self.n_workers, self.n_obs, self.persistent = source, n_workers, n_obs, persistent
+        self.read = self.rows if read is None else read
         self.copies: list[Any] = []
         self.seed = 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         if not (self.persistent and self.copies):
             self.copies = [forked(self.source) for _ in range(self.n_workers)]
             self.seed = next(_seeds)
         streams = []
         for worker, duplicate in enumerate(self.copies):
             with as_worker(worker, self.n_workers, self.seed):
-                streams.append(iter(self._all(duplicate)))
-        return self._in_turn(streams)
+                streams.append(iter(list(self.read(duplicate))))
+        return in_turn(streams)
 
-    def _all(self, duplicate: Any) -> list[list[int]]:
+    def rows(self, duplicate: Any) -> list[list[int]]:
         if isinstance(duplicate, StatefulLoader):
             return [batch["index"].tolist() for batch in duplicate]
         return batches(duplicate.sample(self.n_obs))
 
-    @staticmethod
-    def _in_turn(streams: list[Iterator[list[int]]]) -> Iterator[list[int]]:
-        # as torch does: those that have ended are left out
-        while streams:
-            for stream in list(streams):
-                try:
-                    yield next(stream)
-                except StopIteration:
-                    streams.remove(stream)
+
+def in_turn(streams: list[Iterator[Any]]) -> Iterator[Any]:
+    """Collect as torch does: from each worker in turn, without those that have come to their end."""
+    while streams:
+        for stream in list(streams):
+            try:
+                yield next(stream)
+            except StopIteration:
+                streams.remove(stream)

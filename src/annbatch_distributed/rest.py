@@ -99,7 +99,4 @@ def _without(window: Rows, starts: Int64Array, stops: Int64Array) -> Rows:
     """
     ranges = [(piece.start, piece.stop) for piece in window.pieces if isinstance(piece, range)]
     bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
-    left_starts = np.sort(np.concatenate([bounds[:, 0], stops]))
-    left_stops = np.sort(np.concatenate([bounds[:, 1], starts]))
-    some = left_starts < left_stops
-    return Rows(tuple(map(range, left_starts[some].tolist(), left_stops[some].tolist())))
+    return Rows.of_bounds(np.sort(np.append(bounds[:, 0], stops)), np.sort(np.append(bounds[:, 1], starts)))

@@ -29,9 +29,9 @@ def python(*arguments: object) -> list[str]:
     return [sys.executable, *map(str, arguments)]
 
 
-def torchrun(*arguments: object, ranks: int) -> list[str]:
+def torchrun(*arguments: object, ranks: int, restarts: int = 0) -> list[str]:
     """Return the command that runs something on several ranks of this machine."""
-    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
     return python("-m", "torch.distributed.run", *options, *arguments)
 
 
@@ -43,7 +43,10 @@ def free_port() -> int:
 
 
 def run(
-    *commands: Sequence[str], seconds: float, environments: Sequence[Mapping[str, str]] = (), expect: int = 0
+    *commands: Sequence[str],
+    seconds: float,
+    environments: Sequence[Mapping[str, str]] = (),
+    expect: int | Sequence[int] = 0,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run commands side by side, and return how each went.
 
@@ -56,8 +59,9 @@ def run(
     environments
         What each command has in its environment besides `ENVIRONMENT`.
     expect
-        The exit code of every command; another one is an error, and ends the others.
+        The exit code of every command, or of each; another one is an error, and ends the others.
     """
+    codes = [expect] * len(commands) if isinstance(expect, int) else expect
     with ExitStack() as stack:
         outputs = [
             (stack.enter_context(tempfile.TemporaryFile("w+")), stack.enter_context(tempfile.TemporaryFile("w+")))
@@ -80,7 +84,7 @@ def run(
         deadline = time.monotonic() + seconds
         try:
             while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-                if any(process.poll() not in {None, expect} for process in processes):
+                if any(process.poll() not in {None, code} for process, code in zip(processes, codes, strict=True)):
                     deadline = min(deadline, time.monotonic() + 5)
                 time.sleep(0.05)
             late = any(process.poll() is None for process in processes)
@@ -95,7 +99,7 @@ def run(
             done.append(subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr))
         problems = [f"{' '.join(one.args)}\nexit code {one.returncode}\n{one.stdout}\n{one.stderr}" for one in done]
         assert not late, "not done in time:\n" + "\n".join(problems)
-        assert all(one.returncode == expect for one in done), "\n".join(problems)
+        assert [one.returncode for one in done] == list(codes), "\n".join(problems)
         return done
 
 

@@ -33,7 +33,21 @@ def test_a_cyclic_stretch_goes_on_at_the_front(parts: list[range], start: int, l
     rows = Rows(tuple(parts))
     enumerated = list(rows)
     expected = [enumerated[(start + position) % len(enumerated)] for position in range(length)]
-    assert list(rows.cyclic(start, length)) == expected
+    found = rows.cyclic(start, length)
+    assert list(found) == expected
+    assert found == Rows(found.pieces)  # its pieces are joined
+
+
+@given(ranges, ranges)
+def test_rows_behind_others_are_joined_to_them(before: list[range], after: list[range]) -> None:
+    rows = Rows(tuple(before)) + Rows(tuple(after))
+    assert rows == Rows((*before, *after))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
+def test_rows_can_be_made_of_bounds(bounds: list[tuple[int, int]]) -> None:
+    starts, stops = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+    assert Rows.of_bounds(starts, stops) == Rows(tuple(range(*pair) for pair in bounds))
 
 
 @given(ranges, st.data())

@@ -291,6 +291,8 @@ def _each_once(rows: Rows, shares: Sequence[Rows]) -> bool:
     """Whether shares hold each of some rows once and no others, as far as that can be told from ranges alone."""
     if sum(map(len, shares)) != len(rows):
         return False
+    if list(shares) == [rows]:  # as they were, which there can be very many pieces of in the rest of an epoch
+        return True
     ranges = [piece for share in shares for piece in share.pieces if isinstance(piece, range)]
     if sum(map(len, ranges)) != len(rows):
         return True  # some are worked out; it would take each of them to tell

@@ -12,7 +12,7 @@ Position ``p`` of ``Rows`` (a *local* row) is its ``p``-th row (a *global* row):
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 type IntArray = npt.NDArray[np.integer[Any]]
 type Int64Array = npt.NDArray[np.int64]
@@ -96,6 +96,13 @@ class Rows:
         object.__setattr__(self, "pieces", tuple(_joined(self.pieces)))
 
     @classmethod
+    def _of_joined(cls, pieces: Iterable[Piece]) -> Rows:
+        """Return the rows of pieces that are joined already: of 10^5 of them, that takes as long as all the rest."""
+        rows = object.__new__(cls)
+        object.__setattr__(rows, "pieces", tuple(pieces))
+        return rows
+
+    @classmethod
     def of(cls, rows: npt.ArrayLike | range) -> Rows:
         """Return any rows, one by one, as ranges wherever they follow each other.
 
@@ -113,7 +120,28 @@ class Rows:
         starts = np.flatnonzero(np.diff(listed, prepend=listed[:1] - 2) != 1)
         lengths = np.diff(starts, append=len(listed))
         firsts = listed[starts]
-        return cls(tuple(map(range, firsts.tolist(), (firsts + lengths).tolist())))
+        return cls._of_joined(map(range, firsts.tolist(), (firsts + lengths).tolist()))
+
+    @classmethod
+    def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Rows:
+        """Return the rows of half-open ranges, in order.
+
+        Parameters
+        ----------
+        starts, stops
+            The bounds of the ranges. Where a range stops no later than it starts, there are no rows.
+
+        Examples
+        --------
+        >>> Rows.of_bounds(np.array([4, 7, 9, 3]), np.array([7, 8, 9, 5]))
+        Rows(4:8, 3:5)
+        """
+        some = starts < stops
+        starts, stops = starts[some], stops[some]
+        apart = starts[1:] != stops[:-1]
+        ends = np.ones(min(1, len(starts)), dtype=np.bool_)  # the first one starts a piece, the last one stops a piece
+        starts, stops = starts[np.append(ends, apart)], stops[np.append(apart, ends)]
+        return cls._of_joined(map(range, starts.tolist(), stops.tolist()))
 
     def __len__(self) -> int:
         return self._stops[-1] if self.pieces else 0
@@ -122,7 +150,7 @@ class Rows:
         return chain.from_iterable(self.pieces)
 
     def __add__(self, other: Rows) -> Rows:
-        return Rows(self.pieces + other.pieces)
+        return Rows._of_joined(_chained((self.pieces, other.pieces)))
 
     def __repr__(self) -> str:
         return f"Rows({self})"
@@ -163,20 +191,25 @@ class Rows:
         length
             How many rows to take; more than there are means that rows come again.
         """
-        pieces: list[Piece] = []
+        stretches: list[Sequence[Piece]] = []
         while length > 0:
             start %= len(self)
-            index = bisect_right(self._stops, start)
-            piece, stop = self.pieces[index], self._stops[index]
-            first = start - (stop - len(piece))
-            taken = min(length, stop - start)
-            if isinstance(piece, range):
-                pieces.append(piece[first : first + taken])
-            else:
-                pieces.extend(piece.part(first, first + taken))
-            start += taken
-            length -= taken
-        return Rows(tuple(pieces))
+            stop = min(start + length, len(self))
+            stretches += self._stretch(start, stop)
+            length -= stop - start
+            start = stop
+        return Rows._of_joined(_chained(stretches))
+
+    def _stretch(self, start: int, stop: int) -> Iterator[Sequence[Piece]]:
+        """Return the rows at positions ``[start, stop)``, at least one: pieces, but for parts of those at both ends."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
+        before_first, before_last = (self._stops[which] - len(self.pieces[which]) for which in (first, last))
+        if first == last:
+            yield _part(self.pieces[first], start - before_first, stop - before_first)
+            return
+        yield _part(self.pieces[first], start - before_first, len(self.pieces[first]))
+        yield self.pieces[first + 1 : last]
+        yield _part(self.pieces[last], 0, stop - before_last)
 
     def within(self, start: int, stop: int) -> Rows:
         """Return those of these rows that lie in the half-open range ``[start, stop)`` of global rows, in order.
@@ -199,6 +232,8 @@ class Rows:
 
         Each block of the runs then begins at a multiple of the block size, whatever the lengths of the ranges.
         """
+        if not self._runs:
+            return self
         return Rows(tuple(sorted(self.pieces, key=lambda piece: isinstance(piece, range))))
 
     def to_global(self, local: IntArray) -> Int64Array:
@@ -285,6 +320,21 @@ class _Cells(NamedTuple):
         """The cell that each local row is in."""
         piece = self.piece(positions)
         return self.first[piece] + (positions - self.starts[piece]) // self.sizes[piece]
+
+
+def _part(piece: Piece, start: int, stop: int) -> Sequence[Piece]:
+    """Return the rows at positions ``[start, stop)`` of a piece, as pieces."""
+    return [piece[start:stop]] if isinstance(piece, range) else list(_joined(piece.part(start, stop)))
+
+
+def _chained(stretches: Iterable[Sequence[Piece]]) -> list[Piece]:
+    """Put stretches of pieces together, each of them joined already: only where two of them meet can there be more."""
+    pieces: list[Piece] = []
+    for stretch in stretches:
+        if stretch:
+            pieces[-1:] = _joined([*pieces[-1:], stretch[0]])
+            pieces += stretch[1:]
+    return pieces
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
