@@ -30,12 +30,15 @@ def sync(session: nox.Session, *selection: str) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests, and on the newest Python measure what they cover, in subprocesses too."""
+    """Run the tests; on the newest Python with all real processes, and what is covered is measured, in them too."""
     sync(session, "--all-extras", "--group=test")
-    if session.python != NEWEST:  # no line is there for one Python only, and tracing slows the tests down
-        session.run("python", "-m", "pytest", *session.posargs)
+    # two files at once: the examples of a page follow each other, and tests of processes start up to four
+    pytest = "pytest", "--numprocesses=2", "--dist=loadfile"
+    if session.python != NEWEST:  # no line is there for one Python only, and jobs start as they do on any
+        folders = ("--ignore=tests/frameworks", "--ignore=tests/processes")
+        session.run("python", "-m", *pytest, *folders, *session.posargs)
         return
-    session.run("coverage", "run", "-m", "pytest", *session.posargs)
+    session.run("coverage", "run", "-m", *pytest, *session.posargs)
     session.notify("coverage")
 
 

@@ -239,3 +239,41 @@ def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due
         store.read.clear()
         assert rows(after) == batches[done:]
         assert rows_read() == sorted(flat(batches[done:]))
+
+
+def test_the_length_of_a_resumed_epoch_is_what_all_ranks_of_all_segments_did_and_what_is_left() -> None:
+    def of(world_size: int, state: dict[str, Any] | None = None) -> StatefulLoader:
+        sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, world_size), seed=0, remainder="exact")
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    two = of(2)
+    assert len(two) == len(rows(two)) == 13
+    two.set_epoch(1)
+    list(islice(two, 5))
+    three = of(3, two.state_dict())
+    # 40 of 101 rows are done: 61 are left for three ranks
+    assert (len(three), three.sampler.n_batches(N_OBS)) == (5 + 6, 6)
+    list(islice(three, 2))
+    assert len(three) == 5 + 6
+    one = of(1, three.state_dict())
+    # 24 more are done: 37 are left
+    assert (len(one), one.sampler.n_batches(N_OBS)) == (5 + 2 + 10, 10)
+    assert len(rows(one)) == 10
+    assert len(one) == len(rows(of(1)))
+
+
+def test_the_epoch_to_go_on_with_is_the_next_one_after_the_last_batch() -> None:
+    before = loader()
+    assert before.next_epoch == 0
+    before.set_epoch(3)
+    n_batches = len(before)
+    for done, _ in enumerate(before, start=1):
+        after = loader()
+        after.load_state_dict(before.state_dict())
+        assert after.next_epoch == (3 if done < n_batches else 4)
+        after.set_epoch(after.next_epoch)
+        assert len(rows(after)) == (n_batches - done if done < n_batches else n_batches)

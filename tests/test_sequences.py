@@ -170,7 +170,8 @@ class Sequences(RuleBasedStateMachine):
         if self.streams is None:
             self.streams = self.begin_pass()
         assert self.left is not None
-        n_batches = min(n_batches, max(map(len, self.left)))
+        if n_batches >= min(map(len, self.left)):  # a rank that has come to its end alone is in another epoch
+            n_batches = max(map(len, self.left))
         for stream, left in zip(self.streams, self.left, strict=True):
             for _ in range(min(n_batches, len(left))):  # under "keep", some have one less
                 batch = next(stream)

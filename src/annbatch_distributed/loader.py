@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from annbatch import Loader
 from annbatch.abc import Sampler
 
+from annbatch_distributed.callers import check_not_dispatched
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.workers import current
 
@@ -88,8 +89,20 @@ class StatefulLoader(Loader[Any, Any]):
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`."""
+        """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`.
+
+        Raises
+        ------
+        RuntimeError
+            If accelerate calls it, for a ``DataLoader`` that it has prepared and would share out once more.
+        """
+        check_not_dispatched()
         self._sampler.set_epoch(epoch)
+
+    @property
+    def next_epoch(self) -> int:
+        """Which epoch to go on with: see :attr:`DistributedSampler.next_epoch`."""
+        return self._sampler.next_epoch
 
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""

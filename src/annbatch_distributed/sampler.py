@@ -249,6 +249,16 @@ class DistributedSampler(Sampler):
         return self._bookmark.position.epoch
 
     @property
+    def next_epoch(self) -> int:
+        """Which epoch to go on with: this one, or the one after it if a pass through this one has come to its end.
+
+        After a state was loaded, this is where a training goes on:
+        ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
+        """
+        position = self._bookmark.next()
+        return position.epoch + bool(position.passes and not position.resumes)
+
+    @property
     def batches_done(self) -> int:
         """How many batches of the epoch every rank had done before the next pass: 0 unless an epoch is resumed."""
         return sum(segment.done for segment in self._bookmark.position.segments)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SECONDS = 100  # the limit for a job that comes back, which takes up to fifty on a busy machine
+SECONDS = 200  # the limit for a job that comes back, which takes up to a third of that on a busy machine
+pytestmark = pytest.mark.timeout(SECONDS + 40)
+
 JOB = "-m", "tests.processes.job_faults"
 EPOCH, DIED_AT = DIES_IN
 # else the ranks that are started again find the addresses of those before them: gloo puts them where the agents meet

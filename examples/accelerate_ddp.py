@@ -1,0 +1,106 @@
+"""Train with accelerate on every rank's own share of the cells, and go on in the middle of an epoch after a stop.
+
+Run it, stop it, and run it again with the last checkpoint, with as many processes as there are then::
+
+    accelerate launch --num_processes 2 examples/accelerate_ddp.py --checkpoints checkpoints/
+    accelerate launch --num_processes 2 examples/accelerate_ddp.py --resume checkpoints/step-20
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import torch
+import zarr
+from accelerate import Accelerator
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from annbatch_distributed import DistributedSampler, StatefulLoader
+
+BATCH_SIZE = 32
+
+
+def main(
+    collection: Path | None,
+    label: str,
+    epochs: int,
+    checkpoints: Path,
+    every: int,
+    resume: Path | None,
+    log: Path | None,
+) -> None:
+    """Run one rank."""
+    # without cpu=True, and without GPUs, accelerate would take every process for rank 0
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    classes, loader = classes_of(collection, label), load(collection, label)
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
+    # the loader is this rank's already: a DataLoader around it would be shared out a second time, and raises an error
+    model, optimizer = accelerator.prepare(network, torch.optim.AdamW(network.parameters(), lr=1e-3))
+    accelerator.register_for_checkpointing(loader)  # save_state and load_state take it along
+    if resume is not None:
+        accelerator.load_state(str(resume))
+
+    for epoch in range(loader.next_epoch, epochs):
+        loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
+        rows = []
+        for batch in loader:
+            with accelerator.accumulate(model):
+                cells = batch["X"].to(accelerator.device).to_dense()  # which prepare does for its own loaders only
+                targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=accelerator.device)
+                loss = cross_entropy(model(cells), targets)
+                optimizer.zero_grad()
+                accelerator.backward(loss)
+                optimizer.step()
+            rows.append(batch["index"])
+            if accelerator.step % every == 0:
+                accelerator.save_state(str(checkpoints / f"step-{accelerator.step}"))
+        if log is not None:
+            np.save(log / f"train-{epoch}-rank{accelerator.process_index}.npy", np.concatenate(rows))
+        accelerator.print(f"epoch {epoch}: loss {accelerator.reduce(loss.detach(), 'mean'):.3f}")
+
+
+def classes_of(collection: Path | None, label: str) -> pd.Index:
+    """Give the labels that there are."""
+    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
+    return pd.Categorical(obs[label]).categories
+
+
+def load(collection: Path | None, label: str) -> StatefulLoader:
+    """Open the cells on this rank."""
+    sampler = DistributedSampler(
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info="torch", seed=0
+    )
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    if collection is None:
+        return loader.add_adata(made_up_cells(label))
+    return loader.use_collection(DatasetCollection(collection, mode="r"))
+
+
+def made_up_cells(label: str) -> ad.AnnData:
+    """Make up 2,001 cells of four types, the same on every rank."""
+    rng = np.random.default_rng(0)
+    types = rng.integers(4, size=2_001)
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
+    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collection", type=Path, help="an annbatch collection; without one, cells are made up")
+    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
+    parser.add_argument("--every", type=int, default=10, help="after how many steps to save one")
+    parser.add_argument("--resume", type=Path, help="the checkpoint to go on from")
+    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each rank reads")
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    main(**vars(parser.parse_args()))

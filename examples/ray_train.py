@@ -1,0 +1,146 @@
+"""Train with Ray Train on every worker's own share of the cells, and go on in the middle of an epoch after a failure.
+
+Run it on this machine, on cells that it makes up or on a collection of yours::
+
+    python examples/ray_train.py --checkpoints checkpoints/
+    python examples/ray_train.py --checkpoints checkpoints/ --collection cells.zarr --workers 4
+
+Run again with the same folder, it goes on after the last checkpoint there, with as many workers as there are then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import ray
+import ray.train
+import torch
+import zarr
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_model
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from annbatch_distributed import DistributedSampler, StatefulLoader
+
+BATCH_SIZE = 32
+
+
+def train(config: dict[str, Any]) -> None:
+    """Run one worker."""
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    rank = ray.train.get_context().get_world_rank()
+    classes, loader = classes_of(config["collection"], config["label"]), load(config["collection"], config["label"])
+
+    torch.manual_seed(0)
+    # only the model: prepare_data_loader is for torch's DataLoader, and would have nothing to share out here
+    model = prepare_model(nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    if (checkpoint := ray.train.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as folder:
+            saved = torch.load(Path(folder) / "state.pt")
+        # another number of workers may wrap the model in another way
+        getattr(model, "module", model).load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+
+    step = 0
+    for epoch in range(loader.next_epoch, config["epochs"]):
+        loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
+        for batch in loader:
+            targets = torch.tensor(classes.get_indexer(batch["obs"][config["label"]]))
+            loss = cross_entropy(model(batch["X"].to_dense()), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if config["log"] is not None:
+                config["log"].joinpath(f"train-{epoch}-rank{rank}.txt").open("a").write(f"{batch['index'].tolist()}\n")
+            if step % config["every"] == 0:
+                report(rank, {"epoch": epoch, "loss": loss.item()}, model, optimizer, loader)
+            if config["fail_at"] == step and checkpoint is None:
+                msg = f"worker {rank} was told to fail after {step} batches"
+                raise RuntimeError(msg)
+
+
+def report(
+    rank: int,
+    metrics: dict[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: StatefulLoader,
+) -> None:
+    """Tell Ray how far this worker is; rank 0's checkpoint is everybody's."""
+    if rank != 0:
+        ray.train.report(metrics)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        saved = {
+            "model": getattr(model, "module", model).state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "loader": loader.state_dict(),
+        }
+        torch.save(saved, Path(folder) / "state.pt")
+        ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
+
+
+def classes_of(collection: Path | None, label: str) -> pd.Index:
+    """Give the labels that there are."""
+    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
+    return pd.Categorical(obs[label]).categories
+
+
+def load(collection: Path | None, label: str) -> StatefulLoader:
+    """Open the cells on this worker."""
+    sampler = DistributedSampler(
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info="torch", seed=0
+    )
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    if collection is None:
+        return loader.add_adata(made_up_cells(label))
+    return loader.use_collection(DatasetCollection(collection, mode="r"))
+
+
+def made_up_cells(label: str) -> ad.AnnData:
+    """Make up 2,001 cells of four types, the same on every worker."""
+    rng = np.random.default_rng(0)
+    types = rng.integers(4, size=2_001)
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
+    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collection", type=Path, help="an annbatch collection; without one, cells are made up")
+    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
+    parser.add_argument("--every", type=int, default=10, help="after how many batches to save one")
+    parser.add_argument("--fail-at", type=int, help="after how many batches the first attempt fails, to see it go on")
+    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each worker reads")
+    arguments = parser.parse_args()
+
+    # on this machine; rows don't go through the object store, so that it can be small
+    ray.init(num_cpus=arguments.workers, include_dashboard=False, object_store_memory=100 * 2**20)
+    trainer = TorchTrainer(
+        train,
+        train_loop_config=vars(arguments),
+        scaling_config=ScalingConfig(num_workers=arguments.workers),
+        run_config=RunConfig(
+            name="cells",
+            storage_path=str(arguments.checkpoints.resolve()),
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    )
+    trainer.fit()
+    ray.shutdown()

@@ -1,0 +1,136 @@
+"""Train with torchdata's StatefulDataLoader, which counts for its workers too, and go on in the middle of an epoch.
+
+Run it, stop it, and run it again with the last checkpoint of every rank::
+
+    torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py --checkpoints checkpoints/
+    torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py --resume checkpoints/epoch-0-batch-20
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+import zarr
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from annbatch_distributed import DistributedSampler, StatefulLoader
+
+BATCH_SIZE = 32
+
+
+def main(
+    collection: Path | None,
+    label: str,
+    epochs: int,
+    num_workers: int,
+    checkpoints: Path,
+    every: int,
+    resume: Path | None,
+    log: Path | None,
+) -> None:
+    """Run one rank."""
+    classes, loader = classes_of(collection, label), load(collection, label)
+    batches = StatefulDataLoader(
+        loader,
+        batch_size=None,  # they are batches already
+        num_workers=num_workers,
+        multiprocessing_context="spawn" if num_workers else None,  # zarrs's threads don't survive a fork
+        persistent_workers=num_workers > 0,
+    )
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    first, done = 0, 0
+    if resume is not None:
+        saved = torch.load(resume / f"rank{dist.get_rank()}.pt")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        batches.load_state_dict(saved["batches"])  # which happens when the next pass begins, not now
+        first, done = saved["epoch"], saved["done"]
+
+    for epoch in range(first, epochs):
+        loader.set_epoch(epoch)
+        rows = []
+        for batch in batches:
+            targets = torch.tensor(classes.get_indexer(batch["obs"][label]))
+            loss = cross_entropy(model(batch["X"].to_dense()), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            rows.append(batch["index"])
+            done += 1
+            # a state after the last batch would undo the set_epoch of the next epoch
+            if done % every == 0 and done < len(batches):
+                folder = checkpoints / f"epoch-{epoch}-batch-{done}"
+                folder.mkdir(parents=True, exist_ok=True)
+                torch.save(
+                    {
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "batches": batches.state_dict(),
+                        "epoch": epoch,
+                        "done": done,
+                    },
+                    folder / f"rank{dist.get_rank()}.pt",
+                )
+        done = 0
+        if log is not None:
+            np.save(log / f"train-{epoch}-rank{dist.get_rank()}.npy", np.concatenate(rows))
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: loss {loss:.3f} after {len(batches)} batches")
+
+
+def classes_of(collection: Path | None, label: str) -> pd.Index:
+    """Give the labels that there are."""
+    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
+    return pd.Categorical(obs[label]).categories
+
+
+def load(collection: Path | None, label: str) -> StatefulLoader:
+    """Open the cells on this rank."""
+    sampler = DistributedSampler(
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info="torch", seed=0
+    )
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    if collection is None:
+        return loader.add_adata(made_up_cells(label))
+    return loader.use_collection(DatasetCollection(collection, mode="r"))
+
+
+def made_up_cells(label: str) -> ad.AnnData:
+    """Make up 2,001 cells of four types, the same on every rank."""
+    rng = np.random.default_rng(0)
+    types = rng.integers(4, size=2_001)
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
+    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collection", type=Path, help="an annbatch collection; without one, cells are made up")
+    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--num-workers", type=int, default=0, help="processes of each rank that read")
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
+    parser.add_argument("--every", type=int, default=10, help="after how many batches to save one")
+    parser.add_argument("--resume", type=Path, help="the checkpoint to go on from")
+    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each rank reads")
+    arguments = parser.parse_args()
+
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    dist.init_process_group("gloo")
+    main(**vars(arguments))
+    dist.destroy_process_group()

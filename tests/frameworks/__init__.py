@@ -1,0 +1,1 @@
+"""The frameworks themselves, in real processes."""

@@ -1,0 +1,110 @@
+"""accelerate, on two ranks: a loader that is left as it is, and what happens to one that is not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pytest
+from annbatch.samplers import SequentialSampler
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from tests.frameworks.rows import check_goes_on, check_reads_everything, several
+from tests.processes.launch import run, torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from accelerate import Accelerator
+
+pytestmark = pytest.mark.timeout(240)
+
+SCRIPT = "examples/accelerate_ddp.py"
+
+
+def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_path: Path) -> None:
+    whole, middle, end = (tmp_path / name for name in ("whole", "middle", "end"))
+    for folder in (whole, middle, end):
+        folder.mkdir()
+    job = ["--collection", collection, "--epochs", 2, "--checkpoints", tmp_path]
+    runs = [
+        [*job, "--rows", whole, "--every", 1],
+        [*job, "--rows", middle, "--every", 100, "--resume", tmp_path / "step-3"],
+        [*job, "--rows", end, "--every", 100, "--resume", tmp_path / "step-5"],
+    ]
+    (done,) = run(several(SCRIPT, *runs, ranks=2), seconds=200)
+
+    check_reads_everything(whole, epochs=2)
+    check_goes_on(whole, middle, epoch=0, n_batches=2)
+    check_goes_on(whole, middle, epoch=1, n_batches=5)
+    # the state after the last batch of an epoch leads to the next one
+    assert not list(end.glob("train-0-*"))
+    check_goes_on(whole, end, epoch=1, n_batches=5)
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
+        *["epoch 0", "epoch 1"] * 2,
+        "epoch 1",
+    ]
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    """Accelerator of a single process, of which nothing is left behind."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    yield Accelerator(cpu=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.mark.parametrize("dispatch", [True, False])
+def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
+    accelerator: Accelerator, *, dispatch: bool
+) -> None:
+    from torch.utils.data import DataLoader
+
+    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 1))
+    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+    loader.add_adata(ad.AnnData(np.zeros((8, 1), dtype="float32")))
+    accelerator.dataloader_config.dispatch_batches = dispatch
+    prepared = accelerator.prepare(DataLoader(loader, batch_size=None))
+    with pytest.raises(RuntimeError, match=r"accelerate's DataLoader(Dispatcher|Shard), .* is about to share out"):
+        next(iter(prepared))
+    loader.set_epoch(1)
+    assert len(list(loader)) == len(list(DataLoader(loader, batch_size=None))) == 4
+
+
+@pytest.fixture(scope="module")
+def told(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks told of loaders that it had prepared."""
+    folder = tmp_path_factory.mktemp("prepared")
+    run(torchrun("-m", "tests.frameworks.job_accelerate", collection, folder, ranks=2), seconds=200)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_dataloader_that_was_prepared_raises_on_every_rank_before_a_row_is_read(told: list[dict[str, Any]]) -> None:
+    assert told[0]["errors"] == told[1]["errors"]
+    errors = told[0]["errors"]
+    assert len(errors) == 8
+    for name, error in errors.items():
+        taker = "IterableDatasetShard" if name.endswith("False") else "DataLoaderDispatcher"
+        assert f"accelerate's {taker}, which comes from" in error
+        assert error.endswith("prepare(loader) returns it unchanged.")
+    assert [rank["passes that wrong ways began"] for rank in told] == [0, 0]
+
+
+def test_prepare_returns_the_loader_itself_which_reads_its_own_share(told: list[dict[str, Any]]) -> None:
+    assert all(rank["unchanged"] for rank in told)
+    rows = [set(rank["rows"]) for rank in told]
+    assert len(rows[0]) == len(rows[1]) == len(told[0]["rows"])
+    assert not rows[0] & rows[1]
+
+
+def test_a_dataloader_of_annbatchs_own_loader_hands_out_the_rows_of_rank_0_only(told: list[dict[str, Any]]) -> None:
+    # as the page on accelerate says: nobody notices. If this test fails, accelerate has become better
+    handed_out = [row for rank in told for row in rank["rows of a plain loader"]]
+    assert sorted(handed_out) == sorted(told[0]["rows"])

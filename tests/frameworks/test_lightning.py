@@ -1,0 +1,103 @@
+"""Lightning, on two ranks and on one: jobs that go on from a checkpoint, compared with one that was not interrupted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.frameworks.rows import BATCH_SIZE, check_goes_on, check_reads_everything, read, several
+from tests.processes.configurations import N_OBS
+from tests.processes.launch import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)  # which includes what the fixture runs
+
+SCRIPT = "examples/lightning_ddp.py"
+N_TRAIN = N_OBS * 4 // 5
+HELD_OUT = list(range(N_TRAIN, N_OBS))
+
+# 277 rows to train on: 4 batches for each of two ranks, 8 for one
+
+
+@pytest.fixture(scope="module")
+def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what jobs wrote down that run one after another: of one process, of two, and of one again."""
+    folder = tmp_path_factory.mktemp("lightning")
+
+    def job(name: str, devices: int, resume: str | None = None) -> list[object]:
+        (folder / name).mkdir()
+        options = ["--collection", collection, "--epochs", 3, "--devices", devices, "--rows", folder / name]
+        if resume is None:
+            return [*options, "--checkpoints", folder / f"{name}-checkpoints", "--every", 1]
+        return [*options, "--checkpoints", folder / "unused", "--every", 1000, "--resume", folder / resume]
+
+    one = [job("one", 1)]
+    two = [
+        job("two", 2),
+        # with more to come than is done: otherwise a length of what is left alone would pass too, since Lightning then
+        # begins to count anew
+        job("middle", 2, "two-checkpoints/epoch=1-step=5.ckpt"),
+        job("last batch", 2, "two-checkpoints/epoch=0-step=4.ckpt"),
+        job("grown", 2, "one-checkpoints/epoch=0-step=3.ckpt"),
+    ]
+    one_again = [job("shrunk", 1, "two-checkpoints/epoch=0-step=1.ckpt")]
+    for jobs, ranks in ((one, 1), (two, 2), (one_again, 1)):
+        run(several(SCRIPT, *jobs, ranks=ranks), seconds=180)
+    return folder
+
+
+def check_validates(folder: Path, *, epoch: int, ranks: int = 2) -> None:
+    """Check that every held-out row was read once."""
+    assert sorted(row for rows in read(folder, f"validation-{epoch}", ranks) for row in rows) == HELD_OUT
+
+
+def test_an_uninterrupted_job_reads_every_row_and_validates_on_every_held_out_one(runs: Path) -> None:
+    check_reads_everything(runs / "two", epochs=3, n_rows=N_TRAIN)
+    for epoch in range(3):
+        check_validates(runs / "two", epoch=epoch)
+    # to see whether validation works at all, Lightning reads two batches: here all that there are
+    assert sorted(row for rows in read(runs / "two", "sanity") for row in rows) == HELD_OUT
+
+
+def test_a_job_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_been_interrupted(runs: Path) -> None:
+    check_goes_on(runs / "two", runs / "middle", epoch=1, n_batches=3)
+    check_goes_on(runs / "two", runs / "middle", epoch=2, n_batches=4)
+    for epoch in (1, 2):
+        assert read(runs / "two", f"validation-{epoch}") == read(runs / "middle", f"validation-{epoch}")
+    assert not list((runs / "middle").glob("train-0-*"))
+
+
+def test_a_job_goes_on_with_the_next_epoch_after_the_last_batch_of_one(runs: Path) -> None:
+    assert not list((runs / "last batch").glob("train-0-*"))
+    for epoch in (1, 2):
+        check_goes_on(runs / "two", runs / "last batch", epoch=epoch, n_batches=4)
+        check_validates(runs / "last batch", epoch=epoch)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "ranks_before", "done", "ranks", "n_batches"),
+    [
+        # 256 rows less 96 leave 181, with those that were lost: two batches for each of two ranks
+        ("grown", "one", 1, 3, 2, 2),
+        # 256 rows less 64 leave 213: six batches for one
+        ("shrunk", "two", 2, 1, 1, 6),
+    ],
+)
+def test_a_job_goes_on_with_another_number_of_devices(
+    runs: Path, name: str, before: str, ranks_before: int, done: int, ranks: int, n_batches: int
+) -> None:
+    read_before = [row for rows in read(runs / before, "train-0", ranks_before) for row in rows[: done * BATCH_SIZE]]
+    read_after = read(runs / name, "train-0", ranks)
+    assert [len(rows) for rows in read_after] == [n_batches * BATCH_SIZE] * ranks
+    epoch = [*read_before, *(row for rows in read_after for row in rows)]
+    assert len(set(epoch)) == len(epoch)
+    assert set(epoch) <= set(range(N_TRAIN))
+    # and the epochs that follow are whole ones, as long as the first of such a job
+    uninterrupted = {1: "one", 2: "two"}[ranks]
+    for later in (1, 2):
+        assert read(runs / name, f"train-{later}", ranks) == read(runs / uninterrupted, f"train-{later}", ranks)
+    for each in range(3):
+        check_validates(runs / name, epoch=each, ranks=ranks)

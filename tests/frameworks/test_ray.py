@@ -1,0 +1,86 @@
+"""Ray Train, with two workers of which one fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.processes.configurations import N_OBS
+from tests.processes.launch import python, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BATCH_SIZE = 32
+N_BATCHES = N_OBS // (2 * BATCH_SIZE)
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """Folder that Ray's processes have in their command lines; what is left of them in the end is an error."""
+    # not tmp_path, whose name is too long for a socket
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        yield Path(folder)
+        deadline = time.monotonic() + 10
+        while (left := processes_with(folder)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        assert not left
+
+
+def processes_with(text: str) -> list[int]:
+    """The processes that have a text in their command lines."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if text.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
+    collection: Path, tmp_path: Path, ray_folder: Path
+) -> None:
+    environment = {
+        # the node's address is then 127.0.0.1, on Linux too
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_TMPDIR": str(ray_folder),
+        # otherwise it writes one to the home folder
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+        # a process less
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    }
+    job = ["--collection", collection, "--epochs", 2, "--checkpoints", tmp_path, "--rows", tmp_path]
+    # fails a batch after a checkpoint
+    script = python("examples/ray_train.py", *job, "--every", 2, "--fail-at", 3)
+    run(script, environments=[environment], seconds=250)
+
+    order = []
+    for epoch in range(2):
+        ranks = [
+            [json.loads(line) for line in (tmp_path / f"train-{epoch}-rank{rank}.txt").read_text().splitlines()]
+            for rank in range(2)
+        ]
+        if epoch == 0:  # both attempts
+            assert [len(batches) for batches in ranks] == [3 + N_BATCHES - 2] * 2
+            for batches in ranks:
+                assert batches.pop(3) == batches[2]
+        read = [row for batches in ranks for batch in batches for row in batch]
+        assert len(read) == len(set(read)) == N_BATCHES * 2 * BATCH_SIZE
+        assert set(read) <= set(range(N_OBS))
+        order.append(ranks)
+    assert order[0] != order[1]
