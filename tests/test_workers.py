@@ -228,6 +228,40 @@ def test_passes_without_workers_and_with_them_take_turns_and_have_orders_of_thei
     assert len({str(order) for order in orders}) == len(orders)
 
 
+def test_an_epoch_or_a_state_that_is_set_again_begins_again_also_after_workers_have_read_it() -> None:
+    made = distributed()
+    whole, state = batches(made.sample(N_OBS)), distributed().state_dict(batches_done=5)
+    workers = Workers(made, 2, n_obs=N_OBS)
+    for _ in range(2):
+        made.set_epoch(0)
+        list(workers)
+        assert made.next_epoch == 1
+        made.set_epoch(0)
+        assert made.next_epoch == 0
+        assert batches(made.sample(N_OBS)) == whole
+    for _ in range(2):
+        made.load_state_dict(state)
+        assert made.n_batches(N_OBS) == len(whole) - 5
+        assert sorted(workers) == sorted(whole[5:])
+        assert made.n_batches(N_OBS) == len(whole)
+    made.set_epoch(0)  # not that of the state any more, which has been read to its end
+    assert batches(made.sample(N_OBS)) == whole
+
+
+def test_a_mask_or_rng_that_is_assigned_reaches_workers_that_are_started_later_and_is_an_error_in_others() -> None:
+    made = distributed()
+    workers = Workers(made, 2, n_obs=N_OBS, persistent=True)
+    list(workers)
+    for name, value in (("mask", slice(0, 100)), ("rng", np.random.default_rng(3))):
+        setattr(made, name, value)
+        with pytest.raises(RuntimeError, match=r"The mask or rng of a sampler was assigned after .* Make a new"):
+            list(workers)
+        again = Workers(made, 2, n_obs=N_OBS, persistent=True)
+        assert sorted(flat(again)) == list(range(50))
+        made.set_epoch(1)
+        assert sorted(flat(again)) == list(range(50))
+
+
 def test_whatever_torch_draws_the_shards_are_the_same() -> None:
     read = []
     for rank in range(2):

@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from annbatch_distributed.progress import Begun, Position, Segment
-from annbatch_distributed.shared_memory import SharedMemory
+from annbatch_distributed.shared_memory import Report, SharedMemory
 from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Bookmark:
         self._shared = SharedMemory()
         # positions have generations, so that workers notice a new one; reports of older ones may be of an equal one
         self._generation = self._valid_since = 0
+        self._n_changes = 0
         # in a worker: the iteration that it has begun last, since which seed, and whether it has set a position itself
         self._iteration = self._seed = -1
         self._set_here = self._is_first = False
@@ -50,9 +51,7 @@ class Bookmark:
     @property
     def position(self) -> Position:
         """Where the next pass begins."""
-        if self._set.resumes and self._reported is not None and self._shared.reported.finished >= 0:
-            return self._set.after()
-        return self._set
+        return self._set.after() if self._set.resumes and self._report_since.finished >= 0 else self._set
 
     @property
     def begun(self) -> Begun | None:
@@ -64,8 +63,9 @@ class Bookmark:
         """Whether this is not a worker, and the pass that was begun last is that of workers."""
         return self._reported is not None
 
-    def set(self, position: Position, *, loaded: bool = False) -> None:
-        """Let the next pass begin at a position, whatever came before it."""
+    def set(self, position: Position, *, loaded: bool = False, changed: bool = False) -> None:
+        """Let the next pass begin at a position, whatever came before it, and perhaps with other settings."""
+        self._n_changes += changed
         self._begun, self._loaded = None, loaded
         if current() is None:
             self._move(position)
@@ -78,14 +78,14 @@ class Bookmark:
         if worker is not None:
             position = self._next_of(worker)
             return position.going_on(self._world_size, 1 if self._keeps_order else worker.n_workers)
-        position = self._set.after() if self._reported is not None and not self._set.resumes else self.position
-        return position.going_on(self._world_size, 1)
+        has_moved = self._report_since.generation >= 0 and not self._set.resumes
+        return (self._set.after() if has_moved else self.position).going_on(self._world_size, 1)
 
     def begin(self, begun: Begun) -> None:
         """Note that a pass is begun."""
         worker = current()
         if worker is not None:
-            self._report(worker, begun)
+            self._begin_in(worker, begun)
         else:
             # what is left of an epoch is left until it has been read to its end
             self._move(self._set if begun.position.resumes else begun.position.after())
@@ -113,7 +113,8 @@ class Bookmark:
     def set_epoch(self, epoch: int) -> bool:
         """Let the next pass be the first of an epoch; return whether it isn't already that of a state of this epoch."""
         # frameworks set the epoch again that they have just loaded
-        if epoch == self.position.epoch and (self._loaded or self.position.resumes):
+        is_loaded = self._loaded and self._report_since.generation < 0
+        if epoch == self.position.epoch and (is_loaded or self.position.resumes):
             return False
         self.set(Position(epoch))
         return True
@@ -126,7 +127,8 @@ class Bookmark:
         if position != self._set:
             self._valid_since = self._generation
         self._set = position
-        self._shared.write(self._generation, json.dumps([position.epoch, position.passes, position.segments]))
+        text = json.dumps([self._n_changes, position.epoch, position.passes, position.segments])
+        self._shared.write(self._generation, text)
 
     def _own(self) -> None:
         """Let go of what a process shares that has started this one."""
@@ -135,12 +137,26 @@ class Bookmark:
             self._generation = self._valid_since = 0
 
     @property
+    def _report(self) -> Report:
+        return self._shared.reported if current() is None and self._shared.is_own else Report()
+
+    @property
+    def _report_since(self) -> Report:
+        """What workers have begun since a position was set."""
+        report = self._report
+        return report if report.generation == self._generation else Report()
+
+    @property
     def _reported(self) -> Begun | None:
         """The pass that workers have begun last, if nothing else was set or begun since."""
-        report = self._shared.reported
-        if current() is not None or not self._shared.is_own or report.generation < self._valid_since:
+        report = self._report
+        if report.generation < max(0, self._valid_since):
             return None
-        position = self._set if report.iteration == report.first else self._of_iteration(report.iteration)
+        position = self._set
+        if report.iteration != report.first:
+            if report.generation != self._generation:
+                return None
+            position = self._of_iteration(report.iteration)
         position = position.going_on(self._world_size, 1 if self._keeps_order else report.n_workers)
         return Begun(position, report.n_obs, report.n_batches, n_due=0, was_loaded=bool(report.was_loaded))
 
@@ -164,11 +180,17 @@ class Bookmark:
         """Take over what was set since this worker has begun its last pass."""
         generation, text = self._shared.read()
         if generation > self._generation:
-            epoch, passes, segments = json.loads(text)
+            n_changes, epoch, passes, segments = json.loads(text)
+            if n_changes != self._n_changes:
+                msg = (
+                    "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
+                    "which can't be told. Make a new DataLoader."
+                )
+                raise RuntimeError(msg)
             self._generation = generation
             self._set = Position(epoch, passes, tuple(Segment(*segment) for segment in segments))
 
-    def _report(self, worker: Worker, begun: Begun) -> None:
+    def _begin_in(self, worker: Worker, begun: Begun) -> None:
         iteration = self._next_iteration(worker)
         report = self._shared.reported
         if report.iteration == iteration and report.generation != self._generation:

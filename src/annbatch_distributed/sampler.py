@@ -225,7 +225,7 @@ class DistributedSampler(Sampler):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._bookmark.set(Position(self.epoch))
+        self._bookmark.set(Position(self.epoch), changed=True)
         self._n_obs_of_state = self._planned = None
 
     @property
