@@ -79,7 +79,8 @@ def wheel(session: nox.Session) -> None:
 @nox.session(python=NEWEST)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
-    sync(session, "--group=bench")
+    sync(session, "--extra=torch", "--group=bench")
     session.run("python", "benchmarks/sampling.py", "--small", *session.posargs)
     session.run("python", "benchmarks/resume.py", "--small", *session.posargs)
+    session.run("python", "benchmarks/workers.py", "--small", *session.posargs)
     session.run("python", "benchmarks/representativeness.py", "--small", f"--out={session.create_tmp()}/figure.svg")

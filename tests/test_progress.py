@@ -10,7 +10,7 @@ import pytest
 from annbatch_distributed.progress import Position, Progress, Segment, Share
 
 IDENTITY = {"n_obs": 100, "mask": "0:", "seed": None, "sampler": "RandomSampler(batch_size=8)"}
-POSITION = Position(2, 1, (Segment(4, 2, 7),), rank=3, share=Share(1, 2))
+POSITION = Position(2, 1, (Segment(4, 2, 7),), share=Share(1, 2))
 STATE = Progress(POSITION, IDENTITY).to_state()
 
 
@@ -20,7 +20,7 @@ def test_a_state_goes_through_json_and_comes_back_as_it_was() -> None:
 
 def test_a_state_stays_small_whatever_is_in_the_identity() -> None:
     long = dict.fromkeys(IDENTITY, "x" * 10**6)
-    state = Progress(Position(10**9, 2**63, (Segment(1024, 64, 10**9),), rank=1023), long).to_state()
+    state = Progress(Position(10**9, 2**63, (Segment(1024, 64, 10**9),)), long).to_state()
     assert len(json.dumps(state)) < 2_000
     changed = Progress(Position(0, segments=(Segment(1, 1, 0),)), long | {"mask": "x" * 10**6 + "y"})
     assert [text.split()[0] for text in Progress.of_state(state).differences(changed.identity)] == ["mask"]
@@ -60,7 +60,6 @@ def test_what_differs_is_named_with_both_values_and_an_unknown_number_of_rows_do
         ({"segments": [[4, 0, 3]]}, "its 'segments' must be a list of"),
         ({"segments": [[4, 3]]}, "its 'segments' must be a list of"),
         ({"segments": [[4, 1, -3]]}, "its 'segments' must count from 0, got -3"),
-        ({"rank": -1}, "its 'rank' must count from 0, got -1"),
         ({"worker": [2, 2]}, r"its 'worker' must be \[worker, number of workers\], got \[2, 2\]"),
         ({"worker": 1}, "its 'worker' must be"),
         ({"identity": None}, "its 'identity' must be a dict, got None"),
@@ -71,7 +70,7 @@ def test_a_damaged_state_is_an_error_that_says_what_is_wrong(changes: dict[str, 
         Progress.of_state(STATE | changes)
 
 
-@pytest.mark.parametrize("name", sorted(STATE.keys() - {"rank", "worker"}))
+@pytest.mark.parametrize("name", sorted(STATE.keys() - {"worker"}))
 def test_a_truncated_state_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"The state is damaged: its '{name}'"):
         Progress.of_state({key: value for key, value in STATE.items() if key != name})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
+import pickle
+import threading
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +27,7 @@ from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.workers import current, undivided
 from tests.samplers import batches, flat
 from tests.strategies import jobs
-from tests.workers import Workers, as_worker, forked, in_turn
+from tests.workers import Workers, as_worker, forked, in_turn, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -290,8 +293,11 @@ def test_hardly_a_chunk_is_read_by_more_than_one_worker(kind: str, shared: int) 
     data = np.arange(N_OBS, dtype="float32").reshape(-1, 1)
     array = zarr.create_array(store, name="X", data=data, chunks=(8, 1))
     store.reads.clear()
-    for worker in range(3):
-        sampler = DistributedSampler(SAMPLERS[kind], dist_info=Rank(0, 1), seed=0, remainder="drop")
+    origin, *workers = (
+        DistributedSampler(SAMPLERS[kind], dist_info=Rank(0, 1), seed=0, remainder="drop") for _ in range(4)
+    )
+    for worker, sampler in enumerate(workers):
+        share(origin, sampler)  # a copy of a loader would read from a copy of the store
         made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_dataset(array)
         with as_worker(worker, 3):
             rows(made)
@@ -312,6 +318,24 @@ def test_in_a_worker_others_are_told_that_there_is_none() -> None:
         with pytest.raises(RuntimeError, match="left"), undivided():
             raise RuntimeError("left")
         assert get_worker_info().id == 1
+
+
+def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
+    def hide() -> None:
+        for _ in range(200):
+            with undivided():
+                assert get_worker_info() is None
+            found.append(current())
+
+    found: list[Any] = []
+    with as_worker(1, 3, seed=40):
+        threads = [threading.Thread(target=hide) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert current() == (1, 3, 40)
+    assert found == [(1, 3, 40)] * 800
 
 
 # states of workers
@@ -385,48 +409,131 @@ def test_how_many_batches_were_trained_on_must_be_said_where_workers_take_them()
     assert made.state_dict()["segments"] == [[2, 1, 1]]
 
 
-def test_an_order_that_a_rank_has_drawn_for_itself_can_be_resumed_by_that_rank_alone() -> None:
-    made = distributed()
-    workers = Workers(made, 2, n_obs=N_OBS)
-    list(workers)
-    second = list(workers)
-    state = made.state_dict(batches_done=5)
-    assert state["rank"] == 0
-    after = distributed()
-    after.load_state_dict(state)
-    assert list(Workers(after, 2, n_obs=N_OBS)) == second[5:]
-    for other in (distributed(rank=1), distributed(world_size=3)):
-        with pytest.raises(ValueError, match=r"The state is that of rank 0 alone: .* call set_epoch before each epoch"):
-            other.load_state_dict(state)
-    made.set_epoch(0)
-    list(workers)
-    assert "rank" not in made.state_dict(batches_done=5)
+def test_passes_that_nobody_has_set_an_epoch_for_can_be_resumed_on_any_number_of_ranks() -> None:
+    ranks = [distributed(rank=rank) for rank in range(2)]
+    for rank in ranks:
+        list(Workers(rank, 2, n_obs=N_OBS))
+    second = [list(islice(Workers(rank, 2, n_obs=N_OBS), 5)) for rank in ranks]
+    states = [rank.state_dict(batches_done=5) for rank in ranks]
+    assert states[0] == states[1]
+    assert states[0]["pass"] == 1
+    read = flat(flat(second))
+    for which in range(3):
+        rank = distributed(rank=which, world_size=3)
+        rank.load_state_dict(states[0])
+        read += flat(Workers(rank, 2, n_obs=N_OBS))
+    assert sorted(read) == list(range(N_OBS))
 
 
 # what goes wrong
 
 
-def test_an_epoch_that_is_set_while_workers_begin_a_pass_is_an_error_in_one_of_them() -> None:
-    made = distributed()
+def test_an_epoch_that_is_set_while_workers_begin_a_pass_is_that_of_the_next_one() -> None:
+    made = distributed(sharding="shuffled")
     workers = Workers(made, 2, n_obs=N_OBS, persistent=True)
     list(workers)
-    with as_worker(0, 2, workers.seed):
-        workers.copies[0].sample(N_OBS)
+    second: list[list[int]] = []
+    passes = []
+    for worker in range(2):
+        with as_worker(worker, 2, workers.seed):
+            passes.append(workers.copies[worker].sample(N_OBS))
+        made.set_epoch(1)  # worker 1 has not begun when it is set first
+    for worker in range(2):
+        with as_worker(worker, 2, workers.seed):
+            second += batches(passes[worker])
+    alone = distributed(sharding="shuffled")
+    assert sorted(flat(second)) == sorted(flat(batches(alone.sample(N_OBS))))
     made.set_epoch(1)
-    with as_worker(1, 2, workers.seed), pytest.raises(RuntimeError, match="The epoch was set while the workers"):
-        workers.copies[1].sample(N_OBS)
+    alone.set_epoch(1)
+    assert sorted(workers) == sorted(batches(alone.sample(N_OBS)))
 
 
-def test_two_iterations_that_are_begun_at_once_are_an_error_in_one_of_them() -> None:
+def test_iterations_that_are_begun_at_once_are_whole_passes_each() -> None:
     made = distributed()
-    one, other = forked(made), forked(made)
-    with as_worker(0, 1, seed=5):
-        first = one.sample(N_OBS)
-    made._bookmark._shared.report(first=-1, generation=-1)  # as the other found it
-    with as_worker(0, 1, seed=6):
-        batches(other.sample(N_OBS))
+    found: list[list[list[int]]] = [[], []]
+    for worker in range(2):
+        for which, seed in enumerate((5, 1005)):
+            with as_worker(worker, 2, seed):
+                found[which] += batches(forked(made).sample(N_OBS))
+    whole = sorted(batches(distributed().sample(N_OBS)))
+    assert sorted(found[0]) == whole
+    assert sorted(flat(found[1])) == sorted(flat(whole))
+
+
+def test_the_same_seed_of_torch_again_is_another_pass_all_the_same() -> None:
+    made = distributed()
+    orders = []
+    for _ in range(3):
+        workers = Workers(made, 2, n_obs=N_OBS)
+        workers.next_seed = 7
+        orders.append(list(workers))
+        assert sorted(flat(orders[-1])) == sorted(flat(orders[0]))
+    assert len({str(order) for order in orders}) == 3
+
+
+def test_a_worker_that_waits_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("annbatch_distributed.bookmark.PATIENCE", 0.05)
+    waits = forked(distributed())
     with (
-        as_worker(0, 1, seed=5),
-        pytest.raises(RuntimeError, match="Two iterations over DataLoaders of the same loader"),
+        as_worker(1, 2),
+        pytest.raises(RuntimeError, match="Worker 1 of a DataLoader has waited 0 seconds for worker 0"),
     ):
-        batches(first)
+        waits.sample(N_OBS)
+
+
+def test_workers_that_make_their_loaders_themselves_take_as_many_passes_as_they_like() -> None:
+    found: list[list[list[int]]] = [[], [], []]
+    for worker in range(2):
+        with as_worker(worker, 2):
+            made = distributed()
+            for part in found:
+                part.extend(batches(made.sample(N_OBS)))
+    whole = sorted(flat(batches(distributed().sample(N_OBS))))
+    assert [sorted(flat(each)) for each in found] == [whole] * 3
+    assert len({str(each) for each in found}) == 3
+
+
+def _in_a_process_of_its_own(made: StatefulLoader, answers: Any) -> None:
+    """What a rank does that another process has made the loader for."""
+    collected = torchs(made, persistent_workers=True)
+    iterator = iter(collected)
+    done = [next(iterator)["index"].tolist() for _ in range(5)]
+    state = made.state_dict(batches_done=5)
+    after = loader(sharding="shuffled")
+    after.load_state_dict(state)
+    rest = rows(torchs(after))
+    del iterator
+    made.set_epoch(3)
+    answers.put((state["segments"], done + rest, rows(collected)))
+
+
+@forks
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_rank_whose_loader_came_from_another_process_has_workers_of_its_own(start: str) -> None:
+    context: Any = multiprocessing.get_context(start)
+    answers = context.Queue()
+    process = context.Process(target=_in_a_process_of_its_own, args=(loader(sharding="shuffled"), answers))
+    process.start()
+    segments, whole, third = answers.get(timeout=100)
+    process.join(timeout=20)
+    assert process.exitcode == 0
+    assert segments == [[2, 2, 5]]
+    alone = loader(sharding="shuffled")
+    assert sorted(whole) == sorted(rows(alone))
+    alone.set_epoch(3)
+    assert sorted(third) == sorted(rows(alone))
+
+
+def test_a_copy_knows_what_workers_had_begun_and_goes_its_own_way() -> None:
+    made = distributed()
+    workers = Workers(made, 2, n_obs=N_OBS)
+    whole = list(workers)
+    for duplicate in (copy.deepcopy(made), copy.copy(made), pickle.loads(pickle.dumps(made))):
+        state = duplicate.state_dict(batches_done=5)
+        assert state["segments"] == [[2, 2, 5]]
+        after = distributed()
+        after.load_state_dict(state)
+        assert list(Workers(after, 2, n_obs=N_OBS)) == whole[5:]
+        assert duplicate.next_epoch == made.next_epoch == 1
+        duplicate.set_epoch(4)
+        assert made.epoch == 0

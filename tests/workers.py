@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data._utils import worker as torchs
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
+from annbatch_distributed.shared_memory import SharedMemory
 from tests.samplers import batches
 
 if TYPE_CHECKING:
@@ -32,8 +33,15 @@ def as_worker(worker: int, n_workers: int, seed: int = 7) -> Iterator[None]:
 def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Source:
     """A copy that a worker would have if it were forked now: it shares memory with the original."""
     duplicate = copy.deepcopy(source)
-    duplicate.sampler._bookmark._shared = source.sampler._bookmark._shared
+    share(source.sampler, duplicate.sampler)
     return duplicate
+
+
+def share(source: DistributedSampler, duplicate: DistributedSampler) -> None:
+    """Let one sampler have the bookmark of another, as if that were one of another process."""
+    memory = object.__new__(SharedMemory)
+    vars(memory).update(vars(source._bookmark._shared), _owner=-1)
+    vars(duplicate._bookmark).update(vars(source._bookmark), _shared=memory)
 
 
 class Workers:
@@ -52,11 +60,12 @@ class Workers:
         self.read = self.rows if read is None else read
         self.copies: list[Any] = []
         self.seed = 0
+        self.next_seed: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if not (self.persistent and self.copies):
             self.copies = [forked(self.source) for _ in range(self.n_workers)]
-            self.seed = next(_seeds)
+            self.seed = next(_seeds) if self.next_seed is None else self.next_seed
         streams = []
         for worker, duplicate in enumerate(self.copies):
             with as_worker(worker, self.n_workers, self.seed):

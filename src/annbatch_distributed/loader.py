@@ -131,6 +131,8 @@ class StatefulLoader(Loader[Any, Any]):
                 self._sampler.finish(begun)  # a consumer who knows the number doesn't come to ask for more
             self._counted = begun, n_yielded  # before it is yielded: whoever saves a state has been given this batch
             yield {**batch, "repeated": repeats.popleft()} if repeats else batch
+        if begun is None:  # there was nothing left
+            self._counted = self._sampler.begun, 0
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.

@@ -10,8 +10,8 @@ collection is:
 ``segments``
     The stretches of the epoch that were run so far: world size, number of ``DataLoader`` workers where it makes a
     difference, and batches that every rank has done.
-``rank``, ``worker``
-    Whose state it is, if it isn't that of every rank, or only of one worker.
+``worker``
+    Which worker's state it is, if it is only that of one.
 ``identity``
     What the rows and their order follow from. A state fits a sampler of the same identity only.
 """
@@ -59,11 +59,9 @@ class Position:
     epoch: int
     """Which epoch it belongs to."""
     passes: int = 0
-    """How many passes were begun before it since the epoch was set, or what else tells its order from theirs."""
+    """How many passes were begun before it, since the epoch was set."""
     segments: tuple[Segment, ...] = ()
     """What was run of the epoch."""
-    rank: int | None = None
-    """The only rank that knows of this order, if it isn't all of them."""
     share: Share | None = None
     """Whose part it is, if it isn't the whole rank's."""
 
@@ -113,16 +111,18 @@ class Begun:
 
     position: Position
     """Where it began; the last segment is the one that it goes on with."""
-    n_obs: int
-    """Rows of the collection."""
-    n_batches: int
-    """How many batches it has on the rank that has the most, those included that were done before by as many ranks."""
+    n_obs: int | None
+    """Rows of the collection, if that is known."""
+    n_batches: int | None
+    """How many batches the epoch has on the rank that has the most, if that is known."""
     n_due: int
-    """How many batches it yields here; 0 in the process of workers."""
+    """How many batches it yields here."""
     share: Share | None = None
     """Which part of the rank's pass it is, in a ``DataLoader`` worker."""
     ends: bool = True
     """Whether the last batch of the rank's pass is in that part."""
+    is_here: bool = True
+    """Whether it isn't that of the workers of this process."""
     was_loaded: bool = False
     """Whether workers have loaded the position, so that their process doesn't know it."""
 
@@ -160,7 +160,6 @@ class Progress:
             "epoch": at.epoch,
             "pass": at.passes,
             "segments": [list(segment) for segment in at.segments],
-            **({} if at.rank is None else {"rank": at.rank}),
             **({} if at.share is None else {"worker": list(at.share)}),
             "identity": {name: _brief(value) for name, value in self.identity.items()},
         }
@@ -195,7 +194,7 @@ class Progress:
             if not (_is_row(segment, 3) and _counts(segment[0], 1) and _counts(segment[1], 1)):
                 raise _damaged("segments", _SEGMENTS, segments)
             _counted("segments", segment[2])
-        rank, share = state.get("rank"), state.get("worker")
+        share = state.get("worker")
         if share is not None and not (_is_row(share, 2) and _counts(share[0]) and _counts(share[1], share[0] + 1)):
             raise _damaged("worker", "must be [worker, number of workers]", share)
         if not isinstance(identity, Mapping):
@@ -204,7 +203,6 @@ class Progress:
             epoch=_counted("epoch", state.get("epoch")),
             passes=_counted("pass", state.get("pass")),
             segments=tuple(Segment(*segment) for segment in segments),
-            rank=None if rank is None else _counted("rank", rank),
             share=None if share is None else Share(*share),
         )
         return cls(position, dict(identity))

@@ -179,7 +179,7 @@ class DistributedSampler(Sampler):
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
         self._fingerprint: str | None = None
-        self._bookmark = Bookmark(self.rank, self.world_size, keeps_order=not sampler.shuffle)
+        self._bookmark = Bookmark(self.world_size, keeps_order=not self._sampler.shuffle)
         self._n_obs_of_state: int | None = None
         self._warned: set[str] = set()
         self._within_another = False
@@ -333,7 +333,7 @@ class DistributedSampler(Sampler):
         if batches_done < before:
             msg = f"batches_done must be at least {before}, which were done before this pass, got {batches_done}."
             raise ValueError(msg)
-        if begun is not None and batches_done > begun.n_batches:
+        if begun is not None and begun.n_batches is not None and batches_done > begun.n_batches:
             msg = f"batches_done must be at most {begun.n_batches}, the batches of this pass, got {batches_done}."
             raise ValueError(msg)
         if begun is not None and batches_done == begun.n_batches:
@@ -392,14 +392,7 @@ class DistributedSampler(Sampler):
         self._planned = None
 
     def _check_whose(self, position: Position) -> None:
-        """Raise if a state is that of one rank or one DataLoader worker, and this is another."""
-        if position.rank is not None and (position.rank != self.rank or position.before(self.world_size)):
-            msg = (
-                f"The state is that of rank {position.rank} alone: DataLoader workers have run through an epoch again "
-                "without set_epoch, in an order that is that rank's own. Load the state that this rank has saved, in a "
-                "job of as many ranks; or call set_epoch before each epoch, which makes states the same on all ranks."
-            )
-            raise ValueError(msg)
+        """Raise if a state is that of one DataLoader worker, and this is none, or one of others."""
         worker = current()
         if position.share is not None and (worker is None or worker.n_workers != position.share.n_workers):
             msg = (
@@ -416,7 +409,7 @@ class DistributedSampler(Sampler):
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
         return {
-            "n_obs": self._n_obs_of_state if begun is None else begun.n_obs,
+            "n_obs": self._n_obs_of_state if begun is None or begun.n_obs is None else begun.n_obs,
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
             "batch_size": self.batch_size,
             "remainder": self._remainder,
@@ -552,7 +545,7 @@ class DistributedSampler(Sampler):
             While iterating, if the wrapped sampler doesn't yield what its ``n_batches`` says, or asks for rows outside
             of those that it was given.
         """
-        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.next()
+        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.take()
         with undivided():
             plan = self._plan(n_obs, position)
         worker, share = current(), self._share(position)
@@ -562,7 +555,9 @@ class DistributedSampler(Sampler):
         _check_done(plan, sum(done for _, done in dealings))
         n_batches = plan.n_batches(self.rank)
         n_left = sum(map(len, left(n_batches, dealings[:-1])))
-        due = hand(n_batches, dealings, worker=share.worker, n_workers=share.n_workers, keeps_order=not self.shuffle)
+        due = hand(
+            n_batches, dealings, worker=share.worker, n_workers=share.n_workers, keeps_order=self._bookmark.keeps_order
+        )
         begun = Begun(
             position,
             n_obs,
@@ -608,7 +603,7 @@ class DistributedSampler(Sampler):
     @property
     def is_with_workers(self) -> bool:
         """Whether the pass that was begun last is that of ``DataLoader`` workers, and this is their process."""
-        return self._bookmark.is_with_workers
+        return self.begun is not None and not self.begun.is_here
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)

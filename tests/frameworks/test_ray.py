@@ -61,6 +61,8 @@ def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+        # otherwise it installs an environment for its workers, if uv runs the tests
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         # a process less
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
