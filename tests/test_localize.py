@@ -51,7 +51,7 @@ def test_class_weights_are_those_of_the_classes_in_its_rows() -> None:
 
 def test_labels_of_one_stretch_are_not_copied() -> None:
     local = localize(class_sampler(), Rows((range(25, 75),)), 100)
-    assert np.shares_memory(local._rle_manager._classes.codes, LABELS.codes)  # type: ignore[attr-defined]
+    assert np.shares_memory(local._rle_manager._classes.codes, LABELS.codes)  # type: ignore[attr-defined]  # own
 
 
 def test_a_mask_that_cannot_be_assigned_is_an_error_that_names_the_sampler() -> None:
@@ -65,7 +65,7 @@ def test_a_mask_that_cannot_be_assigned_is_an_error_that_names_the_sampler() -> 
 
 def test_a_sampler_without_a_mask_reads_everything() -> None:
     class Maskless(MaskBlind):
-        mask = None  # type: ignore[assignment]
+        mask = None  # type: ignore[assignment]  # no mask, as users may have it
 
     assert str(DistributedSampler(Maskless(2), dist_info=Rank(0, 2)).plan(20).window) == "0:20"
 

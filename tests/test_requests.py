@@ -98,7 +98,7 @@ def test_translated_rows_are_the_shards(data: st.DataObject) -> None:
     [translated] = translate(mark_repeats([request], first=8), ROWS, name="It")
     local = request_rows(request)
     assert request_rows(translated) == [rows[position] for position in local]
-    assert translated["repeated"].tolist() == [position >= 8 for position in local]  # type: ignore[typeddict-item]
+    assert translated["repeated"].tolist() == [position >= 8 for position in local]  # type: ignore[typeddict-item]  # extra
     assert request["requests"] is requests
 
 
@@ -159,10 +159,10 @@ def test_other_keys_are_passed_on_and_repeats_marked_before_stay_marked() -> Non
         "repeated": np.array([True, False, False, True]),
     }
     [translated] = mark_repeats(translate([request], ROWS, name="It"), first=24)
-    assert translated["note"] == 1  # type: ignore[typeddict-item]
-    assert translated["repeated"].tolist() == [True, False, True, True]  # type: ignore[typeddict-item]
+    assert translated["note"] == 1  # type: ignore[typeddict-item]  # not in LoadRequest
+    assert translated["repeated"].tolist() == [True, False, True, True]  # type: ignore[typeddict-item]  # extra
     [unmarked] = translate([request], ROWS, name="It")
-    assert unmarked["repeated"] is request["repeated"]  # type: ignore[typeddict-item]
+    assert unmarked["repeated"] is request["repeated"]  # type: ignore[typeddict-item]  # not in LoadRequest
 
 
 @pytest.mark.parametrize(

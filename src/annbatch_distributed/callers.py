@@ -13,20 +13,15 @@ import sys
 _ACCELERATE = "accelerate.data_loader"
 
 
-def check_not_dispatched(depth: int = 1) -> None:
+def check_not_dispatched() -> None:
     """Raise if what accelerate's ``prepare`` has made of a ``DataLoader`` calls the function that asks this.
-
-    Parameters
-    ----------
-    depth
-        How many functions lie between this one and the caller to look at.
 
     Raises
     ------
     RuntimeError
         If it is accelerate that calls.
     """
-    caller = sys._getframe(depth + 1)
+    caller = sys._getframe(2)
     if caller.f_globals.get("__name__") != _ACCELERATE:
         return
     arrived = type(caller.f_locals.get("self")).__name__
