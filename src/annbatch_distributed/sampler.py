@@ -167,7 +167,7 @@ class DistributedSampler(Sampler):
             hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
             msg = f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}"
             raise TypeError(msg)
-        self._rank_info = resolve(dist_info)
+        self._membership = resolve(dist_info)
         self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
         _check_promise(self._remainder, sampler)
         self._seed = None if seed is None else _natural_number("seed", seed, below=2**63)
@@ -193,12 +193,12 @@ class DistributedSampler(Sampler):
     @property
     def rank(self) -> int:
         """Which process of the job this is."""
-        return self._rank_info.rank
+        return self._membership.rank.rank
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
-        return self._rank_info.world_size
+        return self._membership.rank.world_size
 
     @property
     def batch_size(self) -> int | None:

@@ -18,12 +18,12 @@ from annbatch_distributed.ranks import resolve
 
 @pytest.mark.parametrize("pair", [(1, 4), [1, 4], (np.int64(1), np.int32(4)), Rank(1, 4)])
 def test_a_callable_says_who_this_is(pair: Any) -> None:
-    assert resolve(lambda: pair) == Rank(1, 4)
-    assert type(resolve(lambda: pair).rank) is int
+    assert resolve(lambda: pair).rank == Rank(1, 4)
+    assert type(resolve(lambda: pair).rank.rank) is int
 
 
 def test_a_rank_is_taken_as_it_is() -> None:
-    assert resolve(Rank(0, 1)) == Rank(0, 1)
+    assert resolve(Rank(0, 1)).rank == Rank(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_torch_says_who_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    assert resolve("torch") == Rank(2, 3)
+    assert resolve("torch").rank == Rank(2, 3)
 
 
 def test_jax_must_be_initialised() -> None:
@@ -82,7 +82,7 @@ def test_jax_says_who_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "distributed", SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert resolve("jax") == Rank(1, 2)
+    assert resolve("jax").rank == Rank(1, 2)
 
 
 @pytest.mark.parametrize(("name", "extra"), [("torch", "torch"), ("jax", "jax")])

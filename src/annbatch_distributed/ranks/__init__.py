@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
 from annbatch_distributed.ranks.resolve import DistInfo, resolve
 
-__all__ = ["DistInfo", "Rank", "resolve"]
+__all__ = ["DistInfo", "Membership", "Rank", "resolve"]

@@ -1,12 +1,13 @@
-"""The rank that JAX's multi-process runtime gives this process."""
+"""The member that this process is among JAX's."""
 
 from __future__ import annotations
 
+from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
 
 
-def rank() -> Rank:
-    """Return this process's index among JAX's processes.
+def all_processes() -> Membership:
+    """Return which of all of JAX's processes this one is.
 
     Raises
     ------
@@ -26,4 +27,5 @@ def rank() -> Rank:
             "DistributedSampler with dist_info='jax'."
         )
         raise RuntimeError(msg)
-    return Rank(jax.process_index(), jax.process_count())
+    rank = Rank(jax.process_index(), jax.process_count())
+    return Membership(rank, source="JAX's processes", framework="jax")

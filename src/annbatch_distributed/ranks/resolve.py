@@ -1,4 +1,4 @@
-"""Resolving ``dist_info``: from what the user names to a :class:`Rank`.
+"""Resolving ``dist_info``: from what the user names to a :class:`Membership`.
 
 There is no fallback to rank 0: in a job of several processes it would give every one of them all rows.
 """
@@ -8,24 +8,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from annbatch_distributed.ranks import jax, torch
+from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-type DistInfo = Literal["torch", "jax"] | Callable[[], tuple[int, int] | list[int] | Rank] | Rank
+type Answer = tuple[int, int] | list[int] | Rank | Membership
+type DistInfo = Literal["torch", "jax"] | Callable[[], Answer] | Rank | Membership
 
-_SOURCES: dict[str, Callable[[], Rank]] = {"torch": torch.rank, "jax": jax.rank}
+_SOURCES: dict[str, Callable[[], Membership]] = {"torch": torch.default_group, "jax": jax.all_processes}
 
 
-def resolve(dist_info: DistInfo) -> Rank:
-    """Return the rank of this process.
+def resolve(dist_info: DistInfo) -> Membership:
+    """Return which member of a job this process is.
 
     Parameters
     ----------
     dist_info
         ``"torch"`` or ``"jax"`` ask the framework, which must have been initialised. A callable is called once, without
-        arguments, and returns ``(rank, world_size)``. A :class:`Rank` is taken as it is.
+        arguments, and returns ``(rank, world_size)``. A :class:`Rank` or a :class:`Membership` is taken as it is.
 
     Raises
     ------
@@ -40,11 +42,13 @@ def resolve(dist_info: DistInfo) -> Rank:
 
     Examples
     --------
-    >>> resolve(lambda: (1, 2))
+    >>> resolve(lambda: (1, 2)).rank
     Rank(rank=1, world_size=2)
     """
-    if isinstance(dist_info, Rank):
+    if isinstance(dist_info, Membership):
         return dist_info
+    if isinstance(dist_info, Rank):
+        return Membership(dist_info, source="a Rank")
     if isinstance(dist_info, str):
         if dist_info not in _SOURCES:
             msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
@@ -53,7 +57,8 @@ def resolve(dist_info: DistInfo) -> Rank:
     if not callable(dist_info):
         msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
         raise TypeError(msg)
-    return _from_pair(dist_info())
+    answer = dist_info()
+    return answer if isinstance(answer, Membership) else Membership(_from_pair(answer), source="a callable")
 
 
 _EXPECTED = f"Expected one of {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), or a Rank."

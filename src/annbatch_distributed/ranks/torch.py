@@ -1,12 +1,13 @@
-"""The rank that ``torch.distributed`` gives this process."""
+"""The member that this process is in torch's process groups."""
 
 from __future__ import annotations
 
+from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
 
 
-def rank() -> Rank:
-    """Return this process's rank in torch's default process group.
+def default_group() -> Membership:
+    """Return which member of torch's default process group this process is.
 
     Raises
     ------
@@ -27,4 +28,5 @@ def rank() -> Rank:
             "DistributedSampler with dist_info='torch', and start the script with torchrun."
         )
         raise RuntimeError(msg)
-    return Rank(dist.get_rank(), dist.get_world_size())
+    rank = Rank(dist.get_rank(), dist.get_world_size())
+    return Membership(rank, source="torch's default process group", framework="torch")
