@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pages = Sybil(
     name="pages",
     parsers=[PythonCodeBlockParser()],
-    patterns=["README.md", "docs/*.md"],
+    patterns=["README.md", "docs/*.md", "docs/frameworks/*.md"],
     fixtures=["launched_beside_the_cells"],
 )
 docstrings = Sybil(name="docstrings", parsers=[DocTestParser()], path="src", patterns=["*.py"])
@@ -65,10 +65,13 @@ def launched_beside_the_cells(cells: Path) -> Iterator[None]:
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{port}",
         "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_NTASKS": "1",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
+        "SLURM_ARRAY_TASK_ID": "0",
+        "SLURM_ARRAY_TASK_COUNT": "1",
     }
     codecs = "codec_pipeline.path"
     # leaving zarr's context brings its setting back, which a page may have changed

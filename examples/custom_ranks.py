@@ -1,19 +1,20 @@
-"""Share cells out among the processes of any launcher: a callable says which rank this is, and how many there are.
+"""Share cells out among the processes of any launcher, without a framework.
 
-Here every rank adds up the counts of its own cells and writes them down, with nothing in common between the ranks but
-the files, as in a job array. Run it under a scheduler or under MPI, or set a scheduler's variables by hand::
+The launcher's variables say which rank this is, and how many there are; or a callable does, here by asking MPI. Every
+rank adds up the counts of its own cells and writes them down, with nothing in common between the ranks but the files.
+Run it under a scheduler or under MPI, or set the variables by hand::
 
-    srun --ntasks 2 python examples/custom_ranks.py --launcher slurm sums/
-    mpirun -n 2 python examples/custom_ranks.py --launcher mpi sums/
+    srun --ntasks 2 python examples/custom_ranks.py --ranks env sums/
+    mpirun -n 2 python examples/custom_ranks.py --ranks env sums/
+    mpirun -n 2 python examples/custom_ranks.py --ranks mpi sums/  # needs mpi4py
 
-    SLURM_NTASKS=2 SLURM_PROCID=0 python examples/custom_ranks.py --launcher slurm sums/
-    SLURM_NTASKS=2 SLURM_PROCID=1 python examples/custom_ranks.py --launcher slurm sums/
+    RANK=0 WORLD_SIZE=2 python examples/custom_ranks.py --ranks env sums/
+    RANK=1 WORLD_SIZE=2 python examples/custom_ranks.py --ranks env sums/
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import anndata as ad
@@ -24,23 +25,18 @@ from annbatch.samplers import SequentialSampler
 from annbatch_distributed import DistributedSampler
 
 
-def slurm() -> tuple[int, int]:
-    """Ask Slurm's variables. Where they aren't set this fails, rather than take every process for rank 0."""
-    return int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
-
-
 def mpi() -> tuple[int, int]:
-    """Ask MPI."""
+    """Ask MPI, whichever it is and whatever variables it sets."""
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
 
-def main(launcher: str, folder: Path) -> None:
+def main(ranks: str, folder: Path) -> None:
     """Run one rank."""
     sampler = DistributedSampler(
         SequentialSampler(chunk_size=32, preload_nchunks=8, batch_size=32),
-        dist_info={"slurm": slurm, "mpi": mpi}[launcher],
+        dist_info=mpi if ranks == "mpi" else "env",
         remainder="keep",  # every row once; no rank waits for another, so that one may have a batch more
     )
     loader = Loader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
@@ -63,6 +59,6 @@ def made_up_cells() -> ad.AnnData:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launcher", choices=["slurm", "mpi"], required=True)
+    parser.add_argument("--ranks", choices=["env", "mpi"], required=True, help="who says which rank this is")
     parser.add_argument("folder", type=Path, help="where each rank writes the sums of its cells, and which they were")
     main(**vars(parser.parse_args()))

@@ -22,6 +22,7 @@ from annbatch.samplers import RandomSampler
 from jax.sharding import NamedSharding, PartitionSpec
 
 from annbatch_distributed import DistributedSampler
+from annbatch_distributed.integrations.jax import global_batch
 
 BATCH_SIZE = 32  # on one process: a multiple of its devices
 N_TYPES = 4
@@ -48,15 +49,14 @@ def main(epochs: int, log: Path | None) -> None:
         sampler.set_epoch(epoch)  # another order, and other rows are left out
         rows = []
         for batch in loader:
-            # what one process has becomes its part of an array that spans them all
-            cells = jax.make_array_from_process_local_data(by_cells, batch["X"])
-            types = jax.make_array_from_process_local_data(by_cells, batch["obs"]["cell_type"].to_numpy())
-            weights, loss = step(weights, cells, types)
+            # what one process has becomes its part of arrays that span them all
+            whole = global_batch(batch, by_cells)
+            weights, loss = step(weights, whole["X"], whole["obs"]["cell_type"])
             rows.append(batch["index"])
         if log is not None:
             np.save(log / f"train-{epoch}-rank{sampler.rank}.npy", np.concatenate(rows))
         if sampler.rank == 0:
-            print(f"epoch {epoch}: loss {loss:.3f}, batches of {len(cells)} on {jax.device_count()} devices")
+            print(f"epoch {epoch}: loss {loss:.3f}, batches of {len(whole['X'])} on {jax.device_count()} devices")
 
 
 @jax.jit

@@ -64,5 +64,13 @@ def test_importing_the_package_brings_nothing_that_annbatch_does_not() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    expected = ["Contiguous", "DistributedSampler", "EpochPlan", "Independent", "Rank", "Shuffled", "StatefulLoader"]
-    assert sorted(annbatch_distributed.__all__) == expected
+    classes = [
+        "Contiguous",
+        "DistributedSampler",
+        "EpochPlan",
+        "Independent",
+        "Rank",
+        "Shuffled",
+        "StatefulLoader",
+    ]
+    assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks"]

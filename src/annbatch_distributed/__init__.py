@@ -6,8 +6,18 @@ Wrap any annbatch sampler in a :class:`DistributedSampler`, and pass it to annba
 from __future__ import annotations
 
 from annbatch_distributed.loader import StatefulLoader
-from annbatch_distributed.ranks import Rank
+from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
 
-__all__ = ["Contiguous", "DistributedSampler", "EpochPlan", "Independent", "Rank", "Shuffled", "StatefulLoader"]
+__all__ = [
+    "Contiguous",
+    "DistributedSampler",
+    "EpochPlan",
+    "Independent",
+    "Rank",
+    "Shuffled",
+    "StatefulLoader",
+    "deferred",
+    "mesh_ranks",
+]

@@ -53,15 +53,12 @@ class Bookmark:
 
     Parameters
     ----------
-    world_size
-        How many ranks there are.
     keeps_order
         Whether the batches of a pass stay in their order, however many workers there are.
     """
 
-    def __init__(self, world_size: int, *, keeps_order: bool) -> None:
+    def __init__(self, *, keeps_order: bool) -> None:
         self.keeps_order = keeps_order
-        self._world_size = world_size
         self._set = Position(0)
         self._begun: Begun | None = None
         self._loaded = False
@@ -119,23 +116,23 @@ class Bookmark:
         self.set(Position(epoch))
         return True
 
-    def next(self) -> Position:
-        """Return where the next pass begins, the last segment being the one that it goes on with."""
+    def next(self, world_size: int) -> Position:
+        """Return where the next pass begins, the last segment being the one that it goes on with, on so many ranks."""
         worker = current()
         if worker is None:
-            return self.position.going_on(self._world_size, 1)
+            return self.position.going_on(world_size, 1)
         if self._decided is None or self._decided[0] != self._next_iteration(worker):
-            self._decided = self._decide(worker)
+            self._decided = self._decide(worker, world_size)
         return self._decided[2]
 
-    def take(self) -> Position:
+    def take(self, world_size: int) -> Position:
         """Return the same, and go on to the pass after it, if this is a worker: whatever happens to this one."""
         worker = current()
         if worker is None:
-            return self.next()
+            return self.next(world_size)
         iteration = self._next_iteration(worker)
         try:
-            return self.next()
+            return self.next(world_size)
         finally:
             self._seed, self._iteration, self._set_here = worker.seed, iteration, False
 
@@ -192,7 +189,7 @@ class Bookmark:
         """Tell iterations apart, of all workers alike: by torch's seed, and those of persistent workers by number."""
         return worker.seed if self._seed != worker.seed else self._iteration + 1
 
-    def _decide(self, worker: Worker) -> tuple[int, int, Position]:
+    def _decide(self, worker: Worker, world_size: int) -> tuple[int, int, Position]:
         """Return the iteration that comes next, the version of what was announced of it, and where its pass begins."""
         iteration = self._next_iteration(worker)
         n_workers = 1 if self.keeps_order else worker.n_workers
@@ -203,11 +200,11 @@ class Bookmark:
             if iteration != worker.seed and not self._set_here:
                 n_changes = self._adopt()
             at = self._set if self._set_here else self.position
-            at = at.going_on(self._world_size, n_workers)
+            at = at.going_on(world_size, n_workers)
             told = _Told(self._generation, n_changes, self._set_here, at)
             version = self._shared.announce(iteration, told.to_text())
         elif self._set_here:
-            return iteration, 0, self._set.going_on(self._world_size, n_workers)
+            return iteration, 0, self._set.going_on(world_size, n_workers)
         else:
             version, told = self._hear(iteration, worker)
             self._generation = told.generation

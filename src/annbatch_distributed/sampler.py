@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from multiprocessing.context import get_spawning_popen
 from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +36,7 @@ from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
 from annbatch_distributed.progress import Begun, Position, Progress, Share
 from annbatch_distributed.randomness import draw_root
-from annbatch_distributed.ranks import resolve
+from annbatch_distributed.ranks import Deferred, resolve
 from annbatch_distributed.rest import Rest, rest
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
 from annbatch_distributed.sharding.remainder import POLICIES, turns
@@ -45,8 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from annbatch_distributed.compatibility import ShardingName
+    from annbatch_distributed.dealing import Dealings
     from annbatch_distributed.progress import Identity, Segment
-    from annbatch_distributed.ranks import DistInfo
+    from annbatch_distributed.ranks import DistInfo, Membership
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
 
 
@@ -72,7 +75,10 @@ class DistributedSampler(Sampler):
         shared with the copy, so don't write into them.
     dist_info
         Where rank and world size come from. ``"torch"`` or ``"jax"`` ask the framework, which must have been
-        initialised; a callable returns ``(rank, world_size)``; a :class:`Rank` says it outright.
+        initialised; ``"env"`` asks the variables that torchrun, Open MPI, MPICH, Intel MPI or Slurm's ``srun`` set; a
+        torch ``ProcessGroup`` or ``DeviceMesh`` of one dimension says it of this process, and :func:`mesh_ranks` of any
+        mesh; a callable returns ``(rank, world_size)``; a :class:`Rank` says it outright. :func:`deferred` around any
+        of them has it asked when the rank is first needed.
     enforce_equal_batches
         As in annbatch: True means ``remainder="drop"``, False means ``remainder="keep"``.
     remainder
@@ -121,7 +127,7 @@ class DistributedSampler(Sampler):
         sampler has no batch size and ``remainder`` promises equal numbers of batches, or if it can't run on such
         shards.
     RuntimeError
-        If the framework that ``dist_info`` names is not initialised.
+        If the framework that ``dist_info`` names is not initialised, or no launcher has set its variables.
 
     Notes
     -----
@@ -167,7 +173,7 @@ class DistributedSampler(Sampler):
             hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
             msg = f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}"
             raise TypeError(msg)
-        self._membership = resolve(dist_info)
+        self._member = dist_info if isinstance(dist_info, Deferred) else resolve(dist_info)
         self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
         _check_promise(self._remainder, sampler)
         self._seed = None if seed is None else _natural_number("seed", seed, below=2**63)
@@ -179,7 +185,7 @@ class DistributedSampler(Sampler):
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
         self._fingerprint: str | None = None
-        self._bookmark = Bookmark(self.world_size, keeps_order=not self._sampler.shuffle)
+        self._bookmark = Bookmark(keeps_order=not self._sampler.shuffle)
         self._n_obs_of_state: int | None = None
         self._warned: set[str] = set()
         self._within_another = False
@@ -189,6 +195,12 @@ class DistributedSampler(Sampler):
             own: slice | None = sampler.mask  # a user's sampler may have none
             mask = slice(None) if own is None else own
         self.mask = mask
+
+    @property
+    def _membership(self) -> Membership:
+        if isinstance(self._member, Deferred):
+            self._member = resolve(self._member)
+        return self._member
 
     @property
     def rank(self) -> int:
@@ -255,7 +267,7 @@ class DistributedSampler(Sampler):
         After a state was loaded, this is where a training goes on:
         ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
-        position = self._bookmark.next()
+        position = self._bookmark.next(self.world_size)
         return position.epoch + bool(position.passes and not position.resumes)
 
     @property
@@ -328,7 +340,7 @@ class DistributedSampler(Sampler):
                 "DataLoader's own state_dict()."
             )
             raise RuntimeError(msg)
-        position = self._bookmark.next() if begun is None else begun.position
+        position = self._bookmark.next(self.world_size) if begun is None else begun.position
         before = sum(segment.done for segment in position.segments[:-1])
         if batches_done < before:
             msg = f"batches_done must be at least {before}, which were done before this pass, got {batches_done}."
@@ -545,13 +557,13 @@ class DistributedSampler(Sampler):
             While iterating, if the wrapped sampler doesn't yield what its ``n_batches`` says, or asks for rows outside
             of those that it was given.
         """
-        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.take()
+        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.take(self.world_size)
         with undivided():
             plan = self._plan(n_obs, position)
         worker, share = current(), self._share(position)
         if position.passes and not position.resumes and (worker is None or not worker.id) and _moves(plan):
             self._warn_once(_SAME_ROWS)
-        dealings = tuple((segment.n_workers, segment.done) for segment in position.of(self.world_size))
+        dealings = _dealings(position, self.world_size)
         _check_done(plan, sum(done for _, done in dealings))
         n_batches = plan.n_batches(self.rank)
         n_left = sum(map(len, left(n_batches, dealings[:-1])))
@@ -594,7 +606,7 @@ class DistributedSampler(Sampler):
     def state_after(self, begun: Begun | None, n_yielded: int) -> dict[str, Any]:
         """Return the state after so many batches of a pass were yielded here, or at the beginning of the next one."""
         if begun is None:
-            position = self._bookmark.next()
+            position = self._bookmark.next(self.world_size)
             return self._state(position if current() is None else replace(position, share=self._share(position)))
         if begun.share is None and n_yielded == begun.n_due:
             return self._state(begun.position.after().going_on(self.world_size, 1))
@@ -622,11 +634,22 @@ class DistributedSampler(Sampler):
         vars(duplicate).update(copy.deepcopy(vars(self), memo))
         return duplicate
 
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None and isinstance(self._member, Deferred):
+            # a DataLoader's worker that is spawned is in no process group, and couldn't ask; if it is too early here,
+            # the process may be one that is to join a group, and asks then
+            with suppress(RuntimeError):
+                self._member = resolve(self._member)
+        return vars(self)
+
     def __repr__(self) -> str:
+        if isinstance(self._member, Deferred):
+            who, source = "rank=?, world_size=?", "deferred"
+        else:
+            who, source = f"rank={self.rank}, world_size={self.world_size}", self._member.source
         return (
-            f"{type(self).__name__}({type(self._sampler).__name__}, rank={self.rank}, world_size={self.world_size}, "
-            f"remainder={self._remainder!r}, sharding={self._sharding}, mask={self.mask}, seed={self._seed}, "
-            f"epoch={self.epoch})"
+            f"{type(self).__name__}({type(self._sampler).__name__}, {who}, remainder={self._remainder!r}, "
+            f"sharding={self._sharding}, mask={self.mask}, seed={self._seed}, epoch={self.epoch}, source={source!r})"
         )
 
 
@@ -688,6 +711,11 @@ _SAME_ROWS = (
     "A second pass without set_epoch under a sharding that deals the rows anew in each epoch: every rank reads the "
     "rows that it had last time, in another order. Call set_epoch(epoch) on every rank before each epoch."
 )
+
+
+def _dealings(position: Position, world_size: int) -> Dealings:
+    """Return how the batches of a pass by so many ranks have been dealt to workers."""
+    return tuple((segment.n_workers, segment.done) for segment in position.of(world_size))
 
 
 def _check_done(plan: EpochPlan, done: int) -> None:

@@ -45,7 +45,7 @@ def test_what_is_no_rank_of_a_job_is_a_value_error_that_shows_it(returned: Any) 
 
 @pytest.mark.parametrize("name", ["mpi", "", "Torch"])
 def test_an_unknown_name_is_a_value_error_that_lists_the_known_ones(name: Any) -> None:
-    with pytest.raises(ValueError, match=rf"Unknown dist_info '{name}'\. Expected one of 'torch', 'jax'"):
+    with pytest.raises(ValueError, match=rf"Unknown dist_info '{name}'\. Expected one of 'torch', 'jax', 'env'"):
         resolve(name)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from annbatch_distributed.ranks.rank import Rank
+
 if TYPE_CHECKING:
-    from annbatch_distributed.ranks.rank import Rank
+    from collections.abc import Sequence
 
 type Framework = Literal["torch", "jax"]
 
@@ -28,3 +31,30 @@ class Membership:
     """The processes of the job, in ascending order, as the framework numbers them; None means all of them."""
     n_peers: int = 1
     """How many processes have the same share, this one included: those that split up a model, not the data."""
+
+
+def merged(memberships: Sequence[Membership]) -> Membership:
+    """Return one membership for ranks within ranks, which are numbered through.
+
+    Its source is what frameworks say, which is the same in all processes.
+
+    Parameters
+    ----------
+    memberships
+        From the outermost.
+
+    Examples
+    --------
+    >>> node, within_node = Membership(Rank(2, 3), "nodes"), Membership(Rank(1, 4), "within nodes")
+    >>> merged([node, within_node]).rank
+    Rank(rank=9, world_size=12)
+    """
+    rank, world_size = 0, 1
+    for member in memberships:
+        rank = rank * member.rank.world_size + member.rank.rank
+        world_size *= member.rank.world_size
+    # the first one that a framework was asked for says where all of them meet
+    known = next((member for member in memberships if member.framework is not None), memberships[0])
+    n_peers = math.prod(member.n_peers for member in memberships)
+    source = ", then ".join(member.source for member in memberships if member.framework is not None)
+    return Membership(Rank(rank, world_size), source, known.framework, known.processes, n_peers)

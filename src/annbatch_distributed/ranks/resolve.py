@@ -5,19 +5,29 @@ There is no fallback to rank 0: in a job of several processes it would give ever
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
-from annbatch_distributed.ranks import jax, torch
+from annbatch_distributed.ranks import environment, jax, torch
+from annbatch_distributed.ranks.deferred import Deferred
 from annbatch_distributed.ranks.membership import Membership
+from annbatch_distributed.ranks.mesh import mesh_ranks
 from annbatch_distributed.ranks.rank import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-type Answer = tuple[int, int] | list[int] | Rank | Membership
-type DistInfo = Literal["torch", "jax"] | Callable[[], Answer] | Rank | Membership
+    from jax.sharding import Mesh, NamedSharding
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-_SOURCES: dict[str, Callable[[], Membership]] = {"torch": torch.default_group, "jax": jax.all_processes}
+type Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding
+type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | Known] | Known | Deferred
+
+_SOURCES: dict[str, Callable[[], Membership]] = {
+    "torch": torch.default_group,
+    "jax": jax.all_processes,
+    "env": environment.launcher,
+}
 
 
 def resolve(dist_info: DistInfo) -> Membership:
@@ -26,15 +36,18 @@ def resolve(dist_info: DistInfo) -> Membership:
     Parameters
     ----------
     dist_info
-        ``"torch"`` or ``"jax"`` ask the framework, which must have been initialised. A callable is called once, without
-        arguments, and returns ``(rank, world_size)``. A :class:`Rank` or a :class:`Membership` is taken as it is.
+        ``"torch"`` or ``"jax"`` ask the framework, which must have been initialised; ``"env"`` asks the variables that
+        the launcher has set. A callable is called once, without arguments, and returns ``(rank, world_size)`` or any of
+        what follows. A :class:`Rank` or a :class:`Membership` is taken as it is, a torch process group or a mesh asked
+        for the place of this process.
 
     Raises
     ------
     RuntimeError
-        If the framework is not initialised.
+        If the framework is not initialised, or no launcher has set its variables.
     ValueError
-        If a string names no source, or what a callable returns is not a rank of a job.
+        If a string names no source, what a callable returns or the variables say is not a rank of a job, or this
+        process is not in the group or the mesh.
     TypeError
         If ``dist_info`` is something else, or what a callable returns is not a pair of integers.
     ImportError
@@ -45,29 +58,49 @@ def resolve(dist_info: DistInfo) -> Membership:
     >>> resolve(lambda: (1, 2)).rank
     Rank(rank=1, world_size=2)
     """
-    if isinstance(dist_info, Membership):
-        return dist_info
-    if isinstance(dist_info, Rank):
-        return Membership(dist_info, source="a Rank")
+    if isinstance(dist_info, Deferred):
+        return resolve(dist_info.dist_info)
     if isinstance(dist_info, str):
         if dist_info not in _SOURCES:
             msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
             raise ValueError(msg)
         return _SOURCES[dist_info]()
+    if (known := _known(dist_info)) is not None:
+        return known
     if not callable(dist_info):
         msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
         raise TypeError(msg)
-    answer = dist_info()
-    return answer if isinstance(answer, Membership) else Membership(_from_pair(answer), source="a callable")
+    answer = cast("Callable[[], object]", dist_info)()  # a Mesh can be called too, but was dealt with
+    return _known(answer) or Membership(_from_pair(answer), source="a callable")
 
 
-_EXPECTED = f"Expected one of {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), or a Rank."
+_EXPECTED = (
+    f"Expected one of {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), a Rank, a torch "
+    "ProcessGroup or DeviceMesh, or what mesh_ranks or deferred returns."
+)
+
+
+def _known(thing: object) -> Membership | None:
+    """Return the membership that an object stands for; None if it is none of those that do."""
+    if isinstance(thing, Membership):
+        return thing
+    if isinstance(thing, Rank):
+        return Membership(thing, source="a Rank")
+    if torch.is_group(thing):
+        return torch.group(thing)
+    if torch.is_no_group(thing):
+        msg = (
+            f"dist_info is {thing!r}, which torch.distributed.new_group gives to a process that isn't in the group. "
+            "Make the sampler in the processes of the group only."
+        )
+        raise ValueError(msg)
+    if torch.is_mesh(thing) or jax.is_mesh(thing):
+        return mesh_ranks(thing)
+    return None
 
 
 def _from_pair(pair: object) -> Rank:
     """Check what a user's callable returned."""
-    if isinstance(pair, Rank):
-        return pair
     expected = "The dist_info callable must return a tuple of two integers (rank, world_size)"
     if not isinstance(pair, tuple | list):
         msg = f"{expected}, got {pair!r} of type {type(pair).__name__}."

@@ -1,0 +1,1 @@
+"""What frameworks need besides a rank: a module for each, which imports its framework in the function that needs it."""

@@ -1,0 +1,268 @@
+"""Batches as JAX arrays: over all processes for ``jax.jit``, or over this one's devices for ``jax.pmap``.
+
+1. Whatever a loader yields becomes numpy arrays, one for each column of ``obs``.
+2. They are checked: the same number of rows in each, and numbers that JAX can hold.
+3. They are placed on devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from annbatch_distributed.ranks.jax import named_axes, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import jax
+    import numpy.typing as npt
+    from jax.sharding import NamedSharding
+
+type Tree = Any  # an array, or nested dicts of them, which no type can say
+
+
+def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
+    """Make this process's batch its part of arrays that span all processes.
+
+    Every process must call it, with batches of as many rows. No process could notice that others have more or fewer:
+    JAX would compute on, with wrong sizes. ``remainder="drop"`` and ``"pad"`` have full batches only; under
+    ``"exact"`` and ``"keep"``, some are smaller.
+
+    The rows of rank r, as :func:`~annbatch_distributed.mesh_ranks` counts them, lie where the sharding has the
+    devices of that rank. With devices in the order of processes, those of rank 0 come first, then those of rank 1,
+    and so on. Processes of the same rank must give the same rows, as they read them with
+    ``dist_info=mesh_ranks(sharding)``.
+
+    Parameters
+    ----------
+    batch
+        What an annbatch ``Loader`` yields; or any part of it, a numpy array, a JAX array, a sparse matrix, a pandas
+        Series or DataFrame, or dicts of those. Each becomes one array of JAX:
+
+        - sparse matrices, dense ones;
+        - a DataFrame such as ``obs``, a dict of its columns;
+        - a categorical column, its codes, as 32-bit integers with -1 for what is missing. They mean the same in every
+          process as long as the categories are the same, as they are within a collection;
+        - None, None.
+
+        ``var``, which a ``Loader`` repeats in every batch, is about columns instead of rows, and left out.
+    sharding
+        How the arrays lie on devices. Its first dimension splits rows; those after it may split columns, of which
+        every process has all. An array with fewer dimensions takes the first ones: labels are split as rows are.
+
+    Returns
+    -------
+        An array of JAX, or a dict of them with the keys of ``batch``.
+
+    Raises
+    ------
+    TypeError
+        If a part has neither numbers nor categories, or ``sharding`` is no ``NamedSharding`` over devices.
+    ValueError
+        If parts have different numbers of rows; if rows or columns don't divide by the devices that they are spread
+        over; if an integer doesn't fit the 32 bits that JAX has unless it is told otherwise; or if rows can't be
+        shared out in this mesh, see :func:`~annbatch_distributed.mesh_ranks`.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from annbatch_distributed.integrations.jax import global_batch
+    >>> from jax.sharding import NamedSharding, PartitionSpec
+    >>> rows = NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data"))
+    >>> obs = pd.DataFrame({"cell_type": pd.Categorical(["T", "B", "T"]), "n_genes": [900, 700, 800]})
+    >>> batch = global_batch({"X": np.ones((3, 2)), "obs": obs, "index": None}, rows)
+    >>> batch["X"].shape, batch["obs"]["cell_type"].tolist(), batch["obs"]["n_genes"].tolist(), batch["index"]
+    ((3, 2), [1, 0, 1], [900, 700, 800], None)
+    >>> global_batch(np.array([0, 2**31]), rows)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    ValueError: batch has integers from 0 to 2147483648, and JAX keeps 32 bits of them, -2147483648 to 2147483647. ...
+    """
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    if not isinstance(sharding, NamedSharding):
+        msg = f"Expected a NamedSharding, got {sharding!r} of type {type(sharding).__name__}."
+        raise TypeError(msg)
+    dealt, rank = rows_of(sharding)
+    arrays, n_rows = _on_host(batch)
+    _check_divide(n_rows, len(dealt[rank].places))
+    spec = [named_axes(part) for part in sharding.spec]
+
+    def place(name: str, array: npt.NDArray[Any]) -> jax.Array:
+        for dimension, axes in enumerate(spec[1 : array.ndim], start=1):
+            n_parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+            if array.shape[dimension] % n_parts:
+                msg = (
+                    f"{name} is {array.shape[dimension]} long in dimension {dimension}, which doesn't divide by "
+                    f"{n_parts}, the number of devices along {', '.join(map(repr, axes))} in {sharding.spec}. Choose "
+                    "as many columns as divide, or leave this dimension out of the PartitionSpec."
+                )
+                raise ValueError(msg)
+        leading = NamedSharding(
+            sharding.mesh, PartitionSpec(*sharding.spec[: array.ndim]), memory_kind=sharding.memory_kind
+        )
+        shape = (n_rows * len(dealt), *array.shape[1:])
+        placed: jax.Array = jax.make_array_from_process_local_data(leading, array, shape)
+        return placed
+
+    return _each(place, arrays)
+
+
+def pmap_batch(batch: Tree, devices: Sequence[jax.Device] | int | None = None) -> Tree:
+    """Split this process's batch over its devices, for functions under ``jax.pmap``.
+
+    Arrays get a first dimension, one entry for each device: of 6 rows, two devices get the rows 0:3 and 3:6. The
+    number of rows must divide by that of devices.
+
+    Parameters
+    ----------
+    batch
+        As for :func:`global_batch`.
+    devices
+        Devices of this process, in the order in which they get the rows; or how many of ``jax.local_devices()``. None
+        takes all of those. Give ``jax.pmap`` the same.
+
+    Returns
+    -------
+        An array of JAX, or a dict of them with the keys of ``batch``.
+
+    Raises
+    ------
+    TypeError
+        If a part of the batch has neither numbers nor categories.
+    ValueError
+        If parts have different numbers of rows; if rows don't divide by the number of devices; if an integer doesn't
+        fit the 32 bits that JAX has unless it is told otherwise; or if this process has no such devices.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import numpy as np
+    >>> from annbatch_distributed.integrations.jax import pmap_batch
+    >>> batch = pmap_batch({"X": np.ones((4, 3)), "index": np.arange(4)}, devices=1)
+    >>> batch["X"].shape, batch["index"].shape
+    ((1, 4, 3), (1, 4))
+    >>> jax.pmap(lambda batch: batch["X"].sum())(batch).tolist()
+    [12.0]
+    """
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    chosen = _local_devices(devices)
+    arrays, n_rows = _on_host(batch)
+    _check_divide(n_rows, len(chosen))
+    # where jax.pmap would put them, and finds them without another copy
+    one_each = NamedSharding(Mesh(np.array(chosen), ("devices",)), PartitionSpec("devices"))
+
+    def place(_: str, array: npt.NDArray[Any]) -> jax.Array:
+        split = array.reshape(len(chosen), n_rows // len(chosen), *array.shape[1:])
+        placed: jax.Array = jax.device_put(split, one_each)
+        return placed
+
+    return _each(place, arrays)
+
+
+def _local_devices(devices: Sequence[jax.Device] | int | None) -> list[jax.Device]:
+    import jax
+
+    local: list[jax.Device] = jax.local_devices()
+    if devices is None:
+        return local
+    if isinstance(devices, int):
+        if not 1 <= devices <= len(local):
+            msg = f"devices must be from 1 to {len(local)}, which is how many this process has, got {devices}."
+            raise ValueError(msg)
+        return local[:devices]
+    chosen = list(devices)
+    if not chosen or any(device.process_index != jax.process_index() for device in chosen):
+        msg = f"devices must be some of this process's, {local}, got {chosen}."
+        raise ValueError(msg)
+    return chosen
+
+
+def _on_host(batch: Tree) -> tuple[Tree, int]:
+    """Return a batch as dense arrays that JAX can hold, and its number of rows, 0 if there are no arrays."""
+    if isinstance(batch, Mapping) and isinstance(batch.get("var"), pd.DataFrame):
+        batch = {key: part for key, part in batch.items() if key != "var"}
+    lengths: dict[str, int] = {}
+
+    def check(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        checked = _checked(name, array)
+        lengths[name] = len(checked)
+        return checked
+
+    arrays = _each(check, _dense(batch))
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        msg = f"All parts of a batch must have as many rows as each other, got {told}."
+        raise ValueError(msg)
+    return arrays, next(iter(lengths.values()), 0)
+
+
+def _dense(part: Tree) -> Tree:
+    """Turn what a loader yields into numpy arrays, some of which JAX may have no place for."""
+    from jax.experimental.sparse import CSR
+
+    if part is None:
+        return None
+    if isinstance(part, Mapping | pd.DataFrame):
+        return {name: _dense(each) for name, each in part.items()}
+    if isinstance(part, pd.Series):
+        is_categorical = isinstance(part.dtype, pd.CategoricalDtype)
+        return part.cat.codes.to_numpy(np.int32) if is_categorical else part.to_numpy()
+    if isinstance(part, CSR):
+        # in JAX this would be compiled anew for every number of values
+        part = sparse.csr_matrix(tuple(map(np.asarray, (part.data, part.indices, part.indptr))), shape=part.shape)
+    return part.toarray() if sparse.issparse(part) else np.asarray(part)
+
+
+def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array as JAX keeps it, or say why it can't."""
+    import jax
+    import jax.numpy as jnp
+
+    if not (array.dtype == bool or jnp.issubdtype(array.dtype, np.number)):
+        msg = (
+            f"{name} has dtype {array.dtype}, and JAX has arrays of numbers only. Make it categorical in the "
+            "collection, to have its codes, or leave it out of what is loaded."
+        )
+        raise TypeError(msg)
+    if array.ndim == 0:
+        msg = f"{name} must have rows, got the single value {array}."
+        raise ValueError(msg)
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if jnp.issubdtype(kept, np.integer) and kept != array.dtype and array.size:
+        least, most, limits = array.min(), array.max(), np.iinfo(kept)
+        if least < limits.min or most > limits.max:
+            msg = (
+                f"{name} has integers from {least} to {most}, and JAX keeps {limits.bits} bits of them, {limits.min} "
+                f"to {limits.max}. Leave it out, or call jax.config.update('jax_enable_x64', True) before all else."
+            )
+            raise ValueError(msg)
+    return array.astype(kept, copy=False)
+
+
+def _check_divide(n_rows: int, n_parts: int) -> None:
+    if n_rows % n_parts:
+        msg = (
+            f"A batch of {n_rows} rows doesn't divide by {n_parts}, the number of parts into which the devices of a "
+            f"process split its rows. Use a batch_size that is a multiple of {n_parts}, with remainder='drop' or "
+            "'pad', under which all batches are full."
+        )
+        raise ValueError(msg)
+
+
+def _each(change: Callable[[str, npt.NDArray[Any]], object], arrays: Tree) -> Tree:
+    """Change every array of nested dicts; it is given its name, too."""
+    import jax
+
+    return jax.tree.map_with_path(lambda path, array: change(f"batch{jax.tree_util.keystr(path)}", array), arrays)

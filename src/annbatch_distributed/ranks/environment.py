@@ -1,0 +1,166 @@
+"""The member that this process is, as the variables say that its launcher set.
+
+1. Each launcher in a table says a rank and a world size, or nothing. Half of that, or anything else, is an error.
+2. The innermost launcher is taken. One further out must say the same, unless it only started the inner one's daemons.
+3. Where no launcher says anything there is no rank: a batch script under Slurm has variables too, but is no task.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from annbatch_distributed.ranks.membership import Membership
+from annbatch_distributed.ranks.rank import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """What starts the processes of a job, and the variables that it sets in each."""
+
+    name: str
+    rank: str
+    world_size: str
+    has_daemons: bool = False
+    """Whether it lets Slurm start a daemon on each node, and the daemons start the ranks."""
+
+
+_TORCHRUN = _Launcher("torchrun or alike", "RANK", "WORLD_SIZE")
+_SLURM = _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS")
+_INNERMOST_FIRST = (
+    _TORCHRUN,
+    _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", has_daemons=True),
+    _Launcher("MPICH or alike", "PMI_RANK", "PMI_SIZE", has_daemons=True),
+    _SLURM,
+)
+
+# by which torch itself tells a process of torchrun; RANK and WORLD_SIZE alone are often exported by hand
+_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+# the numbers above are Slurm's own, for batch scripts, external processes and shells of salloc
+_LAST_STEP = 0xFFFF_FFF0
+
+
+@dataclass(frozen=True)
+class _Answer:
+    launcher: _Launcher
+    rank: Rank
+
+    def __str__(self) -> str:
+        names = self.launcher.rank, self.launcher.world_size
+        return f"{self.launcher.name} ({names[0]}={self.rank.rank}, {names[1]}={self.rank.world_size})"
+
+
+def launcher() -> Membership:
+    """Return which member of a job this process is, as its launcher's variables say.
+
+    Raises
+    ------
+    RuntimeError
+        If no launcher has set any.
+    ValueError
+        If they are no rank of a job, or contradict each other.
+    """
+    return launched(os.environ)
+
+
+def launched(variables: Mapping[str, str]) -> Membership:
+    """Return which member of a job a process with these environment variables is.
+
+    Raises
+    ------
+    RuntimeError
+        If no launcher has set any.
+    ValueError
+        If they are no rank of a job, or contradict each other.
+
+    Examples
+    --------
+    >>> slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+    >>> launched(slurm).source
+    'Slurm (SLURM_PROCID=1, SLURM_NTASKS=2)'
+    >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"}).rank
+    Rank(rank=7, world_size=8)
+    """
+    answers = list(_answers(variables))
+    if not answers:
+        raise RuntimeError(_nobody_says(variables))
+    # those that say the same speak as one, through the outermost: Slurm sets PMI's variables as well, if it is to
+    voices = [[*group][-1] for _, group in groupby(answers, key=lambda answer: answer.rank)]
+    for inner, outer in pairwise(voices):
+        runs_daemons = inner.launcher.has_daemons and outer.launcher is _SLURM
+        if not (runs_daemons and outer.rank.world_size < inner.rank.world_size):
+            msg = (
+                f"The variables of different launchers contradict each other: {', '.join(map(str, answers))}. "
+                "Unset those that didn't start this process (what a batch script exports is the same in all of "
+                "them), or give a callable that returns (rank, world_size) as dist_info."
+            )
+            raise ValueError(msg)
+    return Membership(answers[0].rank, source=str(answers[0]))
+
+
+def _answers(variables: Mapping[str, str]) -> Iterator[_Answer]:
+    """Yield what each launcher says, the innermost first; torchrun's own ranks don't ask who started torchrun."""
+    for launcher in _INNERMOST_FIRST:
+        if launcher is _SLURM and not _is_step(variables.get("SLURM_STEP_ID", "")):
+            continue
+        names = launcher.rank, launcher.world_size
+        if not any(name in variables for name in names):
+            continue
+        yield _Answer(launcher, _read(variables, launcher))
+        if launcher is _TORCHRUN and _BY_TORCHRUN in variables:
+            return
+
+
+def _is_step(number: str) -> bool:
+    """Whether srun started a step of that number."""
+    return _is_natural(number) and int(number) <= _LAST_STEP
+
+
+def _read(variables: Mapping[str, str], launcher: _Launcher) -> Rank:
+    rank, world_size = (variables.get(name, "") for name in (launcher.rank, launcher.world_size))
+    if not (_is_natural(rank) and _is_natural(world_size) and int(rank) < int(world_size)):
+        msg = (
+            f"{launcher.name} sets {launcher.rank} and {launcher.world_size} to two integers, the first below the "
+            f"second, got {_shown(variables, launcher.rank, launcher.world_size)}. Set both, or unset both."
+        )
+        raise ValueError(msg)
+    if launcher is _SLURM and variables.get("SLURM_STEP_NUM_TASKS", world_size) != world_size:
+        msg = (
+            "srun sets SLURM_NTASKS and SLURM_STEP_NUM_TASKS to the same number, got "
+            f"{_shown(variables, 'SLURM_NTASKS', 'SLURM_STEP_NUM_TASKS')}. A batch script that was submitted "
+            "within a step still has that step's variables: start the script with srun."
+        )
+        raise ValueError(msg)
+    return Rank(int(rank), int(world_size))
+
+
+def _is_natural(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,18}", text) is not None
+
+
+def _shown(variables: Mapping[str, str], *names: str) -> str:
+    """Write variables as a shell would."""
+    values = {name: f"{name}={shlex.quote(value)}" for name, value in variables.items()}
+    return ", ".join(values.get(name, f"no {name}") for name in names)
+
+
+def _nobody_says(variables: Mapping[str, str]) -> str:
+    pairs = "; ".join(f"{one.rank} and {one.world_size} ({one.name})" for one in _INNERMOST_FIRST)
+    msg = f"dist_info='env' found the variables of no launcher. It looked for: {pairs}, within a step of srun. "
+    if any(name in variables for name in ("SLURM_JOB_ID", _SLURM.rank, _SLURM.world_size)):
+        shown = _shown(variables, "SLURM_JOB_ID", "SLURM_STEP_ID", _SLURM.rank, _SLURM.world_size)
+        msg += (
+            f"Slurm's are set ({shown}), but not by srun, so that they don't tell processes apart: in a batch "
+            "script or a shell of salloc, start the script with srun. "
+        )
+    return msg + (
+        "Start every process of the job with torchrun, mpirun, mpiexec or srun. A process that is no part of a job "
+        "says so outright: dist_info=Rank(0, 1)."
+    )

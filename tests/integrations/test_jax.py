@@ -1,0 +1,210 @@
+"""Batches as JAX arrays in one process with four devices: what they hold, where it lies, and what can't be placed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from jax.experimental.sparse import CSR
+from jax.extend.backend import clear_backends
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from scipy import sparse
+
+from annbatch_distributed.integrations.jax import global_batch, pmap_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CELLS = np.arange(1, 33, dtype=np.float32).reshape(8, 4) * (np.arange(32).reshape(8, 4) % 3 == 0)
+
+
+def as_jax_csr(matrix: sparse.csr_matrix) -> CSR:
+    """A sparse matrix as annbatch's Loader(to="jax") has it."""
+    parts = jnp.asarray(matrix.data), jnp.asarray(matrix.indices), jnp.asarray(matrix.indptr)
+    return CSR(parts, shape=matrix.shape)
+
+
+MATRICES: dict[str, Callable[[np.ndarray], Any]] = {
+    "numpy": np.asarray,
+    "jax": jnp.asarray,
+    "csr_matrix": sparse.csr_matrix,
+    "csr_array": sparse.csr_array,
+    "csc_matrix": sparse.csc_matrix,
+    "jax csr": lambda cells: as_jax_csr(sparse.csr_matrix(cells)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _four_devices() -> Iterator[None]:
+    """Let jax begin again with four devices, and afterwards with as many as before."""
+    before = jax.config.jax_num_cpu_devices
+    clear_backends()
+    jax.config.update("jax_num_cpu_devices", 4)
+    yield
+    clear_backends()
+    jax.config.update("jax_num_cpu_devices", before)
+
+
+def over(*spec: Any) -> NamedSharding:
+    """A sharding over two by two devices."""
+    return NamedSharding(Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model")), PartitionSpec(*spec))
+
+
+def both(batch: Any) -> list[Any]:
+    """A batch on all devices; the second time, what all devices have of it under pmap is put together again."""
+    split = pmap_batch(batch)
+    return [global_batch(batch, over("data")), jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), split)]
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_every_kind_of_matrix_becomes_a_dense_array_of_the_same_values(kind: str) -> None:
+    for placed in both(MATRICES[kind](CELLS)):
+        assert isinstance(placed, jax.Array)
+        assert placed.dtype == np.float32
+        assert np.array_equal(placed, CELLS)
+
+
+def test_a_table_becomes_its_columns_with_codes_for_categories_and_what_is_none_stays_none() -> None:
+    types = pd.Categorical(["T", "B", None, "T"] * 2, categories=["B", "T", "NK"])
+    obs = pd.DataFrame({"type": types, "counts": np.arange(8), "share": np.arange(8) / 8, "kept": [True, False] * 4})
+    batch = {"X": CELLS, "obs": obs, "var": None, "index": np.arange(8) * 3, "repeated": np.arange(8) > 5}
+    for placed in both(batch):
+        assert placed.keys() == batch.keys()
+        assert placed["var"] is None
+        assert placed["obs"].keys() == set(obs)
+        assert placed["obs"]["type"].tolist() == [1, 0, -1, 1] * 2
+        assert placed["obs"]["type"].dtype == np.int32
+        assert placed["obs"]["counts"].tolist() == list(range(8))
+        assert placed["obs"]["share"].tolist() == [row / 8 for row in range(8)]
+        assert placed["obs"]["kept"].tolist() == [True, False] * 4
+        assert placed["index"].tolist() == [0, 3, 6, 9, 12, 15, 18, 21]
+        assert placed["repeated"].tolist() == [False] * 6 + [True] * 2
+
+
+def test_a_table_of_the_columns_is_left_out_and_a_column_of_that_name_is_not() -> None:
+    batch = {"X": CELLS, "var": pd.DataFrame({"gene": list("abcd")}), "obs": pd.DataFrame({"var": np.arange(8)})}
+    for placed in both(batch):
+        assert placed.keys() == {"X", "obs"}
+        assert placed["obs"]["var"].tolist() == list(range(8))
+
+
+def test_a_series_alone_and_a_batch_of_nothing_are_placed_too() -> None:
+    for placed in both(pd.Series(pd.Categorical(list("baab") * 2))):
+        assert placed.tolist() == [1, 0, 0, 1] * 2
+    assert both({"X": None, "obs": None}) == [{"X": None, "obs": None}] * 2
+
+
+# what each of the four devices has of 8 rows and 4 columns, in the order of the mesh
+WHERE = [
+    ((), [(0, 8, 0, 4)] * 4),
+    (("data",), [(0, 4, 0, 4), (0, 4, 0, 4), (4, 8, 0, 4), (4, 8, 0, 4)]),
+    (("model",), [(0, 4, 0, 4), (4, 8, 0, 4), (0, 4, 0, 4), (4, 8, 0, 4)]),
+    (("data", "model"), [(0, 4, 0, 2), (0, 4, 2, 4), (4, 8, 0, 2), (4, 8, 2, 4)]),
+    ((None, "model"), [(0, 8, 0, 2), (0, 8, 2, 4), (0, 8, 0, 2), (0, 8, 2, 4)]),
+    ((("data", "model"),), [(0, 2, 0, 4), (2, 4, 0, 4), (4, 6, 0, 4), (6, 8, 0, 4)]),
+    ((("model", "data"), None), [(0, 2, 0, 4), (4, 6, 0, 4), (2, 4, 0, 4), (6, 8, 0, 4)]),
+]
+
+
+@pytest.mark.parametrize(("spec", "where"), WHERE)
+def test_each_device_has_the_rows_and_columns_of_its_place_and_the_labels_of_its_rows(spec: Any, where: Any) -> None:
+    sharding = over(*spec)
+    placed = global_batch({"X": sparse.csr_matrix(CELLS), "labels": np.arange(8)}, sharding)
+    assert placed["X"].sharding.is_equivalent_to(sharding, 2)
+    cells = {shard.device: shard.data for shard in placed["X"].addressable_shards}
+    labels = {shard.device: shard.data for shard in placed["labels"].addressable_shards}
+    for device, (first, last, left, right) in zip(sharding.mesh.devices.flat, where, strict=True):
+        assert np.array_equal(cells[device], CELLS[first:last, left:right])
+        assert labels[device].tolist() == list(range(first, last))
+    assert jax.jit(lambda batch: batch["X"].sum())(placed) == CELLS.sum()
+
+
+def test_under_pmap_each_device_has_consecutive_rows_in_the_order_of_the_devices() -> None:
+    local = jax.local_devices()
+    for devices, used in [(None, local), (2, local[:2]), (local[2:], local[2:]), (local[::-1], local[::-1])]:
+        placed = pmap_batch({"X": CELLS, "labels": np.arange(8)}, devices)
+        n_rows = 8 // len(used)
+        assert placed["X"].shape == (len(used), n_rows, 4)
+        assert placed["labels"].tolist() == np.arange(8).reshape(len(used), n_rows).tolist()
+        lies = {shard.device: shard.data for shard in placed["X"].addressable_shards}
+        for number, device in enumerate(used):
+            assert np.array_equal(lies[device][0], CELLS[number * n_rows : (number + 1) * n_rows])
+        sums = jax.pmap(lambda batch: jax.lax.psum(batch["X"].sum(), "devices"), "devices", devices=used)(placed)
+        assert sums.tolist() == [CELLS.sum()] * len(used)
+
+
+def test_rows_that_do_not_divide_by_the_devices_are_an_error_with_a_way_out() -> None:
+    problem = r"7 rows doesn't divide by {}, .* multiple of {}, with remainder='drop' or 'pad'"
+    with pytest.raises(ValueError, match=problem.format(2, 2)):
+        global_batch(CELLS[:7], over("data"))
+    with pytest.raises(ValueError, match=problem.format(4, 4)):
+        global_batch(CELLS[:7], over(("data", "model")))
+    with pytest.raises(ValueError, match=problem.format(4, 4)):
+        pmap_batch(CELLS[:7])
+    assert global_batch(CELLS[:7], over()).shape == (7, 4)
+
+
+def test_columns_that_do_not_divide_by_the_devices_are_an_error_that_names_the_array() -> None:
+    with pytest.raises(ValueError, match=r"batch\['X'\] is 3 long in dimension 1, .* by 2, .* along 'model'"):
+        global_batch({"X": CELLS[:, :3], "index": np.arange(8)}, over("data", "model"))
+
+
+def test_parts_with_different_numbers_of_rows_are_an_error_that_tells_them() -> None:
+    obs = pd.DataFrame({"type": np.arange(6)})
+    for place in (lambda batch: global_batch(batch, over("data")), pmap_batch):
+        with pytest.raises(ValueError, match=r"got batch\['X'\] 8, batch\['obs'\]\['type'\] 6\."):
+            place({"X": CELLS, "obs": obs})
+        with pytest.raises(ValueError, match="batch must have rows, got the single value 3"):
+            place(3)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pd.Series(["a", "b"] * 4), pd.Series([1, "b"] * 4), pd.Series(pd.date_range("2026-01-01", periods=8))],
+    ids=["strings", "objects", "times"],
+)
+def test_a_column_without_numbers_is_a_type_error_that_names_it_and_a_way_out(column: pd.Series) -> None:
+    for place in (lambda batch: global_batch(batch, over("data")), pmap_batch):
+        with pytest.raises(TypeError, match=r"batch\['obs'\]\['donor'\] has dtype .* Make it categorical"):
+            place({"obs": pd.DataFrame({"donor": column})})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fits", "does_not"),
+    [
+        (np.int64, [-(2**31), 2**31 - 1], [0, 2**31]),
+        (np.int64, [0, 5], [-(2**31) - 1, 0]),
+        (np.uint64, [0, 2**32 - 1], [0, 2**32]),
+    ],
+)
+def test_an_integer_that_32_bits_cannot_hold_is_an_error_unless_jax_has_64(
+    dtype: type, fits: list[int], does_not: list[int]
+) -> None:
+    for placed in both({"index": np.array(fits * 2, dtype)}):
+        assert placed["index"].tolist() == fits * 2
+    batch = {"index": np.array(does_not * 2, dtype)}
+    for place in (lambda batch: global_batch(batch, over("data")), pmap_batch):
+        with pytest.raises(ValueError, match=r"batch\['index'\] has integers .* 32 bits of them, .*jax_enable_x64"):
+            place(batch)
+    with jax.enable_x64(True):
+        for placed in both(batch):
+            assert placed["index"].tolist() == does_not * 2
+
+
+def test_a_sharding_must_be_named_and_have_devices() -> None:
+    abstract = NamedSharding(over().mesh.abstract_mesh, PartitionSpec("data"))
+    for wrong in (jax.sharding.SingleDeviceSharding(jax.devices()[0]), over().mesh, None):
+        with pytest.raises(TypeError, match="Expected a NamedSharding, got"):
+            global_batch(CELLS, wrong)
+    with pytest.raises(TypeError, match="Expected a mesh of devices"):
+        global_batch(CELLS, abstract)
+
+
+@pytest.mark.parametrize("devices", [0, 5, -1, []])
+def test_devices_that_are_not_there_are_an_error_that_says_which_are(devices: Any) -> None:
+    with pytest.raises(ValueError, match="devices must be"):
+        pmap_batch(CELLS, devices)

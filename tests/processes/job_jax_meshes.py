@@ -1,0 +1,144 @@
+"""One of two JAX processes with two devices each: ``job_jax_meshes COLLECTION RESULTS COORDINATOR PROCESS``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import zarr
+from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from annbatch_distributed import DistributedSampler
+from annbatch_distributed.integrations.jax import global_batch, pmap_batch
+from annbatch_distributed.ranks.jax import mesh
+from tests.processes.configurations import BATCH_SIZE, CHUNKS
+
+N_ROWS = 80
+KINDS = "dense", "scipy", "jax"  # as what a batch has its cells: an array, a sparse matrix, or a sparse matrix in JAX
+
+
+def devices() -> np.ndarray:
+    """The devices of process 0 in the first row, those of process 1 in the second."""
+    return np.array([jax.local_devices(0), jax.local_devices(1)])
+
+
+def shardings() -> dict[str, NamedSharding]:
+    """All the ways in which batches are spread here, by name."""
+    across, along = devices(), devices().T
+    names = "data", "model"
+    return {
+        "data across processes": NamedSharding(Mesh(across, names), PartitionSpec("data")),
+        "data across processes, columns split": NamedSharding(Mesh(across, names), PartitionSpec("data", "model")),
+        "model across processes": NamedSharding(Mesh(along, names), PartitionSpec("data")),
+        "model across processes, columns split": NamedSharding(Mesh(along, names), PartitionSpec("data", "model")),
+        "both": NamedSharding(Mesh(across, names), PartitionSpec(names)),
+        "both, processes in turn": NamedSharding(Mesh(along, names), PartitionSpec(names)),
+        "both, process 1 first": NamedSharding(Mesh(across[::-1], names), PartitionSpec(names)),
+        "none": NamedSharding(Mesh(across, names), PartitionSpec()),
+    }
+
+
+def spans(index: tuple[slice, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """From where to where a part of an array reaches in each dimension."""
+    return [span.indices(length)[:2] for span, length in zip(index, shape, strict=True)]
+
+
+def shards(array: jax.Array) -> list[Any]:
+    """Where in the whole array each device of this process has a part, and what it holds."""
+    return [[spans(shard.index, array.shape), np.asarray(shard.data).tolist()] for shard in array.addressable_shards]
+
+
+def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]:
+    """Read all batches, and tell where they went."""
+    to: Any = "jax" if kind == "jax" else None
+    member = mesh(sharding)
+    sampler = DistributedSampler(RandomSampler(**CHUNKS, mask=slice(0, N_ROWS)), dist_info=member, seed=0)
+    loader = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, to=to)
+    loader.use_collection(DatasetCollection(collection, mode="r"))
+    add_up = jax.jit(lambda batch: batch["X"].sum())
+    steps = []
+    for batch in loader:
+        if kind == "dense":
+            batch["X"] = batch["X"].toarray()
+        placed = global_batch(batch, sharding)
+        parts = {"cells": placed["X"], "types": placed["obs"]["cell_type"], "index": placed["index"]}
+        steps.append(
+            {
+                "read": batch["index"].tolist(),
+                "shapes": {name: part.shape for name, part in parts.items()},
+                "shards": {name: shards(part) for name, part in parts.items()},
+                "sum": float(add_up(placed)),
+            }
+        )
+    return {
+        "rank": member.rank.rank,
+        "world_size": member.rank.world_size,
+        "n_peers": member.n_peers,
+        "processes": member.processes,
+        "source": member.source,
+        "steps": steps,
+    }
+
+
+def fail(attempt: Any) -> str:
+    """Return what an attempt says that must fail."""
+    try:
+        attempt()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def failures() -> dict[str, str]:
+    """What each process gets from what must fail."""
+    spread = shardings()
+    rows = np.ones((BATCH_SIZE - 1, 4), np.float32)
+    return {
+        "rows that don't divide": fail(lambda: global_batch(rows, spread["both"])),
+        "columns that don't divide": fail(
+            lambda: global_batch(np.ones((BATCH_SIZE, 3)), spread["data across processes, columns split"])
+        ),
+        "shares of different sizes": fail(lambda: mesh(Mesh(devices().ravel()[:3], ("data",)))),
+        "the mesh of process 0": fail(lambda: mesh(Mesh(devices()[0], ("data",)))),
+        "a batch in the mesh of process 0": fail(
+            lambda: global_batch(rows, NamedSharding(Mesh(devices()[0], ("data",)), PartitionSpec()))
+        ),
+        "the devices of process 0": fail(lambda: pmap_batch(rows[:6], devices()[0])),
+    }
+
+
+def sums_under_pmap() -> dict[str, list[float]]:
+    """The sum of both processes' rows, and of this one's, as each device has it; process 1 has the larger ones."""
+    placed = pmap_batch({"X": np.arange(BATCH_SIZE, dtype=np.float32) + 100 * jax.process_index()})
+
+    def add_up(batch: dict[str, jax.Array]) -> jax.Array:
+        total: jax.Array = jax.lax.psum(batch["X"].sum(), "devices")
+        return total
+
+    return {
+        "both": np.asarray(jax.pmap(add_up, "devices")(placed)).tolist(),
+        "own": np.asarray(jax.pmap(add_up, "devices", devices=jax.local_devices())(placed)).tolist(),
+    }
+
+
+if __name__ == "__main__":
+    collection, results, coordinator, process = sys.argv[1:]
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(coordinator, 2, int(process), coordinator_bind_address=coordinator)
+    told = {
+        "read": {
+            name: {kind: read(Path(collection), sharding, kind) for kind in KINDS}
+            for name, sharding in shardings().items()
+        },
+        "failures": failures(),
+        "pmap": sums_under_pmap(),
+    }
+    (Path(results) / f"process{process}.json").write_text(json.dumps(told))
+    jax.distributed.shutdown()

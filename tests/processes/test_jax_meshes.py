@@ -1,0 +1,152 @@
+"""Two JAX processes with two devices each: which share of a mesh each one has, and where its rows went."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.processes.configurations import BATCH_SIZE, CLASSES
+from tests.processes.job_jax_meshes import KINDS, N_ROWS
+from tests.processes.launch import free_port, python, run
+from tests.samplers import flat
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+type Told = dict[str, Any]
+
+HALVES = slice(0, BATCH_SIZE // 2), slice(BATCH_SIZE // 2, BATCH_SIZE)
+WHOLE = slice(0, BATCH_SIZE)
+
+# for each sharding the ranks of both processes, and what the whole batch has one after another: rows of which rank
+SHARED = {
+    "data across processes": ((0, 1), [(0, WHOLE), (1, WHOLE)]),
+    "data across processes, columns split": ((0, 1), [(0, WHOLE), (1, WHOLE)]),
+    "model across processes": ((0, 0), [(0, WHOLE)]),
+    "model across processes, columns split": ((0, 0), [(0, WHOLE)]),
+    "both": ((0, 1), [(0, WHOLE), (1, WHOLE)]),
+    # process 0 has every other place
+    "both, processes in turn": ((0, 1), [(0, HALVES[0]), (1, HALVES[0]), (0, HALVES[1]), (1, HALVES[1])]),
+    "both, process 1 first": ((1, 0), [(0, WHOLE), (1, WHOLE)]),
+    "none": ((0, 0), [(0, WHOLE)]),
+}
+
+
+@pytest.fixture(scope="module")
+def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+    """What each process told."""
+    results = tmp_path_factory.mktemp("results")
+    job = "-m", "tests.processes.job_jax_meshes", collection, results, f"127.0.0.1:{free_port()}"
+    run(*(python(*job, process) for process in range(2)), seconds=100)
+    return [json.loads(path.read_text()) for path in sorted(results.iterdir())]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """As what the batches have their cells."""
+    name: str = request.param
+    return name
+
+
+def test_processes_have_the_rank_of_their_place_along_the_axes_that_split_rows(
+    processes: list[Told], kind: str
+) -> None:
+    assert set(SHARED) == set(processes[0]["read"])
+    for name, (ranks, _) in SHARED.items():
+        for process, rank in zip(processes, ranks, strict=True):
+            told = process["read"][name][kind]
+            assert told["rank"] == rank
+            assert told["world_size"] == len(set(ranks))
+            assert told["n_peers"] == 2 // len(set(ranks))
+            assert told["processes"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("data across processes, columns split", "axis 'data' of a JAX mesh"),
+        ("both", "axes 'data', 'model' of a JAX mesh"),
+        ("none", "no axis of a JAX mesh"),
+    ],
+)
+def test_a_membership_says_along_which_axes_it_is(processes: list[Told], name: str, source: str) -> None:
+    assert [process["read"][name]["jax"]["source"] for process in processes] == [source] * 2
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_peers_read_the_same_rows_in_the_same_order_and_other_processes_no_row_of_theirs(
+    processes: list[Told], name: str, kind: str
+) -> None:
+    ranks, _ = SHARED[name]
+    here, there = ([step["read"] for step in process["read"][name][kind]["steps"]] for process in processes)
+    assert len(here) == len(there) == N_ROWS // (len(set(ranks)) * BATCH_SIZE)
+    if len(set(ranks)) == 1:
+        assert here == there
+    else:
+        assert not set(flat(here)) & set(flat(there))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_every_device_has_what_the_ranks_read_at_its_place_and_all_of_it_adds_up(
+    processes: list[Told], name: str, kind: str
+) -> None:
+    ranks, parts = SHARED[name]
+    for steps in zip(*(process["read"][name][kind]["steps"] for process in processes), strict=True):
+        by_rank = {rank: step["read"] for rank, step in zip(ranks, steps, strict=True)}
+        rows = [row for rank, part in parts for row in by_rank[rank][part]]
+        # the first column of each row is one more than the row's number, and the others are empty
+        whole = {"cells": np.zeros((len(rows), 4)), "types": CLASSES[rows], "index": np.array(rows)}
+        whole["cells"][:, 0] = np.array(rows) + 1
+        for step in steps:
+            assert step["shapes"] == {name: list(array.shape) for name, array in whole.items()}
+            for part, array in whole.items():
+                assert len(step["shards"][part]) == 2
+                for index, values in step["shards"][part]:
+                    assert np.array_equal(array[tuple(slice(*span) for span in index)], values)
+            assert step["sum"] == whole["cells"].sum()
+
+
+def test_devices_hold_different_parts_wherever_an_axis_splits_something(processes: list[Told], kind: str) -> None:
+    n_parts = {name: 4 for name in SHARED if "both" in name or "columns split" in name}
+    n_parts |= {"data across processes": 2, "model across processes": 2, "none": 1}
+    for name, n in n_parts.items():
+        steps = [process["read"][name][kind]["steps"][0]["shards"]["cells"] for process in processes]
+        assert len({str(index) for shards in steps for index, _ in shards}) == n
+
+
+@pytest.mark.parametrize(
+    ("failure", "problem"),
+    [
+        ("rows that don't divide", "A batch of 7 rows doesn't divide by 2, "),
+        ("columns that don't divide", "batch is 3 long in dimension 1, which doesn't divide by 2, "),
+        ("shares of different sizes", "Process 0 holds place 0, 1, and process 1 holds place 2: these are not as"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_the_same_error_in_both_processes(
+    processes: list[Told], failure: str, problem: str
+) -> None:
+    here, there = (process["failures"][failure] for process in processes)
+    assert here == there
+    assert problem in here
+
+
+def test_a_process_without_devices_in_the_mesh_is_told_so_and_the_other_is_not(processes: list[Told]) -> None:
+    for failure in ("the mesh of process 0", "a batch in the mesh of process 0"):
+        inside, outside = (process["failures"][failure] for process in processes)
+        assert not inside
+        assert outside.startswith("Process 1 has no devices in the JAX mesh, whose devices are those of process 0.")
+
+
+def test_devices_of_another_process_are_an_error_under_pmap(processes: list[Told]) -> None:
+    inside, outside = (process["failures"]["the devices of process 0"] for process in processes)
+    assert not inside
+    assert outside.startswith("devices must be some of this process's")
+
+
+def test_a_batch_under_pmap_is_one_of_all_processes_or_of_this_one_as_pmap_has_devices(processes: list[Told]) -> None:
+    sums = [sum(range(BATCH_SIZE)), sum(range(100, 100 + BATCH_SIZE))]
+    for process, own in zip(processes, sums, strict=True):
+        assert process["pmap"] == {"both": [sum(sums)] * 2, "own": [own] * 2}

@@ -1,0 +1,157 @@
+"""Who has which share of a mesh, compared with the places enumerated one by one; real meshes of one process."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from annbatch_distributed.ranks.jax import Share, mesh, rows_of, shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+type Held = dict[int, set[tuple[int, ...]]]
+
+
+def held(processes: np.ndarray, axes: Sequence[int]) -> Held:
+    """The coordinates along the data axes that each process has devices at."""
+    found: Held = {}
+    for device in np.ndindex(processes.shape):
+        found.setdefault(int(processes[device]), set()).add(tuple(device[axis] for axis in axes))
+    return found
+
+
+def can_be_shared_out(found: Held) -> bool:
+    """Whether any two processes hold the same places, or different ones and as many; each with as many peers."""
+    pairs = itertools.combinations(found.values(), 2)
+    n_peers = {sum(one == other for other in found.values()) for one in found.values()}
+    alike = all(one == other or (not one & other and len(one) == len(other)) for one, other in pairs)
+    return alike and len(n_peers) == 1
+
+
+def layouts() -> Iterator[tuple[np.ndarray, Sequence[int]]]:
+    """All meshes of some shapes with up to four processes, and all their choices of data axes."""
+    for shape, n_processes in [((4,), 4), ((2, 2), 4), ((2, 3), 3), ((3, 2), 3), ((2, 2, 2), 2)]:
+        choices = [axes for n in range(len(shape) + 1) for axes in itertools.permutations(range(len(shape)), n)]
+        for owners in itertools.product(range(n_processes), repeat=int(np.prod(shape))):
+            for axes in choices:
+                yield np.array(owners).reshape(shape), axes
+
+
+def test_every_process_has_the_places_of_its_devices_and_ranks_count_by_place() -> None:
+    checked = 0
+    for processes, axes in layouts():
+        found = held(processes, axes)
+        if not can_be_shared_out(found):
+            continue
+        coordinates = sorted({place for places in found.values() for place in places})
+        by_rank = shares(processes, axes)
+        for process, places in found.items():
+            (share,) = [share for share in by_rank if process in share.processes]
+            assert [coordinates[place] for place in share.places] == sorted(places)
+            assert list(share.processes) == sorted(other for other in found if found[other] == places)
+        assert [min(share.places) for share in by_rank] == sorted(min(share.places) for share in by_rank)
+        assert len(by_rank) == len(set(map(frozenset, found.values())))
+        checked += len(by_rank) > 1
+    assert checked > 500
+
+
+def test_a_mesh_whose_rows_cannot_be_shared_out_is_an_error_and_no_other_is() -> None:
+    refused = 0
+    for processes, axes in layouts():
+        try:
+            shares(processes, axes)
+        except ValueError:
+            assert not can_be_shared_out(held(processes, axes))
+            refused += 1
+        else:
+            assert can_be_shared_out(held(processes, axes))
+    assert refused > 500
+
+
+@pytest.mark.parametrize(
+    ("processes", "problem"),
+    [
+        # process 0 has devices in the rows 0 and 1, process 1 in 1 and 2
+        ([[0, 0], [0, 1], [1, 1]], "Process 0 holds place 0, 1, and process 1 holds place 1, 2: these overlap"),
+        ([[0, 0], [0, 0], [1, 1]], "Process 0 holds place 0, 1, and process 1 holds place 2: these are not as many"),
+        ([[0, 1], [2, 2]], "Process 0, 1 holds place 0, and process 2 holds place 1: these are not held by as many"),
+    ],
+)
+def test_the_error_says_which_processes_hold_which_places(processes: list[list[int]], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        shares(np.array(processes), [0])
+
+
+def test_many_places_are_told_in_short() -> None:
+    with pytest.raises(ValueError, match=r"Process 0 holds place 0, 1, 2, \.\.\., 8, and process 1 holds place 9:"):
+        shares(np.array([0] * 9 + [1]), [0])
+
+
+def test_the_axis_named_first_varies_slowest() -> None:
+    processes = np.arange(6).reshape(2, 3)
+    assert [share.processes[0] for share in shares(processes, [0, 1])] == [0, 1, 2, 3, 4, 5]
+    assert [share.processes[0] for share in shares(processes, [1, 0])] == [0, 3, 1, 4, 2, 5]
+
+
+@pytest.fixture
+def line() -> Mesh:
+    """A mesh of one dimension with the device of this process."""
+    return Mesh(np.array(jax.devices()[:1]), ("data",))
+
+
+@pytest.fixture
+def cube() -> Mesh:
+    """A mesh of three dimensions with the device of this process."""
+    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "data", "model"))
+
+
+@pytest.mark.parametrize("spec", [(), (None,), ("data",), (("replica", "data"), "model")])
+def test_a_sharding_of_a_single_process_gives_it_all_rows(cube: Mesh, spec: Any) -> None:
+    assert rows_of(NamedSharding(cube, PartitionSpec(*spec))) == ([Share((0,), (0,))], 0)
+
+
+def test_jax_must_be_initialised(line: Mesh) -> None:
+    with pytest.raises(RuntimeError, match="JAX distributed is not initialized"):
+        mesh(line)
+
+
+def test_a_mesh_of_several_dimensions_without_axes_is_an_error_that_lists_them(cube: Mesh) -> None:
+    with pytest.raises(ValueError, match=r"has axes 'replica', 'data', 'model'\. Name those that split rows"):
+        mesh(cube)
+
+
+@pytest.mark.parametrize(
+    ("axes", "problem"),
+    [
+        ("dat", r"no axis 'dat'\. It has axes 'replica', 'data', 'model'"),
+        (("data", "rows", "columns"), r"no axes 'rows', 'columns'\. It has"),
+        (("data", "model", "data"), r"only once, but axes 'data', 'model', 'data' were named\. The JAX mesh has"),
+    ],
+)
+def test_axes_that_are_not_there_or_named_twice_are_an_error_that_lists_those_there_are(
+    cube: Mesh, axes: Any, problem: str
+) -> None:
+    for meshlike in (cube, NamedSharding(cube, PartitionSpec("data"))):
+        with pytest.raises(ValueError, match=problem):
+            mesh(meshlike, axes)
+
+
+def test_a_sharding_that_leaves_its_rows_to_jax_is_an_error() -> None:
+    auto = Mesh(np.array(jax.devices()[:1]), ("data",), axis_types=(AxisType.Auto,))
+    with pytest.raises(ValueError, match="must say along which axes it splits"):
+        mesh(NamedSharding(auto, PartitionSpec(PartitionSpec.UNCONSTRAINED)))
+
+
+def test_what_is_no_mesh_of_devices_is_a_type_error_that_shows_it(line: Mesh) -> None:
+    abstract = line.abstract_mesh
+    empty = jax.sharding.get_mesh()  # no mesh was set
+    for wrong in (abstract, NamedSharding(abstract, PartitionSpec("data")), empty, jax.devices(), "data", None):
+        with pytest.raises(TypeError, match="Expected a mesh of devices") as raised:
+            mesh(wrong)
+        assert repr(wrong) in str(raised.value)
