@@ -72,5 +72,6 @@ def test_the_public_names_are_these() -> None:
         "Rank",
         "Shuffled",
         "StatefulLoader",
+        "Tally",
     ]
     assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks"]

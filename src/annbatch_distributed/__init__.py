@@ -9,6 +9,7 @@ from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
+from annbatch_distributed.tally import Tally
 
 __all__ = [
     "Contiguous",
@@ -18,6 +19,7 @@ __all__ = [
     "Rank",
     "Shuffled",
     "StatefulLoader",
+    "Tally",
     "deferred",
     "mesh_ranks",
 ]

@@ -8,13 +8,15 @@ say which of its rows are repeats.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from annbatch import Loader
 from annbatch.abc import Sampler
 
 from annbatch_distributed.callers import check_not_dispatched
+from annbatch_distributed.requests import batches_of
 from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.tally import Tally
 from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.progress import Begun
+    from annbatch_distributed.ranks.exchange import Gather
 
 
 class StatefulLoader(Loader[Any, Any]):
@@ -77,6 +80,7 @@ class StatefulLoader(Loader[Any, Any]):
         super().__init__(batch_sampler=self._recorder, **kwargs)
         self._sampler = batch_sampler
         self._counted: tuple[Begun | None, int] = None, 0
+        self._read = Tally()
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -122,15 +126,18 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _batches(self) -> Iterator[Any]:
         begun: Begun | None = None
-        repeats: deque[npt.NDArray[np.bool_]] = deque()
+        recorded: deque[_Recorded] = deque()
+        read = self._read = Tally()
         for n_yielded, batch in enumerate(super().__iter__(), start=1):
             if begun is None:  # it has just begun its pass
-                begun, repeats = self._sampler.begun, self._recorder.repeats
+                begun, recorded = self._sampler.begun, self._recorder.recorded
                 assert begun is not None
+            rows, repeats = recorded.popleft()
+            read.add(rows)
             if n_yielded == begun.n_due:
                 self._sampler.finish(begun)  # a consumer who knows the number doesn't come to ask for more
             self._counted = begun, n_yielded  # before it is yielded: whoever saves a state has been given this batch
-            yield {**batch, "repeated": repeats.popleft()} if repeats else batch
+            yield batch if repeats is None else {**batch, "repeated": repeats}
         if begun is None:  # there was nothing left
             self._counted = self._sampler.begun, 0
 
@@ -161,17 +168,70 @@ class StatefulLoader(Loader[Any, Any]):
             begun, n_yielded = None, 0
         return self._sampler.state_after(begun, n_yielded)
 
+    def check_epoch_read(
+        self, read: Tally | None = None, *, timeout: float = 300.0, gather: Gather | None = None
+    ) -> str:
+        """Check that all ranks together have read in the last pass what was planned.
+
+        Every process of the job calls it, at the end of an epoch and before ``set_epoch``: see
+        :meth:`DistributedSampler.check_epoch_read`.
+
+        Parameters
+        ----------
+        read
+            The rows of each batch that this process was given in the pass. None takes those that the loader has
+            yielded, which are known where it is iterated over, and not where the workers of a ``DataLoader`` do so.
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+
+        Raises
+        ------
+        RuntimeError
+            If the rows aren't known.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> n_batches = sum(1 for _ in loader)
+        >>> loader.check_epoch_read()
+        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
+        """
+        if read is None:
+            if self._sampler.is_with_workers:
+                msg = (
+                    "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "
+                    "Make a Tally, add each batch['index'] to it, and pass it."
+                )
+                raise RuntimeError(msg)
+            read = self._read
+        return self._sampler.check_epoch_read(self.n_obs, read, timeout=timeout, gather=gather)
+
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""
         self._sampler.load_state_dict(state, strict=strict)
 
 
+class _Recorded(NamedTuple):
+    """What the sampler says of a batch."""
+
+    rows: npt.NDArray[np.integer[Any]]
+    """Which rows it has."""
+    repeats: npt.NDArray[np.bool_] | None
+    """For each of them, whether it is a repeat; None if nothing is said."""
+
+
 class _Recorder(Sampler):
-    """A sampler that does what another one does, and keeps the marks of repeats of the pass that was begun last."""
+    """A sampler that does what another one does, and keeps what it says of the batches of the pass begun last."""
 
     def __init__(self, sampler: DistributedSampler) -> None:
         self._recorded = sampler
-        self.repeats: deque[npt.NDArray[np.bool_]] = deque()
+        self.recorded: deque[_Recorded] = deque()
 
     @property
     def batch_size(self) -> int | None:
@@ -189,16 +249,16 @@ class _Recorder(Sampler):
 
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         requests = self._recorded.sample(n_obs)
-        self.repeats = deque()
-        return self._marked(requests, self.repeats)
+        self.recorded = deque()
+        return self._record(requests, self.recorded)
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)
 
     @staticmethod
-    def _marked(requests: Iterator[LoadRequest], repeats: deque[npt.NDArray[np.bool_]]) -> Iterator[LoadRequest]:
+    def _record(requests: Iterator[LoadRequest], recorded: deque[_Recorded]) -> Iterator[LoadRequest]:
         for request in requests:
             marks: Any = request.get("repeated")
-            if marks is not None:
-                repeats.extend(marks[split] for split in request["splits"])
+            for split, rows in zip(request["splits"], batches_of(request), strict=True):
+                recorded.append(_Recorded(rows, None if marks is None else marks[split]))
             yield request

@@ -161,7 +161,7 @@ class Progress:
             "pass": at.passes,
             "segments": [list(segment) for segment in at.segments],
             **({} if at.share is None else {"worker": list(at.share)}),
-            "identity": {name: _brief(value) for name, value in self.identity.items()},
+            "identity": {name: brief(value) for name, value in self.identity.items()},
         }
 
     @classmethod
@@ -209,18 +209,18 @@ class Progress:
 
     def differences(self, identity: Identity) -> list[str]:
         """Return what differs from the identity of a sampler, each as a text; None in either stands for unknown."""
-        own = {name: _brief(value) for name, value in identity.items()}
+        own = {name: brief(value) for name, value in identity.items()}
         found = []
         for name in own.keys() | self.identity.keys():
-            saved, here = _brief(self.identity.get(name)), own.get(name)
+            saved, here = brief(self.identity.get(name)), own.get(name)
             unknown = name == "n_obs" and None in (saved, here)
             if saved != here and not unknown:
                 found.append(f"{name} is {saved!r} in the state and {here!r} here")
         return sorted(found)
 
 
-def _brief(value: int | str | None) -> int | str | None:
-    """A value of an identity, cut to a bounded length."""
+def brief(value: int | str | None) -> int | str | None:
+    """Return a value of an identity, cut to a bounded length."""
     if not isinstance(value, str) or len(value) <= _LONGEST:
         return value
     digest = blake2b(value.encode(), digest_size=16).hexdigest()

@@ -314,6 +314,12 @@ def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]], *, once: boo
 type _Requests = list[slice] | npt.NDArray[Any]
 
 
+def batches_of(request: LoadRequest) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    """Return the rows of each batch of a load request that has splits."""
+    rows = _positions(request["requests"])
+    return (rows[split] for split in request["splits"])
+
+
 def _is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
     return isinstance(requests, np.ndarray) and requests.dtype.kind in "iu"
 

@@ -26,20 +26,25 @@ import annbatch
 import numpy as np
 from annbatch.abc import Sampler
 
+from annbatch_distributed.agreement import Description, compare, digest, versions
 from annbatch_distributed.bookmark import Bookmark
 from annbatch_distributed.compatibility import resolve_sharding
 from annbatch_distributed.counts import Counts, check_can_go_on, count
-from annbatch_distributed.dealing import hand, left
+from annbatch_distributed.coverage import Reading, compare_readings
+from annbatch_distributed.dealing import Hand, hand, left
 from annbatch_distributed.fingerprint import described, fingerprint, settings
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
-from annbatch_distributed.progress import Begun, Position, Progress, Share
+from annbatch_distributed.progress import Begun, Position, Progress, Share, brief
 from annbatch_distributed.randomness import draw_root
-from annbatch_distributed.ranks import Deferred, resolve
+from annbatch_distributed.ranks import Deferred, merged, resolve
+from annbatch_distributed.ranks.exchange import exchange
+from annbatch_distributed.requests import batches_of
 from annbatch_distributed.rest import Rest, rest
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
 from annbatch_distributed.sharding.remainder import POLICIES, turns
+from annbatch_distributed.tally import Tally
 from annbatch_distributed.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
 from annbatch_distributed.workers import current, undivided
 
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.dealing import Dealings
     from annbatch_distributed.progress import Identity, Segment
     from annbatch_distributed.ranks import DistInfo, Membership
+    from annbatch_distributed.ranks.exchange import Gather
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
 
 
@@ -536,6 +542,161 @@ class DistributedSampler(Sampler):
         """
         self.plan(n_obs)
 
+    def check_ranks_agree(self, n_obs: int, *, timeout: float = 300.0, gather: Gather | None = None) -> None:
+        """Check that all ranks of the job have the same configuration, and that each is another rank.
+
+        Every process of the job calls it, best of all once before training. What is compared: the world size,
+        ``n_obs``, the arguments of this sampler, the settings of the wrapped one, the epoch and how far it is, the
+        plan, and the versions of the libraries. Processes that are to have the same share, such as tensor-parallel
+        peers, must have the same randomness as well. No row is read.
+
+        Parameters
+        ----------
+        n_obs
+            The number of rows of the collection, over all ranks: ``loader.n_obs``.
+        timeout
+            For how many seconds to wait for the other processes.
+        gather
+            How the processes reach each other where neither torch.distributed nor JAX knows them: a function that is
+            given a text and returns the list of those of all processes, in the same order everywhere, such as mpi4py's
+            ``comm.allgather``. It waits as long as it likes.
+
+        Raises
+        ------
+        ValueError
+            In every process, with the same message, if something differs: it names each difference, the values, and the
+            ranks that have them.
+        TimeoutError
+            In every process, if one of them doesn't come.
+        RuntimeError
+            If the processes can't reach each other.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> def every_rank_says(text):  # what mpi4py's comm.allgather would return, if rank 1 had another n_obs
+        ...     return [text, text.replace('"rank": 0', '"rank": 1').replace("20000", "19000")]
+        >>> sampler = DistributedSampler(RandomSampler(64, 32, 256), dist_info=Rank(0, 2), seed=0)
+        >>> sampler.check_ranks_agree(20_000, gather=every_rank_says)
+        Traceback (most recent call last):
+        ...
+        ValueError: The ranks of this job don't agree:
+          n_obs: 20000 on rank 0; 19000 on rank 1
+        Every process must make its sampler with the same arguments, and be in the same epoch.
+        """
+        position = self._bookmark.position
+        description = self._described(n_obs, position)
+        description.same["passes since set_epoch"] = position.passes
+        said = description.to_text()
+        exchange(said, compare, self._job, timeout=timeout, gather=gather).carry_out()
+
+    def check_epoch_read(self, n_obs: int, read: Tally, *, timeout: float = 300.0, gather: Gather | None = None) -> str:
+        """Check that all ranks together have read in the last pass what was planned.
+
+        Every process of the job calls it, at the end of an epoch and before ``set_epoch``.
+
+        Parameters
+        ----------
+        n_obs
+            The number of rows of the collection, over all ranks.
+        read
+            The rows of each batch that this process was given in the pass. (A :class:`StatefulLoader` counts them, and
+            :meth:`StatefulLoader.check_epoch_read` passes them.)
+        timeout, gather
+            As for :meth:`check_ranks_agree`.
+
+        Returns
+        -------
+        A line that says what was read.
+
+        Raises
+        ------
+        ValueError
+            In every process, with the same message, if a rank has read other rows than planned, or more or less of
+            them or in other numbers of batches; or if the ranks don't agree.
+        TimeoutError, RuntimeError
+            As for :meth:`check_ranks_agree`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch import Loader
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, Tally
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+        >>> loader = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> read = Tally()
+        >>> for batch in loader:
+        ...     read.add(batch["index"])
+        >>> sampler.check_epoch_read(48, read)
+        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
+        """
+        reading, plan = self._reading(n_obs, read)
+        judge = partial(compare_readings, plan=plan)
+        return exchange(reading.to_text(), judge, self._job, timeout=timeout, gather=gather).carry_out()
+
+    @property
+    def _job(self) -> Membership:
+        """This process in the job, and the ranks within this rank with it."""
+        return merged(
+            [self._membership, *([self._sampler._job] if isinstance(self._sampler, DistributedSampler) else [])]
+        )
+
+    def _described(self, n_obs: int, position: Position) -> Description:
+        """What this process says of itself to the others; what is wrong here is said, so that none waits in vain."""
+        job = self._job
+        same: dict[str, int | str | None] = {}
+        root, plan, problem = None, "", ""
+        try:
+            identity = self._identity() | {"n_obs": _natural_number("n_obs", n_obs)}
+            root = identity.pop("root")
+            same = {
+                "world size": job.rank.world_size,
+                "processes for each rank": job.n_peers,
+                **{name: brief(value) for name, value in identity.items()},
+                "epoch": position.epoch,
+                "batches done": ", ".join(
+                    f"{segment.done} on {segment.world_size} ranks with {segment.n_workers} worker(s)"
+                    for segment in position.without_idle_segments().segments
+                )
+                or "none",
+                **versions(),
+            }
+            plan = digest(self._plan(n_obs, position))
+        except Exception as error:  # noqa: BLE001 whatever it is, all processes are to hear of it
+            problem = f"{type(error).__name__}: {error}"
+        return Description(
+            job.rank.rank, job.rank.world_size, job.n_peers, job.source, same, plan, {_ROOT: root}, problem
+        )
+
+    def _reading(self, n_obs: int, read: Tally) -> tuple[Reading, EpochPlan | None]:
+        """What this process says of its last pass to the others, and the plan of that."""
+        begun = self._bookmark.begun
+        description = self._described(n_obs, self._bookmark.position if begun is None else begun.position)
+        if begun is None or begun.was_loaded:
+            no_pass = "no pass was begun since the epoch was set; check before set_epoch"
+            problem = no_pass if begun is None else "the workers have loaded a state each, which isn't known here"
+            description = replace(description, problem=description.problem or problem)
+        if description.problem:
+            return Reading(description), None
+        assert begun is not None
+        plan = self._plan(n_obs, begun.position)
+        n_batches, share = plan.n_batches(self.rank), Tally.of_rows(plan.shard(self.rank).rows)
+        numbers = left(n_batches, _dealings(begun.position, self.world_size))
+        is_share = read == share and n_batches == sum(map(len, numbers)) and not plan.shares_draws
+        if is_share:
+            return Reading(description, read, replace(share, n_batches=n_batches), is_share=True), plan
+        # a part of the share, or what the wrapped sampler draws of it: that is found by running it, without reading
+        requests = Pass(self._sampler, plan, self.rank, self._root, begun.position.passes, hand=Hand(numbers, numbers))
+        planned = Tally()
+        for request in requests:
+            for rows in batches_of(request):
+                planned.add(rows)
+        return Reading(description, read, planned), plan
+
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.
 
@@ -706,6 +867,9 @@ def _distributed_sampler_is_tied(sampler: DistributedSampler) -> bool:
 
 #: Warnings point at the code that called this package, directly or by annbatch's Loader.
 _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
+
+#: What the root is called for those who compare it.
+_ROOT = "randomness (a seed makes it the same)"
 
 _SAME_ROWS = (
     "A second pass without set_epoch under a sharding that deals the rows anew in each epoch: every rank reads the "

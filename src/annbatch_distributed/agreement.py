@@ -1,0 +1,202 @@
+"""Agreement: whether all processes of a job have the same configuration, and which differ in what.
+
+Each process describes itself by texts and numbers. Comparing the descriptions is arithmetic, and whoever does it comes
+to the same verdict, in the same words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from importlib import metadata
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from annbatch_distributed.ranks.exchange import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from annbatch_distributed.sharding import EpochPlan
+
+#: What the rows, their order and what is read of them follow from, besides settings.
+_LIBRARIES = "annbatch-distributed", "annbatch", "anndata", "numpy", "zarr"
+
+#: How many rows of each rank stand for all of them.
+_SOME = 16
+
+#: How many problems, and values of one thing, are listed at most.
+_MOST = 10
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a process says of itself."""
+
+    rank: int
+    """Which rank it is; ranks within ranks are numbered through."""
+    world_size: int
+    """Of how many."""
+    n_peers: int
+    """How many processes have the same share, this one included."""
+    source: str
+    """Where that is known from; the same in all processes where several have the same share."""
+    same: dict[str, Any]
+    """What must be the same in all processes, by name."""
+    plan: str
+    """What tells plans apart; they follow from those, unless a sampler or sharding of a user's own does otherwise."""
+    same_for_peers: dict[str, Any]
+    """What must be the same in all processes that have the same share."""
+    problem: str = ""
+    """Why it couldn't be described; empty if it could."""
+
+    def to_text(self) -> str:
+        """Return it as a text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Read such a text."""
+        return cls(**json.loads(text))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that must be the same, by name."""
+    return {f"version of {name}": metadata.version(name) for name in _LIBRARIES}
+
+
+def digest(plan: EpochPlan) -> str:
+    """Return a few letters that are others for another plan: of its batches, and of some rows of each rank."""
+    said: list[object] = [plan.natural_batches, plan.n_lost]
+    for rank in range(plan.world_size):
+        rows = plan.shard(rank).rows
+        some = np.linspace(0, len(rows), _SOME, endpoint=False, dtype=np.int64)[: len(rows)]
+        said.append((len(rows), rows.to_global(some).tolist()))
+    return blake2b(repr(said).encode(), digest_size=8).hexdigest()
+
+
+def compare(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
+    """Compare the descriptions of all processes.
+
+    Parameters
+    ----------
+    texts
+        For each process, what it says.
+    numbers
+        For each process, its number.
+
+    Examples
+    --------
+    >>> ranks = [Description(rank, 2, 1, "", {"n_obs": 100 - rank}, "plan", {}) for rank in range(2)]
+    >>> print(compare([rank.to_text() for rank in ranks], range(2)).text)
+    The ranks of this job don't agree:
+      n_obs: 100 on rank 0; 99 on rank 1
+    Every process must make its sampler with the same arguments, and be in the same epoch.
+    """
+    return find_disagreement([Description.of_text(text) for text in texts], numbers) or Verdict("fine", "")
+
+
+def find_disagreement(processes: Sequence[Description], numbers: Sequence[int]) -> Verdict | None:
+    """Return the verdict that something differs that must not, or is wrong anywhere; None if all is well."""
+    # a process is called by its rank where each has its own, and else by its number
+    if [process.rank for process in processes] == [*range(len(processes))]:
+        kind, names = "rank", [*range(len(processes))]
+    else:
+        kind, names = "process", [*numbers]
+    failed = _grouped((process.problem, name) for process, name in zip(processes, names, strict=True))
+    if failed.keys() != {""}:
+        problems = [f"{problem or 'nothing is wrong'} ({listed(kind, who)})" for problem, who in failed.items()]
+        return disagreement("The ranks of this job can't be compared:", problems)
+    found = list(_differences(processes, kind, names)) or list(_misplaced(processes, numbers))
+    problems = found or [*_other_plans(processes, kind, names), *_unlike_peers(processes, numbers)]
+    if not problems:
+        return None
+    advice = "Every process must make its sampler with the same arguments, and be in the same epoch."
+    more = ["..."] if len(problems) > _MOST else []
+    return disagreement("The ranks of this job don't agree:", [*problems[:_MOST], *more], advice)
+
+
+def disagreement(title: str, problems: Sequence[str], advice: str = "") -> Verdict:
+    """Return the verdict that something is wrong."""
+    return Verdict("disagreement", "\n".join([title, *(f"  {problem}" for problem in problems), advice]).rstrip())
+
+
+def _differences(processes: Sequence[Description], kind: str, names: Sequence[int]) -> Iterator[str]:
+    """Return what differs between any processes, each as a text."""
+    for field in dict.fromkeys(field for process in processes for field in process.same):
+        values = (process.same.get(field) for process in processes)
+        yield from _told(field, kind, zip(values, names, strict=True))
+
+
+def _misplaced(processes: Sequence[Description], numbers: Sequence[int]) -> Iterator[str]:
+    """Return which ranks are not those of as many processes as they should be."""
+    world_size, n_peers = processes[0].world_size, processes[0].n_peers
+    if len(processes) != world_size * n_peers:
+        several = f" with {n_peers} processes for each rank" if n_peers > 1 else ""
+        yield f"there are {len(processes)} processes, and the world size is {world_size}{several}"
+        return
+    who = _grouped(zip((process.rank for process in processes), numbers, strict=True))
+    for rank in range(world_size):
+        if len(who.get(rank, ())) != n_peers:
+            yield f"rank {rank} is that of {listed('process', who[rank]) if rank in who else 'no process'}"
+
+
+def _other_plans(processes: Sequence[Description], kind: str, names: Sequence[int]) -> Iterator[str]:
+    """Return which processes have another plan, although all that is known of them is the same."""
+    cause = "plan, which must depend on something else in a sampler or a sharding of your own"
+    return _told(cause, kind, zip((process.plan for process in processes), names, strict=True))
+
+
+def _unlike_peers(processes: Sequence[Description], numbers: Sequence[int]) -> Iterator[str]:
+    """Return what differs between processes that have the same share, or makes others have the same one."""
+    if processes[0].n_peers > 1:
+        sources = (process.source for process in processes)
+        yield from _told("dist_info", "process", zip(sources, numbers, strict=True))
+    for rank, who in _grouped((process.rank, which) for which, process in enumerate(processes)).items():
+        for field in processes[who[0]].same_for_peers:
+            values = ((processes[which].same_for_peers.get(field), numbers[which]) for which in who)
+            yield from _told(f"{field}, of rank {rank}", "process", values)
+
+
+def _grouped[T](pairs: Iterable[tuple[T, int]]) -> dict[T, list[int]]:
+    """Return for each value who has it."""
+    groups = defaultdict(list)
+    for value, who in pairs:
+        groups[value].append(who)
+    return dict(groups)
+
+
+def _told(field: str, kind: str, pairs: Iterable[tuple[Any, int]]) -> Iterator[str]:
+    """Return a text if not all have the same value."""
+    values = _grouped(pairs)
+    if len(values) > 1:
+        texts = [f"{value} on {listed(kind, who)}" for value, who in values.items()]
+        yield f"{field}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else "")
+
+
+def listed(kind: str, numbers: Sequence[int]) -> str:
+    """Return numbers as a text, with stretches of consecutive ones as such.
+
+    Parameters
+    ----------
+    kind
+        What they are the numbers of: ``"rank"`` or ``"process"``.
+    numbers
+        Ascending, at least one.
+
+    Examples
+    --------
+    >>> listed("rank", [0, 2, 3, 4, 7])
+    'ranks 0, 2 to 4 and 7'
+    """
+    stretches: list[str] = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        stretch = [number for _, number in group]
+        stretches += [f"{stretch[0]} to {stretch[-1]}"] if len(stretch) > 2 else map(str, stretch)
+    plural = {"rank": "ranks", "process": "processes"}[kind]
+    *others, last = stretches
+    return f"{plural} {', '.join(others)} and {last}" if others else f"{kind if len(numbers) == 1 else plural} {last}"

@@ -1,0 +1,106 @@
+"""Coverage: whether the rows that all ranks have read in an epoch are those that were planned.
+
+Each process tells what it has read and what was planned for it, as tallies. That they are equal shows that every rank
+has read its share; that the shares add up to the window, without the rows that are lost and with those that are
+repeated, shows that they are the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from annbatch_distributed.agreement import Description, disagreement, find_disagreement
+from annbatch_distributed.ranks.exchange import Verdict
+from annbatch_distributed.tally import Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from annbatch_distributed.sharding import EpochPlan
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a process says of its epoch."""
+
+    description: Description
+    """Who it is, and what all processes must have the same."""
+    read: Tally = field(default_factory=Tally)
+    """The rows that it has read."""
+    planned: Tally = field(default_factory=Tally)
+    """The rows that were planned for it."""
+    is_share: bool = False
+    """Whether the plan is all of its share, instead of what the wrapped sampler draws or is left of it."""
+
+    def to_text(self) -> str:
+        """Return it as a text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Read such a text."""
+        said: dict[str, Any] = json.loads(text)
+        description, read, planned = said["description"], said["read"], said["planned"]
+        return cls(Description(**description), Tally(**read), Tally(**planned), said["is_share"])
+
+
+def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: EpochPlan | None) -> Verdict:
+    """Compare what all processes have read with what was planned.
+
+    Parameters
+    ----------
+    texts
+        For each process, what it says.
+    numbers
+        For each process, its number.
+    plan
+        The plan of the epoch; None if there is none.
+    """
+    readings = [Reading.of_text(text) for text in texts]
+    if found := find_disagreement([reading.description for reading in readings], numbers):
+        return found
+    assert plan is not None  # the process without one has said so
+    # of those that have the same share, one counts
+    shares = {reading.description.rank: reading for reading in readings}
+    pairs = zip(numbers, readings, strict=True)
+    problems = [_told(number, reading) for number, reading in pairs if not _is_as_planned(reading)]
+    total = sum((share.read for share in shares.values()), Tally())
+    if not problems and all(share.is_share for share in shares.values()) and total != all_shares(plan):
+        problems = [f"the shares of all ranks, {total.n_rows} rows, are not those of the plan"]
+    if problems:
+        return disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned:", problems)
+    return Verdict(
+        "fine", _summary(plan, total, len(shares), is_whole=all(share.is_share for share in shares.values()))
+    )
+
+
+def all_shares(plan: EpochPlan) -> Tally:
+    """Return the tally of what the window becomes: without what is lost, and with what is repeated."""
+    total = Tally.of_rows(plan.window) - Tally.of_rows(plan.lost)
+    if plan.n_repeated:
+        total = sum((Tally.of_rows(plan.shard(rank).repeated) for rank in range(plan.world_size)), total)
+    return total
+
+
+def _is_as_planned(reading: Reading) -> bool:
+    return reading.read == reading.planned and reading.read.n_batches == reading.planned.n_batches
+
+
+def _told(number: int, reading: Reading) -> str:
+    read, planned = (f"{it.n_rows} rows in {it.n_batches} batch(es)" for it in (reading.read, reading.planned))
+    what = f"read {read}, not {planned}" if read != planned else f"read {read} as planned, but other rows"
+    peer = f" (process {number})" if reading.description.n_peers > 1 else ""
+    return f"rank {reading.description.rank}{peer} has {what}"
+
+
+def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> str:
+    epoch = f"what was left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
+    ranks = f"{n_ranks} ranks have" if n_ranks > 1 else "1 rank has"
+    text = f"{epoch}: {ranks} read {total.n_rows} rows in {total.n_batches} batches, as planned"
+    if not is_whole:
+        return text
+    text += f". Each of the {len(plan.window) - plan.n_lost} rows was read once"
+    text += f", {plan.n_repeated} were repeated" if plan.n_repeated else ""
+    return text + (f", {plan.n_lost} of the {len(plan.window)} are lost in this epoch" if plan.n_lost else "")

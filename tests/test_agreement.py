@@ -1,0 +1,177 @@
+"""What ranks that say something of themselves hear: what differs, who has what, and nothing if they are alike."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler, SequentialSampler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.agreement import Description, compare, listed
+from annbatch_distributed.ranks import Membership, deferred
+from tests.meeting import heard
+from tests.strategies import Job, jobs
+from tests.test_laws import runnable
+
+if TYPE_CHECKING:
+    from annbatch_distributed.ranks.exchange import Gather
+    from annbatch_distributed.sharding import Rows
+
+
+def described(rank: int, world_size: int, n_peers: int = 1) -> Description:
+    """One of a job's processes."""
+    return Description(rank, world_size, n_peers, "", {"a": 1, "b": None}, "plan", {"c": 2})
+
+
+def said(processes: list[Description], numbers: list[int] | None = None) -> str:
+    """What they hear."""
+    return compare([process.to_text() for process in processes], numbers or range(len(processes))).text
+
+
+def agreement(ranks: list[DistributedSampler], n_obs: int = 100) -> list[str]:
+    """What each rank of a job hears."""
+    return heard([partial(_check, sampler, n_obs) for sampler in ranks])
+
+
+def _check(sampler: DistributedSampler, n_obs: int, gather: Gather) -> None:
+    sampler.check_ranks_agree(n_obs, gather=gather)
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.data())
+def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_said(
+    world_size: int, n_peers: int, data: st.DataObject
+) -> None:
+    processes = [described(rank, world_size, n_peers) for rank in range(world_size) for _ in range(n_peers)]
+    processes = data.draw(st.permutations(processes))
+    assert said(processes) == ""
+    if len(processes) == 1:
+        return
+    odd = data.draw(st.integers(0, len(processes) - 1))
+    has = data.draw(st.sampled_from(["a", "b", "rank", "plan", "problem"] + ["c", "source"] * (n_peers > 1)))
+    match has:
+        case "rank":
+            change = replace(processes[odd], rank=(processes[odd].rank + 1) % world_size)
+        case "plan" | "problem" | "source":
+            change = replace(processes[odd], **{has: "odd"})
+        case "c":
+            change = replace(processes[odd], same_for_peers={"c": "odd"})
+        case _:
+            change = replace(processes[odd], same=processes[odd].same | {has: "odd"})
+    if change == processes[odd]:  # the only rank
+        return
+    processes[odd] = change
+    text = said(processes)
+    by_rank = [process.rank for process in processes] == list(range(len(processes)))
+    assert f"{'rank' if by_rank else 'process'} {odd}" in text or has == "rank"
+    assert text.count("\n") <= 4
+    if has in ("a", "b", "c", "source", "plan", "problem"):
+        assert "odd" in text
+
+
+def test_processes_go_by_the_numbers_that_their_framework_gives_them() -> None:
+    peers = [described(0, 1, 2), replace(described(0, 1, 2), same_for_peers={"c": 3})]
+    assert "c, of rank 0: 2 on process 4; 3 on process 6" in said(peers, [4, 6])
+    twice = [described(0, 2), described(0, 2)]
+    assert "rank 0 is that of processes 4 and 6\n  rank 1 is that of no process" in said(twice, [4, 6])
+
+
+def test_another_number_of_processes_than_the_world_size_is_said_outright() -> None:
+    assert "there are 3 processes, and the world size is 2\n" in said([described(rank % 2, 2) for rank in range(3)])
+    three_peers = [described(rank % 2, 2, 2) for rank in range(3)]
+    assert "there are 3 processes, and the world size is 2 with 2 processes for each rank\n" in said(three_peers)
+
+
+def test_no_more_is_listed_than_can_be_read() -> None:
+    many = [described(rank, 200) for rank in range(200)]
+    values = [replace(one, same={"a": rank}) for rank, one in enumerate(many)]
+    assert said(values).count(";") == 10
+    assert said([replace(one, rank=0) for one in many]).count("\n") == 12
+
+
+@given(st.sets(st.integers(0, 30), min_size=1))
+def test_a_list_of_numbers_names_each_of_them_and_no_other(numbers: set[int]) -> None:
+    text = listed("rank", sorted(numbers))
+    named: set[int] = set()
+    for part in text.removeprefix("ranks ").removeprefix("rank ").replace(" and ", ", ").split(", "):
+        first, *last = part.split(" to ")
+        named |= set(range(int(first), int(last[0] if last else first) + 1))
+    assert named == numbers
+
+
+@given(jobs(), st.integers(0, 3))
+def test_the_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
+    ranks = runnable(drawn, epoch)
+    assert agreement(ranks, drawn.n_obs) == [""] * drawn.world_size
+
+
+def test_ranks_within_ranks_are_numbered_through() -> None:
+    def rank(node: int, within: int) -> DistributedSampler:
+        inner = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(within, 2))
+        return DistributedSampler(inner, dist_info=Rank(node, 3))
+
+    places = [(node, within) for node in range(3) for within in range(2)]
+    assert agreement([rank(*place) for place in places]) == [""] * 6
+    wrong = agreement([rank(*place) for place in [*places[:-1], (0, 0)]])
+    assert len(set(wrong)) == 1
+    assert "rank 0 is that of processes 0 and 5\n  rank 5 is that of no process" in wrong[0]
+
+
+def test_ranks_with_other_generators_agree_unless_they_have_the_same_share() -> None:
+    def rank(number: int, n_peers: int) -> DistributedSampler:
+        share = Membership(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
+        return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(number)), dist_info=share)
+
+    assert agreement([rank(0, 1), rank(1, 1)]) == ["", ""]
+    peers = agreement([rank(0, 2), rank(1, 2)])
+    assert len(set(peers)) == 1
+    assert "randomness (a seed makes it the same), of rank 0: " in peers[0]
+
+
+class Turned:
+    """Begins to deal at a row that it keeps where nobody sees it."""
+
+    def __init__(self, first: int) -> None:
+        self.hidden = io.StringIO(str(first))
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
+        return rows.cyclic(int(self.hidden.getvalue()), len(rows))
+
+
+def test_a_plan_that_depends_on_more_than_can_be_seen_is_found() -> None:
+    def rank(number: int, first: int) -> DistributedSampler:
+        return DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(number, 2), sharding=Turned(first))
+
+    assert agreement([rank(0, 8), rank(1, 8)]) == ["", ""]
+    wrong = agreement([rank(0, 8), rank(1, 12)])
+    assert len(set(wrong)) == 1
+    assert "  plan, which must depend on something else in a sampler or a sharding of your own: " in wrong[0]
+
+
+def test_one_rank_alone_needs_nobody() -> None:
+    DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 1)).check_ranks_agree(100)
+
+
+def test_several_ranks_that_no_framework_knows_need_a_function_to_gather_with() -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
+    with pytest.raises(RuntimeError, match=r"The 2 ranks can't reach each other.*pass gather="):
+        sampler.check_ranks_agree(100)
+
+
+@pytest.mark.parametrize("gathered", [None, "text", [], ["another"], [1, 2]])
+def test_what_is_gathered_must_be_the_texts_of_all_processes(gathered: object) -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
+    with pytest.raises(TypeError, match="gather must return a list with the texts of all processes"):
+        sampler.check_ranks_agree(100, gather=lambda _: gathered)  # type: ignore[return-value]  # wrong ones
+
+
+def test_a_rank_that_is_asked_for_too_early_is_an_error_at_once() -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred("torch"))
+    with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
+        sampler.check_ranks_agree(100)
