@@ -67,6 +67,9 @@ def run(job: Job) -> None:
         for sampler in (training, validation)
     )
 
+    for sampler in (training, validation):
+        sampler.check_ranks_agree(train_loader.n_obs)
+
     torch.manual_seed(0)
     model = DistributedDataParallel(
         nn.Sequential(

@@ -48,6 +48,8 @@ def main(
     accelerator.register_for_checkpointing(loader)  # save_state and load_state take it along
     if resume is not None:
         accelerator.load_state(str(resume))
+    # a rank with another seed, state or collection is an error on all of them now, instead of a wrong result
+    loader.sampler.check_ranks_agree(loader.n_obs)
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded

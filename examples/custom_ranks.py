@@ -19,10 +19,9 @@ from pathlib import Path
 
 import anndata as ad
 import numpy as np
-from annbatch import Loader
 from annbatch.samplers import SequentialSampler
 
-from annbatch_distributed import DistributedSampler
+from annbatch_distributed import DistributedSampler, StatefulLoader
 
 
 def mpi() -> tuple[int, int]:
@@ -39,7 +38,13 @@ def main(ranks: str, folder: Path) -> None:
         dist_info=mpi if ranks == "mpi" else "env",
         remainder="keep",  # every row once; no rank waits for another, so that one may have a batch more
     )
-    loader = Loader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+    gather = None
+    if ranks == "mpi":  # whoever has a way to the other ranks can check them
+        from mpi4py import MPI
+
+        gather = MPI.COMM_WORLD.allgather
+        sampler.check_ranks_agree(loader.n_obs, gather=gather)
 
     counts = np.zeros(loader.n_var)
     rows = []
@@ -50,6 +55,10 @@ def main(ranks: str, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     np.savez(folder / f"rank{sampler.rank}.npz", counts=counts, rows=np.concatenate(rows))
     print(f"rank {sampler.rank} of {sampler.world_size}: {sum(map(len, rows)):,} cells in {len(rows)} batches")
+    if gather is not None:
+        said = loader.check_epoch_read(gather=gather)
+        if sampler.rank == 0:
+            print(said)
 
 
 def made_up_cells() -> ad.AnnData:

@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from annbatch import Loader
 from annbatch.samplers import RandomSampler
 from jax.sharding import NamedSharding, PartitionSpec
 
-from annbatch_distributed import DistributedSampler
+from annbatch_distributed import DistributedSampler, StatefulLoader
 from annbatch_distributed.integrations.jax import global_batch
 
 BATCH_SIZE = 32  # on one process: a multiple of its devices
@@ -36,7 +35,9 @@ def main(epochs: int, log: Path | None) -> None:
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE, rng=np.random.default_rng(0)),
         dist_info="jax",  # a process is a rank, whatever the number of its devices
     )
-    loader = Loader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+    # a process with another seed, mask or collection is an error in all of them now, instead of a wrong result
+    sampler.check_ranks_agree(loader.n_obs)
 
     mesh = jax.make_mesh((jax.device_count(),), ("cells",))
     by_cells = NamedSharding(mesh, PartitionSpec("cells"))
@@ -55,8 +56,9 @@ def main(epochs: int, log: Path | None) -> None:
             rows.append(batch["index"])
         if log is not None:
             np.save(log / f"train-{epoch}-rank{sampler.rank}.npy", np.concatenate(rows))
+        said = loader.check_epoch_read()  # an error, should it not be what was planned
         if sampler.rank == 0:
-            print(f"epoch {epoch}: loss {loss:.3f}, batches of {len(whole['X'])} on {jax.device_count()} devices")
+            print(f"{said}: loss {loss:.3f}, batches of {len(whole['X'])} on {jax.device_count()} devices")
 
 
 @jax.jit

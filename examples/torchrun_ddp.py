@@ -17,13 +17,13 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 import zarr
-from annbatch import DatasetCollection, Loader
+from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler, SequentialSampler
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from annbatch_distributed import DistributedSampler
+from annbatch_distributed import DistributedSampler, StatefulLoader
 
 BATCH_SIZE = 32
 
@@ -52,6 +52,9 @@ def main(collection: Path | None, label: str, epochs: int, log: Path | None) -> 
         remainder="exact",
     )
     train, validation = load(train_sampler, collection, label), load(validation_sampler, collection, label)
+    # a rank with another seed, mask or collection is an error on all of them now, instead of a wrong result
+    train_sampler.check_ranks_agree(train.n_obs)
+    validation_sampler.check_ranks_agree(validation.n_obs)
 
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(train.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
@@ -70,6 +73,7 @@ def main(collection: Path | None, label: str, epochs: int, log: Path | None) -> 
             optimizer.step()
             rows.append(batch["index"])
         log_rows(log, f"train-{epoch}", rows)
+        trained_on = train.check_epoch_read()  # an error, should it not be what was planned
 
         counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, all
         rows = []
@@ -84,7 +88,7 @@ def main(collection: Path | None, label: str, epochs: int, log: Path | None) -> 
         log_rows(log, f"validation-{epoch}", rows)
         dist.all_reduce(counts)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: {counts[0] / counts[1]:.1%} of {counts[1]:,} held-out cells")
+            print(f"{trained_on}: {counts[0] / counts[1]:.1%} of {counts[1]:,} held-out cells are told right")
 
 
 def labels_of(collection: Path | None, label: str) -> tuple[pd.Index, int]:
@@ -93,9 +97,9 @@ def labels_of(collection: Path | None, label: str) -> tuple[pd.Index, int]:
     return pd.Categorical(obs[label]).categories, len(obs)
 
 
-def load(sampler: DistributedSampler, collection: Path | None, label: str) -> Loader:
+def load(sampler: DistributedSampler, collection: Path | None, label: str) -> StatefulLoader:
     """Open the cells with a sampler."""
-    loader = Loader(batch_sampler=sampler, return_index=True, to="torch")
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
     if collection is None:
         return loader.add_adata(made_up_cells(label))
     return loader.use_collection(DatasetCollection(collection, mode="r"))

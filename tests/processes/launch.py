@@ -23,6 +23,16 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",
 }
 
+#: Open MPI's launcher, which the tests bring along.
+MPIRUN = str(Path(sys.executable).with_name("mpirun"))
+# it asks for these, old or new, where a job has more ranks than cores, or belongs to root
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
 
 def python(*arguments: object) -> list[str]:
     """Return the command that runs this Python with arguments."""

@@ -6,28 +6,23 @@ import json
 import os
 import re
 import shutil
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.processes.job_environment import N_OBS, Asked
-from tests.processes.launch import python, run, torchrun
+from tests.processes.launch import MPIRUN, OPEN_MPI, python, run, torchrun
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 JOB = "-m", "tests.processes.job_environment"
 SECONDS = 90  # the limit for a launch, which takes about five
 
 # what tells a process that a launcher started it, and which one it is
 OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(TORCHELASTIC|OMPI|PMIX?|PRTE|SLURM)_.*")
-# an mpirun of Open MPI, old or new, asks for these where a job has more ranks than cores, or belongs to root
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
 # that of the tests' own dependency, and one of this machine if it has another
-MPIRUNS = dict.fromkeys([str(Path(sys.executable).with_name("mpirun")), shutil.which("mpirun") or ""])
+MPIRUNS = dict.fromkeys([MPIRUN, shutil.which("mpirun") or ""])
 
 # as the launchers set them; Slurm's as srun does within a batch script
 SET_BY = {
