@@ -788,8 +788,8 @@ class DistributedSampler(Sampler):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays
-        # and plans and shardings are frozen
-        for shared in (self._sampler, self._sharding, self._counted, self._planned):
+        # and plans and shardings are frozen; who is to be asked for the rank is whoever it was
+        for shared in (self._sampler, self._sharding, self._counted, self._planned, self._member):
             memo[id(shared)] = shared
         duplicate = memo[id(self)] = object.__new__(type(self))
         vars(duplicate).update(copy.deepcopy(vars(self), memo))

@@ -14,7 +14,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from annbatch_distributed import DistributedSampler
+from annbatch_distributed import DistributedSampler, Tally
 from annbatch_distributed.integrations.jax import global_batch, pmap_batch
 from annbatch_distributed.ranks.jax import mesh
 from tests.processes.configurations import BATCH_SIZE, CHUNKS
@@ -61,9 +61,11 @@ def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]
     sampler = DistributedSampler(RandomSampler(**CHUNKS, mask=slice(0, N_ROWS)), dist_info=member, seed=0)
     loader = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, to=to)
     loader.use_collection(DatasetCollection(collection, mode="r"))
+    sampler.check_ranks_agree(loader.n_obs, timeout=60)
     add_up = jax.jit(lambda batch: batch["X"].sum())
-    steps = []
+    steps, tally = [], Tally()
     for batch in loader:
+        tally.add(batch["index"])
         if kind == "dense":
             batch["X"] = batch["X"].toarray()
         placed = global_batch(batch, sharding)
@@ -83,6 +85,7 @@ def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]
         "processes": member.processes,
         "source": member.source,
         "steps": steps,
+        "said": sampler.check_epoch_read(loader.n_obs, tally, timeout=60),
     }
 
 

@@ -90,6 +90,15 @@ def test_peers_read_the_same_rows_in_the_same_order_and_other_processes_no_row_o
 
 
 @pytest.mark.parametrize("name", SHARED)
+def test_what_both_processes_have_read_is_said_to_be_the_plan(processes: list[Told], name: str, kind: str) -> None:
+    ranks, _ = SHARED[name]
+    n_batches = N_ROWS // BATCH_SIZE
+    have = "1 rank has" if len(set(ranks)) == 1 else "2 ranks have"
+    plan = f"{have} read {N_ROWS} rows in {n_batches} batches, as planned. Each of the {N_ROWS} rows was read once"
+    assert {process["read"][name][kind]["said"] for process in processes} == {f"epoch 0: {plan}"}
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_every_device_has_what_the_ranks_read_at_its_place_and_all_of_it_adds_up(
     processes: list[Told], name: str, kind: str
 ) -> None:

@@ -1,0 +1,155 @@
+"""A rank that is asked for at first use: what can be done before, and that it is the same afterwards."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
+from annbatch_distributed.ranks import resolve
+from tests.samplers import batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+N_OBS = 100
+
+
+class Launcher:
+    """Tells a rank once the job has begun."""
+
+    def __init__(self) -> None:
+        self.rank: tuple[int, int] | None = None
+        self.n_asked = 0
+
+    def __call__(self) -> tuple[int, int]:
+        self.n_asked += 1
+        if self.rank is None:
+            msg = "the job has not begun"
+            raise RuntimeError(msg)
+        return self.rank
+
+
+def make(dist_info: Any, **kwargs: Any) -> DistributedSampler:
+    return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(0)), dist_info=dist_info, **kwargs)
+
+
+NEEDS_RANK: dict[str, Callable[[DistributedSampler], object]] = {
+    "rank": lambda sampler: sampler.rank,
+    "world_size": lambda sampler: sampler.world_size,
+    "n_batches": lambda sampler: sampler.n_batches(N_OBS),
+    "validate": lambda sampler: sampler.validate(N_OBS),
+    "plan": lambda sampler: sampler.plan(N_OBS),
+    "sample": lambda sampler: sampler.sample(N_OBS),
+    "state_dict": lambda sampler: sampler.state_dict(batches_done=0),
+    "check_ranks_agree": lambda sampler: sampler.check_ranks_agree(N_OBS),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_RANK)
+def test_what_needs_the_rank_too_early_fails_as_usual_and_works_once_the_job_has_begun(name: str) -> None:
+    launcher = Launcher()
+    sampler = make(deferred(launcher))
+    assert launcher.n_asked == 0
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the job has not begun"):
+            NEEDS_RANK[name](sampler)
+    launcher.rank = 0, 1
+    NEEDS_RANK[name](sampler)
+    assert launcher.n_asked == 3
+    launcher.rank = 5, 7  # nobody asks again
+    assert (sampler.rank, sampler.world_size, launcher.n_asked) == (0, 1, 3)
+
+
+def test_what_is_set_before_the_rank_is_known_holds_afterwards() -> None:
+    state = make(Rank(1, 2), seed=3, remainder="exact", mask=slice(0, 90)).state_dict(batches_done=2)
+    launcher = Launcher()
+    early = make(deferred(launcher), seed=3, remainder="exact")
+    early.mask = slice(0, 90)
+    early.set_epoch(4)
+    assert (early.epoch, early.batch_size, early.shuffle) == (4, 4, True)
+    assert "rank=?, world_size=?" in repr(early)
+    launcher.rank = 1, 2
+    early.load_state_dict(state)
+    assert (early.epoch, early.batches_done) == (0, 2)
+    usual = make(Rank(1, 2), seed=3, remainder="exact", mask=slice(0, 90))
+    usual.load_state_dict(state)
+    assert batches(early.sample(N_OBS)) == batches(usual.sample(N_OBS))
+    assert "rank=1, world_size=2" in repr(early)
+
+
+@pytest.mark.parametrize("duplicated", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_made_before_the_rank_is_known_asks_for_itself(
+    duplicated: Callable[[DistributedSampler], DistributedSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = make(deferred("env"))
+    duplicate = duplicated(sampler)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert sampler.rank == 1
+    monkeypatch.setenv("RANK", "0")
+    assert duplicate.rank == 0
+
+
+@pytest.mark.parametrize("dist_info", [Rank(1, 2), lambda: (1, 2), lambda: Rank(1, 2), deferred(Rank(1, 2))])
+def test_anything_can_be_deferred(dist_info: Any) -> None:
+    assert resolve(deferred(dist_info)).rank == Rank(1, 2)
+
+
+def test_a_deferred_rank_can_be_wrapped_again() -> None:
+    launcher = Launcher()
+    outer = make(deferred(launcher))
+    nested = DistributedSampler(outer, dist_info=Rank(0, 2))
+    launcher.rank = 1, 2
+    within = DistributedSampler(make(Rank(1, 2)), dist_info=Rank(0, 2))
+    assert batches(nested.sample(N_OBS)) == batches(within.sample(N_OBS))
+
+
+_HERE: dict[str, Any] = {"begun": False}
+
+
+def _keep(sampler: DistributedSampler) -> None:
+    _HERE["sampler"] = sampler
+
+
+def _ask() -> tuple[int, int]:
+    return _HERE["sampler"].rank, _HERE["sampler"].world_size
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_process_that_is_spawned_has_the_rank_if_it_was_known_and_asks_for_itself_if_it_was_not(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = make(deferred(_fails_elsewhere))
+    monkeypatch.setitem(_HERE, "begun", begun)
+    with get_context("spawn").Pool(1, _keep, [sampler]) as pool:
+        if begun:
+            assert pool.apply_async(_ask).get(60) == (1, 2)
+        else:
+            with pytest.raises(RuntimeError, match="elsewhere"):
+                pool.apply_async(_ask).get(60)
+
+
+def _fails_elsewhere() -> tuple[int, int]:
+    if not _HERE["begun"]:
+        msg = "elsewhere, and too early"
+        raise RuntimeError(msg)
+    return 1, 2
+
+
+def test_a_loader_has_no_length_before_the_rank_is_known() -> None:
+    import anndata as ad
+
+    launcher = Launcher()
+    loader = StatefulLoader(batch_sampler=make(deferred(launcher)), preload_to_gpu=False)
+    loader.add_adata(ad.AnnData(np.zeros((N_OBS, 1))))
+    with pytest.raises(RuntimeError, match="the job has not begun"):
+        len(loader)
+    launcher.rank = 0, 2
+    assert len(loader) == len(list(loader)) == 12
