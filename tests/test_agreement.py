@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.agreement import Description, compare, listed
+from annbatch_distributed.agreement import Description, compare
 from annbatch_distributed.ranks import Membership, deferred
+from annbatch_distributed.ranks.exchange import listed
 from tests.meeting import heard
 from tests.strategies import Job, jobs
 from tests.test_laws import runnable
@@ -121,6 +122,33 @@ def test_ranks_within_ranks_are_numbered_through() -> None:
     wrong = agreement([rank(*place) for place in [*places[:-1], (0, 0)]])
     assert len(set(wrong)) == 1
     assert "rank 0 is that of processes 0 and 5\n  rank 5 is that of no process" in wrong[0]
+
+
+@pytest.mark.parametrize("which", ["mesh", "groups"])
+def test_ranks_within_ranks_of_meshes_and_groups_agree_if_each_process_has_another_place(which: str) -> None:
+    def rank(number: int, node: int, within: int) -> DistributedSampler:
+        """One of four processes in a mesh of 2 x 2, or in a group along each of its dimensions."""
+        mesh = (0, 1, 2, 3)
+        rows, columns = ((number // 2 * 2, number // 2 * 2 + 1), (number % 2, number % 2 + 2))
+        inner = Membership(
+            Rank(within, 2), "rows", "torch", mesh if which == "mesh" else rows, 2 if which == "mesh" else 1
+        )
+        outer = Membership(Rank(node, 2), "columns", "torch", *((mesh, 2) if which == "mesh" else (columns, 1)))
+        sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=inner)
+        return DistributedSampler(sampler, dist_info=outer)
+
+    assert agreement([rank(number, number // 2, number % 2) for number in range(4)]) == [""] * 4
+    wrong = agreement([rank(number, number // 2, 0) for number in range(4)])
+    assert len(set(wrong)) == 1
+    assert "rank 1 is that of no process" in wrong[0]
+
+
+def test_settings_of_numpys_types_are_compared_as_those_of_pythons() -> None:
+    ranks = [
+        DistributedSampler(RandomSampler(4, 2, size(4)), dist_info=Rank(rank, 2), seed=0)
+        for rank, size in enumerate((int, np.int64))
+    ]
+    assert agreement(ranks) == ["", ""]
 
 
 def test_ranks_with_other_generators_agree_unless_they_have_the_same_share() -> None:

@@ -36,6 +36,11 @@ def tally(read: Iterable[list[int]]) -> Tally:
     return found
 
 
+def counted(n_rows: int, n_batches: int) -> str:
+    """Rows and batches as a text."""
+    return f"{n_rows} row{'s' * (n_rows != 1)} in {n_batches} batch{'es' * (n_batches != 1)}"
+
+
 def said(ranks: Sequence[DistributedSampler], n_obs: int, read: Sequence[Iterable[list[int]]]) -> str:
     """Return what all ranks hear of what they have read."""
     pairs = zip(ranks, map(tally, read), strict=True)
@@ -55,7 +60,7 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
     n_rows, n_batches = len(flat(flat(read))), sum(map(len, read))
     text = said(ranks, drawn.n_obs, read)
     have = "1 rank has" if drawn.world_size == 1 else f"{drawn.world_size} ranks have"
-    assert text.startswith(f"epoch {epoch}: {have} read {n_rows} rows in {n_batches} batches, as planned")
+    assert text.startswith(f"epoch {epoch}: {have} read {counted(n_rows, n_batches)}, as planned")
     if drawn.kind in PASSING and not drops_rows(drawn):
         plan = ranks[0].plan(drawn.n_obs)
         assert f"Each of the {len(plan.window) - plan.n_lost} rows was read once" in text
@@ -93,7 +98,7 @@ def test_what_was_left_of_an_epoch_is_told_from_all_of_it(drawn: Job, data: st.D
     rest = [batches(sampler.sample(drawn.n_obs)) for sampler in resumed]
     assert rest == [one[done:] for one in read]
     n_left = len(flat(flat(rest)))
-    assert f"read {n_left} rows in {sum(map(len, rest))} batches, as planned" in said(resumed, drawn.n_obs, rest)
+    assert f"read {counted(n_left, sum(map(len, rest)))}, as planned" in said(resumed, drawn.n_obs, rest)
     assert "is not what was planned" in said(resumed, drawn.n_obs, read)
 
 

@@ -45,8 +45,8 @@ def test_tallies_add_up_to_that_of_all_rows_and_one_can_be_taken_away_again(one:
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 60)), max_size=8))
 def test_a_range_counts_as_its_rows_do(ranges: list[tuple[int, int]]) -> None:
-    pieces = [range(start, start + length) for start, length in ranges]
-    assert Tally.of(pieces) == of([row for piece in pieces for row in piece])
+    pieces = Rows(tuple(range(start, start + length) for start, length in ranges))
+    assert Tally.of_rows(pieces) == of(list(pieces))
 
 
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(0, 50), st.integers(0, 200))
@@ -75,6 +75,30 @@ def test_products_are_those_of_pythons_integers(factors: list[tuple[int, int]]) 
 def test_sums_of_many_large_numbers_do_not_overflow() -> None:
     many = np.full(1000, 5)
     assert of(many.tolist()).value == 1000 * pow(_X, 5, _P) % _P
+
+
+def test_batches_are_counted_together_and_the_rows_of_one_can_change_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("annbatch_distributed.tally._AT_ONCE", 80)
+    tally, buffer = Tally(), np.zeros(4, dtype=np.int64)
+    for first in range(0, 40, 4):
+        buffer[:] = np.arange(first, first + 4)
+        tally.add(buffer)
+    tally.add([])
+    assert tally == of(list(range(40)))
+    assert (tally.n_batches, tally.n_rows) == (11, 40)
+
+
+def test_powers_do_not_come_again_as_far_as_there_are_rows() -> None:
+    # the order of a number divides p - 1; of these primes, only 2 can be left out
+    primes = [2, 3, 5, 7, 11, 13, 31, 41, 61, 151, 331, 1321]
+    rest = _P - 1
+    for prime in primes:
+        while rest % prime == 0:
+            rest //= prime
+    assert rest == 1
+    assert all(pow(_X, (_P - 1) // prime, _P) != 1 for prime in primes[1:])
 
 
 def test_what_is_not_rows_is_refused() -> None:

@@ -11,15 +11,14 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib import metadata
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from annbatch_distributed.ranks.exchange import Verdict
+from annbatch_distributed.ranks.exchange import Verdict, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from annbatch_distributed.sharding import EpochPlan
 
@@ -41,8 +40,8 @@ class Description:
     """Which rank it is; ranks within ranks are numbered through."""
     world_size: int
     """Of how many."""
-    n_peers: int
-    """How many processes have the same share, this one included."""
+    n_peers: int | None
+    """How many processes have the same share, this one included; None if as many as there are for each rank."""
     source: str
     """Where that is known from; the same in all processes where several have the same share."""
     same: dict[str, Any]
@@ -56,12 +55,12 @@ class Description:
 
     def to_text(self) -> str:
         """Return it as a text."""
-        return json.dumps(asdict(self))
+        return told("check_ranks_agree", asdict(self))
 
     @classmethod
     def of_text(cls, text: str) -> Self:
         """Read such a text."""
-        return cls(**json.loads(text))
+        return cls(**json.loads(text)["said"])
 
 
 def versions() -> dict[str, str]:
@@ -71,7 +70,7 @@ def versions() -> dict[str, str]:
 
 def digest(plan: EpochPlan) -> str:
     """Return a few letters that are others for another plan: of its batches, and of some rows of each rank."""
-    said: list[object] = [plan.natural_batches, plan.n_lost]
+    said: list[object] = [[int(number) for number in plan.natural_batches], int(plan.n_lost)]
     for rank in range(plan.world_size):
         rows = plan.shard(rank).rows
         some = np.linspace(0, len(rows), _SOME, endpoint=False, dtype=np.int64)[: len(rows)]
@@ -97,7 +96,24 @@ def compare(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
       n_obs: 100 on rank 0; 99 on rank 1
     Every process must make its sampler with the same arguments, and be in the same epoch.
     """
+    if unlike := find_other_calls(texts, numbers):
+        return unlike
     return find_disagreement([Description.of_text(text) for text in texts], numbers) or Verdict("fine", "")
+
+
+def told(call: str, said: Mapping[str, Any]) -> str:
+    """Return what a process says in a call as a text; another version of this package may say other things."""
+    return json.dumps({"call": f"{call} of {_LIBRARIES[0]} {metadata.version(_LIBRARIES[0])}", "said": said})
+
+
+def find_other_calls(texts: Sequence[str], numbers: Sequence[int]) -> Verdict | None:
+    """Return the verdict that not all processes make the same call; None if they do."""
+    calls = _grouped((json.loads(text)["call"], number) for text, number in zip(texts, numbers, strict=True))
+    if len(calls) == 1:
+        return None
+    problems = [f"{call} ({listed('process', who)})" for call, who in calls.items()]
+    advice = "All of them must make the same calls in the same order."
+    return disagreement("The processes of this job make different calls:", problems, advice)
 
 
 def find_disagreement(processes: Sequence[Description], numbers: Sequence[int]) -> Verdict | None:
@@ -109,7 +125,7 @@ def find_disagreement(processes: Sequence[Description], numbers: Sequence[int]) 
         kind, names = "process", [*numbers]
     failed = _grouped((process.problem, name) for process, name in zip(processes, names, strict=True))
     if failed.keys() != {""}:
-        problems = [f"{problem or 'nothing is wrong'} ({listed(kind, who)})" for problem, who in failed.items()]
+        problems = [f"{problem} ({listed(kind, who)})" for problem, who in failed.items() if problem]
         return disagreement("The ranks of this job can't be compared:", problems)
     found = list(_differences(processes, kind, names)) or list(_misplaced(processes, numbers))
     problems = found or [*_other_plans(processes, kind, names), *_unlike_peers(processes, numbers)]
@@ -134,10 +150,12 @@ def _differences(processes: Sequence[Description], kind: str, names: Sequence[in
 
 def _misplaced(processes: Sequence[Description], numbers: Sequence[int]) -> Iterator[str]:
     """Return which ranks are not those of as many processes as they should be."""
-    world_size, n_peers = processes[0].world_size, processes[0].n_peers
+    world_size = processes[0].world_size
+    n_peers = processes[0].n_peers or max(1, len(processes) // world_size)
     if len(processes) != world_size * n_peers:
         several = f" with {n_peers} processes for each rank" if n_peers > 1 else ""
-        yield f"there are {len(processes)} processes, and the world size is {world_size}{several}"
+        there_are = "there is 1 process" if len(processes) == 1 else f"there are {len(processes)} processes"
+        yield f"{there_are}, and the world size is {world_size}{several}"
         return
     who = _grouped(zip((process.rank for process in processes), numbers, strict=True))
     for rank in range(world_size):
@@ -153,7 +171,7 @@ def _other_plans(processes: Sequence[Description], kind: str, names: Sequence[in
 
 def _unlike_peers(processes: Sequence[Description], numbers: Sequence[int]) -> Iterator[str]:
     """Return what differs between processes that have the same share, or makes others have the same one."""
-    if processes[0].n_peers > 1:
+    if processes[0].world_size < len(processes):
         sources = (process.source for process in processes)
         yield from _told("dist_info", "process", zip(sources, numbers, strict=True))
     for rank, who in _grouped((process.rank, which) for which, process in enumerate(processes)).items():
@@ -176,27 +194,3 @@ def _told(field: str, kind: str, pairs: Iterable[tuple[Any, int]]) -> Iterator[s
     if len(values) > 1:
         texts = [f"{value} on {listed(kind, who)}" for value, who in values.items()]
         yield f"{field}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else "")
-
-
-def listed(kind: str, numbers: Sequence[int]) -> str:
-    """Return numbers as a text, with stretches of consecutive ones as such.
-
-    Parameters
-    ----------
-    kind
-        What they are the numbers of: ``"rank"`` or ``"process"``.
-    numbers
-        Ascending, at least one.
-
-    Examples
-    --------
-    >>> listed("rank", [0, 2, 3, 4, 7])
-    'ranks 0, 2 to 4 and 7'
-    """
-    stretches: list[str] = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        stretch = [number for _, number in group]
-        stretches += [f"{stretch[0]} to {stretch[-1]}"] if len(stretch) > 2 else map(str, stretch)
-    plural = {"rank": "ranks", "process": "processes"}[kind]
-    *others, last = stretches
-    return f"{plural} {', '.join(others)} and {last}" if others else f"{kind if len(numbers) == 1 else plural} {last}"

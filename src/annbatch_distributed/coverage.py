@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from annbatch_distributed.agreement import Description, disagreement, find_disagreement
+from annbatch_distributed.agreement import Description, disagreement, find_disagreement, find_other_calls, told
 from annbatch_distributed.ranks.exchange import Verdict
 from annbatch_distributed.tally import Tally
 
@@ -36,14 +36,16 @@ class Reading:
 
     def to_text(self) -> str:
         """Return it as a text."""
-        return json.dumps(asdict(self))
+        read, planned = self.read.to_dict(), self.planned.to_dict()
+        own = {"description": asdict(self.description), "read": read, "planned": planned, "is_share": self.is_share}
+        return told("check_epoch_read", own)
 
     @classmethod
     def of_text(cls, text: str) -> Self:
         """Read such a text."""
-        said: dict[str, Any] = json.loads(text)
-        description, read, planned = said["description"], said["read"], said["planned"]
-        return cls(Description(**description), Tally(**read), Tally(**planned), said["is_share"])
+        own = json.loads(text)["said"]
+        read, planned = Tally.of_dict(own["read"]), Tally.of_dict(own["planned"])
+        return cls(Description(**own["description"]), read, planned, own["is_share"])
 
 
 def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: EpochPlan | None) -> Verdict:
@@ -58,6 +60,8 @@ def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: Epoc
     plan
         The plan of the epoch; None if there is none.
     """
+    if unlike := find_other_calls(texts, numbers):
+        return unlike
     readings = [Reading.of_text(text) for text in texts]
     if found := find_disagreement([reading.description for reading in readings], numbers):
         return found
@@ -89,16 +93,21 @@ def _is_as_planned(reading: Reading) -> bool:
 
 
 def _told(number: int, reading: Reading) -> str:
-    read, planned = (f"{it.n_rows} rows in {it.n_batches} batch(es)" for it in (reading.read, reading.planned))
+    read, planned = (_counted(it) for it in (reading.read, reading.planned))
     what = f"read {read}, not {planned}" if read != planned else f"read {read} as planned, but other rows"
-    peer = f" (process {number})" if reading.description.n_peers > 1 else ""
+    peer = f" (process {number})" if reading.description.n_peers != 1 else ""
     return f"rank {reading.description.rank}{peer} has {what}"
+
+
+def _counted(tally: Tally) -> str:
+    rows, batches = "row" if tally.n_rows == 1 else "rows", "batch" if tally.n_batches == 1 else "batches"
+    return f"{tally.n_rows} {rows} in {tally.n_batches} {batches}"
 
 
 def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> str:
     epoch = f"what was left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
     ranks = f"{n_ranks} ranks have" if n_ranks > 1 else "1 rank has"
-    text = f"{epoch}: {ranks} read {total.n_rows} rows in {total.n_batches} batches, as planned"
+    text = f"{epoch}: {ranks} read {_counted(total)}, as planned"
     if not is_whole:
         return text
     text += f". Each of the {len(plan.window) - plan.n_lost} rows was read once"

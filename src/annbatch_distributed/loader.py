@@ -80,7 +80,8 @@ class StatefulLoader(Loader[Any, Any]):
         super().__init__(batch_sampler=self._recorder, **kwargs)
         self._sampler = batch_sampler
         self._counted: tuple[Begun | None, int] = None, 0
-        self._read = Tally()
+        # what was yielded of which pass
+        self._read: tuple[Begun | None, Tally] = None, Tally()
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -127,13 +128,15 @@ class StatefulLoader(Loader[Any, Any]):
     def _batches(self) -> Iterator[Any]:
         begun: Begun | None = None
         recorded: deque[_Recorded] = deque()
-        read = self._read = Tally()
+        read = Tally()
         for n_yielded, batch in enumerate(super().__iter__(), start=1):
             if begun is None:  # it has just begun its pass
                 begun, recorded = self._sampler.begun, self._recorder.recorded
                 assert begun is not None
-            rows, repeats = recorded.popleft()
-            read.add(rows)
+                self._read = begun, read
+            asked, repeats = recorded.popleft()
+            index: npt.NDArray[Any] | None = batch["index"]
+            read.add(asked if index is None else index)
             if n_yielded == begun.n_due:
                 self._sampler.finish(begun)  # a consumer who knows the number doesn't come to ask for more
             self._counted = begun, n_yielded  # before it is yielded: whoever saves a state has been given this batch
@@ -179,8 +182,9 @@ class StatefulLoader(Loader[Any, Any]):
         Parameters
         ----------
         read
-            The rows of each batch that this process was given in the pass. None takes those that the loader has
-            yielded, which are known where it is iterated over, and not where the workers of a ``DataLoader`` do so.
+            The rows of each batch that this process was given in the pass. None takes those of the batches that the
+            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
+            known where it is iterated over, and not where the workers of a ``DataLoader`` do so.
         timeout, gather
             As for :meth:`DistributedSampler.check_ranks_agree`.
 
@@ -209,7 +213,9 @@ class StatefulLoader(Loader[Any, Any]):
                     "Make a Tally, add each batch['index'] to it, and pass it."
                 )
                 raise RuntimeError(msg)
-            read = self._read
+            begun, read = self._read
+            if begun is not self._sampler.begun:  # that of another loader, or of no loader
+                read = Tally()
         return self._sampler.check_epoch_read(self.n_obs, read, timeout=timeout, gather=gather)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from multiprocessing.context import get_spawning_popen
 from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
@@ -38,8 +36,8 @@ from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy
 from annbatch_distributed.progress import Begun, Position, Progress, Share, brief
 from annbatch_distributed.randomness import draw_root
-from annbatch_distributed.ranks import Deferred, merged, resolve
-from annbatch_distributed.ranks.exchange import exchange
+from annbatch_distributed.ranks import Deferred, Membership, Rank, merged, resolve
+from annbatch_distributed.ranks.exchange import exchange, initialized
 from annbatch_distributed.requests import batches_of
 from annbatch_distributed.rest import Rest, rest
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.compatibility import ShardingName
     from annbatch_distributed.dealing import Dealings
     from annbatch_distributed.progress import Identity, Segment
-    from annbatch_distributed.ranks import DistInfo, Membership
+    from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.ranks.exchange import Gather
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
 
@@ -168,7 +166,7 @@ class DistributedSampler(Sampler):
         self,
         sampler: Sampler,
         *,
-        dist_info: DistInfo,
+        dist_info: DistInfo | Deferred,
         enforce_equal_batches: bool = True,
         remainder: Remainder | None = None,
         sharding: ShardingName | Sharding = "contiguous",
@@ -204,9 +202,7 @@ class DistributedSampler(Sampler):
 
     @property
     def _membership(self) -> Membership:
-        if isinstance(self._member, Deferred):
-            self._member = resolve(self._member)
-        return self._member
+        return self._member.membership() if isinstance(self._member, Deferred) else self._member
 
     @property
     def rank(self) -> int:
@@ -429,7 +425,7 @@ class DistributedSampler(Sampler):
         return {
             "n_obs": self._n_obs_of_state if begun is None or begun.n_obs is None else begun.n_obs,
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
-            "batch_size": self.batch_size,
+            "batch_size": None if self.batch_size is None else int(self.batch_size),  # numpy's aren't for JSON
             "remainder": self._remainder,
             "sharding": described(self._sharding),
             "seed": self._seed,
@@ -586,10 +582,9 @@ class DistributedSampler(Sampler):
         Every process must make its sampler with the same arguments, and be in the same epoch.
         """
         position = self._bookmark.position
-        description = self._described(n_obs, position)
+        job, description = self._described(n_obs, position, gather)
         description.same["passes since set_epoch"] = position.passes
-        said = description.to_text()
-        exchange(said, compare, self._job, timeout=timeout, gather=gather).carry_out()
+        exchange(description.to_text(), compare, job, timeout=timeout, gather=gather).carry_out()
 
     def check_epoch_read(self, n_obs: int, read: Tally, *, timeout: float = 300.0, gather: Gather | None = None) -> str:
         """Check that all ranks together have read in the last pass what was planned.
@@ -634,23 +629,30 @@ class DistributedSampler(Sampler):
         >>> sampler.check_epoch_read(48, read)
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
-        reading, plan = self._reading(n_obs, read)
+        begun = self._bookmark.begun
+        job, description = self._described(n_obs, self._bookmark.position if begun is None else begun.position, gather)
+        reading, plan = Reading(description), None
+        if not description.problem:
+            try:
+                reading, plan = self._reading(n_obs, read, description)
+            except Exception as error:  # noqa: BLE001 whatever it is, all processes are to hear of it
+                reading = Reading(replace(description, problem=f"{type(error).__name__}: {error}"))
         judge = partial(compare_readings, plan=plan)
-        return exchange(reading.to_text(), judge, self._job, timeout=timeout, gather=gather).carry_out()
+        return exchange(reading.to_text(), judge, job, timeout=timeout, gather=gather).carry_out()
 
     @property
     def _job(self) -> Membership:
         """This process in the job, and the ranks within this rank with it."""
-        return merged(
-            [self._membership, *([self._sampler._job] if isinstance(self._sampler, DistributedSampler) else [])]
-        )
+        within = [self._sampler._job] if isinstance(self._sampler, DistributedSampler) else []
+        return merged([self._membership, *within])
 
-    def _described(self, n_obs: int, position: Position) -> Description:
+    def _described(self, n_obs: int, position: Position, gather: Gather | None) -> tuple[Membership, Description]:
         """What this process says of itself to the others; what is wrong here is said, so that none waits in vain."""
-        job = self._job
+        job, problem = Membership(Rank(0, 1), source=""), ""
         same: dict[str, int | str | None] = {}
-        root, plan, problem = None, "", ""
+        root, plan = None, ""
         try:
+            job = self._job
             identity = self._identity() | {"n_obs": _natural_number("n_obs", n_obs)}
             root = identity.pop("root")
             same = {
@@ -658,44 +660,41 @@ class DistributedSampler(Sampler):
                 "processes for each rank": job.n_peers,
                 **{name: brief(value) for name, value in identity.items()},
                 "epoch": position.epoch,
-                "batches done": ", ".join(
-                    f"{segment.done} on {segment.world_size} ranks with {segment.n_workers} worker(s)"
-                    for segment in position.without_idle_segments().segments
-                )
-                or "none",
+                "batches done": _told(position),
                 **versions(),
             }
             plan = digest(self._plan(n_obs, position))
-        except Exception as error:  # noqa: BLE001 whatever it is, all processes are to hear of it
+        except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-        return Description(
-            job.rank.rank, job.rank.world_size, job.n_peers, job.source, same, plan, {_ROOT: root}, problem
-        )
+            if not job.source and gather is None and initialized() is None:  # there are no others to tell
+                raise
+        rank, world_size = job.rank.rank, job.rank.world_size
+        return job, Description(rank, world_size, job.n_peers, job.source, same, plan, {_ROOT: root}, problem)
 
-    def _reading(self, n_obs: int, read: Tally) -> tuple[Reading, EpochPlan | None]:
+    def _reading(self, n_obs: int, read: Tally, description: Description) -> tuple[Reading, EpochPlan]:
         """What this process says of its last pass to the others, and the plan of that."""
         begun = self._bookmark.begun
-        description = self._described(n_obs, self._bookmark.position if begun is None else begun.position)
         if begun is None or begun.was_loaded:
-            no_pass = "no pass was begun since the epoch was set; check before set_epoch"
-            problem = no_pass if begun is None else "the workers have loaded a state each, which isn't known here"
-            description = replace(description, problem=description.problem or problem)
-        if description.problem:
-            return Reading(description), None
-        assert begun is not None
+            no_pass = "no pass was begun since the epoch was set or a state loaded; check before set_epoch"
+            raise ValueError(
+                no_pass if begun is None else "the workers have loaded a state each, which isn't known here"
+            )
+        if not isinstance(read, Tally):
+            msg = f"read must be a Tally, got {read!r}"
+            raise TypeError(msg)
         plan = self._plan(n_obs, begun.position)
         n_batches, share = plan.n_batches(self.rank), Tally.of_rows(plan.shard(self.rank).rows)
         numbers = left(n_batches, _dealings(begun.position, self.world_size))
         is_share = read == share and n_batches == sum(map(len, numbers)) and not plan.shares_draws
-        if is_share:
-            return Reading(description, read, replace(share, n_batches=n_batches), is_share=True), plan
-        # a part of the share, or what the wrapped sampler draws of it: that is found by running it, without reading
-        requests = Pass(self._sampler, plan, self.rank, self._root, begun.position.passes, hand=Hand(numbers, numbers))
-        planned = Tally()
-        for request in requests:
-            for rows in batches_of(request):
-                planned.add(rows)
-        return Reading(description, read, planned), plan
+        planned = share
+        planned.n_batches = n_batches
+        if not is_share:
+            # a part of the share, or what the wrapped sampler draws of it: it is run once more, without reading
+            planned, hand = Tally(), Hand(numbers, numbers)
+            for request in Pass(self._sampler, plan, self.rank, self._root, begun.position.passes, hand=hand):
+                for rows in batches_of(request):
+                    planned.add(rows)
+        return Reading(description, read, planned, is_share), plan
 
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.
@@ -788,26 +787,18 @@ class DistributedSampler(Sampler):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays
-        # and plans and shardings are frozen; who is to be asked for the rank is whoever it was
-        for shared in (self._sampler, self._sharding, self._counted, self._planned, self._member):
+        # and plans and shardings are frozen
+        for shared in (self._sampler, self._sharding, self._counted, self._planned):
             memo[id(shared)] = shared
         duplicate = memo[id(self)] = object.__new__(type(self))
         vars(duplicate).update(copy.deepcopy(vars(self), memo))
         return duplicate
 
-    def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is not None and isinstance(self._member, Deferred):
-            # a DataLoader's worker that is spawned is in no process group, and couldn't ask; if it is too early here,
-            # the process may be one that is to join a group, and asks then
-            with suppress(RuntimeError):
-                self._member = resolve(self._member)
-        return vars(self)
-
     def __repr__(self) -> str:
-        if isinstance(self._member, Deferred):
+        if isinstance(self._member, Deferred) and not self._member.is_known:
             who, source = "rank=?, world_size=?", "deferred"
         else:
-            who, source = f"rank={self.rank}, world_size={self.world_size}", self._member.source
+            who, source = f"rank={self.rank}, world_size={self.world_size}", self._membership.source
         return (
             f"{type(self).__name__}({type(self._sampler).__name__}, {who}, remainder={self._remainder!r}, "
             f"sharding={self._sharding}, mask={self.mask}, seed={self._seed}, epoch={self.epoch}, source={source!r})"
@@ -880,6 +871,15 @@ _SAME_ROWS = (
 def _dealings(position: Position, world_size: int) -> Dealings:
     """Return how the batches of a pass by so many ranks have been dealt to workers."""
     return tuple((segment.n_workers, segment.done) for segment in position.of(world_size))
+
+
+def _told(position: Position) -> str:
+    """Return what was done before a position, as a text."""
+    done = [
+        f"{segment.done} on {segment.world_size} ranks" + f" of {segment.n_workers} workers" * (segment.n_workers > 1)
+        for segment in position.without_idle_segments().segments
+    ]
+    return ", ".join(done) or "none"
 
 
 def _check_done(plan: EpochPlan, done: int) -> None:

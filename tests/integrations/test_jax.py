@@ -92,6 +92,24 @@ def test_a_table_of_the_columns_is_left_out_and_a_column_of_that_name_is_not() -
         assert placed["obs"]["var"].tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("dtype", ["Int64", "UInt8", "Float32", "boolean"])
+def test_a_nullable_column_has_the_same_type_whether_a_batch_misses_something_or_not(dtype: str) -> None:
+    whole, missing = pd.Series([1, 0, 1, 1] * 2, dtype=dtype), pd.Series([1, None, 1, 1] * 2, dtype=dtype)
+    for one, other in zip(both(whole), both(missing), strict=True):
+        assert one.dtype == other.dtype == np.float32
+        assert one.tolist() == [1, 0, 1, 1] * 2
+        assert np.array_equal(np.isnan(other), [False, True, False, False] * 2)
+
+
+def test_tuples_and_lists_stay_what_they_are_and_each_part_of_them_is_an_array() -> None:
+    labels = np.arange(8)
+    for found in both((labels, [labels + 1, {"z": pd.Categorical(["a", "b"] * 4)}])):
+        assert isinstance(found, tuple)
+        assert found[0].tolist() == labels.tolist()
+        assert found[1][0].tolist() == (labels + 1).tolist()
+        assert found[1][1]["z"].tolist() == [0, 1] * 4
+
+
 def test_a_series_alone_and_a_batch_of_nothing_are_placed_too() -> None:
     for placed in both(pd.Series(pd.Categorical(list("baab") * 2))):
         assert placed.tolist() == [1, 0, 0, 1] * 2
@@ -169,7 +187,7 @@ def test_parts_with_different_numbers_of_rows_are_an_error_that_tells_them() -> 
 )
 def test_a_column_without_numbers_is_a_type_error_that_names_it_and_a_way_out(column: pd.Series) -> None:
     for place in (lambda batch: global_batch(batch, over("data")), pmap_batch):
-        with pytest.raises(TypeError, match=r"batch\['obs'\]\['donor'\] has dtype .* Make it categorical"):
+        with pytest.raises(TypeError, match=r"batch\['obs'\]\['donor'\] has dtype .* make it categorical"):
             place({"obs": pd.DataFrame({"donor": column})})
 
 

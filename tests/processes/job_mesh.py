@@ -20,10 +20,10 @@ from tests.processes.meshes import N_OBS, OnMesh
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from annbatch_distributed.ranks import DistInfo
+    from annbatch_distributed.ranks import Deferred, DistInfo
 
 
-def make(dist_info: DistInfo, *, seed: int | None = 0) -> DistributedSampler:
+def make(dist_info: DistInfo | Deferred, *, seed: int | None = 0) -> DistributedSampler:
     """Make a sampler; without a seed, its randomness is that of this process."""
     return DistributedSampler(RandomSampler(4, 2, 4), dist_info=dist_info, remainder="exact", seed=seed)
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     half = halves[told.process // 2]
     assert not isinstance(half, int)
-    infos: dict[str, DistInfo] = {
+    infos: dict[str, DistInfo | Deferred] = {
         "torch": "torch",
         "deferred": deferred("torch"),
         "dp": mesh_ranks(square, "dp"),

@@ -79,11 +79,11 @@ def test_what_was_read_is_said_to_be_the_plan_in_every_process(told: list[OnMesh
             "no names",
             "ValueError: The device mesh has 2 dimensions. Its dimensions are 'dp', 'tp'. Say which of them",
         ),
-        ("unknown name", "ValueError: The device mesh has no dimension 'pp'. Its dimensions are 'dp', 'tp'."),
+        ("unknown name", "ValueError: The device mesh has no dimension 'pp'. Its dimensions are 'dp', 'tp'. (One"),
         ("a name twice", "ValueError: Name each of the data-parallel dimensions of the device mesh once"),
         (
             "names that there are not",
-            "ValueError: The device mesh has no dimension 'dp'. Its dimensions have no names.",
+            "ValueError: The device mesh has no dimension 'dp'. Its dimensions have no names: give",
         ),
         ("another's group", "ValueError: dist_info is -100, which torch.distributed.new_group gives to a process that"),
     ],

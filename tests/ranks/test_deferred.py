@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
+from torch.utils.data._utils import worker as torchs
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
-from annbatch_distributed.ranks import resolve
 from tests.samplers import batches
 
 if TYPE_CHECKING:
@@ -84,22 +84,38 @@ def test_what_is_set_before_the_rank_is_known_holds_afterwards() -> None:
     assert "rank=1, world_size=2" in repr(early)
 
 
-@pytest.mark.parametrize("duplicated", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_made_before_the_rank_is_known_asks_for_itself(
-    duplicated: Callable[[DistributedSampler], DistributedSampler], monkeypatch: pytest.MonkeyPatch
+def test_what_is_pickled_asks_for_itself_since_another_process_may_be_another_rank(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sampler = make(deferred("env"))
-    duplicate = duplicated(sampler)
+    duplicate = pickle.loads(pickle.dumps(sampler))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert sampler.rank == 1
     monkeypatch.setenv("RANK", "0")
     assert duplicate.rank == 0
+    assert pickle.loads(pickle.dumps(sampler)).rank == 0
 
 
-@pytest.mark.parametrize("dist_info", [Rank(1, 2), lambda: (1, 2), lambda: Rank(1, 2), deferred(Rank(1, 2))])
+@pytest.mark.parametrize("wrong", ["trch", None, (0, 2), 3])
+def test_what_is_nothing_that_can_be_asked_is_an_error_at_once(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="Unknown dist_info"):
+        deferred(wrong)
+
+
+def test_however_many_copies_there_are_the_rank_is_asked_for_once() -> None:
+    launcher = Launcher()
+    sampler = make(deferred(launcher))
+    copies = [sampler, copy.copy(sampler), copy.deepcopy(sampler), DistributedSampler(sampler, dist_info=Rank(0, 1))]
+    launcher.rank = 1, 2
+    for duplicate in copies:
+        list(duplicate.sample(N_OBS))
+    assert launcher.n_asked == 1
+
+
+@pytest.mark.parametrize("dist_info", [Rank(1, 2), lambda: (1, 2), lambda: Rank(1, 2)])
 def test_anything_can_be_deferred(dist_info: Any) -> None:
-    assert resolve(deferred(dist_info)).rank == Rank(1, 2)
+    assert deferred(dist_info).membership().rank == Rank(1, 2)
 
 
 def test_a_deferred_rank_can_be_wrapped_again() -> None:
@@ -111,36 +127,49 @@ def test_a_deferred_rank_can_be_wrapped_again() -> None:
     assert batches(nested.sample(N_OBS)) == batches(within.sample(N_OBS))
 
 
-_HERE: dict[str, Any] = {"begun": False}
+_HERE: dict[str, Any] = {}
 
 
-def _keep(sampler: DistributedSampler) -> None:
+def _of_this_process() -> tuple[int, int]:
+    """A rank that is said in each process, or nothing."""
+    return int(_HERE["rank"]), 2
+
+
+def _keep(sampler: DistributedSampler, rank: int | None, worker: int | None) -> None:
+    """Begin a process that a sampler was sent to: one with a rank of its own, or a DataLoader's worker."""
     _HERE["sampler"] = sampler
+    if rank is not None:
+        _HERE["rank"] = rank
+    if worker is not None:
+        torchs._worker_info = torchs.WorkerInfo(id=worker, num_workers=1, seed=0, dataset=None)
 
 
-def _ask() -> tuple[int, int]:
-    return _HERE["sampler"].rank, _HERE["sampler"].world_size
+def _ask() -> int:
+    return int(_HERE["sampler"].rank)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_process_that_is_spawned_has_the_rank_if_it_was_known_and_asks_for_itself_if_it_was_not(
-    begun: bool, monkeypatch: pytest.MonkeyPatch
+def _asked_in_a_spawned_process(sampler: DistributedSampler, rank: int | None, worker: int | None) -> int:
+    with get_context("spawn").Pool(1, _keep, [sampler, rank, worker]) as pool:
+        return int(pool.apply_async(_ask).get(60))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_process_that_is_spawned_asks_for_itself_whatever_this_one_is(
+    known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = make(deferred(_fails_elsewhere))
-    monkeypatch.setitem(_HERE, "begun", begun)
-    with get_context("spawn").Pool(1, _keep, [sampler]) as pool:
-        if begun:
-            assert pool.apply_async(_ask).get(60) == (1, 2)
-        else:
-            with pytest.raises(RuntimeError, match="elsewhere"):
-                pool.apply_async(_ask).get(60)
+    if known:
+        monkeypatch.setitem(_HERE, "rank", 0)
+    sampler = make(deferred(_of_this_process))
+    assert _asked_in_a_spawned_process(sampler, 1, None) == 1
+    with pytest.raises(KeyError, match="rank"):
+        _asked_in_a_spawned_process(sampler, None, None)
 
 
-def _fails_elsewhere() -> tuple[int, int]:
-    if not _HERE["begun"]:
-        msg = "elsewhere, and too early"
-        raise RuntimeError(msg)
-    return 1, 2
+def test_a_spawned_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(_HERE, "rank", 1)
+    assert _asked_in_a_spawned_process(make(deferred(_of_this_process)), None, 0) == 1
 
 
 def test_a_loader_has_no_length_before_the_rank_is_known() -> None:

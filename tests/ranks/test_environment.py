@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from itertools import product
+from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,6 +119,46 @@ def test_the_environment_of_this_process_is_asked(monkeypatch: pytest.MonkeyPatc
     membership = resolve("env")
     assert membership.rank == Rank(1, 4)
     assert (membership.framework, membership.processes) == (None, None)
+
+
+def test_of_torchrun_only_what_started_torchrun_itself_may_say_something_else() -> None:
+    # one torchrun in each task of a step, or all within one task; but not what a rank of torchrun has started
+    within = pair(HAND, Rank(1, 4)) | TORCHRUN | {"GROUP_WORLD_SIZE": "2"}
+    for outer in (Rank(0, 1), Rank(0, 2), Rank(1, 2)):
+        assert launched(within | slurm(outer)).rank == launched(within | pair(OPEN_MPI, outer)).rank == Rank(1, 4)
+    for outer in (Rank(0, 3), Rank(3, 4)):
+        for others in (slurm(outer), pair(OPEN_MPI, outer)):
+            with pytest.raises(
+                ValueError, match=r"contradict each other: torchrun or alike \(RANK=1, WORLD_SIZE=4\), "
+            ):
+                launched(within | others)
+
+
+def _spawned() -> tuple[int, int] | str:
+    """What a process that multiprocessing has started takes itself for."""
+    try:
+        rank = resolve("env").rank
+    except RuntimeError as error:
+        return str(error)
+    return rank.rank, rank.world_size
+
+
+def test_a_process_that_multiprocessing_has_started_is_not_the_task_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in HAND:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (slurm(Rank(0, 1)) | pair(PMI, Rank(0, 1))).items():
+        monkeypatch.setenv(name, value)
+    assert resolve("env").rank == Rank(0, 1)
+    with get_context("spawn").Pool(1) as pool:
+        said = pool.apply_async(_spawned).get(60)
+        assert isinstance(said, str)
+        assert "needs RANK and WORLD_SIZE of its own" in said
+    for name, value in pair(HAND, Rank(1, 2)).items():
+        monkeypatch.setenv(name, value)
+    with get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(_spawned).get(60) == (1, 2)
 
 
 def test_what_a_batch_script_exports_to_all_tasks_raises_in_every_task_but_the_one_it_is_true_of() -> None:

@@ -43,12 +43,13 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     ----------
     batch
         What an annbatch ``Loader`` yields; or any part of it, a numpy array, a JAX array, a sparse matrix, a pandas
-        Series or DataFrame, or dicts of those. Each becomes one array of JAX:
+        Series or DataFrame, or dicts, lists and tuples of those. Each becomes one array of JAX:
 
         - sparse matrices, dense ones;
         - a DataFrame such as ``obs``, a dict of its columns;
         - a categorical column, its codes, as 32-bit integers with -1 for what is missing. They mean the same in every
           process as long as the categories are the same, as they are within a collection;
+        - a nullable column of pandas, floats with NaN for what is missing;
         - None, None.
 
         ``var``, which a ``Loader`` repeats in every batch, is about columns instead of rows, and left out.
@@ -216,13 +217,27 @@ def _dense(part: Tree) -> Tree:
         return None
     if isinstance(part, Mapping | pd.DataFrame):
         return {name: _dense(each) for name, each in part.items()}
-    if isinstance(part, pd.Series):
-        is_categorical = isinstance(part.dtype, pd.CategoricalDtype)
-        return part.cat.codes.to_numpy(np.int32) if is_categorical else part.to_numpy()
+    if isinstance(part, tuple | list):
+        parts = [_dense(each) for each in part]
+        return parts if isinstance(part, list) else tuple(parts)
+    if isinstance(part, pd.Series | pd.Categorical):
+        return _column(pd.Series(part))
     if isinstance(part, CSR):
         # in JAX this would be compiled anew for every number of values
         part = sparse.csr_matrix(tuple(map(np.asarray, (part.data, part.indices, part.indptr))), shape=part.shape)
     return part.toarray() if sparse.issparse(part) else np.asarray(part)
+
+
+def _column(column: pd.Series[Any]) -> npt.NDArray[Any]:
+    """Return a column, of a type that follows from the column's and not from what a batch has of it."""
+    is_nullable = isinstance(column.dtype, pd.api.extensions.ExtensionDtype)
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        found: npt.NDArray[Any] = column.cat.codes.to_numpy(np.int32)
+    elif is_nullable and pd.api.types.is_numeric_dtype(column.dtype):  # booleans are, too
+        found = column.to_numpy(np.float64, na_value=np.nan)
+    else:
+        found = column.to_numpy()
+    return found
 
 
 def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -232,8 +247,9 @@ def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
     if not (array.dtype == bool or jnp.issubdtype(array.dtype, np.number)):
         msg = (
-            f"{name} has dtype {array.dtype}, and JAX has arrays of numbers only. Make it categorical in the "
-            "collection, to have its codes, or leave it out of what is loaded."
+            f"{name} has dtype {array.dtype}, and JAX has arrays of numbers only. Give the columns that you need, for "
+            "instance global_batch({'X': batch['X'], 'y': batch['obs']['cell_type']}, ...), or make it categorical in "
+            "the collection, to have its codes."
         )
         raise TypeError(msg)
     if array.ndim == 0:

@@ -6,19 +6,57 @@ said and checked then; the rank is asked for when it is needed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, Self
+
+from annbatch_distributed.ranks.resolve import asker
+from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from annbatch_distributed.ranks.membership import Membership
     from annbatch_distributed.ranks.resolve import DistInfo
 
 
-@dataclass(frozen=True)
 class Deferred:
-    """What :func:`deferred` returns."""
+    """What :func:`deferred` returns. All copies within a process ask once, together.
 
-    dist_info: DistInfo
-    """What is asked at first use."""
+    Parameters
+    ----------
+    ask
+        Returns the membership, or raises an error if it is too early.
+    """
+
+    def __init__(self, ask: Callable[[], Membership]) -> None:
+        self._ask = ask
+        self._answer: Membership | None = None
+        self._answer_of_parent: Membership | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was asked."""
+        return self._answer is not None
+
+    def membership(self) -> Membership:
+        """Return which member of a job this process is."""
+        if self._answer is None:
+            # a DataLoader's worker is in no process group, and belongs to the rank that has started it
+            self._answer = (self._answer_of_parent if current() is not None else None) or self._ask()
+        return self._answer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # another process may be another rank, and asks for itself, unless it turns out to be a DataLoader's worker
+        of_parent = self._answer
+        if get_spawning_popen() is not None and of_parent is None:
+            try:
+                of_parent = self.membership()
+            except Exception:  # noqa: BLE001 it is too early here, and a worker that asks again says so
+                of_parent = None
+        return {"_ask": self._ask, "_answer": None, "_answer_of_parent": of_parent}
 
 
 def deferred(dist_info: DistInfo) -> Deferred:
@@ -30,6 +68,11 @@ def deferred(dist_info: DistInfo) -> Deferred:
         Any ``dist_info``. Where it can't be made before its time either, as a process group or a mesh, pass a callable
         that makes it.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If it is nothing that can be asked.
+
     Examples
     --------
     >>> from annbatch.samplers import SequentialSampler
@@ -40,4 +83,4 @@ def deferred(dist_info: DistInfo) -> Deferred:
     >>> sampler.rank
     1
     """
-    return Deferred(dist_info)
+    return Deferred(asker(dist_info))

@@ -2,11 +2,13 @@
 
 1. Each launcher in a table says a rank and a world size, or nothing. Half of that, or anything else, is an error.
 2. The innermost launcher is taken. One further out must say the same, unless it only started the inner one's daemons.
+   A process that ``multiprocessing`` has started is none of those that mpirun or srun have; ``RANK`` can be its own.
 3. Where no launcher says anything there is no rank: a batch script under Slurm has variables too, but is no task.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shlex
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,6 +46,8 @@ _INNERMOST_FIRST = (
 
 # by which torch itself tells a process of torchrun; RANK and WORLD_SIZE alone are often exported by hand
 _BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+# how many torchruns the job has: as many as whoever started them has processes, if that didn't start just one
+_N_TORCHRUNS = "GROUP_WORLD_SIZE"
 # the numbers above are Slurm's own, for batch scripts, external processes and shells of salloc
 _LAST_STEP = 0xFFFF_FFF0
 
@@ -67,7 +72,11 @@ def launcher() -> Membership:
     ValueError
         If they are no rank of a job, or contradict each other.
     """
-    return launched(os.environ)
+    variables: Mapping[str, str] = os.environ
+    if multiprocessing.parent_process() is not None and current() is None:
+        # only what was set for this process itself; all others are those of the process that has started it
+        variables = {name: value for name, value in variables.items() if name in {_TORCHRUN.rank, _TORCHRUN.world_size}}
+    return launched(variables)
 
 
 def launched(variables: Mapping[str, str]) -> Membership:
@@ -88,6 +97,15 @@ def launched(variables: Mapping[str, str]) -> Membership:
     >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"}).rank
     Rank(rank=7, world_size=8)
     """
+    if _BY_TORCHRUN in variables and _speaks(_TORCHRUN, variables):
+        rank = _read(variables, _TORCHRUN)
+        # they don't ask who started torchrun, as long as that can have been the others
+        others = [one for one in _INNERMOST_FIRST[1:] if _speaks(one, variables)]
+        possible = {"1", variables.get(_N_TORCHRUNS)}
+        if _N_TORCHRUNS in variables and any(variables.get(one.world_size) not in possible for one in others):
+            raise ValueError(_contradiction(list(_answers(variables))))
+        answer = _Answer(_TORCHRUN, rank)
+        return Membership(answer.rank, source=str(answer))
     answers = list(_answers(variables))
     if not answers:
         raise RuntimeError(_nobody_says(variables))
@@ -96,26 +114,30 @@ def launched(variables: Mapping[str, str]) -> Membership:
     for inner, outer in pairwise(voices):
         runs_daemons = inner.launcher.has_daemons and outer.launcher is _SLURM
         if not (runs_daemons and outer.rank.world_size < inner.rank.world_size):
-            msg = (
-                f"The variables of different launchers contradict each other: {', '.join(map(str, answers))}. "
-                "Unset those that didn't start this process (what a batch script exports is the same in all of "
-                "them), or give a callable that returns (rank, world_size) as dist_info."
-            )
-            raise ValueError(msg)
+            raise ValueError(_contradiction(answers))
     return Membership(answers[0].rank, source=str(answers[0]))
 
 
+def _contradiction(answers: list[_Answer]) -> str:
+    return (
+        f"The variables of different launchers contradict each other: {', '.join(map(str, answers))}. Unset those that "
+        "didn't start this process (what a batch script or another job exports is the same in all of them), or give "
+        '"torch" or a callable that returns (rank, world_size) as dist_info.'
+    )
+
+
 def _answers(variables: Mapping[str, str]) -> Iterator[_Answer]:
-    """Yield what each launcher says, the innermost first; torchrun's own ranks don't ask who started torchrun."""
+    """Yield what each launcher says, the innermost first."""
     for launcher in _INNERMOST_FIRST:
-        if launcher is _SLURM and not _is_step(variables.get("SLURM_STEP_ID", "")):
-            continue
-        names = launcher.rank, launcher.world_size
-        if not any(name in variables for name in names):
-            continue
-        yield _Answer(launcher, _read(variables, launcher))
-        if launcher is _TORCHRUN and _BY_TORCHRUN in variables:
-            return
+        if _speaks(launcher, variables):
+            yield _Answer(launcher, _read(variables, launcher))
+
+
+def _speaks(launcher: _Launcher, variables: Mapping[str, str]) -> bool:
+    """Whether a launcher has set a variable for this process."""
+    if launcher is _SLURM and not _is_step(variables.get("SLURM_STEP_ID", "")):
+        return False
+    return launcher.rank in variables or launcher.world_size in variables
 
 
 def _is_step(number: str) -> bool:
@@ -161,6 +183,7 @@ def _nobody_says(variables: Mapping[str, str]) -> str:
             "script or a shell of salloc, start the script with srun. "
         )
     return msg + (
-        "Start every process of the job with torchrun, mpirun, mpiexec or srun. A process that is no part of a job "
+        "Start every process of the job with torchrun, mpirun, mpiexec or srun; what multiprocessing has started, as "
+        "torch.multiprocessing.spawn does, needs RANK and WORLD_SIZE of its own. A process that is no part of a job "
         "says so outright: dist_info=Rank(0, 1)."
     )

@@ -1,21 +1,23 @@
 """Exchange: every process of a job says something, and all hear the same verdict on it.
 
 It goes through the store that a framework's processes met in, a table of keys and texts that one of them serves. No
-collective is involved, so that it works with any backend, a process that never comes is noticed, and of ``n`` processes
-none reads more than ``n`` texts:
+collective is involved, so that it works with any backend, and a process that never comes is noticed:
 
-1. Each process writes its text, and counts itself as arrived.
+1. Each process goes to the first room that has no verdict yet, leaves its text there, and counts itself as arrived.
 2. The last one to arrive reads all texts, judges them, and writes the verdict.
-3. The others wait for it. Whoever has waited for too long writes a verdict that says who is missing.
-4. The first verdict that is written is that of all.
+3. The others wait for it. Whoever has waited for too long writes a verdict that says who is missing, and whoever fails
+   one that says so.
+4. The first verdict is that of all. The first process, which may be the one that serves the store, leaves last.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from annbatch_distributed.ranks import jax, torch
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     type Gather = Callable[[str], Sequence[str]]
     type Judge = Callable[[Sequence[str], Sequence[int]], "Verdict"]
 
-#: For how many seconds the verdict of another process is waited for once that has begun to write it.
+#: For how many seconds those are waited for that have come, but not yet written a verdict or heard it.
 _GRACE = 10.0
 
 
@@ -51,7 +53,7 @@ class Verdict:
         ValueError
             If it is about a disagreement.
         TimeoutError
-            If a process was missing.
+            If a process was missing, or has failed.
         """
         if self.kind == "disagreement":
             raise ValueError(self.text)
@@ -84,9 +86,9 @@ def exchange(text: str, judge: Judge, membership: Membership, *, timeout: float,
     """
     if gather is not None:
         return _judge_gathered(text, judge, gather)
-    framework = membership.framework or _initialized()
+    framework = membership.framework or initialized()
     if framework is None:
-        if membership.rank.world_size * membership.n_peers == 1:
+        if membership.rank.world_size == 1 and membership.n_peers in (None, 1):
             return judge([text], [0])
         msg = (
             f"The {membership.rank.world_size} ranks can't reach each other: neither torch.distributed nor "
@@ -97,12 +99,36 @@ def exchange(text: str, judge: Judge, membership: Membership, *, timeout: float,
     here = torch.default_group() if framework == "torch" else jax.all_processes()
     store = TorchStore.current() if framework == "torch" else JaxStore.current()
     numbers = range(here.rank.world_size) if membership.processes is None else membership.processes
-    return _Meeting(store, here.rank.rank, numbers).hold(text, judge, timeout)
+    return Meeting(store, here.rank.rank, tuple(numbers)).hold(text, judge, timeout)
 
 
-def _initialized() -> Framework | None:
+def initialized() -> Framework | None:
     """Return the framework that knows the processes of this job, if any does."""
     return "torch" if torch.is_initialized() else "jax" if jax.is_initialized() else None
+
+
+def listed(kind: str, numbers: Sequence[int]) -> str:
+    """Return numbers as a text, with stretches of consecutive ones as such.
+
+    Parameters
+    ----------
+    kind
+        What they are the numbers of: ``"rank"`` or ``"process"``.
+    numbers
+        Ascending, at least one.
+
+    Examples
+    --------
+    >>> listed("rank", [0, 2, 3, 4, 7])
+    'ranks 0, 2 to 4 and 7'
+    """
+    stretches: list[str] = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        stretch = [number for _, number in group]
+        stretches += [f"{stretch[0]} to {stretch[-1]}"] if len(stretch) > 2 else map(str, stretch)
+    plural = {"rank": "ranks", "process": "processes"}[kind]
+    *others, last = stretches
+    return f"{plural} {', '.join(others)} and {last}" if others else f"{kind if len(numbers) == 1 else plural} {last}"
 
 
 def _judge_gathered(text: str, judge: Judge, gather: Gather) -> Verdict:
@@ -114,36 +140,86 @@ def _judge_gathered(text: str, judge: Judge, gather: Gather) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class Meeting:
+    """Some processes, and where they meet."""
+
     store: Store
-    """Where the processes meet."""
+    """Where."""
     number: int
     """That of this process."""
-    numbers: Sequence[int]
+    numbers: tuple[int, ...]
     """Those of all."""
 
     def hold(self, text: str, judge: Judge, timeout: float) -> Verdict:
-        who = blake2b(repr(tuple(self.numbers)).encode(), digest_size=8).hexdigest()
-        room = f"annbatch_distributed/{who}"
-        # counted in the store, so that a process which takes the place of another goes on where that was
-        room += f"/{self.store.add(f'{room}/calls/{self.number}')}"
-        self.store.set(f"{room}/{self.number}", text)
-        is_last = self.store.add(f"{room}/arrived") == len(self.numbers)
-        texts = [self.store.get(f"{room}/{number}") for number in self.numbers] if is_last else [None]
-        said = [one for one in texts if one is not None]
-        if len(said) == len(texts):
-            verdict = self._decide(room, judge(said, self.numbers))
-        else:  # if this is the last one, others have given up and gone
-            verdict = self._wait(room, timeout) or self._decide(room, self._missing(room, timeout))
-        self.store.delete(f"{room}/{self.number}")
+        """Say something, and return the verdict on what all have said.
+
+        Parameters
+        ----------
+        text, judge, timeout
+            As for :func:`exchange`.
+        """
+        room = self._enter()
+        try:
+            self.store.set(f"{room}/said/{self.number}", text)
+            if self.store.add(f"{room}/arrived") == len(self.numbers):
+                said = [self.store.get(f"{room}/said/{number}") for number in self.numbers]
+                verdict = self._decide(room, lambda: judge([one or "" for one in said], self.numbers))
+            else:
+                verdict = self._wait(room, timeout) or self._decide(room, lambda: self._missing(room, timeout))
+        except BaseException as error:
+            failed = self._failed(error)
+            with suppress(Exception):  # whatever it is, it is raised; the others hear of it if they can
+                if self.store.get(f"{room}/verdict") is None:
+                    self._decide(room, lambda: failed)
+                self.store.set(f"{room}/heard/{self.number}", "yes")
+            raise
+        self._leave(room)
         return verdict
 
-    def _decide(self, room: str, verdict: Verdict) -> Verdict:
-        """Write a verdict, unless there is one."""
-        if self.store.add(f"{room}/verdicts") == 1:
-            self.store.set(f"{room}/verdict", json.dumps(asdict(verdict)))
-            return verdict
-        return self._wait(room, _GRACE) or verdict
+    @property
+    def _building(self) -> str:
+        who = blake2b(repr(self.numbers).encode(), digest_size=8).hexdigest()
+        return f"annbatch_distributed/{who}"
+
+    def _enter(self) -> str:
+        """Return the first room without a verdict."""
+        # so that processes of which one has called more often than the others meet again
+        number = int(self.store.get(f"{self._building}/open") or 0)
+        while self.store.get(f"{self._building}/{number}/verdict") is not None:
+            number += 1
+        return f"{self._building}/{number}"
+
+    def _leave(self, room: str) -> None:
+        """Say that the verdict was heard; the first process waits until all have, and clears the room."""
+        self.store.set(f"{room}/heard/{self.number}", "yes")
+        if self.number != self.numbers[0]:
+            return
+        waiting = [number for number in self.numbers if self.store.get(f"{room}/said/{number}") is not None]
+        deadline = time.monotonic() + _GRACE
+        while waiting and time.monotonic() < deadline:
+            waiting = [number for number in waiting if self.store.get(f"{room}/heard/{number}") is None]
+            if waiting:
+                time.sleep(0.01)
+        for number in self.numbers:
+            for kind in ("said", "heard"):
+                self.store.delete(f"{room}/{kind}/{number}")
+
+    def _decide(self, room: str, make: Callable[[], Verdict]) -> Verdict:
+        """Make the verdict, unless there is one."""
+        if self.store.add(f"{room}/verdicts") > 1:
+            heard = self._wait(room, _GRACE)
+            return heard or Verdict("timeout", "The ranks can't be checked: the process that was to say so has failed.")
+        try:
+            verdict = make()
+        except BaseException as error:
+            self._write(room, self._failed(error))
+            raise
+        self._write(room, verdict)
+        return verdict
+
+    def _write(self, room: str, verdict: Verdict) -> None:
+        self.store.set(f"{room}/verdict", json.dumps(asdict(verdict)))
+        self.store.set(f"{self._building}/open", str(int(room.rpartition("/")[2]) + 1))
 
     def _wait(self, room: str, seconds: float) -> Verdict | None:
         deadline, pause = time.monotonic() + seconds, 0.002
@@ -155,10 +231,14 @@ class _Meeting:
         return Verdict(**json.loads(text))
 
     def _missing(self, room: str, timeout: float) -> Verdict:
-        missing = [number for number in self.numbers if self.store.get(f"{room}/{number}") is None]
-        what = f"process {', '.join(map(str, missing))} didn't come" if missing else "the last to come didn't answer"
+        missing = [number for number in self.numbers if self.store.get(f"{room}/said/{number}") is None]
+        what = f"{listed('process', missing)} didn't come" if missing else "the last to come didn't answer"
         return Verdict(
             "timeout",
             f"The ranks can't be checked: of {len(self.numbers)} processes, {what} within {timeout:g} seconds. All of "
             "them must make the same calls. Look for one that failed or hangs; if it is slow, pass a larger timeout.",
         )
+
+    def _failed(self, error: BaseException) -> Verdict:
+        what = f"{type(error).__name__}: {error}"
+        return Verdict("timeout", f"The ranks can't be checked: process {self.number} has failed meanwhile with {what}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeIs
 
 import numpy as np
@@ -87,6 +88,7 @@ def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) ->
     )
 
 
+@lru_cache(maxsize=8)  # it is asked for every batch
 def rows_of(sharding: NamedSharding) -> tuple[list[Share], int]:
     """Return the shares that a sharding splits rows into, and which of them this process has.
 
@@ -170,8 +172,8 @@ def _not_shares(one: Share, other: Share, problem: str) -> str:
 def _check_initialised() -> None:
     if not is_initialized():
         msg = (
-            "JAX distributed is not initialized. Call jax.distributed.initialize() in every process before creating "
-            "a DistributedSampler that asks JAX for its rank."
+            "JAX distributed is not initialized. Call jax.distributed.initialize() in every process before a "
+            "DistributedSampler asks JAX for its rank."
         )
         raise RuntimeError(msg)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from annbatch_distributed.ranks.rank import Rank
@@ -29,8 +28,9 @@ class Membership:
     """Whose numbers the processes have; None if no framework was asked."""
     processes: tuple[int, ...] | None = None
     """The processes of the job, in ascending order, as the framework numbers them; None means all of them."""
-    n_peers: int = 1
-    """How many processes have the same share, this one included: those that split up a model, not the data."""
+    n_peers: int | None = 1
+    """How many processes have the same share, this one included: those that split up a model, not the data. None where
+    it follows from how many processes there are."""
 
 
 def merged(memberships: Sequence[Membership]) -> Membership:
@@ -53,8 +53,10 @@ def merged(memberships: Sequence[Membership]) -> Membership:
     for member in memberships:
         rank = rank * member.rank.world_size + member.rank.rank
         world_size *= member.rank.world_size
-    # the first one that a framework was asked for says where all of them meet
-    known = next((member for member in memberships if member.framework is not None), memberships[0])
-    n_peers = math.prod(member.n_peers for member in memberships)
-    source = ", then ".join(member.source for member in memberships if member.framework is not None)
-    return Membership(Rank(rank, world_size), source, known.framework, known.processes, n_peers)
+    asked = [member for member in memberships if member.framework is not None]
+    source, framework = ", then ".join(member.source for member in asked), asked[0].framework if asked else None
+    if len(memberships) == 1:
+        return replace(memberships[0], source=source)
+    # each of them may be about a part of the processes, and the peers in one be other ranks in another
+    n_peers = 1 if all(member.processes is None for member in memberships) else None
+    return Membership(Rank(rank, world_size), source, framework, None, n_peers)

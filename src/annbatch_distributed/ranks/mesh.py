@@ -57,10 +57,10 @@ def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[st
     >>> mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
     >>> mesh_ranks(mesh, ("dp_replicate", "dp_shard")).rank
     Rank(rank=0, world_size=1)
-    >>> mesh_ranks(mesh, "dp")
-    Traceback (most recent call last):
-    ...
-    ValueError: The device mesh has no dimension 'dp'. Its dimensions are 'dp_replicate', 'dp_shard', 'tp'.
     >>> dist.destroy_process_group()
     """
+    if isinstance(names, str):
+        names = [names]
+    elif names is not None:
+        names = [str(name) for name in names]
     return torch.mesh(mesh, names) if torch.is_mesh(mesh) else jax.mesh(mesh, names)

@@ -5,10 +5,10 @@ There is no fallback to rank 0: in a job of several processes it would give ever
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from annbatch_distributed.ranks import environment, jax, torch
-from annbatch_distributed.ranks.deferred import Deferred
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.mesh import mesh_ranks
 from annbatch_distributed.ranks.rank import Rank
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 type Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding
-type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | Known] | Known | Deferred
+type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | Known] | Known
 
 _SOURCES: dict[str, Callable[[], Membership]] = {
     "torch": torch.default_group,
@@ -58,26 +58,43 @@ def resolve(dist_info: DistInfo) -> Membership:
     >>> resolve(lambda: (1, 2)).rank
     Rank(rank=1, world_size=2)
     """
-    if isinstance(dist_info, Deferred):
-        return resolve(dist_info.dist_info)
+    return asker(dist_info)()
+
+
+def asker(dist_info: DistInfo) -> Callable[[], Membership]:
+    """Return the function that asks a ``dist_info``, once it is known to be one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none. If it is something that has a place for this process already, as for :func:`resolve`.
+    """
     if isinstance(dist_info, str):
         if dist_info not in _SOURCES:
             msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
             raise ValueError(msg)
-        return _SOURCES[dist_info]()
+        return _SOURCES[dist_info]
     if (known := _known(dist_info)) is not None:
-        return known
+        return partial(_itself, known)
     if not callable(dist_info):
         msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
         raise TypeError(msg)
-    answer = cast("Callable[[], object]", dist_info)()  # a Mesh can be called too, but was dealt with
-    return _known(answer) or Membership(_from_pair(answer), source="a callable")
+    return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but was dealt with
 
 
 _EXPECTED = (
     f"Expected one of {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), a Rank, a torch "
-    "ProcessGroup or DeviceMesh, or what mesh_ranks or deferred returns."
+    "ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, or what mesh_ranks or deferred returns."
 )
+
+
+def _itself(known: Membership) -> Membership:
+    return known
+
+
+def _call(callable_: Callable[[], object]) -> Membership:
+    answer = callable_()
+    return _known(answer) or Membership(_from_pair(answer), source="a callable")
 
 
 def _known(thing: object) -> Membership | None:

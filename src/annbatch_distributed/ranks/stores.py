@@ -13,7 +13,7 @@ class Store(Protocol):
     """Texts by key, the same for all processes."""
 
     def set(self, key: str, text: str) -> None:
-        """Write a text where there is none."""
+        """Write a text."""
         ...
 
     def add(self, key: str) -> int:
@@ -21,7 +21,7 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> str | None:
-        """Return a text, None if there is none."""
+        """Return a text that nobody deletes meanwhile, None if there is none."""
         ...
 
     def delete(self, key: str) -> None:
@@ -58,7 +58,7 @@ class TorchStore:
         return cls(found)
 
     def set(self, key: str, text: str) -> None:
-        """Write a text where there is none."""
+        """Write a text."""
         self.store.set(key, text)
 
     def add(self, key: str) -> int:
@@ -90,8 +90,8 @@ class JaxStore:
         return cls(global_state.client)
 
     def set(self, key: str, text: str) -> None:
-        """Write a text where there is none."""
-        self.client.key_value_set(key, text)
+        """Write a text."""
+        self.client.key_value_set(key, text, allow_overwrite=True)
 
     def add(self, key: str) -> int:
         """Count up, from 1, and return the number."""

@@ -32,8 +32,8 @@ def default_group() -> Membership:
         raise ImportError(msg) from error
     if not is_initialized():
         msg = (
-            "torch.distributed is not initialized. Call torch.distributed.init_process_group() before creating a "
-            "DistributedSampler with dist_info='torch', and start the script with torchrun."
+            "torch.distributed is not initialized. Call torch.distributed.init_process_group() before a "
+            "DistributedSampler asks torch for its rank, and start the script with torchrun."
         )
         raise RuntimeError(msg)
     rank = Rank(dist.get_rank(), dist.get_world_size())
@@ -88,7 +88,7 @@ def group(members: ProcessGroup) -> Membership:
     return Membership(rank, source="a torch process group", framework="torch", processes=tuple(sorted(processes)))
 
 
-def mesh(devices: DeviceMesh, names: str | Sequence[str] | None) -> Membership:
+def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Membership:
     """Return which share of the data this process has in a device mesh.
 
     Parameters
@@ -115,15 +115,17 @@ def mesh(devices: DeviceMesh, names: str | Sequence[str] | None) -> Membership:
     for dimension in dimensions:
         rank = rank * devices.size(dimension) + place[dimension]
         world_size *= devices.size(dimension)
-    along = f"{_quoted([names] if isinstance(names, str) else names)} of " if names else ""
+    along = f"{_quoted(names)} of " if names else ""
     n_peers = len(processes) // world_size
     return Membership(Rank(rank, world_size), f"{along}a torch device mesh", "torch", processes, n_peers)
 
 
-def _dimensions(devices: DeviceMesh, names: str | Sequence[str] | None) -> list[int]:
+def _dimensions(devices: DeviceMesh, names: Sequence[str] | None) -> list[int]:
     """Return the numbers of dimensions."""
     known = devices.mesh_dim_names or ()
-    there_are = f"Its dimensions are {_quoted(known)}." if known else "Its dimensions have no names."
+    there_are = (
+        f"Its dimensions are {_quoted(known)}." if known else "Its dimensions have no names: give mesh_dim_names."
+    )
     if names is None:
         if devices.ndim != 1:
             msg = (
@@ -132,14 +134,16 @@ def _dimensions(devices: DeviceMesh, names: str | Sequence[str] | None) -> list[
             )
             raise ValueError(msg)
         return [0]
-    asked = [names] if isinstance(names, str) else list(names)
-    if unknown := [name for name in asked if name not in known]:
-        msg = f"The device mesh has no dimension {_quoted(unknown)}. {there_are}"
+    if unknown := [name for name in names if name not in known]:
+        msg = (
+            f"The device mesh has no dimension {_quoted(unknown)}. {there_are} (One that others were flattened to is a "
+            "mesh of its own: name those that it was made of.)"
+        )
         raise ValueError(msg)
-    if not asked or len(set(asked)) < len(asked):
-        msg = f"Name each of the data-parallel dimensions of the device mesh once, got {asked}. {there_are}"
+    if not names or len(set(names)) < len(names):
+        msg = f"Name each of the data-parallel dimensions of the device mesh once, got {list(names)}. {there_are}"
         raise ValueError(msg)
-    return [known.index(name) for name in asked]
+    return [known.index(name) for name in names]
 
 
 def _quoted(names: Sequence[str]) -> str:
