@@ -13,7 +13,7 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeIs
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from jax.sharding import Mesh, NamedSharding
+    from typing_extensions import TypeIs  # typing's is new in Python 3.13
 
 
 def all_processes() -> Membership:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeIs
+from typing import TYPE_CHECKING
 
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import TypeIs  # typing's is new in Python 3.13
 
 
 def default_group() -> Membership:
