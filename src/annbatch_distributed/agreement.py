@@ -65,7 +65,14 @@ class Description:
 
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that must be the same, by name."""
-    return {f"version of {name}": metadata.version(name) for name in _LIBRARIES}
+    return {f"version of {name}": _version(name) for name in _LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # it runs from a folder that was put on the path
+        return "not installed"
 
 
 def digest(plan: EpochPlan) -> str:
@@ -103,7 +110,7 @@ def compare(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
 
 def told(call: str, said: Mapping[str, Any]) -> str:
     """Return what a process says in a call as a text; another version of this package may say other things."""
-    return json.dumps({"call": f"{call} of {_LIBRARIES[0]} {metadata.version(_LIBRARIES[0])}", "said": said})
+    return json.dumps({"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": said})
 
 
 def find_other_calls(texts: Sequence[str], numbers: Sequence[int]) -> Verdict | None:

@@ -563,7 +563,7 @@ class DistributedSampler(Sampler):
             In every process, with the same message, if something differs: it names each difference, the values, and the
             ranks that have them.
         TimeoutError
-            In every process, if one of them doesn't come.
+            In every process, if one of them doesn't come, or fails while it is checked.
         RuntimeError
             If the processes can't reach each other.
 
