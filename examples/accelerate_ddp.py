@@ -49,7 +49,7 @@ def main(
     if resume is not None:
         accelerator.load_state(str(resume))
     # a rank with another seed, state or collection is an error on all of them now, instead of a wrong result
-    loader.sampler.check_ranks_agree(loader.n_obs)
+    loader.check_ranks_agree()
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded

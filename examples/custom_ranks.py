@@ -44,7 +44,7 @@ def main(ranks: str, folder: Path) -> None:
         from mpi4py import MPI
 
         gather = MPI.COMM_WORLD.allgather
-        sampler.check_ranks_agree(loader.n_obs, gather=gather)
+        loader.check_ranks_agree(gather=gather)
 
     counts = np.zeros(loader.n_var)
     rows = []

@@ -37,7 +37,7 @@ def main(epochs: int, log: Path | None) -> None:
     )
     loader = StatefulLoader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
     # a process with another seed, mask or collection is an error in all of them now, instead of a wrong result
-    sampler.check_ranks_agree(loader.n_obs)
+    loader.check_ranks_agree()
 
     mesh = jax.make_mesh((jax.device_count(),), ("cells",))
     by_cells = NamedSharding(mesh, PartitionSpec("cells"))

@@ -51,7 +51,7 @@ class Cells(LightningDataModule):
         self.train = self.load(StatefulLoader(batch_sampler=train, return_index=True, to="torch"))
         self.validation = self.load(Loader(batch_sampler=validation, return_index=True, to="torch"))
         # a rank with another seed, mask or collection is an error on all of them now, instead of a wrong result
-        train.check_ranks_agree(self.train.n_obs)
+        self.train.check_ranks_agree()
         validation.check_ranks_agree(self.validation.n_obs)
 
     def load[AnyLoader: Loader](self, loader: AnyLoader) -> AnyLoader:

@@ -53,7 +53,7 @@ def train(config: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
     # a worker with another seed, state or collection is an error on all of them now, instead of a wrong result
-    loader.sampler.check_ranks_agree(loader.n_obs)
+    loader.check_ranks_agree()
 
     step = 0
     for epoch in range(loader.next_epoch, config["epochs"]):

@@ -42,7 +42,7 @@ def main(
     """Run one rank."""
     classes, loader = classes_of(collection, label), load(collection, label)
     # a rank with another seed or collection is an error on all of them now, instead of a wrong result
-    loader.sampler.check_ranks_agree(loader.n_obs)
+    loader.check_ranks_agree()
     batches = StatefulDataLoader(
         loader,
         batch_size=None,  # they are batches already

@@ -53,8 +53,8 @@ def main(collection: Path | None, label: str, epochs: int, log: Path | None) -> 
     )
     train, validation = load(train_sampler, collection, label), load(validation_sampler, collection, label)
     # a rank with another seed, mask or collection is an error on all of them now, instead of a wrong result
-    train_sampler.check_ranks_agree(train.n_obs)
-    validation_sampler.check_ranks_agree(validation.n_obs)
+    train.check_ranks_agree()
+    validation.check_ranks_agree()
 
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(train.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,14 @@ from annbatch.samplers import RandomSampler
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.loader import shapes_of
+from tests.meeting import heard
 from tests.samplers import flat, repeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from annbatch_distributed.ranks.exchange import Gather
 
 N_OBS = 101
 SIZES = {"chunk_size": 4, "preload_nchunks": 4, "batch_size": 4}
@@ -277,3 +282,24 @@ def test_the_epoch_to_go_on_with_is_the_next_one_after_the_last_batch() -> None:
         assert after.next_epoch == (3 if done < n_batches else 4)
         after.set_epoch(after.next_epoch)
         assert len(rows(after)) == (n_batches - done if done < n_batches else n_batches)
+
+
+def test_ranks_with_the_same_data_sets_in_another_order_are_told_so() -> None:
+    def rank(number: int, sizes: list[int]) -> StatefulLoader:
+        sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(number, 2), seed=0)
+        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        for size in sizes:
+            loader.add_adata(ad.AnnData(np.zeros((size, 3))))
+        assert shapes_of(loader) == [(size, 3) for size in sizes]
+        return loader
+
+    def agreement(loaders: list[StatefulLoader]) -> list[str]:
+        return heard([partial(_check, loader) for loader in loaders])
+
+    assert agreement([rank(0, [48, 96]), rank(1, [48, 96])]) == ["", ""]
+    (text,) = set(agreement([rank(0, [48, 96]), rank(1, [96, 48])]))
+    assert "\n  rows of each data set: 48, 96 on rank 0; 96, 48 on rank 1\n" in text
+
+
+def _check(loader: StatefulLoader, gather: Gather) -> None:
+    loader.check_ranks_agree(gather=gather)

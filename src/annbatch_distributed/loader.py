@@ -14,6 +14,7 @@ from annbatch import Loader
 from annbatch.abc import Sampler
 
 from annbatch_distributed.callers import check_not_dispatched
+from annbatch_distributed.progress import brief
 from annbatch_distributed.requests import batches_of
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.tally import Tally
@@ -171,6 +172,31 @@ class StatefulLoader(Loader[Any, Any]):
             begun, n_yielded = None, 0
         return self._sampler.state_after(begun, n_yielded)
 
+    def check_ranks_agree(self, *, timeout: float = 300.0, gather: Gather | None = None) -> None:
+        """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
+
+        Every process of the job calls it, best of all once before training: see
+        :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
+
+        Parameters
+        ----------
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+
+        Raises
+        ------
+        ValueError, TimeoutError, RuntimeError
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+        """
+        shapes = shapes_of(self)
+        rows = brief(", ".join(str(n_rows) for n_rows, _ in shapes))
+        more = {
+            "data sets": len(shapes),
+            "rows of each data set": rows or "none",
+            "n_var": shapes[0][1] if shapes else 0,
+        }
+        self._sampler.check_agreement(self.n_obs, more, timeout=timeout, gather=gather)
+
     def check_epoch_read(
         self, read: Tally | None = None, *, timeout: float = 300.0, gather: Gather | None = None
     ) -> str:
@@ -221,6 +247,12 @@ class StatefulLoader(Loader[Any, Any]):
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""
         self._sampler.load_state_dict(state, strict=strict)
+
+
+def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, int]]:
+    """Return the rows and columns of each data set of a loader, in order."""
+    # annbatch has no public way to them; tests/test_loader.py notices if they are kept elsewhere
+    return [(int(n_rows), int(n_var)) for n_rows, n_var in loader._shapes]
 
 
 class _Recorded(NamedTuple):

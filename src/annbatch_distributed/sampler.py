@@ -581,9 +581,15 @@ class DistributedSampler(Sampler):
           n_obs: 20000 on rank 0; 19000 on rank 1
         Every process must make its sampler with the same arguments, and be in the same epoch.
         """
+        self.check_agreement(n_obs, {}, timeout=timeout, gather=gather)
+
+    def check_agreement(
+        self, n_obs: int, more: Mapping[str, int | str], *, timeout: float, gather: Gather | None
+    ) -> None:
+        """Check the same, and more that all ranks must have alike, by name."""
         position = self._bookmark.position
         job, description = self._described(n_obs, position, gather)
-        description.same["passes since set_epoch"] = position.passes
+        description.same.update({"passes since set_epoch": position.passes, **more})
         exchange(description.to_text(), compare, job, timeout=timeout, gather=gather).carry_out()
 
     def check_epoch_read(self, n_obs: int, read: Tally, *, timeout: float = 300.0, gather: Gather | None = None) -> str:
