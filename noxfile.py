@@ -38,7 +38,8 @@ def tests(session: nox.Session) -> None:
         folders = ("--ignore=tests/frameworks", "--ignore=tests/processes")
         session.run("python", "-m", *pytest, *folders, *session.posargs)
         return
-    session.run("coverage", "run", "-m", *pytest, *session.posargs)
+    # the laws have more examples on the other Python, and in ./dev test
+    session.run("coverage", "run", "-m", *pytest, *session.posargs, env={"HYPOTHESIS_PROFILE": "brief"})
     session.notify("coverage")
 
 
