@@ -1,4 +1,4 @@
-"""Tally: which rows were read, and how often, in a few bytes.
+"""Tally: which rows were read, and how often, as one number.
 
 Reading row ``i`` adds ``x ** i`` to a sum modulo the prime ``p = 2**61 - 1``, for a fixed ``x``. The sum doesn't depend
 on the order, those of ranks add up to that of the job, and that of a range of rows is a geometric series, so that what
