@@ -56,7 +56,11 @@ def loader(kind: str = "random", rank: int = 0, *, of: type[Loader] = StatefulLo
 
 def rows(found: Iterable[Any]) -> list[list[int]]:
     """The rows of each batch, which its data must agree with."""
-    return [batch["index"].tolist() for batch in found if batch["X"][:, 0].tolist() == batch["index"].tolist()]
+    listed = []
+    for batch in found:
+        assert batch["X"][:, 0].tolist() == batch["index"].tolist()
+        listed.append(batch["index"].tolist())
+    return listed
 
 
 def torchs(source: Any, n_workers: int = 2, start: str = "fork", **options: Any) -> DataLoader:
