@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+import warnings
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -304,3 +307,133 @@ def test_ranks_with_the_same_data_sets_in_another_order_are_told_so() -> None:
 
 def _check(loader: StatefulLoader, gather: Gather) -> None:
     loader.check_ranks_agree(gather=gather)
+
+
+def passes(made: StatefulLoader, n: int = 3) -> list[list[list[int]]]:
+    return [rows(made) for _ in range(n)]
+
+
+@pytest.mark.parametrize("look", [1, 3])
+def test_a_look_at_some_batches_in_mid_epoch_leaves_the_state_that_of_the_epoch(look: int) -> None:
+    expected = passes(loader())
+    made = loader()
+    for done, _ in enumerate(made, start=1):
+        list(islice(made, look))
+        after = loader()
+        after.load_state_dict(made.state_dict())
+        assert rows(after) == (expected[0][done:] if done < len(made) else expected[1])
+        if done == 5:
+            break
+
+
+def test_a_look_before_the_epoch_or_after_it_is_not_under_way() -> None:
+    made = loader()
+    next(iter(made))
+    whole = rows(made)
+    state = made.state_dict()
+    after = loader()
+    after.load_state_dict(state)
+    assert whole == passes(loader())[1]
+    assert rows(after) == passes(loader())[2]
+
+
+def test_what_was_yielded_and_given_up_is_done_if_nothing_else_is_under_way() -> None:
+    made = loader()
+    list(islice(made, 2))
+    list(islice(made, 5))
+    after = loader()
+    after.load_state_dict(made.state_dict())
+    assert rows(after) == passes(loader())[1][5:]
+
+
+def test_where_two_passes_may_be_gone_on_with_a_state_is_an_error_until_one_of_them_is_not() -> None:
+    made = loader()
+    first, second = iter(made), iter(made)
+    list(islice(first, 4))
+    assert made.state_dict()["segments"] == [[2, 1, 4]]
+    list(islice(second, 2))
+    for ask in (made.state_dict, partial(made.state_dict, batches_done=4)):
+        with pytest.raises(RuntimeError, match=r"2 passes were begun .*Read a pass to its end or close its iterator"):
+            ask()
+    list(second)  # which of the two was the epoch?
+    with pytest.raises(RuntimeError, match="it can't be told which of them"):
+        made.state_dict()
+    first.close()
+    assert made.state_dict()["pass"] == 2
+    third, fourth = iter(made), iter(made)
+    list(islice(third, 4))
+    list(islice(fourth, 2))
+    fourth.close()
+    assert (made.state_dict()["pass"], made.state_dict()["segments"]) == (2, [[2, 1, 4]])
+    next(iter(made))
+    made.set_epoch(1)
+    assert (made.state_dict()["epoch"], made.state_dict()["segments"]) == (1, [[2, 1, 0]])
+    assert len(rows(third)) == 8
+
+
+def test_of_two_loaders_that_share_a_sampler_the_state_is_that_of_the_one_that_is_under_way_or_an_error() -> None:
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
+    one, other = (
+        StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_adata(
+            ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1))
+        )
+        for _ in range(2)
+    )
+    batches = iter(one)
+    list(islice(batches, 4))
+    next(iter(other))
+    assert one.state_dict()["segments"] == [[2, 1, 4]]
+    with pytest.raises(RuntimeError, match=r"is not one of this loader.*Give each loader a sampler of its own"):
+        other.state_dict()
+    list(other)
+    for made in (one, other):
+        with pytest.raises(RuntimeError, match="it can't be told which of them"):
+            made.state_dict()
+    list(batches)
+    with pytest.raises(RuntimeError, match="is not one of this loader"):
+        other.state_dict()
+
+
+def test_the_marks_of_repeats_are_those_of_their_batch_in_every_thread() -> None:
+    made = loader(1, remainder="pad")
+    repeated = {row for row in range(N_OBS) if row in set(made.sampler.plan(N_OBS).shard(1).repeated)}
+    assert repeated
+    wrong: list[Any] = []
+
+    def read() -> None:
+        for batch in made:
+            time.sleep(0)
+            if batch["repeated"].tolist() != [row in repeated for row in batch["index"].tolist()]:
+                wrong.append(batch)
+            n_read.append(len(batch["index"]))
+
+    for _ in range(5):
+        made.set_epoch(0)
+        n_read: list[int] = []
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(n_read) == 4 * sum(map(len, passes(loader(1, remainder="pad"), 1)[0]))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("remainder", "n_obs", "warns"), [("drop", 101, True), ("drop", 96, False), ("exact", 101, False)]
+)
+def test_a_second_pass_without_set_epoch_warns_once_where_other_epochs_lose_other_rows(
+    remainder: str, n_obs: int, warns: bool
+) -> None:
+    (sampler,) = (
+        DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, remainder=remainder) for _ in range(1)
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            list(sampler.sample(n_obs))
+        sampler.set_epoch(1)
+        list(sampler.sample(n_obs))
+    texts = [str(one.message) for one in caught if "A second pass without set_epoch" in str(one.message)]
+    assert len(texts) == warns
+    assert all("to_dataloader" in text for text in texts)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +19,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import zarr
 from annbatch import Loader
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
@@ -315,8 +320,8 @@ def test_in_a_worker_others_are_told_that_there_is_none() -> None:
     assert current() is None
     with undivided():
         assert current() is None
-    with as_worker(1, 3, seed=40):
-        assert current() == (1, 3, 40)
+    with as_worker(1, 3):
+        assert current() == (1, 3)
         with undivided():
             assert get_worker_info() is None
         with pytest.raises(RuntimeError, match="left"), undivided():
@@ -332,14 +337,14 @@ def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
             found.append(current())
 
     found: list[Any] = []
-    with as_worker(1, 3, seed=40):
+    with as_worker(1, 3):
         threads = [threading.Thread(target=hide) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert current() == (1, 3, 40)
-    assert found == [(1, 3, 40)] * 800
+        assert current() == (1, 3)
+    assert found == [(1, 3)] * 800
 
 
 # states of workers
@@ -379,7 +384,7 @@ def test_each_worker_goes_on_with_the_state_that_it_had_at_its_last_batch(kind: 
     again = loader(kind)
     rest = []
     for worker, state in enumerate(states):
-        with as_worker(worker, 3, seed=1000):
+        with as_worker(worker, 3):
             duplicate = forked(again)
             duplicate.load_state_dict(state)
             rest.append(rows(duplicate))
@@ -409,8 +414,12 @@ def test_how_many_batches_were_trained_on_must_be_said_where_workers_take_them()
     assert made.state_dict(batches_done=3)["segments"] == [[2, 2, 3]]
     with pytest.raises(ValueError, match="batches_done must be at most 13"):
         made.state_dict(batches_done=14)
-    next(iter(made))  # a pass of this process
-    assert made.state_dict()["segments"] == [[2, 1, 1]]
+    next(iter(made))  # whether the workers' pass is still gone on with isn't known here
+    with pytest.raises(RuntimeError, match="2 passes were begun since the epoch was set"):
+        made.state_dict()
+    made.set_epoch(0)
+    list(islice(made, 2))
+    assert made.state_dict()["segments"] == [[2, 1, 2]]
 
 
 def test_passes_that_nobody_has_set_an_epoch_for_can_be_resumed_on_any_number_of_ranks() -> None:
@@ -439,11 +448,11 @@ def test_an_epoch_that_is_set_while_workers_begin_a_pass_is_that_of_the_next_one
     second: list[list[int]] = []
     passes = []
     for worker in range(2):
-        with as_worker(worker, 2, workers.seed):
+        with as_worker(worker, 2):
             passes.append(workers.copies[worker].sample(N_OBS))
         made.set_epoch(1)  # worker 1 has not begun when it is set first
     for worker in range(2):
-        with as_worker(worker, 2, workers.seed):
+        with as_worker(worker, 2):
             second += batches(passes[worker])
     alone = distributed(sharding="shuffled")
     assert sorted(flat(second)) == sorted(flat(batches(alone.sample(N_OBS))))
@@ -455,34 +464,14 @@ def test_an_epoch_that_is_set_while_workers_begin_a_pass_is_that_of_the_next_one
 def test_iterations_that_are_begun_at_once_are_whole_passes_each() -> None:
     made = distributed()
     found: list[list[list[int]]] = [[], []]
-    for worker in range(2):
-        for which, seed in enumerate((5, 1005)):
-            with as_worker(worker, 2, seed):
-                found[which] += batches(forked(made).sample(N_OBS))
+    copies = [[forked(made) for _ in range(2)] for _ in range(2)]
+    for worker in (1, 0):
+        for which in range(2):
+            with as_worker(worker, 2):
+                found[which] += batches(copies[which][worker].sample(N_OBS))
     whole = sorted(batches(distributed().sample(N_OBS)))
     assert sorted(found[0]) == whole
     assert sorted(flat(found[1])) == sorted(flat(whole))
-
-
-def test_the_same_seed_of_torch_again_is_another_pass_all_the_same() -> None:
-    made = distributed()
-    orders = []
-    for _ in range(3):
-        workers = Workers(made, 2, n_obs=N_OBS)
-        workers.next_seed = 7
-        orders.append(list(workers))
-        assert sorted(flat(orders[-1])) == sorted(flat(orders[0]))
-    assert len({str(order) for order in orders}) == 3
-
-
-def test_a_worker_that_waits_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("annbatch_distributed.bookmark.PATIENCE", 0.05)
-    waits = forked(distributed())
-    with (
-        as_worker(1, 2),
-        pytest.raises(RuntimeError, match="Worker 1 of a DataLoader has waited 0 seconds for worker 0"),
-    ):
-        waits.sample(N_OBS)
 
 
 def test_workers_that_make_their_loaders_themselves_take_as_many_passes_as_they_like() -> None:
@@ -541,3 +530,151 @@ def test_a_copy_knows_what_workers_had_begun_and_goes_its_own_way() -> None:
         assert duplicate.next_epoch == made.next_epoch == 1
         duplicate.set_epoch(4)
         assert made.epoch == 0
+
+
+@forks
+def test_epochs_under_the_same_seed_of_torch_are_whole_passes_however_slow_a_worker_starts() -> None:
+    def late(worker: int) -> None:
+        time.sleep(0.5 * (worker == 0))
+
+    made = loader()
+    whole = sorted(rows(loader()))
+    orders = []
+    for n_workers in (2, 3, 2):
+        torch.manual_seed(0)
+        orders.append(rows(torchs(made, n_workers, worker_init_fn=late)))
+        assert sorted(flat(orders[-1])) == sorted(flat(whole))
+    assert sorted(orders[0]) == whole
+    assert len({str(sorted(order)) for order in orders}) == 3  # a pass each
+
+
+@forks
+def test_two_dataloaders_at_once_over_one_loader_have_a_whole_pass_each() -> None:
+    made = loader()
+    whole = sorted(flat(rows(loader())))
+    for together in (2, 3):
+        found: list[list[Any]] = [[] for _ in range(together)]
+        for step in zip(*(torchs(made, n_workers=2) for _ in range(together)), strict=True):
+            for batches_of_one, batch in zip(found, step, strict=True):
+                batches_of_one.append(batch)
+        read = [rows(one) for one in found]
+        assert [sorted(flat(one)) for one in read] == [whole] * together
+        assert len({str(sorted(one)) for one in read}) == together
+
+
+def test_iterations_that_two_threads_begin_at_once_have_a_whole_pass_each() -> None:
+    made = distributed()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        copies = [[thread.submit(forked, made).result() for thread in (one, other)] for _ in range(2)]
+    found: list[list[list[int]]] = [[], []]
+    for worker in range(2):
+        for which in range(2):
+            with as_worker(worker, 2):
+                found[which] += batches(copies[worker][which].sample(N_OBS))
+    whole = sorted(flat(batches(distributed().sample(N_OBS))))
+    assert [sorted(flat(one)) for one in found] == [whole] * 2
+    assert sorted(found[0]) != sorted(found[1])
+
+
+@forks
+def test_a_worker_that_is_killed_leaves_a_journal_that_others_read() -> None:
+    made = loader()
+    iterator: Any = iter(torchs(made, n_workers=2, prefetch_factor=1))
+    next(iterator)
+    os.kill(iterator._workers[1].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        list(iterator)
+    made.set_epoch(0)
+    assert sorted(rows(torchs(made))) == sorted(rows(loader()))
+
+
+@forks
+def test_nothing_is_left_behind_when_a_loader_is_gone_also_if_its_workers_were_given_up() -> None:
+    made = loader()
+    list(islice(iter(torchs(made)), 2))
+    rows(torchs(made))
+    journal = made.sampler._bookmark._journal._folder
+    assert len(list(journal.iterdir())) >= 2
+    del made
+    gc.collect()
+    assert not journal.exists()
+
+
+# to_dataloader
+
+
+@forks
+def test_a_dataloader_of_a_loader_has_its_epoch_its_length_and_its_sampler_in_front() -> None:
+    made = loader(sharding="shuffled")
+    collected = made.to_dataloader(num_workers=2, multiprocessing_context="fork")
+    assert (collected.sampler, collected.dataset, collected.num_workers) == (made.sampler, made, 2)
+    for epoch in (0, 3, 1):
+        collected.sampler.set_epoch(epoch)  # as Lightning does
+        alone = loader(sharding="shuffled")
+        alone.set_epoch(epoch)
+        found = rows(collected)
+        assert sorted(found) == sorted(rows(alone))
+        assert len(found) == len(collected)
+    collected.set_epoch(0)
+    assert collected.sampler.epoch == 0
+
+
+@forks
+@pytest.mark.parametrize("remainder", ["keep", "exact"])
+@pytest.mark.parametrize("n_workers", [0, 1, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_state_of_a_dataloader_is_that_after_the_batch_that_it_gave_last(
+    n_workers: int, remainder: str, persistent: bool
+) -> None:
+    options = {"multiprocessing_context": "fork", "persistent_workers": persistent} if n_workers else {}
+
+    def make() -> Any:
+        return loader(remainder=remainder, mask=slice(0, 97)).to_dataloader(num_workers=n_workers, **options)
+
+    collected = make()
+    states = [collected.state_dict()]
+    whole = []
+    for batch in collected:
+        whole += rows([batch])
+        states.append(json.loads(json.dumps(collected.state_dict())))
+    following = rows(collected)
+    for done in (0, 1, 4, len(whole)):
+        again = make()
+        again.load_state_dict(states[done])
+        assert again.next_epoch == (1 if done == len(whole) else 0)
+        left = rows(again)
+        assert left == (whole[done:] if done < len(whole) else following)
+        assert len(again) == len(whole)
+
+
+@forks
+def test_an_iteration_over_a_dataloader_ends_with_an_error_when_another_one_is_begun() -> None:
+    collected = loader().to_dataloader(num_workers=2, multiprocessing_context="fork")
+    first = iter(collected)
+    next(first)
+    whole = rows(collected)
+    assert sorted(flat(whole)) == sorted(flat(rows(loader())))
+    with pytest.raises(RuntimeError, match=r"Another iteration over this DataLoader was begun.*make another loader"):
+        next(first)
+    assert collected.state_dict()["pass"] == 2
+
+
+@forks
+def test_a_dataloader_whose_loader_was_looked_at_says_that_it_can_not_tell() -> None:
+    made = loader()
+    collected = made.to_dataloader(num_workers=1, multiprocessing_context="fork")
+    for _ in islice(collected, 3):
+        pass
+    assert collected.state_dict()["segments"] == [[2, 1, 3]]
+    next(iter(made))
+    with pytest.raises(RuntimeError, match="2 passes were begun since the epoch was set"):
+        collected.state_dict()
+    list(made)
+    with pytest.raises(RuntimeError, match="is not one of this DataLoader"):
+        collected.state_dict()
+
+
+@pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])
+def test_a_dataloader_does_not_take_what_would_divide_the_rows_once_more(option: str) -> None:
+    with pytest.raises(TypeError, match=f"but for batch_size, .*, got {option}\\. The loader makes the batches"):
+        loader().to_dataloader(num_workers=0, **{option: 1})

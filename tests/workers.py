@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import worker as torchs
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
-from annbatch_distributed.shared_memory import SharedMemory
 from tests.samplers import batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_seeds = itertools.count(2**62 + 1, 1_000)
-
 
 @contextmanager
-def as_worker(worker: int, n_workers: int, seed: int = 7) -> Iterator[None]:
-    """Be a worker for a while; the seed is what torch has drawn for all of them."""
+def as_worker(worker: int, n_workers: int) -> Iterator[None]:
+    """Be a worker for a while; torch has drawn the same seed in every iteration."""
     before = torchs._worker_info
-    torchs._worker_info = torchs.WorkerInfo(id=worker, num_workers=n_workers, seed=seed + worker, dataset=None)
+    torchs._worker_info = torchs.WorkerInfo(id=worker, num_workers=n_workers, seed=7 + worker, dataset=None)
     try:
         yield
     finally:
@@ -31,7 +27,7 @@ def as_worker(worker: int, n_workers: int, seed: int = 7) -> Iterator[None]:
 
 
 def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Source:
-    """A copy that a worker would have if it were forked now: it shares memory with the original."""
+    """A copy that a worker would have if it were forked now. Those of an iteration are forked one after the other."""
     duplicate = copy.deepcopy(source)
     share(source.sampler, duplicate.sampler)
     return duplicate
@@ -39,9 +35,11 @@ def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Sour
 
 def share(source: DistributedSampler, duplicate: DistributedSampler) -> None:
     """Let one sampler have the bookmark of another, as if that were one of another process."""
-    memory = object.__new__(SharedMemory)
-    vars(memory).update(vars(source._bookmark._shared), _owner=-1)
-    vars(duplicate._bookmark).update(vars(source._bookmark), _shared=memory)
+    start = source._bookmark.started()
+    journal = copy.copy(source._bookmark._journal)
+    vars(duplicate._bookmark).update(vars(source._bookmark), _journal=journal, _owner=-1, _runs=[])
+    duplicate._bookmark._open = dict(source._bookmark._open)
+    duplicate._bookmark._start = start
 
 
 class Workers:
@@ -59,16 +57,13 @@ class Workers:
         self.source, self.n_workers, self.n_obs, self.persistent = source, n_workers, n_obs, persistent
         self.read = self.rows if read is None else read
         self.copies: list[Any] = []
-        self.seed = 0
-        self.next_seed: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if not (self.persistent and self.copies):
             self.copies = [forked(self.source) for _ in range(self.n_workers)]
-            self.seed = next(_seeds) if self.next_seed is None else self.next_seed
         streams = []
         for worker, duplicate in enumerate(self.copies):
-            with as_worker(worker, self.n_workers, self.seed):
+            with as_worker(worker, self.n_workers):
                 streams.append(iter(list(self.read(duplicate))))
         return in_turn(streams)
 

@@ -1,34 +1,46 @@
 """The bookmark: where the next pass of a rank begins, for its process and for the workers of a ``DataLoader``.
 
-Outside of workers, every pass that begins moves it. Workers are many, and each of them has a part of the same pass, so
-that one of them decides: worker 0 announces the position in memory that they share, and the others begin there too. It
+Outside of workers, every pass that begins moves it. Workers are many, and each of them has a part of the same pass:
+the first of them that begins an iteration says in a journal with which position, and the others begin there too. It
 follows from what was set and what was begun since, as without workers: all ranks of a job decide alike, and the process
 of the rank goes on from there.
+
+Which workers are of the same iteration is told by how they were started. torch starts the workers of an iteration one
+after the other, worker 0 first, so that the number of the start less that of the worker is the same for all of them and
+for no others. Persistent workers count their iterations from there.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import time
+import threading
 import weakref
+from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from annbatch_distributed.journal import Journal
 from annbatch_distributed.progress import Begun, Position, Segment
-from annbatch_distributed.shared_memory import SharedMemory
 from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
+    from annbatch_distributed.journal import Entry
+    from annbatch_distributed.passes import Pass
     from annbatch_distributed.workers import Worker
 
-#: For how many seconds a worker waits for worker 0, which was started before it.
-PATIENCE = 300.0
+
+#: A thread of the process; the number of a start by it less that of the worker; how many passes the worker has begun,
+#: and how many positions it has set.
+type Key = tuple[int, int, int, int]
 
 
-class _Told(NamedTuple):
-    """What a process tells its workers, and worker 0 the others."""
+class _Iteration(NamedTuple):
+    """A pass that the workers of an iteration have begun."""
 
+    key: Key
+    """What tells it from all others."""
+    n_workers: int
+    """How many workers there are."""
     generation: int
     """How many positions had been set."""
     n_changes: int
@@ -36,16 +48,41 @@ class _Told(NamedTuple):
     was_loaded: bool
     """Whether each worker has a position of its own, which it has loaded."""
     position: Position
+    """Where it began."""
+    n_obs: int | None = None
+    """Rows of the collection; None until it is known."""
+    n_batches: int | None = None
+    """How many batches the epoch has on the rank that has the most; None until it is known."""
+    is_finished: bool = False
+    """Whether the worker with the last batch has come to its end."""
 
-    def to_text(self) -> str:
-        at = self.position
-        return json.dumps([self.generation, self.n_changes, self.was_loaded, at.epoch, at.passes, at.segments])
+    @property
+    def following(self) -> Position:
+        """Where the next pass begins."""
+        at = self.position.without_idle_segments()
+        return at if at.resumes and not self.is_finished and not self.was_loaded else at.after()
 
-    @classmethod
-    def of_text(cls, text: str) -> _Told:
-        generation, n_changes, was_loaded, epoch, passes, segments = json.loads(text)
-        position = Position(epoch, passes, tuple(Segment(*segment) for segment in segments))
-        return cls(generation, n_changes, was_loaded, position)
+
+@dataclass
+class _Run:
+    """A pass that was begun in this process."""
+
+    begun: Begun
+    stream: weakref.ref[Pass] | None = None
+    """What yields its load requests; None if that isn't here, as for the pass of workers."""
+    is_finished: bool = False
+    """Whether it has come to its end."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether somebody here can go on with it."""
+        stream = None if self.stream is None else self.stream()
+        return stream is not None and not stream.closed and not self.is_finished
+
+    @property
+    def was_given_up(self) -> bool:
+        """Whether nobody can go on with it, before it has come to its end: ``next(iter(loader))`` is gone at once."""
+        return self.stream is not None and not self.is_under_way and not self.is_finished
 
 
 class Bookmark:
@@ -60,52 +97,88 @@ class Bookmark:
     def __init__(self, *, keeps_order: bool) -> None:
         self.keeps_order = keeps_order
         self._set = Position(0)
-        self._begun: Begun | None = None
         self._loaded = False
-        self._shared = SharedMemory()
         # what is set has a generation, so that what was begun before can be told from what was begun since; if an equal
         # position is set again, what was begun before may still be what is under way
         self._generation = self._equal_since = 0
         self._n_changes = 0
-        # in a worker: its seed, and the iteration that it began last; what it knows of the next one, with its version;
-        # and whether it has set a position itself
-        self._seed = self._iteration = -1
-        self._decided: tuple[int, int, Position] | None = None
+        # the passes that this process has begun since a position was set; the one that was taken from last is the last
+        self._runs: list[_Run] = []
+        self._owner = os.getpid()
+        self._journal = Journal()
+        self._is_shared = False
+        # for each thread, how many processes it has started
+        self._n_started: dict[int, int] = {}
+        # the iteration that workers have begun last, and those that other workers have still to begin
+        self._latest: _Iteration | None = None
+        self._open: dict[Key, _Iteration] = {}
+        # in a worker: the number of its start; how many passes it has begun, and how many positions it has set itself;
+        # the iteration that comes next, if that is decided, the one that it began last, and whether it was the first to
+        # do so; what its process has set since
+        self._start: tuple[int, int] = 0, 0
+        self._n_begun = self._n_set_here = 0
         self._set_here = False
+        self._next: _Iteration | None = None
+        self._taken: _Iteration | None = None
+        self._is_first = False
+        self._told: tuple[int, int, Position] | None = None
         _bookmarks.add(self)
 
     @property
     def position(self) -> Position:
         """Where the next pass begins, as far as this process knows."""
-        since = self._begun_by_workers(self._generation)
-        if since is None:
-            return self._set
-        told, is_finished = since
-        at = told.position.without_idle_segments()
-        return at if at.resumes and not is_finished and not told.was_loaded else at.after()
+        self._read()
+        latest = self._latest
+        return self._set if latest is None or latest.generation < self._generation else latest.following
 
     @property
     def begun(self) -> Begun | None:
-        """The pass that was begun last, here or by workers; None if another position was set since."""
-        by_workers = None if current() is not None else self._begun_by_workers(self._equal_since)
-        if by_workers is None:
-            return self._begun
-        told, _ = by_workers
-        is_equal = told.position.without_idle_segments() == self._set.without_idle_segments()
-        if told.generation != self._generation and not is_equal:
-            return self._begun
-        latest = self._shared.latest
-        assert latest is not None
-        return Begun(told.position, latest.n_obs, latest.n_batches, n_due=0, was_loaded=told.was_loaded, is_here=False)
+        """The pass that was begun or taken from last, here or by workers; None if another position was set since."""
+        by_workers = self._begun_by_workers()
+        return _of_workers(by_workers) if by_workers is not None else self._runs[-1].begun if self._runs else None
+
+    @property
+    def passes(self) -> list[Begun]:
+        """The passes that a state may be about, of those that were begun here."""
+        return [run.begun for run in self._runs]
+
+    def under_way(self) -> Begun | None:
+        """Return the pass that a state is about; None as for :attr:`begun`.
+
+        It is the one that was taken from last. One that was given up doesn't count if another one is under way: that
+        was only looked at.
+
+        Raises
+        ------
+        RuntimeError
+            If it can't be told, because others may be gone on with as well.
+        """
+        candidates = [run.begun for run in self._runs if run.is_under_way]
+        if (by_workers := self._begun_by_workers()) is not None:
+            candidates.append(_of_workers(by_workers))
+        elif self._runs and not self._runs[-1].is_under_way:
+            last, was_given_up = self._runs[-1].begun, self._runs[-1].was_given_up
+            of_workers = [run.begun for run in self._runs[:-1] if was_given_up and not run.begun.is_here]
+            if of_workers or not (was_given_up and candidates):
+                candidates += [*of_workers, last]
+        if len(candidates) > 1:
+            msg = (
+                f"{len(candidates)} passes were begun since the epoch was set, and more than one of them may still go "
+                "on, so that it can't be told which of them the state is to be about. Read a pass to its end or close "
+                "its iterator before another one begins, and call set_epoch before each epoch."
+            )
+            raise RuntimeError(msg)
+        return candidates[0] if candidates else None
 
     def set(self, position: Position, *, loaded: bool = False, changed: bool = False) -> None:
         """Let the next pass begin at a position, whatever came before it, and perhaps with other settings."""
         self._n_changes += changed
-        self._begun, self._loaded = None, loaded
+        self._runs, self._loaded = [], loaded
         if current() is None:
             self._move(position)
         else:
-            self._set, self._set_here, self._decided = position, True, None
+            self._set, self._set_here, self._next = position, True, None
+            self._n_set_here += 1
 
     def set_epoch(self, epoch: int) -> bool:
         """Let the next pass be the first of an epoch; return whether it isn't already that of a state of this epoch."""
@@ -121,43 +194,61 @@ class Bookmark:
         worker = current()
         if worker is None:
             return self.position.going_on(world_size, 1)
-        if self._decided is None or self._decided[0] != self._next_iteration(worker):
-            self._decided = self._decide(worker, world_size)
-        return self._decided[2]
+        if self._next is None:
+            self._next = self._decide(worker, world_size)
+        # a worker that has loaded a state has a part of its own
+        return self._set.going_on(world_size, self._n_workers(worker)) if self._set_here else self._next.position
 
     def take(self, world_size: int) -> Position:
         """Return the same, and go on to the pass after it, if this is a worker: whatever happens to this one."""
-        worker = current()
-        if worker is None:
+        if current() is None:
             return self.next(world_size)
-        iteration = self._next_iteration(worker)
         try:
             return self.next(world_size)
         finally:
-            self._seed, self._iteration, self._set_here = worker.seed, iteration, False
+            self._taken, self._next, self._set_here = self._next, None, False
+            self._n_begun += 1
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: Begun, stream: Pass) -> None:
         """Note that the pass that was taken is begun."""
-        self._begun, self._loaded = begun, False
-        worker = current()
-        if worker is None:
+        by_workers = self._begun_by_workers()
+        runs = [run for run in self._runs if run.is_under_way or not run.begun.is_here]
+        runs += [] if by_workers is None else [_Run(_of_workers(by_workers))]
+        self._runs = [*runs, _Run(begun, weakref.ref(stream))]
+        self._loaded = False
+        if current() is None:
             # what is left of an epoch is left until it has been read to its end
             self._move(self.position if begun.position.resumes else begun.position.after())
             self._equal_since = self._generation
-        elif not worker.id or self._shared.is_own:
-            assert begun.n_obs is not None
-            assert begun.n_batches is not None
-            self._shared.describe(self._iteration, n_obs=begun.n_obs, n_batches=begun.n_batches)
+        elif self._taken is not None and self._is_first:
+            self._write({"about": self._taken.key, "n_obs": begun.n_obs, "n_batches": begun.n_batches})
 
-    def end(self, begun: Begun) -> None:
-        """Note that a pass has come to its end: what was left of a resumed epoch is done then."""
-        if self._begun is not begun:
+    def taken(self, begun: Begun, is_end: bool) -> None:
+        """Note that a load request of a pass was taken, or that it has come to its end.
+
+        What was left of a resumed epoch is done then.
+        """
+        if self._runs and self._runs[-1].begun is not begun:
+            self._runs.sort(key=lambda run: run.begun is begun)
+        if not (is_end and self._runs and self._runs[-1].begun is begun and not self._runs[-1].is_finished):
             return
+        self._runs[-1].is_finished = True
         if current() is None:
             if self._set.resumes:
                 self._move(self._set.after())
-        elif begun.ends and self._decided is not None and self._decided[0] == self._iteration:
-            self._shared.finish(*self._decided[:2])
+        elif begun.ends and self._taken is not None:
+            self._write({"end": self._taken.key})
+
+    def _begun_by_workers(self) -> _Iteration | None:
+        """What workers have begun last, if this is their process, and nothing else was set or begun since."""
+        if current() is not None:
+            return None
+        self._read()
+        latest = self._latest
+        if latest is None or latest.generation < self._equal_since:
+            return None
+        is_equal = latest.position.without_idle_segments() == self._set.without_idle_segments()
+        return latest if latest.generation == self._generation or is_equal else None
 
     # the process of a rank
 
@@ -167,101 +258,180 @@ class Bookmark:
         if position != self._set:
             self._equal_since = self._generation
         self._set = position
-        self._shared.write(_Told(self._generation, self._n_changes, False, position).to_text())
+        if self._is_shared:
+            self._write({"set": _to_json(position), "generation": self._generation, "n_changes": self._n_changes})
 
     def own(self) -> None:
         """Let go of what a process shares that has started this one."""
-        if not self._shared.is_own:
-            self._shared = SharedMemory()
+        if not self._is_own:
+            self._set = self.position
+            self._owner, self._journal, self._is_shared, self._latest = os.getpid(), Journal(), False, None
             self._generation = self._equal_since = 0
+            self._n_started, self._open = {}, {}
 
-    def _begun_by_workers(self, since: int) -> tuple[_Told, bool] | None:
-        """What workers have begun last, and whether it is finished, if they did so since a generation."""
-        worker = current()
-        if (worker is None and not self._shared.is_own) or (latest := self._shared.latest) is None:
-            return None
-        told = _Told.of_text(latest.text)
-        return (told, latest.is_finished) if told.generation >= since else None
+    @property
+    def _is_own(self) -> bool:
+        """Whether the journal is that of this process, rather than of one that has started it."""
+        return self._owner == os.getpid()
+
+    def started(self) -> tuple[int, int]:
+        """Number a process that this thread is about to start, which may be a worker."""
+        self.own()
+        self._read()
+        if not self._is_shared:
+            self._journal.open()
+            self._is_shared = True
+        self._open = {key: iteration for key, iteration in self._open.items() if self._is_open(iteration)}
+        thread = threading.get_ident()
+        self._n_started[thread] = self._n_started.get(thread, 0) + 1
+        return thread, self._n_started[thread]
+
+    def _is_open(self, iteration: _Iteration) -> bool:
+        """Whether there are workers that have still to begin it: in a worker, whether it may be one of them."""
+        thread, first, *_ = iteration.key
+        if (worker := current()) is not None:
+            return self._start == (thread, first + worker.id)
+        return self._n_started.get(thread, 0) < first + iteration.n_workers - 1
 
     # a worker
 
-    def _next_iteration(self, worker: Worker) -> int:
-        """Tell iterations apart, of all workers alike: by torch's seed, and those of persistent workers by number."""
-        return worker.seed if self._seed != worker.seed else self._iteration + 1
+    def _n_workers(self, worker: Worker) -> int:
+        return 1 if self.keeps_order else worker.n_workers
 
-    def _decide(self, worker: Worker, world_size: int) -> tuple[int, int, Position]:
-        """Return the iteration that comes next, the version of what was announced of it, and where its pass begins."""
-        iteration = self._next_iteration(worker)
-        n_workers = 1 if self.keeps_order else worker.n_workers
-        # a worker that has made the loader itself shares nothing, and decides what all others decide
-        decides = not worker.id or self._shared.is_own
-        if decides:
-            n_changes = self._n_changes
-            if iteration != worker.seed and not self._set_here:
-                n_changes = self._adopt()
-            at = self._set if self._set_here else self.position
-            at = at.going_on(world_size, n_workers)
-            told = _Told(self._generation, n_changes, self._set_here, at)
-            version = self._shared.announce(iteration, told.to_text())
-        elif self._set_here:
-            return iteration, 0, self._set.going_on(world_size, n_workers)
-        else:
-            version, told = self._hear(iteration, worker)
-            self._generation = told.generation
-        if told.n_changes != self._n_changes:
+    def _decide(self, worker: Worker, world_size: int) -> _Iteration:
+        """Return the iteration that comes next: begin it, unless another worker has."""
+        thread, start = self._start
+        key = thread, start - worker.id, self._n_begun, self._n_set_here
+        self._read()
+        n_changes = self._n_changes
+        # what was set since the worker was started is not for its first pass, which was begun by then
+        if self._told is not None and self._n_begun and not self._set_here:
+            self._generation, n_changes, self._set = self._told
+        self._is_first = False
+        while True:
+            at = (self._set if self._set_here else self.position).going_on(world_size, self._n_workers(worker))
+            # the position is read before this is looked at: whoever writes next has seen all that was written
+            if (found := self._open.pop(key, None)) is not None:
+                break
+            entry = {
+                "begin": key,
+                "n_workers": worker.n_workers,
+                "generation": self._generation,
+                "n_changes": n_changes,
+                "was_loaded": self._set_here,
+                "position": _to_json(at),
+            }
+            self._is_first = self._write_first(entry)
+        if found.n_changes != self._n_changes:
             msg = (
                 "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
                 "which can't be told. Make a new DataLoader."
             )
             raise RuntimeError(msg)
-        return iteration, version, at if decides else told.position
+        self._generation = found.generation
+        return found
 
-    def _adopt(self) -> int:
-        """Take over what was set since this worker has begun its last pass; return how many settings were."""
-        text = self._shared.read()
-        if not text:
-            return self._n_changes
-        told = _Told.of_text(text)
-        if told.generation > self._generation:
-            self._generation, self._set = told.generation, told.position
-        return told.n_changes
+    # the journal
 
-    def _hear(self, iteration: int, worker: Worker) -> tuple[int, _Told]:
-        """Wait for what worker 0 decides."""
-        deadline = time.monotonic() + PATIENCE
-        while (heard := self._shared.heard(iteration, worker.id)) is None:
-            if time.monotonic() > deadline:
-                msg = (
-                    f"Worker {worker.id} of a DataLoader has waited {PATIENCE:.0f} seconds for worker 0 to begin its "
-                    "pass. Don't begin two iterations over the same loader at once, with the same seed of torch."
-                )
-                raise RuntimeError(msg)
-            time.sleep(0.001)
-        version, text = heard
-        return version, _Told.of_text(text)
+    def _write(self, entry: Entry) -> None:
+        while not self._write_first(entry):
+            pass
+
+    def _write_first(self, entry: Entry) -> bool:
+        """Write an entry, unless others have written meanwhile: then read that, and return False."""
+        # a worker that has made the loader itself shares nothing
+        is_written = (current() is not None and self._is_own) or self._journal.write(entry)
+        if is_written:
+            self._note(entry)
+        else:
+            self._read()
+        return is_written
+
+    def _read(self) -> None:
+        """Read what others wrote: the workers of this process; or in a worker, its process and the other workers."""
+        if self._is_shared and self._is_own == (current() is None):
+            for entry in self._journal.read():
+                self._note(entry)
+
+    def _note(self, entry: Entry) -> None:
+        match entry:
+            case {"set": position, "generation": generation, "n_changes": n_changes}:
+                self._told = generation, n_changes, _of_json(position)
+            case {"begin": numbers, "position": position, **others}:
+                key: Any = tuple(numbers)
+                found = _Iteration(key, position=_of_json(position), **others)
+                if self._latest is None or found.generation >= self._latest.generation:
+                    self._latest = found  # others were started before the last position was set
+                if self._is_open(found):
+                    self._open[key] = found
+            case {"about": numbers, **others} if self._latest is not None and self._latest.key == tuple(numbers):
+                self._latest = self._latest._replace(**others)
+            case {"end": numbers} if self._latest is not None and self._latest.key == tuple(numbers):
+                self._latest = self._latest._replace(is_finished=True)
+
+    # copies, and processes that are started
 
     def __getstate__(self) -> dict[str, Any]:
-        if current() is None:
-            self.own()  # before workers are told what is whose
-            if get_spawning_popen() is None:  # a copy knows what was begun, and has its own from then on
-                known = {"_set": self.position, "_begun": self.begun, "_shared": SharedMemory()}
-                return vars(self) | known | {"_generation": 0, "_equal_since": 0}
-        return vars(self)
+        if current() is not None:
+            return vars(self) | {"_runs": self._given_up()}
+        if get_spawning_popen() is not None:  # which may be a worker
+            start = self.started()
+            return vars(self) | {"_runs": self._given_up(), "_start": start}
+        # a copy knows what was begun, and has its own from then on
+        duplicate = Bookmark(keeps_order=self.keeps_order)
+        known = {"_set": self.position, "_loaded": self._loaded, "_n_changes": self._n_changes}
+        return vars(duplicate) | known | {"_runs": self._given_up()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         _bookmarks.add(self)
 
+    def _given_up(self) -> list[_Run]:
+        """The pass that was begun last, as those know it who can't go on with it."""
+        begun = self.begun
+        return [] if begun is None else [_Run(begun)]
+
+    def be_started(self) -> None:
+        """In a process that was forked, begin as what it may be: a worker."""
+        thread = threading.get_ident()
+        self._start = thread, self._n_started.get(thread, 0)
+        self._runs = [_Run(run.begun) for run in self._runs[-1:]]
+
+
+def _of_workers(iteration: _Iteration) -> Begun:
+    return Begun(
+        iteration.position,
+        iteration.n_obs,
+        iteration.n_batches,
+        n_due=0,
+        was_loaded=iteration.was_loaded,
+        is_here=False,
+    )
+
+
+def _to_json(position: Position) -> list[Any]:
+    return [position.epoch, position.passes, position.segments]
+
+
+def _of_json(position: list[Any]) -> Position:
+    epoch, passes, segments = position
+    return Position(epoch, passes, tuple(Segment(*segment) for segment in segments))
+
 
 _bookmarks: weakref.WeakSet[Bookmark] = weakref.WeakSet()
 
 
-def _own_all() -> None:
-    """Before a process is forked, which may be a worker: what it inherits must be this one's."""
+def _number_the_start() -> None:
     if current() is None:
         for bookmark in list(_bookmarks):
-            bookmark.own()
+            bookmark.started()
+
+
+def _be_started() -> None:
+    if current() is None:
+        for bookmark in list(_bookmarks):
+            bookmark.be_started()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_own_all)
+    os.register_at_fork(before=_number_the_start, after_in_child=_be_started)

@@ -7,13 +7,18 @@ say which of its rows are repeats.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from annbatch import Loader
 from annbatch.abc import Sampler
 
 from annbatch_distributed.callers import check_not_dispatched
+from annbatch_distributed.dataloader import WorkerDataLoader
 from annbatch_distributed.progress import brief
 from annbatch_distributed.requests import batches_of
 from annbatch_distributed.sampler import DistributedSampler
@@ -21,7 +26,7 @@ from annbatch_distributed.tally import Tally
 from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -80,9 +85,9 @@ class StatefulLoader(Loader[Any, Any]):
         self._recorder = _Recorder(batch_sampler)
         super().__init__(batch_sampler=self._recorder, **kwargs)
         self._sampler = batch_sampler
-        self._counted: tuple[Begun | None, int] = None, 0
-        # what was yielded of which pass
-        self._read: tuple[Begun | None, Tally] = None, Tally()
+        # what was yielded of the passes that the sampler still knows
+        self._streams: dict[Begun, _Stream] = {}
+        self._is_new = False
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -114,7 +119,7 @@ class StatefulLoader(Loader[Any, Any]):
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""
         return self._sampler.batches_done + self._sampler.n_batches(self.n_obs)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
         """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
 
         Returns
@@ -122,28 +127,28 @@ class StatefulLoader(Loader[Any, Any]):
         An iterator of batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under
         ``remainder="pad"``.
         """
-        if current() is not None:  # whoever keeps the states of workers asks for one before the first batch
-            self._counted = None, 0
+        # whoever keeps the states of workers asks for one before the first batch
+        self._is_new = current() is not None
         return self._batches()
 
-    def _batches(self) -> Iterator[Any]:
-        begun: Begun | None = None
-        recorded: deque[_Recorded] = deque()
-        read = Tally()
-        for n_yielded, batch in enumerate(super().__iter__(), start=1):
-            if begun is None:  # it has just begun its pass
-                begun, recorded = self._sampler.begun, self._recorder.recorded
-                assert begun is not None
-                self._read = begun, read
-            asked, repeats = recorded.popleft()
+    def _batches(self) -> Generator[Any]:
+        stream = _Stream()
+        batches = super().__iter__()
+        with self._recorder.recording(stream):  # the pass begins with its first batch
+            first = next(batches, None)
+        begun = stream.begun
+        assert begun is not None
+        self._streams = {known: self._streams[known] for known in self._sampler.passes if known in self._streams}
+        self._streams[begun] = stream
+        self._is_new = False
+        for batch in batches if first is None else chain([first], batches):
+            asked, repeats = stream.recorded.popleft()
             index: npt.NDArray[Any] | None = batch["index"]
-            read.add(asked if index is None else index)
-            if n_yielded == begun.n_due:
+            stream.read.add(asked if index is None else index)
+            stream.n_yielded += 1  # before it is yielded: whoever saves a state has been given this batch
+            if stream.n_yielded == begun.n_due:
                 self._sampler.finish(begun)  # a consumer who knows the number doesn't come to ask for more
-            self._counted = begun, n_yielded  # before it is yielded: whoever saves a state has been given this batch
             yield batch if repeats is None else {**batch, "repeated": repeats}
-        if begun is None:  # there was nothing left
-            self._counted = self._sampler.begun, 0
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
@@ -157,7 +162,8 @@ class StatefulLoader(Loader[Any, Any]):
         Raises
         ------
         RuntimeError
-            If it isn't known.
+            If it isn't known; or if more than one pass may be gone on with, so that it can't be told which of them the
+            state is to be about. (A look at a batch, as ``next(iter(loader))``, is none: its iterator is gone at once.)
         """
         if batches_done is not None:
             return self._sampler.state_dict(batches_done=batches_done)
@@ -167,10 +173,17 @@ class StatefulLoader(Loader[Any, Any]):
                 "Pass it as state_dict(batches_done=...), or use torchdata's StatefulDataLoader, which knows."
             )
             raise RuntimeError(msg)
-        begun, n_yielded = self._counted
-        if begun is None or begun is not self._sampler.begun:  # something was set, loaded or begun since
-            begun, n_yielded = None, 0
-        return self._sampler.state_after(begun, n_yielded)
+        begun = None if self._is_new else self._sampler.under_way()
+        if begun is None:  # something was set or loaded since, or nothing was begun
+            return self._sampler.state_after(None, 0)
+        stream = self._streams.get(begun)
+        if stream is None:
+            msg = (
+                "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
+                "or of sampler.sample(...). Give each loader a sampler of its own."
+            )
+            raise RuntimeError(msg)
+        return self._sampler.state_after(begun, stream.n_yielded)
 
     def check_ranks_agree(self, *, timeout: float = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
@@ -239,10 +252,48 @@ class StatefulLoader(Loader[Any, Any]):
                     "Make a Tally, add each batch['index'] to it, and pass it."
                 )
                 raise RuntimeError(msg)
-            begun, read = self._read
-            if begun is not self._sampler.begun:  # that of another loader, or of no loader
-                read = Tally()
+            begun = self._sampler.begun
+            stream = None if begun is None else self._streams.get(begun)
+            read = Tally() if stream is None else stream.read  # the pass of another loader, or of no loader
         return self._sampler.check_epoch_read(self.n_obs, read, timeout=timeout, gather=gather)
+
+    def to_dataloader(self, *, num_workers: int, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
+        """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
+
+        Lightning, accelerate and a plain loop find its ``set_epoch``, ``state_dict``, ``load_state_dict``, ``len()``
+        and ``sampler``, which torch's own hides. Its state counts the batches that came out of the workers.
+
+        Parameters
+        ----------
+        num_workers
+            How many processes read for this rank; 0 reads in this one.
+        options
+            Further ones of torch's ``DataLoader``, but for those that would divide the rows once more. If not given,
+            ``multiprocessing_context`` is ``"spawn"``, since threads of zarrs don't survive a fork, and
+            ``persistent_workers`` is True. Spawned workers import the script, which therefore begins its work under
+            ``if __name__ == "__main__":``.
+
+        Raises
+        ------
+        TypeError
+            If an option would divide the rows once more, or have batches come out of order.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
+        >>> batches = loader.to_dataloader(num_workers=0)
+        >>> batches.set_epoch(1)
+        >>> taken = next(iter(batches))
+        >>> batches.state_dict()["epoch"], batches.state_dict()["segments"]
+        (1, [[2, 1, 1]])
+        """
+        return WorkerDataLoader(self, num_workers=num_workers, **options)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""
@@ -264,12 +315,30 @@ class _Recorded(NamedTuple):
     """For each of them, whether it is a repeat; None if nothing is said."""
 
 
+@dataclass(eq=False)
+class _Stream:
+    """The batches of one pass."""
+
+    begun: Begun | None = None
+    """The pass; None until it is begun."""
+    recorded: deque[_Recorded] = field(default_factory=deque)
+    """What the sampler says of the batches that are still to be yielded."""
+    n_yielded: int = 0
+    """How many batches were yielded."""
+    read: Tally = field(default_factory=Tally)
+    """Their rows."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"recorded": deque()}  # a copy of a loader can't go on with a pass
+
+
 class _Recorder(Sampler):
-    """A sampler that does what another one does, and keeps what it says of the batches of the pass begun last."""
+    """A sampler that does what another one does, and keeps what it says of the batches of each pass."""
 
     def __init__(self, sampler: DistributedSampler) -> None:
         self._recorded = sampler
-        self.recorded: deque[_Recorded] = deque()
+        # for each thread, the stream whose pass it is about to begin
+        self._beginning: dict[int, _Stream] = {}
 
     @property
     def batch_size(self) -> int | None:
@@ -285,10 +354,20 @@ class _Recorder(Sampler):
     def validate(self, n_obs: int) -> None:
         self._recorded.validate(n_obs)
 
+    @contextmanager
+    def recording(self, stream: _Stream) -> Iterator[None]:
+        """Keep in a stream what is said of the pass that this thread begins in this context."""
+        self._beginning[threading.get_ident()] = stream
+        try:
+            yield
+        finally:
+            del self._beginning[threading.get_ident()]
+
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         requests = self._recorded.sample(n_obs)
-        self.recorded = deque()
-        return self._record(requests, self.recorded)
+        stream = self._beginning[threading.get_ident()]
+        stream.begun = requests.begun
+        return self._record(requests, stream.recorded)
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)

@@ -28,6 +28,7 @@ from annbatch_distributed.workers import undivided
 
 if TYPE_CHECKING:
     from annbatch_distributed.dealing import Hand
+    from annbatch_distributed.progress import Begun
     from annbatch_distributed.sharding import EpochPlan
 
 
@@ -51,8 +52,10 @@ class Pass(Iterator[LoadRequest]):
     """How many load requests have been taken from this pass."""
     closed: bool = False
     """Whether the pass was closed, and gives no more load requests."""
-    when_exhausted: Callable[[], None] | None = field(default=None, repr=False)
-    """What is called once, when all load requests were taken; copies don't call it."""
+    begun: Begun | None = field(default=None, repr=False)
+    """What the sampler that began it knows it by."""
+    when_taken: Callable[[Begun, bool], None] | None = field(default=None, repr=False)
+    """What is told of every load request that is taken, and, with True, of the end; copies don't tell."""
     _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)
 
     def __next__(self) -> LoadRequest:
@@ -62,12 +65,15 @@ class Pass(Iterator[LoadRequest]):
                     self._stream = iter(()) if self.closed else islice(self._requests(), self.taken, None)
                 request = next(self._stream)
         except StopIteration:
-            if self.when_exhausted is not None and not self.closed:
-                self.when_exhausted()
-                self.when_exhausted = None
+            self._tell(is_end=True)
             raise
         self.taken += 1
+        self._tell(is_end=False)
         return request
+
+    def _tell(self, *, is_end: bool) -> None:
+        if self.when_taken is not None and self.begun is not None and not self.closed:
+            self.when_taken(self.begun, is_end)
 
     def close(self) -> None:
         """End the pass."""
@@ -105,7 +111,7 @@ class Pass(Iterator[LoadRequest]):
         return translate(requests, shard.rows, name=name, ahead=is_annbatchs_own(sampler))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_stream": None, "when_exhausted": None}
+        return vars(self) | {"_stream": None, "when_taken": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # nothing but the stream, which a copy leaves out, ever changes in place

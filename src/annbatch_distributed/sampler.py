@@ -335,7 +335,7 @@ class DistributedSampler(Sampler):
         (2, 6)
         """
         batches_done = _natural_number("batches_done", batches_done)
-        begun = self._bookmark.begun
+        begun = self._bookmark.under_way()
         if begun is not None and begun.was_loaded:
             msg = (
                 "The workers of a DataLoader have loaded a state each, which this process doesn't know. Save the "
@@ -502,6 +502,16 @@ class DistributedSampler(Sampler):
         # in what is left of an epoch, lost rows stay where they are
         turn = 0 if segment else turns(counts.movement, epoch)
         return plan.counted(counts.natural_batches, turn=turn, n_samples=counts.n_samples)
+
+    def _moves(self, plan: EpochPlan) -> bool:
+        """Whether the rank would have other rows in the next epoch."""
+        assert self._counted is not None
+        if plan.n_lost and self._counted[1].movement != "stay":
+            return True
+        try:
+            return replace(plan, epoch=plan.epoch + 1).dealt != plan.dealt
+        except ValueError:  # it can't deal them then
+            return True
 
     def _warn_once(self, message: str) -> None:
         if not self._within_another and message not in self._warned:
@@ -727,7 +737,9 @@ class DistributedSampler(Sampler):
         with undivided():
             plan = self._plan(n_obs, position)
         worker, share = current(), self._share(position)
-        if position.passes and not position.resumes and (worker is None or not worker.id) and _moves(plan):
+        # workers that are started anew for every pass don't know that another one has warned
+        warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.id
+        if warns and not position.resumes and self._moves(plan):
             self._warn_once(_SAME_ROWS)
         dealings = _dealings(position, self.world_size)
         _check_done(plan, sum(done for _, done in dealings))
@@ -744,12 +756,11 @@ class DistributedSampler(Sampler):
             share=None if worker is None else share,
             ends=share.worker == (n_left - 1) % share.n_workers,
         )
-        self._bookmark.begin(begun)
-        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes)
+        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes, begun=begun)
         if begun.n_due < n_batches:
             requests.hand = due
-        if position.resumes or worker is not None:
-            requests.when_exhausted = partial(self._bookmark.end, begun)
+        requests.when_taken = self._bookmark.taken
+        self._bookmark.begin(begun, requests)
         return requests
 
     def _share(self, position: Position) -> Share:
@@ -762,12 +773,21 @@ class DistributedSampler(Sampler):
 
     @property
     def begun(self) -> Begun | None:
-        """The pass that was begun last, None if something was set or loaded since."""
+        """The pass that was begun or taken from last, None if something was set or loaded since."""
         return self._bookmark.begun
+
+    @property
+    def passes(self) -> list[Begun]:
+        """The passes that were begun here since something was set or loaded, but for those that were given up."""
+        return self._bookmark.passes
+
+    def under_way(self) -> Begun | None:
+        """Return the pass that a state is about, None if something was set or loaded since."""
+        return self._bookmark.under_way()
 
     def finish(self, begun: Begun) -> None:
         """Take what was left of a resumed epoch for done."""
-        self._bookmark.end(begun)
+        self._bookmark.taken(begun, is_end=True)
 
     def state_after(self, begun: Begun | None, n_yielded: int) -> dict[str, Any]:
         """Return the state after so many batches of a pass were yielded here, or at the beginning of the next one."""
@@ -869,8 +889,9 @@ _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
 _ROOT = "randomness (a seed makes it the same)"
 
 _SAME_ROWS = (
-    "A second pass without set_epoch under a sharding that deals the rows anew in each epoch: every rank reads the "
-    "rows that it had last time, in another order. Call set_epoch(epoch) on every rank before each epoch."
+    "A second pass without set_epoch: every rank reads the rows that it had last time, in another order, although "
+    "other epochs have the rows dealt anew or lose other ones. Call set_epoch(epoch) on every rank before each epoch. "
+    "(A torch DataLoader hides set_epoch from Lightning; what loader.to_dataloader(num_workers=...) returns doesn't.)"
 )
 
 
@@ -897,14 +918,6 @@ def _check_done(plan: EpochPlan, done: int) -> None:
             f"{plan.world_size} ranks it has {most}. Load a state of this collection."
         )
         raise ValueError(msg)
-
-
-def _moves(plan: EpochPlan) -> bool:
-    """Whether the next epoch has the rows dealt in another way."""
-    try:
-        return replace(plan, epoch=plan.epoch + 1).dealt != plan.dealt
-    except ValueError:  # it can't deal them then
-        return True
 
 
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:

@@ -38,8 +38,6 @@ class Worker(NamedTuple):
     """Which of the workers, from 0."""
     n_workers: int
     """How many there are."""
-    seed: int
-    """What torch has drawn for all of them: another number in every iteration, unless they are persistent."""
 
 
 def current() -> Worker | None:
@@ -49,7 +47,7 @@ def current() -> Worker | None:
         return None
     with _hiding:
         info = torch.utils.data.get_worker_info()
-    return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)
+    return None if info is None else Worker(info.id, info.num_workers)
 
 
 def undivided() -> AbstractContextManager[None]:

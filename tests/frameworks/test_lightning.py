@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anndata as ad
+import numpy as np
 import pytest
+import torch
+from annbatch.samplers import RandomSampler
+from lightning import LightningModule, Trainer
 
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.frameworks.rows import BATCH_SIZE, check_goes_on, check_reads_everything, read, several
 from tests.processes.configurations import N_OBS
 from tests.processes.launch import run
@@ -101,3 +107,57 @@ def test_a_job_goes_on_with_another_number_of_devices(
         assert read(runs / name, f"train-{later}", ranks) == read(runs / uninterrupted, f"train-{later}", ranks)
     for each in range(3):
         check_validates(runs / name, epoch=each, ranks=ranks)
+
+
+class Rows(LightningModule):
+    """Writes down the rows of each epoch, and saves a checkpoint in the middle of one."""
+
+    def __init__(self, checkpoint: Path | None = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.checkpoint = checkpoint
+        self.read: dict[int, list[list[int]]] = {}
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        self.read.setdefault(self.current_epoch, []).append(batch["index"].tolist())
+        loss: torch.Tensor = (self.weight * batch["X"]).sum()
+        return loss
+
+    def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
+        if self.checkpoint is not None and (self.current_epoch, batch_idx) == (1, 3):
+            self.trainer.save_checkpoint(self.checkpoint)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_behind_a_dataloader_lightning_finds_epochs_and_the_state_after_the_batch_that_was_trained_on(
+    tmp_path: Path,
+) -> None:
+    def loader() -> StatefulLoader:
+        sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(1, 2), seed=0, sharding="shuffled")
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
+        return made.add_adata(ad.AnnData(np.arange(201, dtype="float32").reshape(-1, 1)))
+
+    def fit(module: Rows, checkpoint: Path | None = None) -> dict[int, list[list[int]]]:
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=3,
+            logger=False,
+            enable_progress_bar=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(module, loader().to_dataloader(num_workers=2, multiprocessing_context="fork"), ckpt_path=checkpoint)
+        return module.read
+
+    whole = fit(Rows(tmp_path / "middle.ckpt"))
+    shards = []
+    for epoch, batches in whole.items():
+        alone = loader()
+        alone.set_epoch(epoch)
+        assert sorted(batches) == sorted(batch["index"].tolist() for batch in alone)
+        shards.append({row for batch in batches for row in batch})
+    assert len(shards) == 3
+    assert shards[0] != shards[1] != shards[2]
+    assert fit(Rows(), tmp_path / "middle.ckpt") == {1: whole[1][4:], 2: whole[2]}

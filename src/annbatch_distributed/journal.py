@@ -1,0 +1,78 @@
+"""The journal: entries that several processes write, each of which reads all of them in the same order.
+
+Entries are files in a private folder, and their names are numbers. Whoever writes one does so aside, and then links it
+to the first number that is free, which the operating system lets one process do: an entry is there wholly or not at
+all, and nobody waits. A process that is killed leaves nothing half-written.
+
+The process that has made the journal removes the folder when it ends, or has no more use for it. If it is killed, a
+folder with a few small files stays in the system's folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+type Entry = dict[str, Any]
+
+
+class Journal:
+    """A journal as one process reads it."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.gettempdir()) / f"annbatch-distributed-{os.getpid()}-{secrets.token_hex(16)}"
+        self._n_read = 0
+
+    def open(self) -> None:
+        """Make the folder, in the process that answers for it, before others can write."""
+        self._folder.mkdir(mode=0o700)
+        weakref.finalize(self, _remove, self._folder, os.getpid())
+
+    def read(self) -> Iterator[Entry]:
+        """Return the entries that have not been read yet."""
+        while True:
+            try:
+                text = (self._folder / str(self._n_read)).read_text()
+            except FileNotFoundError:
+                return
+            self._n_read += 1
+            yield json.loads(text)
+
+    def write(self, entry: Entry) -> bool:
+        """Write an entry behind those that were read, which counts as read; return False if there is another one.
+
+        Parameters
+        ----------
+        entry
+            What JSON can hold.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the journal is not open, or not any more.
+        """
+        aside = self._folder / f"aside-{os.getpid()}-{threading.get_ident()}"
+        aside.write_text(json.dumps(entry))
+        try:
+            os.link(aside, self._folder / str(self._n_read))
+        except FileExistsError:
+            return False
+        finally:
+            aside.unlink()
+        self._n_read += 1
+        return True
+
+
+def _remove(folder: Path, maker: int) -> None:
+    if os.getpid() == maker:  # a process that was forked has other uses for it
+        shutil.rmtree(folder, ignore_errors=True)
