@@ -79,3 +79,19 @@ def test_one_rank_may_have_a_batch_less_than_what_all_have_done() -> None:
     assert left(4, ((2, 5),)) == ()
     assert hand(4, ((2, 5),), worker=1, n_workers=2, keeps_order=False) == ((), ())
     assert done(4, ((2, 5),)) == (range(4),)
+
+
+@given(st.integers(0, 40), runs, st.integers(1, 5), st.booleans())
+def test_every_worker_knows_what_any_of_them_has_left(n: int, runs: Dealings, n_workers: int, keeps: bool) -> None:
+    dealings = (*runs, (1 if keeps else n_workers, 0))
+    hands = [hand(n, dealings, worker=w, n_workers=n_workers, keeps_order=keeps) for w in range(n_workers)]
+    assert all(each.left == left(n, dealings) for each in hands)
+    assert sorted(chain(*chain(*(each.own for each in hands)))) == list(chain(*left(n, dealings)))
+
+
+@given(st.integers(0, 40), runs, st.integers(2, 5))
+def test_what_is_left_in_pieces_can_be_dealt_one_by_one(n: int, runs: Dealings, n_workers: int) -> None:
+    numbers = list(chain(*left(n, runs)))
+    for worker in range(n_workers):
+        own = hand(n, (*runs, (1, 0)), worker=worker, n_workers=n_workers, keeps_order=True).own
+        assert list(chain(*own)) == [number for place, number in enumerate(numbers) if place % n_workers == worker]

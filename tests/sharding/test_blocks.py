@@ -152,3 +152,25 @@ def test_shuffled_alone_has_neither_seed_nor_block_size() -> None:
         Shuffled(2).deal(Rows((range(4),)), world_size=2, epoch=0, seed=None)
     with pytest.raises(ValueError, match=r"Shuffled\(\) has no block size of its own"):
         Shuffled().deal(Rows((range(4),)), world_size=2, epoch=0, seed=0)
+
+
+def test_orders_are_the_same_as_in_every_version_before() -> None:
+    rows, mixed = Rows((range(12),)), Rows((range(1, 8), range(10, 21)))
+    assert [list(Shuffled(2).deal(rows, world_size=2, epoch=epoch, seed=0)) for epoch in range(3)] == [
+        [6, 7, 2, 3, 4, 5, 10, 11, 0, 1, 8, 9],
+        [0, 1, 4, 5, 2, 3, 10, 11, 8, 9, 6, 7],
+        [10, 11, 4, 5, 6, 7, 2, 3, 0, 1, 8, 9],
+    ]
+    assert list(shuffled(mixed, 4, (5, 2))) == [4, 5, 6, 7, 20, 12, 13, 14, 15, 1, 2, 3, 16, 17, 18, 19, 10, 11]
+
+
+def test_two_ends_of_blocks_without_a_whole_one_between_them_are_two() -> None:
+    orders = {tuple(shuffled(Rows((range(3, 6),)), 4, (seed,))) for seed in range(20)}
+    assert orders == {(3, 4, 5), (4, 5, 3)}
+
+
+def test_a_row_can_be_a_block_and_a_size_is_an_integer_of_python() -> None:
+    assert repr(Shuffled(1)) == "Shuffled(block_size=1)"
+    assert repr(Shuffled(np.int64(64))) == "Shuffled(block_size=64)"
+    assert sorted(shuffled(Rows((range(5),)), 1, (0,))) == [0, 1, 2, 3, 4]
+    assert [str(shuffled(Rows((range(4 * n),)), 4, (0,))) for n in (1, 2)] == ["1 block of 4", "2 blocks of 4"]

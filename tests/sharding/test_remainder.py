@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from annbatch_distributed.sharding.remainder import Movement, Remainder, check, drop_offset, n_lost, stretch, turns
+from annbatch_distributed.sharding.remainder import (
+    Movement,
+    Remainder,
+    check,
+    check_sizes,
+    drop_offset,
+    filled,
+    n_lost,
+    stretch,
+    turns,
+)
 
 job = st.tuples(st.integers(1, 200), st.integers(1, 9), st.integers(1, 12))
 
@@ -108,3 +118,72 @@ def test_too_few_rows_is_an_error_that_counts_them(
 def test_pad_needs_a_single_row() -> None:
     check("pad", n_rows=1, world_size=5, batch_size=7, what="")
     assert positions("pad", 1, 5, 7) == [[0] * 7] * 5
+
+
+@given(st.lists(st.integers(4, 20), min_size=1, max_size=5), st.integers(1, 4), st.integers(-3, 3))
+def test_shares_are_cut_or_filled_to_the_same_number_of_full_batches_or_stay_as_they_are(
+    sizes: list[int], batch_size: int, turn: int
+) -> None:
+    for rank, size in enumerate(sizes):
+
+        def found(policy: Remainder, rank: int = rank) -> tuple[int, int, int]:
+            return filled(policy, sizes=sizes, batch_size=batch_size, turn=turn, rank=rank)
+
+        assert found("keep") == found("exact") == (0, size, size)
+        cut = next(n for n in range(21, 0, -1) if n % batch_size == 0 and all(n <= other for other in sizes))
+        lost = [place % size for place in range(size - cut)]  # before what is kept, which begins behind it
+        start, own, length = found("drop")
+        assert own == length == cut
+        assert start == (turn * len(lost)) % size
+        fill = next(n for n in range(21 + batch_size) if n % batch_size == 0 and all(n >= other for other in sizes))
+        assert found("pad") == (0, size, fill)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sizes", "batch_size", "message"),
+    [
+        (
+            "drop",
+            [8, 3, 2],
+            4,
+            "It gives rank 2 of 3 only 2 rows, but under remainder='drop' every rank needs at least 4",
+        ),
+        ("drop", [8, 3], 4, "It gives rank 1 of 2 only 3 rows, .* at least 4"),
+        ("keep", [0, 3], 4, "It gives rank 0 of 2 only 0 rows, but under remainder='keep' every rank needs at least 1"),
+        ("exact", [3, 0], None, "It gives rank 1 of 2 only 0 rows, .* at least 1"),
+        ("pad", [3, 0], 4, "It gives rank 1 of 2 only 0 rows, .* at least 1"),
+        ("drop", [3, 0], None, "It gives rank 1 of 2 only 0 rows, .* at least 1"),
+    ],
+)
+def test_a_share_that_is_too_small_is_an_error_that_names_the_rank(
+    policy: Remainder, sizes: list[int], batch_size: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_sizes(policy, sizes=sizes, batch_size=batch_size, name="It")
+    enough = batch_size if policy == "drop" and batch_size else 1
+    check_sizes(policy, sizes=[max(size, enough) for size in sizes], batch_size=batch_size, name="It")
+
+
+def test_no_rows_are_too_few_for_any_policy() -> None:
+    with pytest.raises(ValueError, match="The window has 0 rows, and there must be at least one"):
+        check("pad", n_rows=0, world_size=2, batch_size=3, what="The window has 0 rows")
+    with pytest.raises(ValueError, match="too few for 2 ranks"):
+        check("keep", n_rows=0, world_size=2, batch_size=None, what="The window has 0 rows")
+    assert drop_offset(3, lost=0, n_rows=0) == 0
+
+
+def test_an_epoch_loses_the_rows_before_those_that_the_last_one_lost() -> None:
+    kept = [
+        [(drop_offset(turns("rotate", epoch), lost=2, n_rows=10) + position) % 10 for position in range(8)]
+        for epoch in range(3)
+    ]
+    assert kept == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 0, 1, 2, 3]]
+
+
+@given(st.integers(1, 60), st.integers(1, 7))
+def test_padded_stretches_begin_where_those_before_them_end(n_rows: int, world_size: int) -> None:
+    found = [
+        stretch("pad", n_rows=n_rows, world_size=world_size, batch_size=3, rank=rank) for rank in range(world_size)
+    ]
+    assert [part.start for part in found] == [0, *accumulate(part.own for part in found)][:-1]
+    assert sum(part.own for part in found) == n_rows

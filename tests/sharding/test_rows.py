@@ -99,3 +99,29 @@ def test_rows_read_as_half_open_intervals() -> None:
     assert str(Rows((range(3), range(5, 9)))) == "0:3, 5:9"
     assert str(Rows(())) == "none"
     assert len(Rows(())) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)).map(lambda pair: range(pair[0], sum(pair))), max_size=4),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
+def test_rows_are_narrowed_down_to_those_between_two_bounds(parts: list[range], start: int, stop: int) -> None:
+    narrowed = Rows(tuple(parts)).within(start, stop)
+    assert list(narrowed) == [row for part in parts for row in part if start <= row < stop]
+
+
+def test_numbers_of_a_narrow_type_do_not_go_round_its_end() -> None:
+    assert list(Rows.of(np.array([255, 0, 1], dtype=np.uint8))) == [255, 0, 1]
+
+
+def test_bounds_that_meet_are_joined_to_those_right_before_them() -> None:
+    starts, stops = np.array([0, 2, 5, 5, 8]), np.array([2, 5, 6, 8, 9])
+    assert Rows.of_bounds(starts, stops).pieces == (range(6), range(5, 9))
+
+
+def test_of_no_rows_the_global_ones_are_integers_too() -> None:
+    none = np.array([], dtype=np.int64)
+    found = [Rows().to_global(none), *Rows().slices_to_global(none, none)]
+    assert [part.tolist() for part in found] == [[]] * 4
+    assert all(part.dtype == np.int64 for part in found)

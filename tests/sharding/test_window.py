@@ -62,3 +62,10 @@ def test_anything_but_slices_of_integers_is_a_type_error_that_shows_it(mask: Any
 def test_a_mask_beyond_the_collection_is_a_value_error_that_says_how_many_rows_there_are(mask: Any) -> None:
     with pytest.raises(ValueError, match=r"must lie within the collection's rows \[0, 100\)"):
         window(resolve_mask(mask), 100)
+
+
+def test_slices_that_begin_at_the_same_row_overlap_wherever_they_end() -> None:
+    mask: list[Any] = [slice(5, 10), slice(5, None)]
+    for slices in (mask, mask[::-1]):
+        with pytest.raises(ValueError, match=r"must not overlap, got \[5, "):
+            resolve_mask(slices)
