@@ -85,3 +85,14 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/resume.py", "--small", *session.posargs)
     session.run("python", "benchmarks/workers.py", "--small", *session.posargs)
     session.run("python", "benchmarks/representativeness.py", "--small", f"--out={session.create_tmp()}/figure.svg")
+
+
+@nox.session(python=NEWEST, default=False)
+def mutation(session: nox.Session) -> None:
+    """Change the code in one place at a time, and show the changes that no test notices: see CONTRIBUTING.md."""
+    sync(session, "--extra=testing", "--group=mutation")
+    names = [f"annbatch_distributed.{module}.*" for module in session.posargs]
+    mutmut = "python", ".ci/mutation.py"
+    session.run(*mutmut, "run", *names, env={"HYPOTHESIS_PROFILE": "mutation"})
+    if not names:  # of some modules, what has become of each change has just been printed
+        session.run(*mutmut, "results")
