@@ -195,7 +195,7 @@ class Growing(MaskBlind):
 
 
 def test_a_sampler_with_epochs_of_its_own_is_counted_in_each_of_them() -> None:
-    for sampler in job(Growing(4), 2):
+    for sampler in job(Growing(4), 2, remainder="keep"):
         for epoch, n_batches in ((0, 5), (1, 10), (0, 5)):
             sampler.set_epoch(epoch)
             assert sampler.n_batches(40) == len(batches(sampler.sample(40))) == n_batches

@@ -46,7 +46,7 @@ def test_the_arithmetic_needs_the_standard_library_and_numpy_only(file: str) -> 
 def test_the_search_for_imports_finds_them() -> None:
     assert "annbatch.abc" in imported(PACKAGE / "sampler.py")
     assert "torch.distributed" in imported(PACKAGE / "ranks" / "torch.py")
-    assert "collections.abc" not in imported(PACKAGE / "requests.py")
+    assert "collections.abc" not in imported(PACKAGE / "rest.py")
 
 
 def test_importing_the_package_brings_nothing_that_annbatch_does_not() -> None:

@@ -161,8 +161,8 @@ class Composed(MaskBlind):
     """Draws with the generator of a sampler that it holds."""
 
     def __init__(self) -> None:
-        super().__init__(4)
         self.inner = random()
+        super().__init__(self.inner.batch_size)
 
     def n_batches(self, n_obs: int) -> int:
         return self.inner.n_batches(n_obs)
@@ -310,7 +310,7 @@ def test_a_sampler_that_replaces_sample_itself_is_taken_at_its_word() -> None:
         def n_batches(self, n_obs: int) -> int:
             return 1
 
-    assert [order(rank) for rank in job(Replacing(2), 2)] == [list(range(50)), list(range(50, 100))]
+    assert [order(rank) for rank in job(Replacing(50), 2)] == [list(range(50)), list(range(50, 100))]
 
 
 def test_a_wrapped_sampler_with_epochs_of_its_own_follows() -> None:

@@ -15,14 +15,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from annbatch.samplers import ClassSampler, RandomSampler
+from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import follow_epoch
 from annbatch_distributed.private_copy import private_copy
+from annbatch_distributed.promises import promised, reads_every_row, refuse_impossible
 from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.remainder import check, check_sizes
-from annbatch_distributed.traits import drawable_classes, n_draws, set_draws
+from annbatch_distributed.traits import drawable_classes, is_wrapper, n_draws, set_draws
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -125,8 +126,8 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sam
         local.validate(len(shard))
         _refuse_short_draws(local, len(shard))
         n_batches = local.n_batches(len(shard))
-        if _promises_all(sampler, plan):
-            _refuse_leaving_out(n_batches, size, plan)
+        what = "samples" if plan.shares_draws else "rows"
+        refuse_impossible(n_batches, promised(sampler, plan, size), what)
     except ValueError as error:
         msg = (
             f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.world_size}, which are "
@@ -162,34 +163,13 @@ def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> 
     raise ValueError(msg)
 
 
-# What annbatch's samplers are set to is not public. Where their counts alone don't tell, it is looked at here and
-# nowhere else; tests/test_counts.py fails when annbatch changes it.
-
-
-def _reads_every_row(sampler: Sampler) -> bool:
-    """Whether a sampler is one that is meant to read all of its rows, rather than to draw some of them.
-
-    One that was told how many rows to draw keeps to that under every policy.
-    """
-    if isinstance(sampler, RandomSampler):
-        return sampler._num_samples is None and not sampler._replacement
-    return not (isinstance(sampler, ClassSampler) or _is_wrapper(sampler))
-
-
-def _promises_all(sampler: Sampler, plan: EpochPlan) -> bool:
-    """Whether every row is to be read, or every sample drawn, on this rank alone."""
-    if plan.shares_draws:
-        return plan.remainder in ("keep", "exact") and plan.batch_size is not None and not _is_wrapper(sampler)
-    return plan.remainder == "exact" and _reads_every_row(sampler)
-
-
 def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
     """Raise if an epoch of a sampler can't go on with another number of ranks."""
-    if _reads_every_row(sampler):
+    if reads_every_row(sampler):
         return
     name = type(sampler).__name__
     msg = f"The state is of a job of {old} ranks, and this one has {new}. "
-    if _is_wrapper(sampler):
+    if is_wrapper(sampler):
         msg += (
             f"A {name} in another one can't go on with other numbers. Use one {name}, with the rank in the whole job."
         )
@@ -202,22 +182,8 @@ def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
     raise ValueError(msg)
 
 
-def _is_wrapper(sampler: Sampler) -> bool:
-    """Whether a sampler is a wrapper that is wrapped again, which reads a part of its rows on each rank."""
-    return hasattr(sampler, "world_size")
-
-
-def _refuse_leaving_out(n_batches: int, n_rows: int, plan: EpochPlan) -> None:
-    """Raise if so many batches can't hold so many rows, or samples."""
-    assert plan.batch_size is not None
-    if n_batches * plan.batch_size < n_rows:
-        what = "sample" if plan.shares_draws else "row"
-        msg = (
-            f"it makes {n_batches} batches of {plan.batch_size} rows at most, and so leaves out some of its {n_rows} "
-            f"{what}s, but remainder={plan.remainder!r} promises every {what}. Use drop_last=False, or "
-            "remainder='drop'."
-        )
-        raise ValueError(msg)
+# What annbatch's samplers are set to is not public. Where their counts alone don't tell, it is looked at here;
+# tests/test_counts.py fails when annbatch changes it.
 
 
 def _refuse_short_draws(sampler: Sampler, n_rows: int) -> None:

@@ -11,7 +11,7 @@ together with how many load requests were taken, and the copy runs through that 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
@@ -21,9 +21,10 @@ from annbatch.types import LoadRequest
 
 from annbatch_distributed.localize import confine, is_annbatchs_own, localize
 from annbatch_distributed.private_copy import private_copy
+from annbatch_distributed.promises import promised
 from annbatch_distributed.randomness import generator
-from annbatch_distributed.requests import complete, fit, mark_repeats, select, translate
-from annbatch_distributed.traits import set_draws
+from annbatch_distributed.requests import check, complete, fit, hold, mark_repeats, select, translate
+from annbatch_distributed.traits import is_wrapper, set_draws
 from annbatch_distributed.workers import undivided
 
 if TYPE_CHECKING:
@@ -97,8 +98,11 @@ class Pass(Iterator[LoadRequest]):
             sampler.rng = rng
         follow_epoch(sampler, plan.epoch)
         requests = _run(sampler, plan.n_obs if confined else len(shard))
-        if not confined:  # annbatch's own samplers leave out no splits
-            requests = complete(requests, batch_size=sampler.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
+        if not (is_annbatchs_own(sampler) or is_wrapper(sampler)):
+            requests = check(requests, n_rows=len(shard), name=name)
+            requests = complete(requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
+            n_rows = plan.sizes[self.rank] if plan.shares_draws else len(shard)
+            requests = hold(requests, promised(self.sampler, plan, n_rows), name=name)
         requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
         if self.hand is not None:
             requests = select(requests, self.hand)
@@ -130,6 +134,11 @@ def _run(sampler: Sampler, n_obs: int) -> Iterator[LoadRequest]:
     Those it shuffles with numpy's global random state. A sampler that replaces ``sample`` itself is taken at its word.
     """
     if type(sampler).sample is not Sampler.sample:
-        return iter(sampler.sample(n_obs))
-    sampler.validate(n_obs)
-    return iter(sampler._sample(n_obs))
+        requests = sampler.sample(n_obs)
+    else:
+        sampler.validate(n_obs)
+        requests = sampler._sample(n_obs)
+    if not isinstance(requests, Iterable):
+        msg = f"{type(sampler).__name__} must yield load requests for its rows, got {requests!r} in place of them."
+        raise TypeError(msg)
+    return iter(requests)

@@ -2,11 +2,15 @@
 
 Each step is a generator over load requests, and they are put together in this order:
 
-1. ``complete`` adds the splits that a sampler left out.
-2. ``fit`` holds the stream to the number of batches that was planned.
-3. ``select`` leaves out what is done, if an epoch is resumed, and what other workers of a ``DataLoader`` have.
-4. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
-5. ``translate`` turns local rows into global ones.
+1. ``check`` refuses load requests that can't be read, or would be misread.
+2. ``complete`` adds the splits that a sampler left out.
+3. ``hold`` holds the batches to what the policy promises of them.
+4. ``fit`` holds the stream to the number of batches that was planned.
+5. ``select`` leaves out what is done, if an epoch is resumed, and what other workers of a ``DataLoader`` have.
+6. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
+7. ``translate`` turns local rows into global ones.
+
+The first three are for samplers that aren't annbatch's own, whose load requests are right by construction.
 
 annbatch's ``LoadRequest`` is a dict of ``requests`` (slices or an integer array of rows) and ``splits`` (for each
 batch, positions in the rows of the requests). Other keys are passed on. None of the steps changes a request that it is
@@ -15,15 +19,16 @@ given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
 from annbatch_distributed.dealing import contains
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy.typing as npt
     from annbatch.types import LoadRequest
@@ -31,6 +36,147 @@ if TYPE_CHECKING:
     from annbatch_distributed.dealing import Hand
     from annbatch_distributed.sharding import Rows
     from annbatch_distributed.sharding.rows import Int64Array
+
+
+class Promise(NamedTuple):
+    """What a policy promises of a rank's batches, as far as the sampler has to keep it."""
+
+    batch_size: int | None
+    """No batch has more rows than this; None if that isn't known."""
+    policy: str
+    """Who promises: what becomes of the remainder."""
+    full: bool = False
+    """Whether every batch has as many rows."""
+    n_rows: int | None = None
+    """How many rows all batches have together; None if nothing is promised."""
+    once: bool = False
+    """Whether these are the local rows ``[0, n_rows)``, each once."""
+
+
+def check(requests: Iterable[object], *, n_rows: int, name: str) -> Iterator[LoadRequest]:
+    """Refuse load requests that annbatch's ``Loader`` can't read, or would read as something else without an error.
+
+    Parameters
+    ----------
+    requests
+        What the sampler yields.
+    n_rows
+        How many local rows there are.
+    name
+        The sampler's, for messages.
+
+    Returns
+    -------
+    The load requests; their splits, where they have any, are arrays.
+
+    Raises
+    ------
+    TypeError
+        If a load request is no dict, its rows are neither slices nor an array of integers in one dimension, or its
+        splits are not a list of such arrays.
+    RuntimeError
+        If a load request has no rows, a batch has none, a slice is reversed or has a step, or rows or positions are
+        not there; or if load requests without batches go on and on.
+    """
+    n_idle = 0
+    for request in requests:
+        if not isinstance(request, Mapping) or "requests" not in request:
+            msg = f"{name} must yield load requests, dicts with 'requests' and 'splits', got {request!r}."
+            raise TypeError(msg)
+        n_here = _n_checked_rows(request["requests"], n_rows, name)
+        if not n_here:
+            msg = f"{name} yielded a load request for no rows, which annbatch's Loader can't read. Leave it out."
+            raise RuntimeError(msg)
+        if "splits" not in request:
+            yield cast("LoadRequest", request)
+            continue
+        splits = _checked_splits(request["splits"], n_here, name)
+        n_idle += 0 if splits else n_here
+        if n_idle > n_rows:
+            msg = (
+                f"{name} asked for {n_idle} rows in load requests without batches, and has only {n_rows} rows. Leave "
+                "out load requests that have no batches."
+            )
+            raise RuntimeError(msg)
+        yield cast("LoadRequest", {**request, "splits": splits})
+
+
+def _n_checked_rows(local: object, n_rows: int, name: str) -> int:
+    """Check the rows of a load request, and return how many they are."""
+    if isinstance(local, np.ndarray) and local.dtype != object:
+        if local.ndim != 1 or not _is_index_array(local):
+            what = f"an array of {local.dtype} in {local.ndim} dimensions"
+            raise TypeError(f"{_EXPECTED_ROWS.format(name)} {what}.")
+        if len(local):
+            _check_bounds(int(local.min()), int(local.max()) + 1, n_rows, name)
+        return len(local)
+    if isinstance(local, np.ndarray):
+        local = local.tolist()
+    if not isinstance(local, list | tuple) or not set(map(type, local)) <= {slice}:
+        raise TypeError(f"{_EXPECTED_ROWS.format(name)} {local!r}.")
+    starts, stops = (np.array(bounds) for bounds in ([part.start for part in local], [part.stop for part in local]))
+    if local and not (_is_index_array(starts) and _is_index_array(stops)):
+        raise TypeError(
+            f"{_EXPECTED_ROWS.format(name)} {_first(local, _has_other_bounds)!r}. Bounds must be integers of 64 bits."
+        )
+    if not {part.step for part in local} <= {None, 1}:
+        part = _first(local, lambda part: part.step not in (None, 1))
+        msg = f"{name} asked for {part!r}, and annbatch's Loader would leave out its step. Yield an array of rows."
+        raise RuntimeError(msg)
+    if (starts > stops).any():
+        part = _first(local, lambda part: part.start > part.stop)
+        msg = f"{name} asked for {part!r}, which stops before it starts. Yield an array of rows to reverse them."
+        raise RuntimeError(msg)
+    if local:
+        _check_bounds(int(starts.min()), int(stops.max()), n_rows, name)
+    return int((stops - starts).sum())
+
+
+_EXPECTED_ROWS = "The requests of {} must be slices or an integer array of rows, got"
+
+
+def _has_other_bounds(part: slice) -> bool:
+    return not all(isinstance(bound, int | np.integer) for bound in (part.start, part.stop))
+
+
+def _first(parts: list[slice] | tuple[slice, ...], is_wrong: Callable[[slice], bool]) -> slice:
+    return next(filter(is_wrong, parts), parts[0])
+
+
+def _checked_splits(splits: object, n_rows: int, name: str) -> list[npt.NDArray[Any]]:
+    """Check the splits of a load request for so many rows, and return them as arrays."""
+    if not isinstance(splits, list | tuple | np.ndarray):
+        raise TypeError(f"{_EXPECTED_SPLITS.format(name)} {splits!r}.")
+    arrays = []
+    for split in splits:
+        array = split if isinstance(split, np.ndarray) else _as_array(split)
+        if array.ndim == 1 and not len(array):
+            msg = f"{name} yielded a batch without rows. Mend the sampler: leave out splits that are empty."
+            raise RuntimeError(msg)
+        if array.ndim != 1 or not _is_index_array(array):
+            what = f"one of {array.dtype} in {array.ndim} dimensions"
+            raise TypeError(f"{_EXPECTED_SPLITS.format(name)} {what}. Of a boolean array, use np.flatnonzero.")
+        arrays.append(array.astype(np.intp, copy=False))
+    if arrays:
+        positions = np.concatenate(arrays)
+        lowest, highest = int(positions.min()), int(positions.max())
+        if lowest < 0 or highest >= n_rows:
+            msg = (
+                f"The splits of {name} must be positions in [0, {n_rows}), the rows of their load request, got "
+                f"positions from {lowest} to {highest}. Positions count from 0, in the order of the request."
+            )
+            raise RuntimeError(msg)
+    return arrays
+
+
+_EXPECTED_SPLITS = "The splits of {} must be a list of integer arrays, one for each batch, got"
+
+
+def _as_array(split: object) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(split)
+    except ValueError:  # a list of lists of different lengths
+        return np.empty((), dtype=object)
 
 
 def complete(
@@ -70,6 +216,74 @@ def complete(
         positions = rng.permutation(n_rows) if shuffle else np.arange(n_rows)
         splits = [positions[start : start + batch_size] for start in range(0, n_rows, batch_size)]
         yield {**request, "splits": splits}
+
+
+def hold(requests: Iterable[LoadRequest], promise: Promise, *, name: str) -> Iterator[LoadRequest]:
+    """Hold the batches to what the policy promises of them.
+
+    Where each row is promised, it takes a byte for each of them: less than a sampler that permutes them holds itself.
+
+    Parameters
+    ----------
+    requests
+        Load requests with splits.
+    promise
+        What is promised.
+    name
+        The sampler's, for messages.
+
+    Raises
+    ------
+    RuntimeError
+        As soon as a batch is too large, or not full where it is to be, or a later load request reads a row again; and
+        at the end if rows are missing.
+    """
+    size, by = promise.batch_size, f"remainder={promise.policy!r}"
+    read = np.zeros(promise.n_rows if promise.once and promise.n_rows is not None else 0, dtype=np.bool_)
+    n_read = 0
+    for request in requests:
+        splits = request["splits"]
+        lengths = [len(split) for split in splits]
+        n_read += sum(lengths)
+        if size is not None and max(lengths, default=0) > size:
+            msg = f"{name} yielded a batch of {max(lengths)} rows, and its batch_size is {size}. {_MEND}."
+            raise RuntimeError(msg)
+        if promise.full and size is not None and min(lengths, default=size) < size:
+            fewest = f"{min(lengths)} row{'s' * (min(lengths) > 1)}"
+            msg = (
+                f"{name} yielded a batch of {fewest}, but all are to be full, of {size} rows ({by}). {_MEND}, or use "
+                "remainder='keep' or 'exact'."
+            )
+            raise RuntimeError(msg)
+        if promise.once and splits:
+            rows = _positions(request["requests"])[np.concatenate(splits)]
+            again = read[rows]
+            if again.any():
+                msg = (
+                    f"{name} read rows more than once, row {rows[again][0]} for one, of the {promise.n_rows} rows that "
+                    f"it was given, but {by} promises each of them once. {_MEND}; {_REGISTER}"
+                )
+                raise RuntimeError(msg)
+            read[rows] = True
+        yield request
+    if promise.once and not read.all():
+        missing = np.flatnonzero(~read)
+        msg = (
+            f"{name} never read {len(missing)} of its {promise.n_rows} rows, row {missing[0]} for one, but {by} "
+            f"promises each of them once. {_MEND}; {_REGISTER}"
+        )
+        raise RuntimeError(msg)
+    if promise.n_rows is not None and n_read != promise.n_rows:
+        what = "more than once" if promise.once else "in all"
+        msg = f"{name} read {n_read} rows {what}, not {promise.n_rows}, which {by} promises. {_MEND}."
+        raise RuntimeError(msg)
+
+
+_MEND = "Mend the sampler"
+_REGISTER = (
+    "or if it is meant to draw rows, register how many for its type with annbatch_distributed.traits.n_draws, or use "
+    "remainder='drop' or 'keep'."
+)
 
 
 def fit(requests: Iterable[LoadRequest], *, natural: int, planned: int, name: str) -> Iterator[LoadRequest]:
@@ -250,12 +464,11 @@ def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterat
             starts += [part.start for part in local]
             stops += [part.stop for part in local]
         except AttributeError as error:
-            msg = f"The requests of {name} must be slices or an integer array of rows, got {local!r}."
-            raise TypeError(msg) from error
+            raise TypeError(f"{_EXPECTED_ROWS.format(name)} {local!r}.") from error
         ends.append(len(starts))
     if min(starts, default=0) < 0 or max(stops, default=0) > len(rows):
         for start, end in pairwise([0, *ends]):
-            _check_bounds(min(starts[start:end], default=0), max(stops[start:end], default=0), rows, name)
+            _check_bounds(min(starts[start:end], default=0), max(stops[start:end], default=0), len(rows), name)
     bounds = np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
     global_starts, global_stops, whose = rows.slices_to_global(*bounds)
     ends = np.searchsorted(whose, ends).tolist()  # some were cut, and empty ones left out
@@ -266,15 +479,15 @@ def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterat
 def _array_to_global(local: npt.NDArray[np.integer[Any]], rows: Rows, name: str) -> npt.NDArray[np.int64]:
     """Translate a request that is an index array."""
     if len(local):
-        _check_bounds(int(local.min()), int(local.max()) + 1, rows, name)
+        _check_bounds(int(local.min()), int(local.max()) + 1, len(rows), name)
     return rows.to_global(local)
 
 
-def _check_bounds(lowest: int, highest: int, rows: Rows, name: str) -> None:
+def _check_bounds(lowest: int, highest: int, n_rows: int, name: str) -> None:
     """Raise if local rows in ``[lowest, highest)`` are not all there."""
-    if lowest < 0 or highest > len(rows):
+    if lowest < 0 or highest > n_rows:
         msg = (
-            f"{name} was given the rows [0, {len(rows)}) and asked for rows from [{lowest}, {highest}). A sampler "
+            f"{name} was given the rows [0, {n_rows}) and asked for rows from [{lowest}, {highest}). A sampler "
             "must stay within the n_obs that sample(n_obs) gets. If it holds something for each row of the "
             "collection, register a function for its type with annbatch_distributed.localize.localize."
         )

@@ -43,7 +43,7 @@ from annbatch_distributed.rest import Rest, rest
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
 from annbatch_distributed.sharding.remainder import POLICIES, turns
 from annbatch_distributed.tally import Tally
-from annbatch_distributed.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
+from annbatch_distributed.traits import chunk_size, drawable_classes, is_random, n_draws, n_ranks_within, set_draws
 from annbatch_distributed.workers import current, undivided
 
 if TYPE_CHECKING:
@@ -851,6 +851,11 @@ def _drawable_classes(sampler: DistributedSampler) -> tuple[frozenset[str], ...]
     if sampler._counted is None:
         return drawable_classes(sampler._sampler)
     return tuple(classes for _, classes in sampler._counted[1].classes)
+
+
+@n_ranks_within.register(DistributedSampler)
+def _n_ranks_within(sampler: DistributedSampler) -> int:
+    return sampler.world_size * (n_ranks_within(sampler._sampler) or 1)
 
 
 @is_random.register(DistributedSampler)

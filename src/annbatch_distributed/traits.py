@@ -102,8 +102,26 @@ def _sequential_is_random(sampler: SequentialSampler) -> bool:
     return sampler.shuffle  # it holds a generator all the same
 
 
+@singledispatch
+def n_ranks_within(sampler: Sampler) -> int | None:
+    """Return how many ranks share out the rows that a wrapper is given which is wrapped again; None if it is none.
+
+    Parameters
+    ----------
+    sampler
+        Any sampler. What attributes it has says nothing: a sampler of a user's own may have a ``world_size`` too.
+    """
+    del sampler
+    return None
+
+
+def is_wrapper(sampler: Sampler) -> bool:
+    """Return whether a sampler is a wrapper that is wrapped again, which reads a part of its rows on each rank."""
+    return n_ranks_within(sampler) is not None
+
+
 # annbatch's samplers don't make their settings public. They are looked at and set here, and what can't be told from
-# counts alone in counts.py; tests/test_traits.py fails if one is renamed.
+# counts alone in counts.py and promises.py; tests/test_traits.py fails if one is renamed.
 
 
 @chunk_size.register(ClassSampler)
