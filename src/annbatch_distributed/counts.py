@@ -23,7 +23,7 @@ from annbatch_distributed.private_copy import private_copy
 from annbatch_distributed.promises import promised, reads_every_row, refuse_impossible
 from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.remainder import check, check_sizes
-from annbatch_distributed.traits import drawable_classes, is_wrapper, n_draws, set_draws
+from annbatch_distributed.traits import drawable_classes, is_wrapper, n_draws, n_ranks_within, set_draws
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -140,20 +140,20 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sam
 
 def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> None:
     """Raise if the ranks can't have the same number of batches where that is promised."""
-    fewest, most = min(counts), max(counts)
-    if plan.remainder == "keep" or fewest == most:
+    most = max(counts)
+    if plan.remainder == "keep" or min(counts) == most:
         return
-    rank = counts.index(fewest)
-    n_rows, name = plan.sizes[rank], type(sampler).__name__
-    what = "samples" if plan.shares_draws else "rows"
-    # a batch can be cut in two if it has two rows, and it surely has if all batches of the rank are full
-    assert plan.batch_size is not None
-    full = fewest > 0 and plan.batch_size > 1 and n_rows % (fewest * plan.batch_size) == 0
-    if plan.remainder == "exact" and most - fewest == 1 and full:
+    sizes, name = plan.sizes, type(sampler).__name__
+    short = [rank for rank, count in enumerate(counts) if count < most]
+    if plan.remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
+        short = [rank for rank in short if not _is_full(sampler, counts[rank], sizes[rank], plan)]
+    if not short:
         return
+    rank, what = short[0], "samples" if plan.shares_draws else "rows"
     msg = (
         f"remainder={plan.remainder!r} promises the same number of batches on each of the {plan.world_size} ranks, but "
-        f"{name} makes {fewest} of the {n_rows} {what} of rank {rank}, and {most} on rank {counts.index(most)}. "
+        f"{name} makes {counts[rank]} of the {sizes[rank]} {what} of rank {rank}, and {most} on rank "
+        f"{counts.index(most)}. "
     )
     if plan.remainder == "exact":
         msg += (
@@ -161,6 +161,14 @@ def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> 
         )
     msg += "Use another batch_size, mask or number of ranks, or remainder='keep' without a collective in each step."
     raise ValueError(msg)
+
+
+def _is_full(sampler: Sampler, count: int, size: int, plan: EpochPlan) -> bool:
+    """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be cut in two."""
+    assert plan.batch_size is not None
+    within = n_ranks_within(sampler)
+    reads_all = plan.shares_draws or reads_every_row(sampler) or within is not None
+    return reads_all and plan.batch_size > 1 and 0 < size == count * plan.batch_size * (within or 1)
 
 
 def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
