@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.localize import localize
-from tests.samplers import MaskBlind, NoBatchSize, batches, flat, job
+from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
 from tests.strategies import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
@@ -237,6 +237,85 @@ def test_without_a_batch_size_keep_works() -> None:
 def test_a_batch_size_below_1_is_an_error() -> None:
     with pytest.raises(ValueError, match="MaskBlind has batch_size 0"):
         job(MaskBlind(0), 2)
+
+
+@pytest.mark.parametrize("batch_size", [8.0, float("nan"), True, "8", np.float32(8), np.bool_(True), 2.5])
+def test_a_batch_size_that_is_no_integer_is_a_type_error(batch_size: Any) -> None:
+    for policy in POLICIES:
+        with pytest.raises(TypeError, match=r"MaskBlind has batch_size .* of type .*integer"):
+            job(MaskBlind(batch_size), 2, remainder=policy)
+
+
+class OfNumpys(IndexArrays):
+    """Tells its batch size as one of numpy's integers."""
+
+    def __init__(self, integer: Any, batch_size: int) -> None:
+        super().__init__(batch_size)
+        self.integer = integer
+
+    @property
+    def batch_size(self) -> Any:
+        return self.integer(self._batch_size)
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.uint8, np.int32, np.int64])
+def test_a_batch_size_may_be_one_of_numpys_integers(integer: Any) -> None:
+    """Whose arithmetic goes round at 128, for one: 3 ranks times 100 rows are 300."""
+    ranks = job(OfNumpys(integer, 100), 3, remainder="exact")
+    assert [rank.n_batches(700) for rank in ranks] == [len(batches(rank.sample(700))) for rank in ranks] == [3] * 3
+    assert type(ranks[0].batch_size) is int
+    with pytest.raises(ValueError, match="3 ranks times batch size 100 is 300"):
+        job(OfNumpys(integer, 100), 3)[0].plan(250)
+
+
+class Counting(MaskBlind):
+    """Says what it is told when asked how many batches it gives."""
+
+    def __init__(self, batch_size: int, count: Callable[[int], Any]) -> None:
+        super().__init__(batch_size)
+        self.count = count
+
+    def n_batches(self, n_obs: int) -> Any:
+        return self.count(n_obs)
+
+
+@pytest.mark.parametrize(
+    ("count", "error"),
+    [
+        (lambda n: n / 4 + 0.5, ValueError),
+        (lambda n: float("nan"), ValueError),
+        (lambda n: float("inf"), ValueError),
+        (lambda n: -1, ValueError),
+        (lambda n: -1.0, ValueError),
+        (lambda n: None, TypeError),
+        (lambda n: True, TypeError),
+        (lambda n: np.bool_(True), TypeError),
+        (lambda n: "5", TypeError),
+        (lambda n: np.array([5]), TypeError),
+        (lambda n: 5 + 0j, TypeError),
+    ],
+)
+def test_a_number_of_batches_that_is_none_is_the_same_error_on_all_ranks_beforehand(count: Any, error: Any) -> None:
+    raised = set()
+    for policy in POLICIES:
+        for rank in job(Counting(4, count), 2, remainder=policy):
+            for ask in (rank.validate, rank.n_batches, rank.plan, rank.sample):
+                with pytest.raises(
+                    error, match=r"Counting.n_batches\(20\) must return how many batches it yie"
+                ) as raise_:
+                    ask(40)
+                raised.add((policy, str(raise_.value)))
+    assert len(raised) == len(POLICIES)
+
+
+@pytest.mark.parametrize("kind", [np.ceil, lambda n: np.float32(np.ceil(n)), lambda n: np.int16(np.ceil(n))])
+def test_a_number_of_batches_may_be_what_numpy_rounds(kind: Any) -> None:
+    for policy in POLICIES:
+        for rank in job(Counting(4, lambda n: kind(n / 4)), 2, remainder=policy):
+            n_batches = rank.n_batches(42)
+            assert type(n_batches) is int
+            assert len(batches(rank.sample(42))) == n_batches
+            assert rank.state_dict(batches_done=1)["segments"] == [[2, 1, 1]]
 
 
 @dataclass(frozen=True)

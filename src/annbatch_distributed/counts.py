@@ -13,8 +13,10 @@ one, before any has read a row.
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.localize import is_tied, localize
@@ -125,7 +127,7 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sam
         follow_epoch(local, plan.epoch)
         local.validate(len(shard))
         _refuse_short_draws(local, len(shard))
-        n_batches = local.n_batches(len(shard))
+        n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
         what = "samples" if plan.shares_draws else "rows"
         refuse_impossible(n_batches, promised(sampler, plan, size), what)
     except ValueError as error:
@@ -136,6 +138,21 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sam
         )
         raise ValueError(msg) from error
     return local, n_batches
+
+
+def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
+    """Return a number of batches as an integer; one that ``np.ceil`` gives is a float."""
+    expected = (
+        f"{type(sampler).__name__}.n_batches({n_rows}) must return how many batches it yields for {n_rows} rows, an "
+        f"integer of at least 0, got {n_batches!r}"
+    )
+    if isinstance(n_batches, bool) or not isinstance(n_batches, Integral | float | np.floating):
+        msg = f"{expected} of type {type(n_batches).__name__}. Return an int."
+        raise TypeError(msg)
+    if n_batches < 0 or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
+        msg = f"{expected}. Round a quotient up with math.ceil where the last batch may be short, else down with //."
+        raise ValueError(msg)
+    return int(n_batches)
 
 
 def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> None:

@@ -217,7 +217,8 @@ class DistributedSampler(Sampler):
     @property
     def batch_size(self) -> int | None:
         """Rows of a full batch, as the wrapped sampler has it."""
-        return self._sampler.batch_size
+        size = self._sampler.batch_size
+        return None if size is None else int(size)  # numpy's integers go round, and aren't for JSON
 
     @property
     def shuffle(self) -> bool:
@@ -425,7 +426,7 @@ class DistributedSampler(Sampler):
         return {
             "n_obs": self._n_obs_of_state if begun is None or begun.n_obs is None else begun.n_obs,
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
-            "batch_size": None if self.batch_size is None else int(self.batch_size),  # numpy's aren't for JSON
+            "batch_size": self.batch_size,
             "remainder": self._remainder,
             "sharding": described(self._sharding),
             "seed": self._seed,
@@ -964,8 +965,12 @@ _WITHIN: dict[Remainder, tuple[Remainder, ...]] = {
 def _check_promise(remainder: Remainder, sampler: Sampler) -> None:
     """Raise if what a policy promises can't be kept, whatever the rows."""
     name = type(sampler).__name__
-    if sampler.batch_size is not None and sampler.batch_size < 1:
-        msg = f"{name} has batch_size {sampler.batch_size}, but a batch needs at least one row."
+    size: object = sampler.batch_size
+    if size is not None and (not isinstance(size, Integral) or isinstance(size, bool)):
+        msg = f"{name} has batch_size {size!r} of type {type(size).__name__}, but it must be an integer or None."
+        raise TypeError(msg)
+    if size is not None and size < 1:
+        msg = f"{name} has batch_size {size}, but a batch needs at least one row."
         raise ValueError(msg)
     if sampler.batch_size is None and remainder != "keep":
         msg = (
