@@ -69,3 +69,15 @@ def test_plans_are_equal_and_hash_alike_on_every_rank() -> None:
     plans = [DistributedSampler(sampler, dist_info=Rank(rank, 3), remainder="exact").plan(100) for rank in range(3)]
     assert len(set(plans)) == 1
     assert plans[0] != DistributedSampler(sampler, dist_info=Rank(0, 3), remainder="exact").plan(101)
+
+
+def test_a_row_that_is_repeated_in_batches_of_a_million_is_a_few_pieces_of_a_plan() -> None:
+    sampler = DistributedSampler(RandomSampler(10**6, 1, 10**6), dist_info=Rank(1, 2), remainder="pad")
+    made = sampler.plan(3)
+    assert [len(made.shard(rank)) for rank in range(2)] == [10**6, 10**6]
+    assert [made.shard(rank).n_own for rank in range(2)] == [1, 2]
+    assert all(len(made.shard(rank).rows.pieces) < 10 for rank in range(2))
+    assert len(made.shard(1).repeated) == 10**6 - 2
+    [request] = sampler.sample(3)
+    assert request["requests"][:3] == [slice(1, 3), slice(0, 3), slice(0, 3)]
+    assert sum(part.stop - part.start for part in request["requests"]) == 10**6

@@ -38,6 +38,41 @@ def test_a_cyclic_stretch_goes_on_at_the_front(parts: list[range], start: int, l
     assert found == Rows(found.pieces)  # its pieces are joined
 
 
+@given(ranges, st.integers(0, 60), st.integers(3, 40), st.data())
+def test_rows_that_come_again_and_again_are_those_of_the_list(
+    parts: list[range], start: int, times: int, data: st.DataObject
+) -> None:
+    rows = Rows(tuple(parts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("annbatch_distributed.sharding.rows._LISTED", 4)
+        length = len(rows) * times + data.draw(st.integers(0, 30))
+        again = rows.cyclic(start, length)
+        part_start = data.draw(st.integers(0, length))
+        part_length = data.draw(st.integers(0, length))
+        part, twice = again.cyclic(part_start, part_length), again + rows.cyclic(start + length, length)
+    listed = [list(rows)[(start + position) % len(rows)] for position in range(length)]
+    assert list(again) == again.to_array().tolist() == again.to_global(np.arange(length)).tolist() == listed
+    assert len(again) == length
+    assert list(part) == (listed + listed)[part_start : part_start + part_length]
+    assert again == Rows(again.pieces)
+    assert len(twice) == 2 * length
+    assert list(twice)[:length] == listed
+    stops = data.draw(st.lists(st.integers(0, length), min_size=2, max_size=2).map(sorted))
+    bounds = again.slices_to_global(*(np.array([stop]) for stop in stops))[:2]
+    found = [row for bound in zip(*bounds, strict=True) for row in range(*bound)]
+    assert found == listed[slice(*stops)]
+    assert copy.deepcopy(again) == pickle.loads(pickle.dumps(again)) == again
+
+
+def test_a_row_that_comes_a_billion_times_takes_no_more_than_a_few_numbers() -> None:
+    rows = Rows((range(5, 8),)).cyclic(1, 10**9)
+    assert len(rows) == 10**9
+    assert len(rows.pieces) == 3
+    assert str(rows) == "6:8, 5:8 again and again (333333332 times), 5:7"
+    assert rows.to_global(np.array([0, 1, 2, 10**9 - 1])).tolist() == [6, 7, 5, 6]
+    assert rows.cyclic(10**9 - 1, 3) == Rows((range(6, 7), range(6, 8)))
+
+
 @given(ranges, ranges)
 def test_rows_behind_others_are_joined_to_them(before: list[range], after: list[range]) -> None:
     rows = Rows(tuple(before)) + Rows(tuple(after))

@@ -15,7 +15,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
+from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -194,6 +195,11 @@ class Rows:
         stretches: list[Sequence[Piece]] = []
         while length > 0:
             start %= len(self)
+            times = length // len(self)
+            if not start and times * len(self.pieces) > _LISTED:
+                stretches.append([Cycle(self, times)])
+                length -= times * len(self)
+                continue
             stop = min(start + length, len(self))
             stretches += self._stretch(start, stop)
             length -= stop - start
@@ -274,6 +280,57 @@ class Rows:
             whose = whose[piece]
         global_starts = self.to_global(starts)
         return global_starts, global_starts + (stops - starts), whose
+
+
+#: Rows that come again are listed, unless that takes more pieces than this.
+_LISTED = 1024
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A run of rows that come again and again, all of them each time.
+
+    Examples
+    --------
+    >>> list(Cycle(Rows((range(3, 5),)), 3))
+    [3, 4, 3, 4, 3, 4]
+    """
+
+    rows: Rows
+    """The rows of one time."""
+    times: int
+    """How many times."""
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block: so many that all pieces are whole blocks."""
+        return gcd(*(len(piece) if isinstance(piece, range) else piece.block_size for piece in self.rows.pieces))
+
+    def __len__(self) -> int:
+        return len(self.rows) * self.times
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(repeat(self.rows, self.times))
+
+    def __str__(self) -> str:
+        return f"{self.rows} again and again ({self.times} times)"
+
+    def part(self, start: int, stop: int) -> Iterable[Piece]:
+        """Return the rows at positions ``[start, stop)``, as pieces."""
+        return self.rows.cyclic(start, stop - start).pieces
+
+    def joined(self, following: Run) -> Cycle | None:
+        """Return this run with another one behind it as one run; None if they are two."""
+        same = isinstance(following, Cycle) and following.rows == self.rows
+        return Cycle(self.rows, (len(self) + len(following)) // len(self.rows)) if same else None
+
+    def to_array(self) -> Int64Array:
+        """Return the global rows, in order."""
+        return np.tile(self.rows.to_array(), self.times)
+
+    def to_global(self, positions: Int64Array) -> Int64Array:
+        """Return the global rows at some positions of this run."""
+        return self.rows.to_global(positions % len(self.rows))
 
 
 class _Cells(NamedTuple):
