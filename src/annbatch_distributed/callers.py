@@ -4,11 +4,15 @@ accelerate's ``prepare`` makes of a torch ``DataLoader`` something that reads an
 cuts up what it read, or reads on every rank and keeps a part of it. Rows that were shared out already would be missing,
 and nothing would say so. Both begin a pass, on every rank and before any row is read, with a call of ``set_epoch``: who
 calls is all there is to tell them by.
+
+annbatch's own ``DistributedSampler`` around one of ours is the same: it assigns its mask and has it sample.
 """
 
 from __future__ import annotations
 
 import sys
+
+from annbatch.samplers import DistributedSampler
 
 _ACCELERATE = "accelerate.data_loader"
 
@@ -32,3 +36,24 @@ def check_not_dispatched() -> None:
         "itself; prepare(loader) returns it unchanged."
     )
     raise RuntimeError(msg)
+
+
+def check_not_within_annbatchs() -> None:
+    """Raise if annbatch's own ``DistributedSampler`` has called what asks this, directly or by another sampler.
+
+    Raises
+    ------
+    ValueError
+        If it has.
+    """
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") != DistributedSampler.__module__:
+        frame = frame.f_back
+    if frame.f_back is None:
+        return
+    msg = (
+        "An annbatch.samplers.DistributedSampler around one of annbatch_distributed shares out rows that are shared "
+        "out already, and rows would never be read. Leave it out; for ranks within nodes, wrap the sampler in another "
+        "annbatch_distributed.DistributedSampler."
+    )
+    raise ValueError(msg)

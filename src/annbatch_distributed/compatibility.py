@@ -1,4 +1,4 @@
-"""Which sharding goes with which sampler, as far as that can be told without the collection."""
+"""What goes with which sampler, a sharding or another wrapper, as far as that can be told without the collection."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
+from annbatch.samplers import DistributedSampler
+
+from annbatch_distributed.private_copy import attributes
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
 from annbatch_distributed.traits import chunk_size, drawable_classes, n_draws, set_draws
 
@@ -62,6 +65,24 @@ def _of_name(sharding: object) -> Sharding:
         msg = f"sharding must be one of {expected}, or an object with a method deal, got {sharding!r}.{hint}"
         raise TypeError(msg)
     return cast("Sharding", sharding)
+
+
+def check_shares_out_nothing(sampler: Sampler) -> None:
+    """Raise if a sampler that is to be wrapped is annbatch's own ``DistributedSampler``."""
+    if isinstance(sampler, DistributedSampler):
+        msg = (
+            "An annbatch.samplers.DistributedSampler within one of annbatch_distributed gives each rank a share of its "
+            "share, and rows would never be read. Wrap the sampler that it wraps; for ranks within nodes, use "
+            "annbatch_distributed.DistributedSampler for both."
+        )
+        raise ValueError(msg)
+
+
+def rank_attribute(sampler: Sampler) -> str | None:
+    """Return the attribute by which a sampler seems to know its rank; None if it has none."""
+    # without asking a property, which may raise anything before there is a process group
+    names = attributes(sampler).keys() | {name for cls in type(sampler).__mro__ for name in vars(cls)}
+    return next((name for name in ("rank", "world_size") if name in names), None)
 
 
 def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffled:

@@ -57,6 +57,29 @@ def first_generator(sampler: Sampler) -> np.random.Generator | None:
     return next((thing for thing in _search(sampler) if isinstance(thing, np.random.Generator)), None)
 
 
+def samplers_in(sampler: Sampler, closed: type[Sampler]) -> Iterator[Sampler]:
+    """Find a sampler and those that it holds in attributes and containers, however deep.
+
+    Parameters
+    ----------
+    sampler
+        Where to begin.
+    closed
+        What such samplers hold isn't looked at.
+    """
+    seen: set[int] = set()
+    pending: list[Any] = [sampler]
+    while pending:
+        thing = pending.pop()
+        if not isinstance(thing, Sampler | dict | list | tuple | set | frozenset) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Sampler):
+            yield thing
+        if not isinstance(thing, closed):
+            pending.extend(_parts(thing))
+
+
 def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the same type
     """Deep-copy what can be deep-copied, and of samplers and containers that can't at least the parts."""
     if id(thing) in memo:

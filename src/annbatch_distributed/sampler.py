@@ -26,14 +26,15 @@ from annbatch.abc import Sampler
 
 from annbatch_distributed.agreement import Description, compare, digest, versions
 from annbatch_distributed.bookmark import Bookmark
-from annbatch_distributed.compatibility import resolve_sharding
+from annbatch_distributed.callers import check_not_within_annbatchs
+from annbatch_distributed.compatibility import check_shares_out_nothing, rank_attribute, resolve_sharding
 from annbatch_distributed.counts import Counts, check_can_go_on, count
 from annbatch_distributed.coverage import Reading, compare_readings
 from annbatch_distributed.dealing import Hand, hand, left
 from annbatch_distributed.fingerprint import described, fingerprint, settings
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
-from annbatch_distributed.private_copy import first_generator, private_copy
+from annbatch_distributed.private_copy import first_generator, private_copy, samplers_in
 from annbatch_distributed.progress import Begun, Position, Progress, Share, brief
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import Deferred, Membership, Rank, merged, resolve
@@ -128,8 +129,8 @@ class DistributedSampler(Sampler):
         If ``sampler`` is not an instance of a sampler, or an argument has the wrong type.
     ValueError
         If ``dist_info``, ``remainder``, ``sharding``, ``mask`` or ``seed`` are not what they can be, if the wrapped
-        sampler has no batch size and ``remainder`` promises equal numbers of batches, or if it can't run on such
-        shards.
+        sampler has no batch size and ``remainder`` promises equal numbers of batches, if it can't run on such shards,
+        or if something within it would share out the same rows once more.
     RuntimeError
         If the framework that ``dist_info`` names is not initialised, or no launcher has set its variables.
 
@@ -178,6 +179,7 @@ class DistributedSampler(Sampler):
             msg = f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}"
             raise TypeError(msg)
         self._member = dist_info if isinstance(dist_info, Deferred) else resolve(dist_info)
+        self._within = self._check_what_is_within(sampler)
         self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
         _check_promise(self._remainder, sampler)
         self._seed = None if seed is None else _natural_number("seed", seed, below=2**63)
@@ -199,6 +201,37 @@ class DistributedSampler(Sampler):
             own: slice | None = sampler.mask  # a user's sampler may have none
             mask = slice(None) if own is None else own
         self.mask = mask
+
+    def _check_what_is_within(self, sampler: Sampler) -> tuple[Membership | Deferred, ...]:
+        """Return who says the ranks of the wrappers within this one; raise if they'd share out rows a second time."""
+        within: list[Membership | Deferred] = []
+        for held in samplers_in(sampler, closed=DistributedSampler):
+            if isinstance(held, DistributedSampler):
+                within += [held._member, *held._within]
+                continue
+            check_shares_out_nothing(held)
+            if name := rank_attribute(held):
+                warnings.warn(_aware(type(held).__name__, name), UserWarning, skip_file_prefixes=_PACKAGES)
+        if len(within) > _MOST_WITHIN:
+            msg = (
+                f"There can be at most {_MOST_WITHIN} {type(self).__name__}s within each other, got "
+                f"{len(within) + 1}. Use one for each level of the job's ranks, such as nodes and ranks within a node."
+            )
+            raise ValueError(msg)
+        self._check_asked_once([self._member, *within], even_if_deferred=False)
+        return tuple(within)
+
+    def _check_asked_once(self, members: Sequence[Membership | Deferred], *, even_if_deferred: bool) -> None:
+        """Raise if the first of some members is another one's again."""
+        own, *others = (
+            (member.membership() if even_if_deferred or member.is_known else None)
+            if isinstance(member, Deferred)
+            else member
+            for member in members
+        )
+        for other in others:
+            if own is not None and other is not None and own.asks_again(other):
+                raise ValueError(_asked_twice(type(self).__name__, own, other))
 
     @property
     def _membership(self) -> Membership:
@@ -235,6 +268,7 @@ class DistributedSampler(Sampler):
 
     @mask.setter
     def mask(self, value: slice | Sequence[slice]) -> None:
+        check_not_within_annbatchs()
         self._window_mask = resolve_mask(value)
         self._counted = None
         self._begin_anew()
@@ -463,6 +497,7 @@ class DistributedSampler(Sampler):
         before = position.before(self.world_size)
         asked = n_obs, position.epoch, before, position.passes if before else None
         if self._planned is None or self._planned[0] != asked:
+            self._check_asked_once([self._member, *self._within], even_if_deferred=True)
             self._planned = asked, self._plan_rest(n_obs, position.epoch, before, position.passes)
         return self._planned[1]
 
@@ -734,6 +769,7 @@ class DistributedSampler(Sampler):
             While iterating, if the wrapped sampler doesn't yield what its ``n_batches`` says, or asks for rows outside
             of those that it was given.
         """
+        check_not_within_annbatchs()
         n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.take(self.world_size)
         with undivided():
             plan = self._plan(n_obs, position)
@@ -891,6 +927,9 @@ def _distributed_sampler_is_tied(sampler: DistributedSampler) -> bool:
 #: Warnings point at the code that called this package, directly or by annbatch's Loader.
 _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
 
+#: Each of them plans for those within it.
+_MOST_WITHIN = 16
+
 #: What the root is called for those who compare it.
 _ROOT = "randomness (a seed makes it the same)"
 
@@ -899,6 +938,26 @@ _SAME_ROWS = (
     "other epochs have the rows dealt anew or lose other ones. Call set_epoch(epoch) on every rank before each epoch. "
     "(A torch DataLoader hides set_epoch from Lightning; what loader.to_dataloader(num_workers=...) returns doesn't.)"
 )
+
+
+def _aware(name: str, attribute: str) -> str:
+    """The warning for a sampler that may share out rows by itself."""
+    return (
+        f"{name} has an attribute {attribute!r}. If it gives each rank a part of the rows by itself, the "
+        "DistributedSampler around it shares out that part once more, and most rows are never read. Wrap a sampler "
+        "that knows nothing of ranks, or one that was made as if there were a single rank."
+    )
+
+
+def _asked_twice(name: str, own: Membership, other: Membership) -> str:
+    """The error for wrappers that have each process at the same place."""
+    asked, again = (one.source if one.name is None else repr(one.name) for one in (own, other))
+    return (
+        f"The rank is asked for twice: a {name} asks {asked}, and another one within it asks {again}, which tells the "
+        "same processes apart. Each would have its share of its share, and rows would never be read. Use one of the "
+        f"two {name}s; or, for ranks within nodes, give the outer one the place of the node as dist_info, such as "
+        "mesh_ranks(mesh, 'node'), and the inner one the place within the node, such as mesh_ranks(mesh, 'local')."
+    )
 
 
 def _dealings(position: Position, world_size: int) -> Dealings:

@@ -105,7 +105,7 @@ def launched(variables: Mapping[str, str]) -> Membership:
         if _N_TORCHRUNS in variables and any(variables.get(one.world_size) not in possible for one in others):
             raise ValueError(_contradiction(list(_answers(variables))))
         answer = _Answer(_TORCHRUN, rank)
-        return Membership(answer.rank, source=str(answer))
+        return Membership(answer.rank, source=str(answer), name="env")
     answers = list(_answers(variables))
     if not answers:
         raise RuntimeError(_nobody_says(variables))
@@ -115,7 +115,7 @@ def launched(variables: Mapping[str, str]) -> Membership:
         runs_daemons = inner.launcher.has_daemons and outer.launcher is _SLURM
         if not (runs_daemons and outer.rank.world_size < inner.rank.world_size):
             raise ValueError(_contradiction(answers))
-    return Membership(answers[0].rank, source=str(answers[0]))
+    return Membership(answers[0].rank, source=str(answers[0]), name="env")
 
 
 def _contradiction(answers: list[_Answer]) -> str:

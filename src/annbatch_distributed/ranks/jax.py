@@ -45,7 +45,7 @@ def all_processes() -> Membership:
         raise ImportError(msg) from error
     _check_initialised()
     rank = Rank(jax.process_index(), jax.process_count())
-    return Membership(rank, source="JAX's processes", framework="jax")
+    return Membership(rank, source="JAX's processes", framework="jax", name="jax")
 
 
 def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) -> Membership:
@@ -80,12 +80,14 @@ def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) ->
     devices, names = _taken_apart(mesh, axes)
     _check_initialised()
     dealt, rank = _dealt(devices, names)
+    by_process = sorted((process, number) for number, share in enumerate(dealt) for process in share.processes)
     return Membership(
         Rank(rank, len(dealt)),
         source=f"{_axes(names)} of a JAX mesh",
         framework="jax",
-        processes=tuple(sorted(process for share in dealt for process in share.processes)),
+        processes=tuple(process for process, _ in by_process),
         n_peers=len(dealt[rank].processes),
+        ranks=tuple(number for _, number in by_process),
     )
 
 

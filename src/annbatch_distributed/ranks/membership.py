@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 type Framework = Literal["torch", "jax"]
+type Name = Literal["torch", "jax", "env"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,40 @@ class Membership:
     n_peers: int | None = 1
     """How many processes have the same share, this one included: those that split up a model, not the data. None where
     it follows from how many processes there are."""
+    name: Name | None = None
+    """The string that asks for this as ``dist_info``; None if none does."""
+    ranks: tuple[int, ...] | None = None
+    """The share of each of those processes, in the same order; None if that isn't known."""
+
+    def asks_again(self, other: Membership) -> bool:
+        """Whether another membership tells processes apart in the same way, so that each has one place in both.
+
+        Then no process has the first place in one and the second place in the other: rows that are shared out by
+        both would not all be read. Where too little is known of the processes to tell, it is False.
+
+        Examples
+        --------
+        >>> nodes, ranks = (
+        ...     Membership(Rank(0, 2), "a mesh", "torch", (0, 1, 2, 3), 2, ranks=of)
+        ...     for of in ((0, 0, 1, 1), (0, 1, 0, 1))
+        ... )
+        >>> nodes.asks_again(nodes), nodes.asks_again(ranks)
+        (True, False)
+        """
+        if self.name is not None and self.name == other.name:
+            return True
+        if self.framework is None or self.framework != other.framework:
+            return False
+        one, two = self._shares(), other._shares()
+        pairs = {(one[process], two[process]) for process in one.keys() & two.keys()}
+        n_ones, n_twos = (len(set(places)) for places in zip(*pairs, strict=True)) if pairs else (0, 0)
+        return (n_ones > 1 and n_twos == len(pairs)) or (n_twos > 1 and n_ones == len(pairs))
+
+    def _shares(self) -> dict[int, int]:
+        """The share of each process of which it is known."""
+        if self.name is not None and self.processes is None:
+            return {process: process for process in range(self.rank.world_size)}
+        return dict(zip(self.processes or (), self.ranks or (), strict=False))
 
 
 def merged(memberships: Sequence[Membership]) -> Membership:

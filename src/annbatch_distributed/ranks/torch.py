@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
@@ -38,7 +41,7 @@ def default_group() -> Membership:
         )
         raise RuntimeError(msg)
     rank = Rank(dist.get_rank(), dist.get_world_size())
-    return Membership(rank, source="torch's default process group", framework="torch")
+    return Membership(rank, source="torch's default process group", framework="torch", name="torch")
 
 
 def is_initialized() -> bool:
@@ -86,7 +89,14 @@ def group(members: ProcessGroup) -> Membership:
         msg = f"This process, rank {here}, is not in the process group, which is one of ranks {processes}."
         raise ValueError(msg)
     rank = Rank(processes.index(here), len(processes))
-    return Membership(rank, source="a torch process group", framework="torch", processes=tuple(sorted(processes)))
+    by_process = sorted((process, number) for number, process in enumerate(processes))
+    return Membership(
+        rank,
+        source="a torch process group",
+        framework="torch",
+        processes=tuple(process for process, _ in by_process),
+        ranks=tuple(number for _, number in by_process),
+    )
 
 
 def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Membership:
@@ -107,18 +117,18 @@ def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Membership:
     import torch.distributed as dist
 
     dimensions = _dimensions(devices, names)
-    processes = tuple(sorted(devices.mesh.flatten().tolist()))
-    place = devices.get_coordinate()
-    if place is None:
-        msg = f"This process, rank {dist.get_rank()}, is not in the device mesh, which is one of ranks {processes}."
+    sizes = [devices.size(dimension) for dimension in dimensions]
+    places = np.indices(devices.mesh.shape).reshape(devices.ndim, -1)
+    of_devices = np.ravel_multi_index(tuple(places[dimensions]), sizes)
+    by_process = dict(sorted(zip(devices.mesh.flatten().tolist(), of_devices.tolist(), strict=True)))
+    processes, here = tuple(by_process), dist.get_rank()
+    if here not in by_process:
+        msg = f"This process, rank {here}, is not in the device mesh, which is one of ranks {processes}."
         raise ValueError(msg)
-    rank, world_size = 0, 1
-    for dimension in dimensions:
-        rank = rank * devices.size(dimension) + place[dimension]
-        world_size *= devices.size(dimension)
+    rank = Rank(by_process[here], prod(sizes))
     along = f"{_quoted(names)} of " if names else ""
-    n_peers = len(processes) // world_size
-    return Membership(Rank(rank, world_size), f"{along}a torch device mesh", "torch", processes, n_peers)
+    n_peers, ranks = len(processes) // rank.world_size, tuple(by_process.values())
+    return Membership(rank, f"{along}a torch device mesh", "torch", processes, n_peers, ranks=ranks)
 
 
 def _dimensions(devices: DeviceMesh, names: Sequence[str] | None) -> list[int]:

@@ -1,0 +1,261 @@
+"""Wrappers within wrappers share each row out once, or are refused with what to do."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import annbatch.samplers
+import jax
+import numpy as np
+import pytest
+import torch.distributed as dist
+from annbatch.samplers import RandomSampler, SequentialSampler
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from annbatch_distributed import DistributedSampler, Rank, deferred, mesh_ranks
+from tests.meeting import heard
+from tests.samplers import MaskBlind, batches, flat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.ranks.exchange import Gather
+
+N_OBS = 1000
+ASKED_TWICE = "The rank is asked for twice: a DistributedSampler asks"
+
+
+@pytest.fixture
+def no_group() -> Iterator[None]:
+    """Whatever process group a test leaves behind ends with it."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def as_process(number: int, n_processes: int = 4) -> None:
+    """Be that process of a job of torch whose other processes don't exist."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=number, world_size=n_processes, store=FakeStore())
+
+
+def group(number: int, groups: list[list[int]]) -> Any:
+    """The group of a process; every process makes all of them."""
+    made = [dist.new_group(members) for members in groups]
+    return next(one for one, members in zip(made, groups, strict=True) if number in members)
+
+
+def sources(number: int) -> dict[str, Any]:
+    """What a process of 2 nodes of 2 ranks can ask, by name."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "local"))
+    return {
+        "torch": "torch",
+        "deferred": deferred("torch"),
+        "WORLD": dist.group.WORLD,
+        "all": dist.new_group([0, 1, 2, 3]),
+        "nodes": group(number, [[0, 2], [1, 3]]),
+        "locals": group(number, [[0, 1], [2, 3]]),
+        "node": mesh_ranks(mesh, "node"),
+        "local": mesh_ranks(mesh, "local"),
+        "both": mesh_ranks(mesh, ("node", "local")),
+        "submesh": mesh["local"],
+        "deferred submesh": deferred(lambda: mesh["local"]),
+        "group of mesh": mesh.get_group("node"),
+    }
+
+
+#: What numbers the processes of a node, what numbers the nodes, and what numbers all processes.
+WITHIN_NODES = {"locals", "local", "submesh", "deferred submesh"}
+OF_NODES = {"nodes", "node", "group of mesh"}
+OF_ALL = {"torch", "deferred", "WORLD", "all", "both"}
+
+
+def nested(outer: Any, inner: Any, **kwargs: Any) -> DistributedSampler:
+    within = DistributedSampler(SequentialSampler(1, 10, 5), dist_info=inner, **kwargs)
+    return DistributedSampler(within, dist_info=outer, **kwargs)
+
+
+def rows(sampler: DistributedSampler) -> list[int]:
+    return flat(batches(sampler.sample(N_OBS)))
+
+
+@pytest.mark.usefixtures("no_group")
+def test_of_all_pairs_of_torchs_sources_those_that_would_lose_rows_are_refused_and_the_others_read_each_row_once() -> (
+    None
+):
+    read: dict[tuple[str, str], list[int]] = {}
+    refused: dict[tuple[str, str], set[str]] = {}
+    for number in range(4):
+        as_process(number)
+        asked = sources(number)
+        for outer, inner in product(asked, asked):
+            try:
+                found = rows(nested(asked[outer], asked[inner]))
+            except ValueError as error:
+                refused.setdefault((outer, inner), set()).add(str(error))
+            else:
+                read.setdefault((outer, inner), []).extend(found)
+    assert read.keys().isdisjoint(refused)
+    for pair, found in read.items():
+        assert sorted(found) == list(range(N_OBS)), pair
+    legal = {*product(OF_NODES, WITHIN_NODES), *product(WITHIN_NODES, OF_NODES)}
+    assert read.keys() == legal
+    for messages in refused.values():
+        assert len(messages) == 1
+        assert ASKED_TWICE in messages.pop()
+
+
+def test_two_ranks_that_are_the_same_would_lose_rows_and_the_check_of_ranks_notices() -> None:
+    job = [nested(Rank(rank, 2), lambda rank=rank: (rank, 2)) for rank in range(2)]
+    assert sorted(flat(map(rows, job))) == [*range(250), *range(750, 1000)]
+
+    def check(sampler: DistributedSampler) -> Callable[[Gather], None]:
+        return lambda gather: sampler.check_ranks_agree(N_OBS, gather=gather)
+
+    messages = set(heard([check(sampler) for sampler in job]))
+    assert messages == {
+        """The ranks of this job don't agree:
+  there are 2 processes, and the world size is 4
+Every process must make its sampler with the same arguments, and be in the same epoch."""
+    }
+
+
+@pytest.mark.parametrize("wrap", [lambda name: name, deferred], ids=["at once", "deferred"])
+def test_the_launcher_asked_twice_is_refused(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = set()
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ValueError, match=f"{ASKED_TWICE} 'env', and another one within it asks 'env'") as raised:
+            nested(wrap("env"), "env").n_batches(N_OBS)
+        messages.add(str(raised.value))
+    assert len(messages) == 1
+
+
+def test_jax_asked_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ValueError, match=f"{ASKED_TWICE} 'jax'"):
+        nested("jax", "jax")
+
+
+@pytest.mark.usefixtures("no_group")
+def test_a_source_asked_again_is_found_however_deep_and_in_whatever_a_sampler_holds() -> None:
+    as_process(1)
+    other = DistributedSampler(nested(Rank(0, 2), "torch"), dist_info=Rank(0, 2))
+    holding = MaskBlind(4)
+    vars(holding)["parts"] = {"first": [other]}
+    for sampler in (other, holding):
+        with pytest.raises(ValueError, match=ASKED_TWICE):
+            DistributedSampler(sampler, dist_info="torch")
+
+
+@pytest.mark.usefixtures("no_group")
+def test_a_deferred_rank_that_is_asked_again_is_refused_before_anything_is_read_but_not_earlier() -> None:
+    sampler = nested(deferred("torch"), deferred("torch"))
+    as_process(1)
+    assert (sampler.rank, sampler.world_size) == (1, 4)
+    for ask in (sampler.n_batches, sampler.sample, sampler.plan, sampler.validate):
+        with pytest.raises(ValueError, match=f"{ASKED_TWICE} 'torch'"):
+            ask(N_OBS)
+
+
+def annbatchs(sampler: Sampler, rank: int = 0) -> annbatch.samplers.DistributedSampler:
+    return annbatch.samplers.DistributedSampler(sampler, dist_info=lambda: (rank, 2))
+
+
+class Holding(MaskBlind):
+    """Runs a sampler that it holds."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__(5)
+        self.held = [{"inner": held}]
+
+    def n_batches(self, n_obs: int) -> int:
+        return int(self.held[0]["inner"].n_batches(n_obs))
+
+    def _sample(self, n_obs: int) -> Any:
+        yield from self.held[0]["inner"].sample(n_obs)
+
+
+class OfAnnbatchs(annbatch.samplers.DistributedSampler):
+    """Somebody's own."""
+
+
+@pytest.mark.parametrize("hold", [lambda sampler: sampler, Holding, lambda sampler: Holding(Holding(sampler))])
+@pytest.mark.parametrize("own", [annbatchs, lambda sampler: OfAnnbatchs(sampler, dist_info=lambda: (0, 2))])
+def test_annbatchs_own_within_ours_is_refused_wherever_it_is_held(hold: Any, own: Any) -> None:
+    wrapped = hold(own(RandomSampler(1, 10, 5)))
+    with pytest.raises(ValueError, match=r"annbatch\.samplers\.DistributedSampler .* Wrap the sampler that it wraps"):
+        DistributedSampler(wrapped, dist_info=Rank(0, 2))
+
+
+def test_annbatchs_own_around_ours_is_refused_as_well() -> None:
+    for rank in range(2):
+        ours = DistributedSampler(RandomSampler(1, 10, 5), dist_info=Rank(rank, 2))
+        for sampler in (ours, DistributedSampler(ours, dist_info=Rank(0, 1))):
+            with pytest.raises(ValueError, match=r"annbatch\.samplers\.DistributedSampler .* shares out"):
+                annbatchs(sampler, rank)
+
+
+def test_annbatchs_own_around_a_sampler_that_holds_ours_is_refused_before_a_row_is_read() -> None:
+    ours = DistributedSampler(RandomSampler(1, 10, 5), dist_info=Rank(0, 2))
+    with pytest.raises(ValueError, match=r"annbatch\.samplers\.DistributedSampler .* shares out"):
+        next(iter(annbatchs(Holding(ours)).sample(N_OBS)))
+
+
+class Aware(MaskBlind):
+    """Shares out rows by itself."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(5)
+        self.rank = rank
+
+    def n_batches(self, n_obs: int) -> int:
+        return super().n_batches(n_obs // 2)
+
+    def _sample(self, n_obs: int) -> Any:
+        for request in super()._sample(n_obs // 2):
+            first, last = request["requests"][0].start, request["requests"][0].stop
+            yield {**request, "requests": [slice(first + self.rank * n_obs // 2, last + self.rank * n_obs // 2)]}
+
+
+class AwareLater(MaskBlind):
+    """Asks for its rank when it is asked."""
+
+    @property
+    def world_size(self) -> int:
+        msg = "not yet"
+        raise RuntimeError(msg)
+
+
+def test_a_users_own_rank_aware_sampler_gets_a_warning_since_the_job_would_lose_rows() -> None:
+    with pytest.warns(UserWarning, match=r"Aware has an attribute 'rank'.* rows are never read") as caught:
+        job = [DistributedSampler(Aware(rank), dist_info=Rank(rank, 2)) for rank in range(2)]
+    assert [warning.filename for warning in caught] == [__file__] * 2
+    assert len(set(flat(map(rows, job)))) == N_OBS // 2
+    with pytest.warns(UserWarning, match="AwareLater has an attribute 'world_size'"):
+        DistributedSampler(Holding(AwareLater(5)), dist_info=Rank(0, 2))
+
+
+def test_wrappers_and_samplers_that_know_nothing_of_ranks_get_no_warning_and_a_wrapper_around_one_no_second() -> None:
+    with pytest.warns(UserWarning, match="rank"):
+        once = DistributedSampler(Aware(0), dist_info=Rank(0, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DistributedSampler(once, dist_info=Rank(0, 2))
+        nested(Rank(0, 2), Rank(0, 2))
+        DistributedSampler(Holding(MaskBlind(3)), dist_info=Rank(0, 2))
+
+
+def test_more_wrappers_within_each_other_than_a_machine_has_levels_are_an_error() -> None:
+    sampler: Sampler = SequentialSampler(1, 1, 1)
+    with pytest.raises(ValueError, match=r"at most \d+ .* within"):  # noqa: PT012 whichever of them it is
+        for _ in range(100):
+            sampler = DistributedSampler(sampler, dist_info=Rank(0, 1), remainder="keep")
+    assert np.array_equal(rows(sampler), range(N_OBS))
