@@ -259,3 +259,46 @@ def test_more_wrappers_within_each_other_than_a_machine_has_levels_are_an_error(
         for _ in range(100):
             sampler = DistributedSampler(sampler, dist_info=Rank(0, 1), remainder="keep")
     assert np.array_equal(rows(sampler), range(N_OBS))
+
+
+def every_rank(worlds: tuple[int, ...], wrapped: Sampler, **kwargs: Any) -> list[DistributedSampler]:
+    """All ranks of a job that is nested so deep, the outermost level first."""
+
+    def rank(places: tuple[int, ...]) -> DistributedSampler:
+        sampler = wrapped
+        for place, world_size in zip(reversed(places), reversed(worlds), strict=True):
+            sampler = DistributedSampler(sampler, dist_info=Rank(place, world_size), **kwargs)
+        assert isinstance(sampler, DistributedSampler)
+        return sampler
+
+    return [rank(places) for places in product(*map(range, worlds))]
+
+
+@pytest.mark.parametrize("options", [{}, {"sharding": "shuffled", "seed": 3}], ids=["contiguous", "shuffled"])
+@pytest.mark.parametrize(
+    ("worlds", "batch_size", "n_rows"),
+    [((1, 2), 2, 7), ((2, 2), 1, 15), ((2, 3), 2, 35), ((3, 1), 4, 40), ((2, 1, 2), 3, 26), ((1, 2, 2), 2, 23)],
+)
+def test_what_nested_wrappers_drop_moves_as_if_there_was_one(
+    worlds: tuple[int, ...], batch_size: int, n_rows: int, options: dict[str, Any]
+) -> None:
+    window = [*range(3), *range(5, 2 + n_rows)]
+    wrapped = RandomSampler(1, batch_size, batch_size)
+    job = every_rank(worlds, wrapped, remainder="drop", mask=[slice(0, 3), slice(5, 2 + n_rows)], **options)
+    step = len(job) * batch_size
+    assert len(window) % step
+    times_read = dict.fromkeys(window, 0)
+    before: set[int] = set()
+    for epoch in range(len(window)):
+        read: list[int] = []
+        for sampler in job:
+            sampler.set_epoch(epoch)
+            share = batches(sampler.sample(n_rows + 7))
+            assert [len(batch) for batch in share] == [batch_size] * (len(window) // step)
+            read += flat(share)
+        assert len(read) == len(set(read)) == len(window) // step * step
+        assert before | set(read) >= set(window) or not epoch
+        before = set(read)
+        for row in read:
+            times_read[row] += 1
+    assert len(set(times_read.values())) == 1

@@ -79,7 +79,7 @@ def count(sampler: Sampler, plan: EpochPlan) -> Counts:
     _check_enough(len(plan.window), f"The window has {len(plan.window)} rows", plan)
     if not isinstance(plan.dealt, Rows):
         name = type(plan.sharding).__name__
-        check_sizes(plan.remainder, sizes=plan.share_sizes, batch_size=plan.batch_size, name=name)
+        check_sizes(plan.remainder, sizes=plan.share_sizes, batch_size=plan.rows_per_step, name=name)
     counts, classes = _count_all(sampler, plan)
     if not is_tied(sampler):
         return Counts(counts, "rotate")
@@ -94,7 +94,9 @@ def count(sampler: Sampler, plan: EpochPlan) -> Counts:
 
 
 def _check_enough(n_rows: int, what: str, plan: EpochPlan) -> None:
-    check(plan.remainder, n_rows=n_rows, world_size=plan.world_size, batch_size=plan.batch_size, what=what)
+    if plan.rows_per_step != plan.batch_size:
+        what += f" (and a batch on each of the ranks within a rank takes {plan.rows_per_step})"
+    check(plan.remainder, n_rows=n_rows, world_size=plan.world_size, batch_size=plan.rows_per_step, what=what)
 
 
 def _count_all(sampler: Sampler, plan: EpochPlan) -> tuple[tuple[int, ...], tuple[Classes, ...]]:

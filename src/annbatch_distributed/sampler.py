@@ -519,6 +519,7 @@ class DistributedSampler(Sampler):
             window=left.window,
             world_size=world_size,
             batch_size=self.batch_size,
+            rows_per_step=self._rows_per_step,
             remainder=self._remainder,
             sharding=self._sharding,
             seed=self._seed,
@@ -548,6 +549,15 @@ class DistributedSampler(Sampler):
             return replace(plan, epoch=plan.epoch + 1).dealt != plan.dealt
         except ValueError:  # it can't deal them then
             return True
+
+    @property
+    def _rows_per_step(self) -> int | None:
+        """The rows of a rank that divide evenly among those within it; what doesn't is lost, and moves, here alone."""
+        within = self._sampler
+        if isinstance(within, DistributedSampler) and self._remainder == within._remainder == "drop":
+            assert within._rows_per_step is not None
+            return within.world_size * within._rows_per_step
+        return self.batch_size
 
     def _warn_once(self, message: str) -> None:
         if not self._within_another and message not in self._warned:

@@ -75,6 +75,8 @@ class EpochPlan:
     """The number of ranks."""
     batch_size: int | None
     """Rows of a full batch; None where the wrapped sampler has none."""
+    rows_per_step: int | None
+    """Rows of a rank that become a batch, or a batch on each of the ranks within it that share them out once more."""
     remainder: Remainder
     """What becomes of the rows that don't divide evenly."""
     sharding: Sharding
@@ -141,7 +143,7 @@ class EpochPlan:
     def is_over(self) -> bool:
         """Whether nothing is left of the epoch that a rank could read."""
         n_rows = len(self.window) if self.n_samples is None else self.n_samples
-        fewest = self.world_size * (self.batch_size or 1) if self.remainder == "drop" else 1
+        fewest = self.world_size * (self.rows_per_step or 1) if self.remainder == "drop" else 1
         return self.segment > 0 and n_rows < fewest
 
     @property
@@ -219,13 +221,17 @@ class EpochPlan:
     @property
     def _n_spare(self) -> int:
         """How many rows are lost where the window is shared out evenly."""
-        return n_lost(self.remainder, n_rows=len(self.window), world_size=self.world_size, batch_size=self.batch_size)
+        return n_lost(
+            self.remainder, n_rows=len(self.window), world_size=self.world_size, batch_size=self.rows_per_step
+        )
 
     def _stretch(self, n_rows: int, rank: int) -> Stretch:
-        return stretch(self.remainder, n_rows=n_rows, world_size=self.world_size, batch_size=self.batch_size, rank=rank)
+        return stretch(
+            self.remainder, n_rows=n_rows, world_size=self.world_size, batch_size=self.rows_per_step, rank=rank
+        )
 
     def _filled(self, rank: int) -> Stretch:
-        return filled(self.remainder, sizes=self.share_sizes, batch_size=self.batch_size, turn=self.turn, rank=rank)
+        return filled(self.remainder, sizes=self.share_sizes, batch_size=self.rows_per_step, turn=self.turn, rank=rank)
 
     def _deal(self, rows: Rows) -> Rows | tuple[Rows, ...]:
         """Ask the sharding, and check what can be checked at once."""

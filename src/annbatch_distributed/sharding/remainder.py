@@ -56,7 +56,7 @@ def stretch(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int 
     world_size
         The number of ranks.
     batch_size
-        Rows of a full batch; only ``keep`` and ``exact`` do without.
+        Rows of a full batch, or of a batch on each rank within a rank; only ``keep`` and ``exact`` do without.
     rank
         Whose positions.
 
@@ -89,7 +89,7 @@ def filled(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, t
     sizes
         Rows of every rank's share.
     batch_size
-        Rows of a full batch; only ``keep`` and ``exact`` do without.
+        As for :func:`stretch`.
     turn
         How often the rows that ``drop`` loses have moved on, from :func:`turns`.
     rank
