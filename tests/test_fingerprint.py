@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,12 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.fingerprint import fingerprint
 from annbatch_distributed.private_copy import private_copy
-from tests.samplers import MaskBlind
+from tests.samplers import MaskBlind, batches
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
+
+    from annbatch_distributed.sharding import Rows
 
 LABELS = pd.Categorical(np.repeat(["B", "T"], [20, 30]))
 
@@ -170,3 +173,141 @@ def test_a_fingerprint_is_the_same_in_another_process() -> None:
     code = "from tests.test_fingerprint import *; print(*map(fingerprint, map(Holding, HELD)), sep='\\n')"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert there.stdout.splitlines() == [fingerprint(Holding(held)) for held in HELD]
+
+
+class Remote(MaskBlind):
+    """Reads from somewhere where it has to say who it is."""
+
+    def __init__(self, token: Any) -> None:
+        super().__init__(4)
+        self.token = token
+
+
+@dataclass(frozen=True)
+class ByToken:
+    """Deals rows by what somewhere else says."""
+
+    token: Any
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
+        del world_size, epoch, seed
+        return rows
+
+
+class Subclass(RandomSampler):
+    """Holds more than annbatch's own."""
+
+    def __init__(self, token: Any) -> None:
+        super().__init__(4, 2, 8)
+        self.token = token
+
+
+def agreement(rank: DistributedSampler) -> list[str]:
+    """What a rank says to the others, and hears from them."""
+    said: list[str] = []
+
+    def gather(text: str) -> list[str]:
+        said.append(text)
+        return [text, text]  # another one that is the same rank
+
+    with pytest.raises(ValueError, match="The ranks of this job don't agree") as raised:
+        rank.check_ranks_agree(64, gather=gather)
+    return [*said, str(raised.value)]
+
+
+SECRETS = ["hunter2", b"hunter2", ["hunter2"], {"hunter2": 1}, Path("hunter2"), Multiplied("hunter2")]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_what_a_users_sampler_or_sharding_holds_is_never_written_out(secret: Any) -> None:
+    known = RandomSampler(4, 2, 8)
+    vars(known)["token"] = secret
+    for wrapped in (Remote(secret), Subclass(secret), known, Holding(Remote(secret))):
+        nested = DistributedSampler(wrapped, dist_info=Rank(0, 2))
+        for sampler in (wrapped, nested):
+            ranks = [DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding=ByToken(secret)) for rank in (0, 1)]
+            state = ranks[0].state_dict(batches_done=0)
+            heard: list[str] = []
+            for rank in ranks:
+                heard += agreement(rank)
+            other = DistributedSampler(Remote("other"), dist_info=Rank(0, 2), sharding=ByToken("other"))
+            with pytest.raises(ValueError, match="of a sampler with other settings") as raised:
+                other.load_state_dict(state)
+            assert "hunter2" not in "".join([str(state), *heard, str(raised.value)])
+
+
+def test_the_numbers_that_annbatchs_samplers_and_wrappers_are_set_to_are_shown() -> None:
+    sampler = RandomSampler(4, 2, np.int64(8))
+    text = "RandomSampler(batch_size=8, chunk_size=4, drop_last=False, in_memory_size=8, num_samples=None, "
+    text += "preload_nchunks=2, replacement=False, shuffle=True)"
+    assert fingerprint(sampler) == text
+    wrapper = DistributedSampler(sampler, dist_info=Rank(1, 2), seed=3)
+    assert fingerprint(wrapper) == (
+        f"DistributedSampler(batch_size=8, ranks=2, remainder=drop, sampler={text}, seed=3, sharding=Contiguous())"
+    )
+    assert fingerprint(wrapper) != fingerprint(DistributedSampler(sampler, dist_info=Rank(1, 3), seed=3))
+
+
+def test_a_sampler_that_holds_a_wrapper_has_the_same_fingerprint_on_every_rank() -> None:
+    job = [Holding(DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(rank, 2), seed=0)) for rank in (0, 1)]
+    assert fingerprint(job[0]) == fingerprint(job[1])
+
+
+#: As the first version of format 1 wrote it.
+STATE: dict[str, Any] = {
+    "version": 1,
+    "epoch": 1,
+    "pass": 0,
+    "segments": [[2, 1, 2]],
+    "identity": {
+        "n_obs": 64,
+        "mask": "0:",
+        "batch_size": 4,
+        "remainder": "drop",
+        "sharding": "ByToken(token='hunter3')",
+        "seed": 0,
+        "root": None,
+        "sampler": "Remote(batch_size=4, per_request=4, token='hunter2')",
+    },
+}
+
+
+def test_a_state_that_has_them_written_out_still_loads() -> None:
+    sampler = DistributedSampler(Remote("hunter2"), dist_info=Rank(0, 2), sharding=ByToken("hunter3"), seed=0)
+    sampler.load_state_dict(STATE)
+    first, *_, last = batches(sampler.sample(64))
+    assert (first, last) == ([24, 25, 26, 27], [12, 13, 14, 15])
+    assert "hunter" not in str(sampler.state_dict(batches_done=3))
+
+
+def test_where_a_state_has_them_written_out_the_error_shows_neither_side() -> None:
+    sampler = DistributedSampler(Remote("hunter4"), dist_info=Rank(0, 2), sharding=ByToken("hunter5"), seed=0)
+    with pytest.raises(ValueError, match=r"sampler is 'Remote\(\.\.\.\)' in the state and") as raised:
+        sampler.load_state_dict(STATE)
+    assert "sharding is 'ByToken(...)' in the state" in str(raised.value)
+    assert "hunter" not in str(raised.value)
+
+
+def deep(levels: int) -> list[Any]:
+    """A list within a list within a list."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def test_what_is_nested_too_deep_to_be_copied_or_described_is_an_error_that_says_so() -> None:
+    held = Holding(deep(10_000))
+    with pytest.raises(ValueError, match="Holding holds what is nested too deep to be copied"):
+        DistributedSampler(held, dist_info=Rank(0, 2))
+    with pytest.raises(ValueError, match="Holding holds what is nested too deep to be described"):
+        fingerprint(held)
+
+
+def test_a_sampler_that_holds_itself_is_described() -> None:
+    sampler = Holding(None)
+    sampler.held = {"me": [sampler]}
+    state = DistributedSampler(sampler, dist_info=Rank(0, 2)).state_dict(batches_done=1)
+    again = DistributedSampler(sampler, dist_info=Rank(0, 2))
+    again.load_state_dict(state)
+    assert again.batches_done == 1

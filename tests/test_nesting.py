@@ -302,3 +302,62 @@ def test_what_nested_wrappers_drop_moves_as_if_there_was_one(
         for row in read:
             times_read[row] += 1
     assert len(set(times_read.values())) == 1
+
+
+def written(n_obs: int, done: int, sampler: str, remainder: str = "drop") -> dict[str, Any]:
+    """A state in epoch 1 of two nodes, as the first version of format 1 wrote it."""
+    identity = {"n_obs": n_obs, "mask": "0:", "batch_size": 2, "remainder": remainder}
+    identity |= {"sharding": "Contiguous()", "seed": 0, "root": None, "sampler": sampler}
+    segments = [[2, 1, done]]
+    return {"version": 1, "epoch": 1, "pass": int(not done), "segments": segments, "identity": identity}
+
+
+#: How that version wrote the samplers within.
+TEXT = (
+    "DistributedSampler(batch_size=2, remainder='{}', sampler='SequentialSampler(batch_size=2, chunk_size=1, drop_last="
+)
+DROP = TEXT.format("drop") + "Fals... a60a13e6128322237ccb3de3b54a1eb3"
+EXACT = TEXT.format("exact") + "Fal... dd3e539e70e79b4e2dc6faedc1210724"
+
+
+@pytest.mark.parametrize(
+    ("state", "due"),
+    [
+        (written(24, 1, DROP), [[20, 21], [22, 23]]),
+        (written(22, 1, EXACT, "exact"), [[18, 19], [20, 21]]),
+        (written(22, 0, DROP), None),  # nothing was read of the pass
+    ],
+)
+def test_old_states_of_nested_wrappers_that_lost_the_same_rows_load(
+    state: dict[str, Any], due: list[list[int]] | None
+) -> None:
+    remainder = state["identity"]["remainder"]
+    sampler = every_rank((2, 2), SequentialSampler(1, 2, 2), seed=0, remainder=remainder)[3]
+    sampler.load_state_dict(state)
+    assert due is None or batches(sampler.sample(state["identity"]["n_obs"])) == due
+
+
+@pytest.mark.parametrize("n_obs", [22, 26, None])
+def test_old_states_of_nested_wrappers_that_lost_other_rows_are_refused_and_leave_the_sampler_alone(
+    n_obs: Any,
+) -> None:
+    for sampler in every_rank((2, 2), SequentialSampler(1, 2, 2), seed=0):
+        before = sampler.state_dict(batches_done=0)
+        state = written(n_obs, 1, DROP)
+        if n_obs == 26:  # two rows were lost outside, and none within
+            sampler.load_state_dict(state)
+            continue
+        with pytest.raises(ValueError, match=r"of an earlier version, in which .* lost other rows .* set_epoch\(1\)"):
+            sampler.load_state_dict(state)
+        assert sampler.state_dict(batches_done=0) == before
+
+
+def test_a_state_of_nested_wrappers_with_other_numbers_of_ranks_within_is_refused() -> None:
+    wrapped = SequentialSampler(1, 2, 2)
+    ours, other = (every_rank((2, within), wrapped, seed=0, remainder="keep")[0] for within in (2, 3))
+    again = every_rank((2, 2), wrapped, seed=0, remainder="keep")[1]
+    list(ours.sample(36))
+    state = ours.state_dict(batches_done=1)
+    again.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"ranks=2, .* in the state .*ranks=3, "):
+        other.load_state_dict(state)

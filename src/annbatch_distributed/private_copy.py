@@ -38,6 +38,11 @@ def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None)
     rng
         Takes the place of the sampler's own generator in the copy, wherever that is held; other generators that the
         sampler holds are replaced by generators spawned from it. None keeps them all as they are.
+
+    Raises
+    ------
+    ValueError
+        If it holds what is nested too deep.
     """
     memo: dict[Any, Any] = {}
     for thing in _search(sampler):
@@ -46,7 +51,14 @@ def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None)
                 memo[id(thing)] = rng if thing is sampler.rng else rng.spawn(1)[0]
         else:
             memo[id(thing)] = _shared(thing)
-    duplicate: S = _copied(sampler, memo)
+    try:
+        duplicate: S = _copied(sampler, memo)
+    except RecursionError:
+        msg = (
+            f"{type(sampler).__name__} holds what is nested too deep to be copied, lists within lists for instance. "
+            "Hold it in a flat form, or give the sampler a __deepcopy__ of its own."
+        )
+        raise ValueError(msg) from None
     return duplicate
 
 
@@ -89,6 +101,8 @@ def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the 
     attempt = dict(memo)
     try:
         duplicate = copy.deepcopy(thing, attempt)
+    except RecursionError:
+        raise
     except Exception:  # noqa: BLE001 whatever forbids the copy: its own __deepcopy__ may raise anything
         pass
     else:

@@ -31,7 +31,7 @@ from annbatch_distributed.compatibility import check_shares_out_nothing, rank_at
 from annbatch_distributed.counts import Counts, check_can_go_on, count
 from annbatch_distributed.coverage import Reading, compare_readings
 from annbatch_distributed.dealing import Hand, hand, left
-from annbatch_distributed.fingerprint import described, fingerprint, settings
+from annbatch_distributed.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy, samplers_in
@@ -424,6 +424,7 @@ class DistributedSampler(Sampler):
             identity = self._identity()
             if not position.resumes:  # there is no order to bring back
                 identity["root"] = progress.identity.get("root")
+            progress = self._compared_as_written(progress, identity)
             if differences := progress.differences(identity):
                 listed = "; ".join(differences)
                 msg = (
@@ -439,6 +440,39 @@ class DistributedSampler(Sampler):
         n_obs = progress.identity.get("n_obs")
         self._n_obs_of_state = n_obs if strict and isinstance(n_obs, int) else None
         self._planned = None
+
+    def _compared_as_written(self, progress: Progress, identity: Identity) -> Progress:
+        """Return a state with its sampler and sharding as texts of today, by which they can be compared and shown.
+
+        Raises
+        ------
+        ValueError
+            If the state is of a time when wrappers within each other lost other rows.
+        """
+        saved = dict(progress.identity)
+        for name, thing in (("sampler", self._sampler), ("sharding", self._sharding)):
+            if saved.get(name) == brief(identity[name]):
+                continue
+            is_same = saved.get(name) == brief(written_out(thing))
+            saved[name] = identity[name] if is_same else without_secrets(saved.get(name))
+            if is_same and name == "sampler" and progress.position.resumes and self._rows_per_step != self.batch_size:
+                self._check_lost_the_same(saved.get("n_obs"), progress.position.epoch)
+        return replace(progress, identity=saved)
+
+    def _check_lost_the_same(self, n_obs: object, epoch: int) -> None:
+        """Raise unless each of the wrappers within each other would have lost the rows that are lost by all as one."""
+        if isinstance(n_obs, int):
+            with undivided():
+                plan = self._plan(n_obs, Position(epoch))
+            if replace(plan, rows_per_step=plan.batch_size).n_lost == plan.n_lost:
+                return
+        name = type(self).__name__
+        msg = (
+            f"The state is of an earlier version, in which {name}s within each other lost other rows under "
+            "remainder='drop': to go on in the middle of its epoch would read rows again, and others not at all. Begin "
+            f"the epoch anew, with set_epoch({epoch})."
+        )
+        raise ValueError(msg)
 
     def _check_whose(self, position: Position) -> None:
         """Raise if a state is that of one DataLoader worker, and this is none, or one of others."""
@@ -462,7 +496,7 @@ class DistributedSampler(Sampler):
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
             "batch_size": self.batch_size,
             "remainder": self._remainder,
-            "sharding": described(self._sharding),
+            "sharding": fingerprint(self._sharding),
             "seed": self._seed,
             "root": self._root if is_random(self._sampler) else None,
             "sampler": self._fingerprint,
@@ -913,8 +947,25 @@ def _is_random(sampler: DistributedSampler) -> bool:
 @settings.register(DistributedSampler)
 def _settings(sampler: DistributedSampler) -> dict[str, Any]:
     # which of its ranks a wrapped wrapper is differs between ranks, whose states must not
-    own = ("batch_size", "remainder", "sharding", "seed", "sampler")
-    return {name: value for name, value in sampler._identity().items() if name in own}
+    return {
+        "batch_size": sampler.batch_size,
+        "ranks": sampler.world_size,
+        "remainder": sampler._remainder,
+        "sampler": sampler._sampler,
+        "seed": sampler._seed,
+        "sharding": sampler._sharding,
+    }
+
+
+SHOWN.add(DistributedSampler)
+
+
+@written_out.register(DistributedSampler)
+def _written_out(sampler: DistributedSampler) -> str:
+    parts = {name: value for name, value in settings(sampler).items() if name != "ranks"}
+    parts.update({name: written_out(parts[name]) for name in ("sampler", "sharding")})
+    parts["batch_size"] = None if sampler.batch_size is None else int(sampler.batch_size)
+    return f"{type(sampler).__name__}({', '.join(f'{name}={value!r}' for name, value in parts.items())})"
 
 
 @n_draws.register(DistributedSampler)
