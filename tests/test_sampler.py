@@ -13,7 +13,7 @@ import pytest
 from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed import DistributedSampler, Rank, deferred
 from tests.samplers import (
     IndexArrays,
     Locked,
@@ -329,3 +329,66 @@ def test_a_wrapped_sampler_with_epochs_of_its_own_follows() -> None:
     sampler.set_epoch(7)
     assert {request["epoch"] for request in sampler.sample(100)} == {7}  # type: ignore[typeddict-item]  # extra
     assert wrapped.epoch == 0
+
+
+@pytest.mark.parametrize("value", ["no", "", None, [], 0, 1, 0.0, np.array([True])])
+def test_enforce_equal_batches_is_a_bool_and_not_what_would_be_taken_for_one(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"enforce_equal_batches must be True or False, got .* Pass"):
+        one(enforce_equal_batches=value)
+    assert one(enforce_equal_batches=np.bool_(False)).plan(100) == one(remainder="keep").plan(100)
+
+
+@pytest.mark.parametrize("remainder", [["drop"], b"drop", 1, np.array(["drop", "pad"]), object(), str])
+def test_a_remainder_that_is_no_text_is_a_type_error(remainder: Any) -> None:
+    with pytest.raises(TypeError, match=r"remainder must be one of 'drop', .* or None, got"):
+        one(remainder=remainder)
+
+
+def needs_more(rank: int) -> tuple[int, int]:
+    return rank, 2
+
+
+@pytest.mark.parametrize(
+    ("dist_info", "message"),
+    [
+        (Rank, "got the class Rank. Pass an instance"),
+        (dict, "got the class dict. Pass an instance"),
+        (RandomSampler, "got the class RandomSampler"),
+        (needs_more, "is called without arguments, .*needs_more"),
+        (deferred, "is called without arguments, .*deferred"),
+        (RandomSampler(1, 1, 1), "Unknown dist_info"),
+    ],
+)
+def test_a_dist_info_that_cannot_say_the_rank_is_a_type_error_deferred_or_not(dist_info: Any, message: str) -> None:
+    for asked in (lambda: dist_info, lambda: deferred(dist_info)):
+        with pytest.raises(TypeError, match=message):
+            DistributedSampler(random(), dist_info=asked())
+
+
+@pytest.mark.parametrize("name", ["batch_size", "shuffle", "mask", "rng"])
+@pytest.mark.parametrize("error", [RuntimeError("boom"), AttributeError("boom"), KeyError("boom")])
+def test_a_property_of_the_wrapped_sampler_that_raises_is_named(name: str, error: Exception) -> None:
+    def fail(_: Sampler) -> None:
+        raise error
+
+    broken = type("Broken", (MaskBlind,), {name: property(fail)})
+    message = rf"Broken\.{name} raised {type(error).__name__}: .*boom.* Every sampler needs"
+    with pytest.raises(TypeError, match=message) as raised:
+        one(broken(4))
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("mask", [np.ones(3, dtype=bool), "0:3", 7, [True, False], {"start": 0}])
+def test_a_mask_of_the_wrapped_sampler_that_is_none_is_an_error_and_can_be_replaced(mask: Any) -> None:
+    wrapped = MaskBlind(2)
+    wrapped.mask = mask
+    with pytest.raises(TypeError, match=r"MaskBlind\.mask can't be shared out: mask must be a slice"):
+        one(wrapped)
+    assert order(one(wrapped, mask=slice(0, 8))) == [0, 1, 2, 3]
+
+
+def test_several_slices_of_the_wrapped_sampler_are_shared_out() -> None:
+    wrapped = MaskBlind(2)
+    wrapped.mask = [slice(0, 4), slice(6, 10)]  # type: ignore[assignment]  # annbatch's have one
+    assert sorted(order(one(wrapped))) == [0, 1, 2, 3]
+    assert sorted(order(one(wrapped, rank=1))) == [6, 7, 8, 9]

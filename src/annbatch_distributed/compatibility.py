@@ -67,6 +67,20 @@ def _of_name(sharding: object) -> Sharding:
     return cast("Sharding", sharding)
 
 
+def check_interface(sampler: Sampler) -> None:
+    """Raise if what every sampler tells can't be read of one."""
+    for name in ("batch_size", "shuffle", "mask", "rng"):
+        try:
+            getattr(sampler, name)
+        except Exception as error:
+            kind = type(sampler).__name__
+            msg = (
+                f"{kind}.{name} raised {type(error).__name__}: {error}. Every sampler needs batch_size, shuffle, mask "
+                f"and rng that can be read as soon as it is made; see whether {kind}.__init__ sets what they return."
+            )
+            raise TypeError(msg) from error
+
+
 def check_shares_out_nothing(sampler: Sampler) -> None:
     """Raise if a sampler that is to be wrapped is annbatch's own ``DistributedSampler``."""
     if isinstance(sampler, DistributedSampler):

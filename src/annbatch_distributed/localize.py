@@ -56,7 +56,8 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> Sampler:
     [[slice(0, 2, None)]]
     """
     del rows, n_obs  # only samplers tied to absolute rows have to know more than how many local rows there are
-    if sampler.mask not in (None, slice(0, None)):
+    mask: object = sampler.mask  # which a user's sampler may have of any type
+    if not (mask is None or (isinstance(mask, slice) and mask == slice(0, None))):
         try:
             sampler.mask = slice(0, None)
         except AttributeError as error:

@@ -27,7 +27,12 @@ from annbatch.abc import Sampler
 from annbatch_distributed.agreement import Description, compare, digest, versions
 from annbatch_distributed.bookmark import Bookmark
 from annbatch_distributed.callers import check_not_within_annbatchs
-from annbatch_distributed.compatibility import check_shares_out_nothing, rank_attribute, resolve_sharding
+from annbatch_distributed.compatibility import (
+    check_interface,
+    check_shares_out_nothing,
+    rank_attribute,
+    resolve_sharding,
+)
 from annbatch_distributed.counts import Counts, check_can_go_on, count
 from annbatch_distributed.coverage import Reading, compare_readings
 from annbatch_distributed.dealing import Hand, hand, left
@@ -178,6 +183,7 @@ class DistributedSampler(Sampler):
             hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
             msg = f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}"
             raise TypeError(msg)
+        check_interface(sampler)
         self._member = dist_info if isinstance(dist_info, Deferred) else resolve(dist_info)
         self._within = self._check_what_is_within(sampler)
         self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
@@ -197,10 +203,7 @@ class DistributedSampler(Sampler):
         self._within_another = False
         if isinstance(self._sampler, DistributedSampler):
             self._sampler._within_another = True
-        if mask is None:
-            own: slice | None = sampler.mask  # a user's sampler may have none
-            mask = slice(None) if own is None else own
-        self.mask = mask
+        self.mask = _own_mask(sampler) if mask is None else mask
 
     def _check_what_is_within(self, sampler: Sampler) -> tuple[Membership | Deferred, ...]:
         """Return who says the ranks of the wrappers within this one; raise if they'd share out rows a second time."""
@@ -1058,7 +1061,27 @@ def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> 
     )
 
 
+def _own_mask(sampler: Sampler) -> slice | Sequence[slice]:
+    """Return what a sampler has for a mask, once it is known to be one."""
+    mask: slice | None = sampler.mask  # a user's sampler may have none
+    try:
+        resolve_mask(slice(None) if mask is None else mask)
+    except (TypeError, ValueError) as error:
+        msg = f"{type(sampler).__name__}.mask can't be shared out: {error} Or pass mask=..., which takes its place."
+        raise type(error)(msg) from None
+    return slice(None) if mask is None else mask
+
+
 def _resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool) -> Remainder:
+    if not isinstance(enforce_equal_batches, bool | np.bool_):
+        msg = (
+            f"enforce_equal_batches must be True or False, got {enforce_equal_batches!r} of type "
+            f"{type(enforce_equal_batches).__name__}. Pass True for remainder='drop', False for remainder='keep'."
+        )
+        raise TypeError(msg)
+    if remainder is not None and not isinstance(remainder, str):
+        msg = f"remainder must be one of {', '.join(map(repr, POLICIES))}, or None, got {remainder!r}."
+        raise TypeError(msg)
     if remainder is None:
         remainder = "drop" if enforce_equal_batches else "keep"
     if remainder not in POLICIES:

@@ -5,6 +5,7 @@ There is no fallback to rank 0: in a job of several processes it would give ever
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -76,9 +77,13 @@ def asker(dist_info: DistInfo) -> Callable[[], Membership]:
         return _SOURCES[dist_info]
     if (known := _known(dist_info)) is not None:
         return partial(_itself, known)
+    if isinstance(dist_info, type):
+        msg = f"dist_info must say the rank of this process, got the class {dist_info.__name__}. Pass an instance."
+        raise TypeError(msg)
     if not callable(dist_info):
         msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
         raise TypeError(msg)
+    _check_takes_nothing(dist_info)
     return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but was dealt with
 
 
@@ -95,6 +100,23 @@ def _itself(known: Membership) -> Membership:
 def _call(callable_: Callable[[], object]) -> Membership:
     answer = callable_()
     return _known(answer) or Membership(_from_pair(answer), source="a callable")
+
+
+def _check_takes_nothing(callable_: Callable[..., object]) -> None:
+    """Raise if a callable can't be called without arguments."""
+    try:
+        parameters = inspect.signature(callable_)
+    except (TypeError, ValueError):  # builtins needn't have any
+        return
+    try:
+        parameters.bind()
+    except TypeError as error:
+        name = getattr(callable_, "__qualname__", repr(callable_))
+        msg = (
+            f"A callable as dist_info is called without arguments, and returns (rank, world_size), but {name}"
+            f"{parameters} can't be: {error}. Pass one that needs none, such as a lambda that calls it."
+        )
+        raise TypeError(msg) from None
 
 
 def _known(thing: object) -> Membership | None:
