@@ -214,7 +214,8 @@ class EpochPlan:
         offset = drop_offset(self.turn, lost=self._n_spare, n_rows=len(self.window))
         order = self._deal(self.window.cyclic(offset, len(self.window) - self._n_spare))
         if not isinstance(order, Rows):
-            msg = f"{self.sharding}.deal must return one Rows for every window, or a list of them for every window."
+            name = type(self.sharding).__name__
+            msg = f"{name}.deal must return one Rows for every window, or a list of them for every window."
             raise TypeError(msg)
         return order
 
@@ -235,17 +236,18 @@ class EpochPlan:
 
     def _deal(self, rows: Rows) -> Rows | tuple[Rows, ...]:
         """Ask the sharding, and check what can be checked at once."""
+        name = type(self.sharding).__name__  # its own text may show what other ranks, who are told, mustn't see
         dealt = self.sharding.deal(rows, world_size=self.world_size, epoch=self.epoch, seed=self.seed)
         shares = dealt if isinstance(dealt, Sequence) else [dealt]
         if not all(isinstance(share, Rows) for share in shares):
-            msg = f"{self.sharding}.deal must return Rows, or a list of them with one for each rank, got {dealt!r}."
+            msg = f"{name}.deal must return Rows, or a list of them with one for each rank, got {dealt!r}."
             raise TypeError(msg)
         if isinstance(dealt, Sequence) and len(dealt) != self.world_size:
-            msg = f"{self.sharding}.deal must return Rows for each of the {self.world_size} ranks, got {len(dealt)}."
+            msg = f"{name}.deal must return Rows for each of the {self.world_size} ranks, got {len(dealt)}."
             raise ValueError(msg)
         if not self.shares_draws and not _each_once(rows, shares):
             msg = (
-                f"{self.sharding}.deal must deal each of the {len(rows)} rows of {_shortened(rows)} once and no other; "
+                f"{name}.deal must deal each of the {len(rows)} rows of {_shortened(rows)} once and no other; "
                 f"it dealt {sum(map(len, shares))}. annbatch_distributed.testing.check_sharding shows a small example "
                 "of what is wrong."
             )
