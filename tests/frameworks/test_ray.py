@@ -30,7 +30,7 @@ def ray_folder() -> Iterator[Path]:
     # not tmp_path, whose name is too long for a socket
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         yield Path(folder)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60  # only guards against hanging
         while (left := processes_with(folder)) and time.monotonic() < deadline:
             time.sleep(0.1)
         for process in left:

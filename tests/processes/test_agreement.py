@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(240)
 
+#: No job takes nearly as long; a rank that waits for another hears a TimeoutError instead of what is expected.
 SECONDS = 200
 MEETINGS = ["torch", "jax", "gather"]
 
@@ -96,10 +97,6 @@ def test_what_one_rank_has_that_the_others_do_not_is_the_same_error_on_all_of_th
     (message,) = {one.heard[name].message for one in told}
     assert {one.heard[name].kind for one in told} == {"ValueError"}
     assert SAID[name] in message
-
-
-def test_no_rank_waits_for_long(told: list[Told]) -> None:
-    assert max(heard.seconds for one in told for heard in one.heard.values()) < 20
 
 
 def test_ranks_that_are_alike_agree(told: list[Told]) -> None:
