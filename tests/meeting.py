@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
+
+from torch._C._distributed_c10d import HashStore
+
+from annbatch_distributed import Rank
+from annbatch_distributed.ranks import Membership
+from annbatch_distributed.ranks.stores import TorchStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pytest
+
     from annbatch_distributed.ranks.exchange import Gather
+    from annbatch_distributed.ranks.stores import Store
 
 
 class _Said(Exception):
@@ -47,3 +57,38 @@ def _heard(call: Callable[[Gather], str | None], texts: list[str]) -> str:
         return call(lambda _: texts) or ""
     except ValueError as error:
         return str(error)
+
+
+def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch, store: Store | None = None) -> list[str]:
+    """Return what each rank hears that meets the others in a store: its answer, or the type and message of its error.
+
+    Parameters
+    ----------
+    calls
+        For each rank, a call, which is made by a thread of its own.
+    patch
+        Has torch say that each thread is a process.
+    store
+        Where they meet, instead of a store like torch's.
+    """
+    own = threading.local()
+    where = TorchStore(HashStore()) if store is None else store
+    torch = "annbatch_distributed.ranks.torch"
+    patch.setattr(f"{torch}.is_initialized", lambda: True)
+    patch.setattr(f"{torch}.default_group", lambda: Membership(Rank(own.number, len(calls)), "threads", "torch"))
+    patch.setattr(TorchStore, "current", lambda: where)
+    outcomes = ["nothing, since it still waits"] * len(calls)
+
+    def run(number: int, call: Callable[[], str | None]) -> None:
+        own.number = number
+        try:
+            outcomes[number] = call() or ""
+        except Exception as error:  # noqa: BLE001 it is told
+            outcomes[number] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return outcomes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,11 +19,14 @@ from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.agreement import Description, compare
 from annbatch_distributed.ranks import Membership, deferred
 from annbatch_distributed.ranks.exchange import listed
-from tests.meeting import heard
+from tests.alterations import altered, noise, says_the_same
+from tests.meeting import heard, met
 from tests.strategies import Job, jobs
 from tests.test_laws import runnable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from annbatch_distributed.ranks.exchange import Gather
     from annbatch_distributed.sharding import Rows
 
@@ -74,6 +79,28 @@ def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_
     assert text.count("\n") <= 4
     if has in ("a", "b", "c", "source", "plan", "problem"):
         assert "odd" in text
+
+
+@given(st.integers(0, 3), st.data())
+def test_what_one_process_says_is_agreed_to_only_as_it_was_said_whatever_has_come_of_it(
+    odd: int, data: st.DataObject
+) -> None:
+    texts = [replace(described(number // 2, 2, 2), source="a mesh").to_text() for number in range(4)]
+    before = texts[odd]
+    texts[odd] = data.draw(altered(before))
+    verdict = compare(texts, range(4))
+    assert (verdict.kind == "fine") == (says_the_same(texts[odd], before))
+    assert verdict.kind in ("fine", "disagreement")
+    assert len(verdict.text) < 10_000
+    if verdict.text.startswith("What processes of this job say can't be read:"):
+        assert f"\n  process {odd}: " in verdict.text
+
+
+@given(noise)
+def test_noise_of_all_processes_is_one_error_and_no_agreement(text: str) -> None:
+    verdict = compare([text, text], range(2))
+    assert verdict.kind == "disagreement"
+    assert "\n  process 0: it " in verdict.text
 
 
 def test_processes_go_by_the_numbers_that_their_framework_gives_them() -> None:
@@ -197,6 +224,89 @@ def test_what_is_gathered_must_be_the_texts_of_all_processes(gathered: object) -
     sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
     with pytest.raises(TypeError, match="gather must return a list with the texts of all processes"):
         sampler.check_ranks_agree(100, gather=lambda _: gathered)  # type: ignore[return-value]  # wrong ones
+
+
+SECONDS = 20.0
+
+TIMEOUTS: dict[str, tuple[Any, str]] = {
+    "None": (None, "TypeError: timeout must be a number of seconds or a datetime.timedelta, got None of type NoneType"),
+    "a text": ("5", "TypeError: timeout must be a number of seconds or a datetime.timedelta, got '5' of type str"),
+    "a boolean": (
+        True,
+        "TypeError: timeout must be a number of seconds or a datetime.timedelta, got True of type bool",
+    ),
+    "an array": (np.array([5]), "TypeError: timeout must be a number of seconds"),
+    "nan": (float("nan"), "ValueError: timeout must be more than 0 seconds, and finite"),
+    "inf": (float("inf"), "ValueError: timeout must be more than 0 seconds, and finite"),
+    "0": (0, "ValueError: timeout must be more than 0 seconds, and finite so that no process waits for ever, got 0."),
+    "less than 0": (np.int64(-1), "ValueError: timeout must be more than 0 seconds"),
+    "no time": (timedelta(0), "ValueError: timeout must be more than 0 seconds"),
+    "beyond floats": (10**400, "ValueError: timeout must be more than 0 seconds, and finite"),
+    "beyond texts": (-(10**5000), "ValueError: timeout must be more than 0 seconds"),
+}
+
+
+def checking(rank: int, **kwargs: Any) -> Callable[[], str | None]:
+    """A call of one of two ranks."""
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(rank, 2))
+    return lambda: sampler.check_ranks_agree(100, **{"timeout": SECONDS, **kwargs})
+
+
+@pytest.mark.parametrize("name", TIMEOUTS)
+@pytest.mark.parametrize("ranks", [[1], [0, 1]])
+def test_a_wrong_timeout_of_any_rank_is_the_same_error_on_all(
+    name: str, ranks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout, expected = TIMEOUTS[name]
+    given = [timeout if rank in ranks else SECONDS for rank in range(2)]
+    (told,) = set(met([checking(rank, timeout=given[rank]) for rank in range(2)], monkeypatch))
+    assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
+    assert told.endswith(f"({listed('rank', ranks)})")
+
+
+@pytest.mark.parametrize("gather", [5, "allgather", [str]])
+def test_a_gather_that_cannot_be_called_is_the_same_error_on_all(gather: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (told,) = set(met([checking(0), checking(1, gather=gather)], monkeypatch))
+    assert (
+        f"TypeError: gather must be a function that is given a text and returns those of all processes, got {gather!r}"
+        in told
+    )
+
+
+@pytest.mark.parametrize("timeout", [20, 20.0, np.float32(20), np.int64(20), Fraction(41, 2), timedelta(seconds=20)])
+def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(timeout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert met([checking(rank, timeout=timeout) for rank in range(2)], monkeypatch) == ["", ""]
+    alone = [checking(0, timeout=type(timeout)(1) if not isinstance(timeout, timedelta) else timedelta(seconds=1))]
+    told, _ = met([*alone, lambda: "nothing"], monkeypatch)
+    assert "process 1 didn't come within 1 seconds" in told
+
+
+def test_who_has_a_wrong_argument_and_nobody_to_tell_hears_of_it_at_once() -> None:
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        checking(0, timeout=None)()
+    with pytest.raises(TypeError, match="gather must be a function"):
+        checking(0, gather=5)()
+
+
+def test_a_wrong_timeout_is_told_through_gather_too() -> None:
+    ranks = [DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(rank, 2)) for rank in range(2)]
+
+    def check(rank: int, gather: Gather) -> None:
+        ranks[rank].check_ranks_agree(100, timeout=float("nan") if rank else 5, gather=gather)
+
+    (told,) = set(heard([partial(check, rank) for rank in range(2)]))
+    assert "timeout must be more than 0 seconds" in told
+
+
+@pytest.mark.parametrize("n_obs", [None, "100", -1, 100.0])
+def test_a_wrong_number_of_rows_on_one_rank_is_the_same_error_on_all(
+    n_obs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(1, 2))
+    odd = partial(sampler.check_ranks_agree, n_obs, timeout=SECONDS)
+    (told,) = set(met([checking(0), odd], monkeypatch))
+    assert "n_obs must be" in told
+    assert "(rank 1)" in told
 
 
 def test_a_rank_that_is_asked_for_too_early_is_an_error_at_once() -> None:

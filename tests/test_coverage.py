@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
@@ -16,14 +17,17 @@ from hypothesis import strategies as st
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
 from annbatch_distributed.agreement import Description
 from annbatch_distributed.coverage import Reading, compare_readings
-from tests.meeting import heard
-from tests.samplers import batches, flat, job
+from tests.alterations import altered
+from tests.meeting import heard, met
+from tests.samplers import MaskBlind, batches, flat, job
 from tests.strategies import PASSING, Job, jobs
 from tests.test_laws import drops_rows, runnable
 from tests.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from annbatch.types import LoadRequest
 
     from annbatch_distributed.ranks.exchange import Gather
 
@@ -128,6 +132,34 @@ def test_shares_that_are_not_the_whole_are_found_although_each_rank_has_read_its
     assert compared(shares[0], shares[0]).endswith("the shares of all ranks, 40 rows, are not those of the plan")
 
 
+@given(st.integers(0, 1), st.data())
+def test_what_a_rank_says_that_it_has_read_is_as_planned_only_as_it_was_said(odd: int, data: st.DataObject) -> None:
+    plan = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[0].plan(40)
+    texts = []
+    for rank in range(2):
+        rows = list(plan.shard(rank).rows)
+        read = tally(rows[start : start + 4] for start in range(0, 20, 4))
+        texts.append(Reading(Description(rank, 2, 1, "", {}, "", {}), read, read, is_share=True).to_text())
+    honest = compare_readings(texts, range(2), plan=plan)
+    assert honest.text.endswith("as planned. Each of the 40 rows was read once")
+    before = texts[odd]
+    texts[odd] = data.draw(altered(before))
+    verdict = compare_readings(texts, range(2), plan=plan)
+    assert verdict.kind in ("fine", "disagreement")
+    if verdict.kind == "fine":
+        # what a source is called and how the verdict was come to don't matter to what was read
+        assert verdict == honest
+        assert _without_hints(texts[odd]) == _without_hints(before)
+
+
+def _without_hints(text: str) -> Any:
+    said = json.loads(text)
+    for name, hint in (("description", "source"), ("read", "largest"), ("planned", "largest")):
+        said["said"][name].pop(hint)
+    said["said"].pop("is_share")
+    return json.dumps(said, sort_keys=True)
+
+
 def test_the_loader_counts_what_it_yields() -> None:
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="pad")
     loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
@@ -164,3 +196,85 @@ def test_a_loader_whose_workers_read_asks_for_the_tally() -> None:
     with pytest.raises(RuntimeError, match=r"Make a Tally, add each batch\['index'\] to it"):
         loader.check_epoch_read()
     assert "48 rows in 12 batches, as planned" in loader.check_epoch_read(tally(read))
+
+
+def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], str]:
+    """A check of one of two ranks that have read what was planned, unless they say otherwise."""
+    sampler = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[rank]
+    counted = tally(batches(sampler.sample(100)))
+    return lambda: sampler.check_epoch_read(n_obs, counted if read is None else read, timeout=20)
+
+
+class Rows2D:
+    """Is no Tally."""
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "no tally": ({"read": Rows2D()}, "TypeError: read must be a Tally"),
+    "rows": ({"read": np.arange(50)}, "TypeError: read must be a Tally"),
+    "a number of rows that is a text": ({"n_obs": "100"}, "TypeError: n_obs must be an integer"),
+    "another number of rows": ({"n_obs": 101}, "ValueError: n_obs must be that of the last pass, 100, got 101"),
+    "no number of rows": ({"n_obs": None}, "TypeError: n_obs must be an integer"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_wrong_on_one_rank_is_the_same_error_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd, expected = ODD[name]
+    (told,) = set(met([reading(0), reading(1, **odd)], monkeypatch))
+    assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
+    assert told.endswith("(rank 1)")
+
+
+def test_a_tally_that_numpys_integers_were_put_into_counts_as_one_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Tally()
+    for rows in batches(job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[1].sample(100)):
+        read.add(rows)
+    read = Tally(np.int64(read.n_batches), np.int64(read.n_rows), np.int64(read.value))
+    vars(read)["n_rows"] = np.int64(read.n_rows)
+    (told,) = set(met([reading(0), reading(1, read=read)], monkeypatch))
+    assert told.startswith("epoch 0: 2 ranks have read 100 rows in 26 batches, as planned.")
+
+
+def test_workers_on_one_rank_alone_are_the_same_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def checking(rank: int) -> Callable[[], str]:
+        sampler = job(RandomSampler(4, 2, 4), 2, seed=0)[rank]
+        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, return_index=True)
+        loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        list(Workers(loader, 2) if rank else loader)
+        return lambda: loader.check_epoch_read(timeout=20)
+
+    (told,) = set(met([checking(0), checking(1)], monkeypatch))
+    assert "RuntimeError: The workers of a DataLoader take the batches" in told
+    assert told.endswith("(rank 1)")
+
+
+class SameRows(MaskBlind):
+    """Reads the same rows in every request, and is otherwise as it should be."""
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        for request in super()._sample(n_obs):
+            (rows,) = request["requests"]
+            assert isinstance(rows, slice)
+            yield {**request, "requests": [slice(0, rows.stop - rows.start)]}
+
+
+@pytest.mark.parametrize("remainder", ["keep", "exact", "pad"])
+def test_a_sampler_that_reads_some_rows_again_and_others_never_is_found(remainder: str) -> None:
+    for cls, is_found in ((SameRows, True), (MaskBlind, False)):
+        ranks = job(cls(4), 2, remainder=remainder)
+        text = said(ranks, 100, [batches(rank.sample(100)) for rank in ranks])
+        promised = f"SameRows doesn't read each row of its share once, as remainder={remainder!r} promises."
+        assert (promised in text) == is_found
+        assert ("as planned" not in text) == is_found
+
+
+def test_a_batch_that_is_too_large_is_found_although_rows_and_batches_are_as_many_as_planned() -> None:
+    ranks = job(RandomSampler(4, 2, 4), 2, seed=0)
+    read = [batches(rank.sample(48)) for rank in ranks]
+    first, second, *others = read[1]
+    wrong = [read[0], [first[:1], first[1:] + second, *others]]
+    assert "as planned. Each" in said(ranks, 48, read)
+    assert said(ranks, 48, wrong).endswith(
+        "rank 1 has read 24 rows in 6 batches as planned, but one of 7 rows, with batch size 4"
+    )

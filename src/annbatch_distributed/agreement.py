@@ -6,7 +6,6 @@ to the same verdict, in the same words.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -15,11 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from annbatch_distributed.ranks import messages
 from annbatch_distributed.ranks.exchange import Verdict, listed
+from annbatch_distributed.ranks.messages import cut, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from annbatch_distributed.ranks.exchange import Judge
+    from annbatch_distributed.ranks.membership import Membership
     from annbatch_distributed.sharding import EpochPlan
 
 #: What the rows, their order and what is read of them follow from, besides settings.
@@ -30,6 +33,9 @@ _SOME = 16
 
 #: How many problems, and values of one thing, are listed at most.
 _MOST = 10
+
+#: How many characters a problem has at most, and any other text.
+_LONGEST, _LONG = 4000, 400
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,52 @@ class Description:
     problem: str = ""
     """Why it couldn't be described; empty if it could."""
 
+    @classmethod
+    def failed(cls, job: Membership, error: Exception) -> Self:
+        """Return what a process says that can't say more, since something is wrong."""
+        problem = cut(f"{type(error).__name__}: {error}", _LONGEST)
+        return cls(job.rank.rank, job.rank.world_size, job.n_peers, cut(job.source, _LONG), {}, "", {}, problem)
+
     def to_text(self) -> str:
         """Return it as a text."""
         return told("check_ranks_agree", asdict(self))
 
+    @property
+    def judge(self) -> Judge:
+        """What makes a verdict of what all processes say, this one included."""
+        return compare
+
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Read such a text."""
-        return cls(**json.loads(text)["said"])
+        """Read such a text.
+
+        Raises
+        ------
+        ValueError
+            If it is none.
+        """
+        return cls.of_said(said_in(text))
+
+    @classmethod
+    def of_said(cls, said: object) -> Self:
+        """Read what such a text says."""
+        texts = messages.text(_LONG)
+        values = messages.table(messages.any_of(messages.none, messages.count(least=-(2**63)), texts))
+        fields = {
+            "rank": messages.count(),
+            "world_size": messages.count(1),
+            "n_peers": messages.any_of(messages.none, messages.count(1)),
+            "source": texts,
+            "same": values,
+            "plan": texts,
+            "same_for_peers": values,
+            "problem": messages.text(_LONGEST),
+        }
+        found = cls(**messages.record(said, fields))
+        if found.rank >= found.world_size:
+            msg = f"rank: must be below {found.world_size}, the world size, and is {found.rank}"
+            raise ValueError(msg)
+        return found
 
 
 def versions() -> dict[str, str]:
@@ -103,24 +147,57 @@ def compare(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
       n_obs: 100 on rank 0; 99 on rank 1
     Every process must make its sampler with the same arguments, and be in the same epoch.
     """
-    if unlike := find_other_calls(texts, numbers):
-        return unlike
-    return find_disagreement([Description.of_text(text) for text in texts], numbers) or Verdict("fine", "")
+    descriptions = read_all(texts, numbers, Description.of_text)
+    if isinstance(descriptions, Verdict):
+        return descriptions
+    return find_disagreement(descriptions, numbers) or Verdict("fine", "")
 
 
 def told(call: str, said: Mapping[str, Any]) -> str:
     """Return what a process says in a call as a text; another version of this package may say other things."""
-    return json.dumps({"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": said})
+    return messages.written({"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": said})
 
 
-def find_other_calls(texts: Sequence[str], numbers: Sequence[int]) -> Verdict | None:
-    """Return the verdict that not all processes make the same call; None if they do."""
-    calls = _grouped((json.loads(text)["call"], number) for text, number in zip(texts, numbers, strict=True))
-    if len(calls) == 1:
-        return None
-    problems = [f"{call} ({listed('process', who)})" for call, who in calls.items()]
-    advice = "All of them must make the same calls in the same order."
-    return disagreement("The processes of this job make different calls:", problems, advice)
+def said_in(text: str) -> object:
+    """Return what such a text says, as far as any version knows what that may be."""
+    return _told_in(text)["said"]
+
+
+def _told_in(text: str) -> dict[str, Any]:
+    return messages.record(messages.parsed(text), {"call": messages.text(_LONG), "said": messages.anything})
+
+
+def read_all[T](texts: Sequence[str], numbers: Sequence[int], read: Callable[[str], T]) -> list[T] | Verdict:
+    """Return what all processes say, or the verdict that they make different calls, or that something is no message.
+
+    Parameters
+    ----------
+    texts, numbers
+        For each process, what it says, and its number.
+    read
+        Reads what is said in the call that this process makes.
+    """
+    calls, unlike = _each(texts, numbers, lambda text: _told_in(text)["call"])
+    if not unlike and len(whose := _grouped(zip(calls, numbers, strict=True))) > 1:
+        problems = [f"{shown(call)[1:-1]} ({listed('process', who)})" for call, who in whose.items()]
+        advice = "All of them must make the same calls in the same order."
+        return disagreement("The processes of this job make different calls:", problems, advice)
+    found, unread = _each(texts, numbers, read)
+    if problems := unlike or unread:
+        advice = "The store of the job, or gather, must hand on what each process says as it is, and nothing else."
+        return disagreement("What processes of this job say can't be read:", problems, advice)
+    return found
+
+
+def _each[T](texts: Sequence[str], numbers: Sequence[int], read: Callable[[str], T]) -> tuple[list[T], list[str]]:
+    """Return what each text says, or what is wrong, each as a text."""
+    found, problems = [], []
+    for text, number in zip(texts, numbers, strict=True):
+        try:
+            found.append(read(text))
+        except ValueError as error:
+            problems.append(f"process {number}: {error}")
+    return found, problems
 
 
 def find_disagreement(processes: Sequence[Description], numbers: Sequence[int]) -> Verdict | None:
@@ -139,19 +216,23 @@ def find_disagreement(processes: Sequence[Description], numbers: Sequence[int]) 
     if not problems:
         return None
     advice = "Every process must make its sampler with the same arguments, and be in the same epoch."
-    more = ["..."] if len(problems) > _MOST else []
-    return disagreement("The ranks of this job don't agree:", [*problems[:_MOST], *more], advice)
+    return disagreement("The ranks of this job don't agree:", problems, advice)
 
 
 def disagreement(title: str, problems: Sequence[str], advice: str = "") -> Verdict:
     """Return the verdict that something is wrong."""
-    return Verdict("disagreement", "\n".join([title, *(f"  {problem}" for problem in problems), advice]).rstrip())
+    more = ["..."] if len(problems) > _MOST else []
+    lines = [f"  {cut(problem, _LONGEST)}" for problem in [*problems[:_MOST], *more]]
+    return Verdict("disagreement", "\n".join([title, *lines, advice]).rstrip())
 
 
 def _differences(processes: Sequence[Description], kind: str, names: Sequence[int]) -> Iterator[str]:
     """Return what differs between any processes, each as a text."""
+    yield from _told("world size", kind, zip((process.world_size for process in processes), names, strict=True))
+    n_peers = (process.n_peers for process in processes)
+    yield from _told("processes for each rank", kind, zip(n_peers, names, strict=True))
     for field in dict.fromkeys(field for process in processes for field in process.same):
-        values = (process.same.get(field) for process in processes)
+        values = (process.same.get(field, _UNSAID) for process in processes)
         yield from _told(field, kind, zip(values, names, strict=True))
 
 
@@ -182,9 +263,13 @@ def _unlike_peers(processes: Sequence[Description], numbers: Sequence[int]) -> I
         sources = (process.source for process in processes)
         yield from _told("dist_info", "process", zip(sources, numbers, strict=True))
     for rank, who in _grouped((process.rank, which) for which, process in enumerate(processes)).items():
-        for field in processes[who[0]].same_for_peers:
-            values = ((processes[which].same_for_peers.get(field), numbers[which]) for which in who)
+        for field in dict.fromkeys(field for which in who for field in processes[which].same_for_peers):
+            values = ((processes[which].same_for_peers.get(field, _UNSAID), numbers[which]) for which in who)
             yield from _told(f"{field}, of rank {rank}", "process", values)
+
+
+#: Stands for what a process hasn't said.
+_UNSAID = "(not said)"
 
 
 def _grouped[T](pairs: Iterable[tuple[T, int]]) -> dict[T, list[int]]:

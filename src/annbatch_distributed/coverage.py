@@ -7,17 +7,19 @@ repeated, shows that they are the whole.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from annbatch_distributed.agreement import Description, disagreement, find_disagreement, find_other_calls, told
+from annbatch_distributed.agreement import Description, disagreement, find_disagreement, read_all, said_in, told
+from annbatch_distributed.ranks import messages
 from annbatch_distributed.ranks.exchange import Verdict
 from annbatch_distributed.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from annbatch_distributed.ranks.exchange import Judge
     from annbatch_distributed.sharding import EpochPlan
 
 
@@ -33,6 +35,8 @@ class Reading:
     """The rows that were planned for it."""
     is_share: bool = False
     """Whether the plan is all of its share, instead of what the wrapped sampler draws or is left of it."""
+    plan: EpochPlan | None = None
+    """The plan of all, which isn't told; None if there is none."""
 
     def to_text(self) -> str:
         """Return it as a text."""
@@ -40,12 +44,31 @@ class Reading:
         own = {"description": asdict(self.description), "read": read, "planned": planned, "is_share": self.is_share}
         return told("check_epoch_read", own)
 
+    @property
+    def judge(self) -> Judge:
+        """What makes a verdict of what all processes say, this one included."""
+        return partial(compare_readings, plan=self.plan)
+
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Read such a text."""
-        own = json.loads(text)["said"]
-        read, planned = Tally.of_dict(own["read"]), Tally.of_dict(own["planned"])
-        return cls(Description(**own["description"]), read, planned, own["is_share"])
+        """Read such a text.
+
+        Raises
+        ------
+        ValueError
+            If it is none.
+        """
+        fields = {
+            "description": Description.of_said,
+            "read": _tally,
+            "planned": _tally,
+            "is_share": messages.flag,
+        }
+        return cls(**messages.record(said_in(text), fields))
+
+
+def _tally(said: object) -> Tally:
+    return Tally(**messages.record(said, dict.fromkeys(Tally().to_dict(), messages.count())))
 
 
 def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: EpochPlan | None) -> Verdict:
@@ -60,24 +83,28 @@ def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: Epoc
     plan
         The plan of the epoch; None if there is none.
     """
-    if unlike := find_other_calls(texts, numbers):
-        return unlike
-    readings = [Reading.of_text(text) for text in texts]
+    readings = read_all(texts, numbers, Reading.of_text)
+    if isinstance(readings, Verdict):
+        return readings
     if found := find_disagreement([reading.description for reading in readings], numbers):
         return found
-    assert plan is not None  # the process without one has said so
+    if plan is None:  # which this process has said, and nobody has heard
+        return disagreement("The ranks of this job can't be compared:", ["what one of them has said was not handed on"])
     # of those that have the same share, one counts
     shares = {reading.description.rank: reading for reading in readings}
     pairs = zip(numbers, readings, strict=True)
-    problems = [_told(number, reading) for number, reading in pairs if not _is_as_planned(reading)]
+    problems = [
+        _told(number, reading, plan.batch_size)
+        for number, reading in pairs
+        if not _is_as_planned(reading) or _is_too_large(reading, plan.batch_size)
+    ]
     total = sum((share.read for share in shares.values()), Tally())
-    if not problems and all(share.is_share for share in shares.values()) and total != all_shares(plan):
+    is_whole = not plan.shares_draws and total == all_shares(plan)
+    if not problems and not is_whole and all(share.is_share for share in shares.values()):
         problems = [f"the shares of all ranks, {total.n_rows} rows, are not those of the plan"]
     if problems:
         return disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned:", problems)
-    return Verdict(
-        "fine", _summary(plan, total, len(shares), is_whole=all(share.is_share for share in shares.values()))
-    )
+    return Verdict("fine", _summary(plan, total, len(shares), is_whole=is_whole))
 
 
 def all_shares(plan: EpochPlan) -> Tally:
@@ -92,9 +119,15 @@ def _is_as_planned(reading: Reading) -> bool:
     return reading.read == reading.planned and reading.read.n_batches == reading.planned.n_batches
 
 
-def _told(number: int, reading: Reading) -> str:
+def _is_too_large(reading: Reading, batch_size: int | None) -> bool:
+    return batch_size is not None and reading.read.largest > batch_size
+
+
+def _told(number: int, reading: Reading, batch_size: int | None) -> str:
     read, planned = (_counted(it) for it in (reading.read, reading.planned))
     what = f"read {read}, not {planned}" if read != planned else f"read {read} as planned, but other rows"
+    if _is_as_planned(reading):
+        what = f"read {read} as planned, but one of {reading.read.largest} rows, with batch size {batch_size}"
     peer = f" (process {number})" if reading.description.n_peers != 1 else ""
     return f"rank {reading.description.rank}{peer} has {what}"
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.progress import Begun
-    from annbatch_distributed.ranks.exchange import Gather
+    from annbatch_distributed.ranks.exchange import Gather, Timeout
 
 
 class StatefulLoader(Loader[Any, Any]):
@@ -185,7 +185,7 @@ class StatefulLoader(Loader[Any, Any]):
             raise RuntimeError(msg)
         return self._sampler.state_after(begun, stream.n_yielded)
 
-    def check_ranks_agree(self, *, timeout: float = 300.0, gather: Gather | None = None) -> None:
+    def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
 
         Every process of the job calls it, best of all once before training: see
@@ -201,17 +201,20 @@ class StatefulLoader(Loader[Any, Any]):
         ValueError, TimeoutError, RuntimeError
             As for :meth:`DistributedSampler.check_ranks_agree`.
         """
+        self._sampler.check_agreement(self._told, timeout=timeout, gather=gather)
+
+    def _told(self) -> tuple[int, dict[str, int | str]]:
+        """The number of rows, and what the ranks must have alike besides their samplers."""
         shapes = shapes_of(self)
-        rows = brief(", ".join(str(n_rows) for n_rows, _ in shapes))
-        more = {
+        rows = ", ".join(str(n_rows) for n_rows, _ in shapes)
+        return self.n_obs, {
             "data sets": len(shapes),
-            "rows of each data set": rows or "none",
+            "rows of each data set": brief(rows) or "none",
             "n_var": shapes[0][1] if shapes else 0,
         }
-        self._sampler.check_agreement(self.n_obs, more, timeout=timeout, gather=gather)
 
     def check_epoch_read(
-        self, read: Tally | None = None, *, timeout: float = 300.0, gather: Gather | None = None
+        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
         """Check that all ranks together have read in the last pass what was planned.
 
@@ -229,8 +232,9 @@ class StatefulLoader(Loader[Any, Any]):
 
         Raises
         ------
-        RuntimeError
-            If the rows aren't known.
+        ValueError, TimeoutError, RuntimeError
+            As for :meth:`DistributedSampler.check_epoch_read`. Or if the rows aren't known in some process: a
+            ``ValueError`` in all of them, and a ``RuntimeError`` in a process without others.
 
         Examples
         --------
@@ -245,17 +249,21 @@ class StatefulLoader(Loader[Any, Any]):
         >>> loader.check_epoch_read()
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
-        if read is None:
-            if self._sampler.is_with_workers:
-                msg = (
-                    "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "
-                    "Make a Tally, add each batch['index'] to it, and pass it."
-                )
-                raise RuntimeError(msg)
-            begun = self._sampler.begun
-            stream = None if begun is None else self._streams.get(begun)
-            read = Tally() if stream is None else stream.read  # the pass of another loader, or of no loader
-        return self._sampler.check_epoch_read(self.n_obs, read, timeout=timeout, gather=gather)
+        return self._sampler.check_reading(
+            lambda: (self.n_obs, self._read_here() if read is None else read), timeout=timeout, gather=gather
+        )
+
+    def _read_here(self) -> Tally:
+        """What this loader has yielded of the last pass."""
+        if self._sampler.is_with_workers:
+            msg = (
+                "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "
+                "Make a Tally, add each batch['index'] to it, and pass it."
+            )
+            raise RuntimeError(msg)
+        begun = self._sampler.begun
+        stream = None if begun is None else self._streams.get(begun)
+        return Tally() if stream is None else stream.read  # the pass of another loader, or of no loader
 
     def to_dataloader(self, *, num_workers: int, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.

@@ -24,7 +24,7 @@ import annbatch
 import numpy as np
 from annbatch.abc import Sampler
 
-from annbatch_distributed.agreement import Description, compare, digest, versions
+from annbatch_distributed.agreement import Description, digest, versions
 from annbatch_distributed.bookmark import Bookmark
 from annbatch_distributed.callers import check_not_within_annbatchs
 from annbatch_distributed.compatibility import (
@@ -34,16 +34,16 @@ from annbatch_distributed.compatibility import (
     resolve_sharding,
 )
 from annbatch_distributed.counts import Counts, check_can_go_on, count
-from annbatch_distributed.coverage import Reading, compare_readings
+from annbatch_distributed.coverage import Reading
 from annbatch_distributed.dealing import Hand, hand, left
 from annbatch_distributed.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
-from annbatch_distributed.localize import is_tied, localize
+from annbatch_distributed.localize import is_annbatchs_own, is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy, samplers_in
 from annbatch_distributed.progress import Begun, Position, Progress, Share, brief
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import Deferred, Membership, Rank, merged, resolve
-from annbatch_distributed.ranks.exchange import exchange, initialized
+from annbatch_distributed.ranks.exchange import Means, exchange
 from annbatch_distributed.requests import batches_of
 from annbatch_distributed.rest import Rest, rest
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
@@ -53,13 +53,13 @@ from annbatch_distributed.traits import chunk_size, drawable_classes, is_random,
 from annbatch_distributed.workers import current, undivided
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from annbatch_distributed.compatibility import ShardingName
     from annbatch_distributed.dealing import Dealings
     from annbatch_distributed.progress import Identity, Segment
     from annbatch_distributed.ranks import DistInfo
-    from annbatch_distributed.ranks.exchange import Gather
+    from annbatch_distributed.ranks.exchange import Gather, Timeout
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
 
 
@@ -631,7 +631,7 @@ class DistributedSampler(Sampler):
         """
         self.plan(n_obs)
 
-    def check_ranks_agree(self, n_obs: int, *, timeout: float = 300.0, gather: Gather | None = None) -> None:
+    def check_ranks_agree(self, n_obs: int, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and that each is another rank.
 
         Every process of the job calls it, best of all once before training. What is compared: the world size,
@@ -644,7 +644,8 @@ class DistributedSampler(Sampler):
         n_obs
             The number of rows of the collection, over all ranks: ``loader.n_obs``.
         timeout
-            For how many seconds to wait for the other processes.
+            For how many seconds to wait for the other processes, or for how long, as a :class:`datetime.timedelta`:
+            more than nothing, and finite.
         gather
             How the processes reach each other where neither torch.distributed nor JAX knows them: a function that is
             given a text and returns the list of those of all processes, in the same order everywhere, such as mpi4py's
@@ -654,7 +655,8 @@ class DistributedSampler(Sampler):
         ------
         ValueError
             In every process, with the same message, if something differs: it names each difference, the values, and the
-            ranks that have them.
+            ranks that have them. Or if something is wrong in one of them, such as an argument, or if what it says can't
+            be read.
         TimeoutError
             In every process, if one of them doesn't come, or fails while it is checked.
         RuntimeError
@@ -674,18 +676,28 @@ class DistributedSampler(Sampler):
           n_obs: 20000 on rank 0; 19000 on rank 1
         Every process must make its sampler with the same arguments, and be in the same epoch.
         """
-        self.check_agreement(n_obs, {}, timeout=timeout, gather=gather)
+        self.check_agreement(lambda: (n_obs, {}), timeout=timeout, gather=gather)
 
     def check_agreement(
-        self, n_obs: int, more: Mapping[str, int | str], *, timeout: float, gather: Gather | None
+        self, tell: Callable[[], tuple[int, Mapping[str, int | str]]], *, timeout: Timeout, gather: Gather | None
     ) -> None:
-        """Check the same, and more that all ranks must have alike, by name."""
-        position = self._bookmark.position
-        job, description = self._described(n_obs, position, gather)
-        description.same.update({"passes since set_epoch": position.passes, **more})
-        exchange(description.to_text(), compare, job, timeout=timeout, gather=gather).carry_out()
+        """Check the same, and more that all ranks must have alike.
 
-    def check_epoch_read(self, n_obs: int, read: Tally, *, timeout: float = 300.0, gather: Gather | None = None) -> str:
+        ``tell`` returns ``n_obs`` and that, by name. If it raises, all processes hear of it.
+        """
+
+        def say(job: Membership) -> Description:
+            n_obs, more = tell()
+            position = self._bookmark.position
+            description = self._described(job, n_obs, position)
+            description.same.update({"passes since set_epoch": position.passes, **more})
+            return description
+
+        self._exchange(say, lambda failed: failed, Means.of(timeout, gather))
+
+    def check_epoch_read(
+        self, n_obs: int, read: Tally, *, timeout: Timeout = 300.0, gather: Gather | None = None
+    ) -> str:
         """Check that all ranks together have read in the last pass what was planned.
 
         Every process of the job calls it, at the end of an epoch and before ``set_epoch``.
@@ -728,16 +740,38 @@ class DistributedSampler(Sampler):
         >>> sampler.check_epoch_read(48, read)
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
-        begun = self._bookmark.begun
-        job, description = self._described(n_obs, self._bookmark.position if begun is None else begun.position, gather)
-        reading, plan = Reading(description), None
-        if not description.problem:
-            try:
-                reading, plan = self._reading(n_obs, read, description)
-            except Exception as error:  # noqa: BLE001 whatever it is, all processes are to hear of it
-                reading = Reading(replace(description, problem=f"{type(error).__name__}: {error}"))
-        judge = partial(compare_readings, plan=plan)
-        return exchange(reading.to_text(), judge, job, timeout=timeout, gather=gather).carry_out()
+        return self.check_reading(lambda: (n_obs, read), timeout=timeout, gather=gather)
+
+    def check_reading(self, tell: Callable[[], tuple[int, Tally]], *, timeout: Timeout, gather: Gather | None) -> str:
+        """Check the same; ``tell`` returns ``n_obs`` and what was read. If it raises, all processes hear of it."""
+
+        def say(job: Membership) -> Reading:
+            n_obs, read = tell()
+            begun = self._bookmark.begun
+            description = self._described(job, n_obs, self._bookmark.position if begun is None else begun.position)
+            return self._reading(n_obs, read, description)
+
+        return self._exchange(say, Reading, Means.of(timeout, gather))
+
+    def _exchange[Said: (Description, Reading)](
+        self, say: Callable[[Membership], Said], fail: Callable[[Description], Said], means: Means
+    ) -> str:
+        """Tell all processes what this one says, and return what all hear; what is wrong here, all hear as an error."""
+        job, problem = Membership(Rank(0, 1), source=""), None
+        try:
+            job = self._job
+            if means.problem is not None:
+                raise means.problem
+            said = say(job)
+            said.of_text(said.to_text())  # what the others could not read is wrong here
+        except Exception as error:
+            if not means.reach_others:
+                raise
+            said, problem = fail(Description.failed(job, error)), error
+        verdict = exchange(said.to_text(), said.judge, job, means)
+        if problem is not None and verdict.kind == "timeout":  # nobody has heard it
+            raise problem
+        return verdict.carry_out()
 
     @property
     def _job(self) -> Membership:
@@ -745,39 +779,32 @@ class DistributedSampler(Sampler):
         within = [self._sampler._job] if isinstance(self._sampler, DistributedSampler) else []
         return merged([self._membership, *within])
 
-    def _described(self, n_obs: int, position: Position, gather: Gather | None) -> tuple[Membership, Description]:
-        """What this process says of itself to the others; what is wrong here is said, so that none waits in vain."""
-        job, problem = Membership(Rank(0, 1), source=""), ""
-        same: dict[str, int | str | None] = {}
-        root, plan = None, ""
-        try:
-            job = self._job
-            identity = self._identity() | {"n_obs": _natural_number("n_obs", n_obs)}
-            root = identity.pop("root")
-            same = {
-                "world size": job.rank.world_size,
-                "processes for each rank": job.n_peers,
-                **{name: brief(value) for name, value in identity.items()},
-                "epoch": position.epoch,
-                "batches done": _told(position),
-                **versions(),
-            }
-            plan = digest(self._plan(n_obs, position))
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-            if not job.source and gather is None and initialized() is None:  # there are no others to tell
-                raise
-        rank, world_size = job.rank.rank, job.rank.world_size
-        return job, Description(rank, world_size, job.n_peers, job.source, same, plan, {_ROOT: root}, problem)
+    def _described(self, job: Membership, n_obs: int, position: Position) -> Description:
+        """What this process says of itself to the others."""
+        n_obs = _natural_number("n_obs", n_obs)
+        identity = self._identity() | {"n_obs": n_obs}
+        root = identity.pop("root")
+        same = {
+            **{name: brief(value) for name, value in identity.items()},
+            "epoch": position.epoch,
+            "batches done": brief(_told(position)),
+            **versions(),
+        }
+        plan = digest(self._plan(n_obs, position))
+        rank, world_size, source = job.rank.rank, job.rank.world_size, str(brief(job.source))
+        return Description(rank, world_size, job.n_peers, source, same, plan, {_ROOT: root})
 
-    def _reading(self, n_obs: int, read: Tally, description: Description) -> tuple[Reading, EpochPlan]:
-        """What this process says of its last pass to the others, and the plan of that."""
+    def _reading(self, n_obs: int, read: Tally, description: Description) -> Reading:
+        """What this process says of its last pass to the others."""
         begun = self._bookmark.begun
         if begun is None or begun.was_loaded:
             no_pass = "no pass was begun since the epoch was set or a state loaded; check before set_epoch"
             raise ValueError(
                 no_pass if begun is None else "the workers have loaded a state each, which isn't known here"
             )
+        if begun.n_obs not in (None, n_obs):
+            msg = f"n_obs must be that of the last pass, {begun.n_obs}, got {n_obs}"
+            raise ValueError(msg)
         if not isinstance(read, Tally):
             msg = f"read must be a Tally, got {read!r}"
             raise TypeError(msg)
@@ -785,15 +812,33 @@ class DistributedSampler(Sampler):
         n_batches, share = plan.n_batches(self.rank), Tally.of_rows(plan.shard(self.rank).rows)
         numbers = left(n_batches, _dealings(begun.position, self.world_size))
         is_share = read == share and n_batches == sum(map(len, numbers)) and not plan.shares_draws
-        planned = share
-        planned.n_batches = n_batches
+        planned = Tally(n_batches, share.n_rows, share.value)
         if not is_share:
             # a part of the share, or what the wrapped sampler draws of it: it is run once more, without reading
             planned, hand = Tally(), Hand(numbers, numbers)
             for request in Pass(self._sampler, plan, self.rank, self._root, begun.position.passes, hand=hand):
                 for rows in batches_of(request):
                     planned.add(rows)
-        return Reading(description, read, planned, is_share), plan
+            self._check_reads_share(plan, share, begun.position.passes)
+        return Reading(description, read, planned, is_share, plan)
+
+    def _check_reads_share(self, plan: EpochPlan, share: Tally, passes: int) -> None:
+        """Raise if a sampler of a user's own doesn't read each row of its share once, where that is promised."""
+        own = is_annbatchs_own(self._sampler) or isinstance(self._sampler, DistributedSampler)
+        if own or plan.remainder == "drop" or n_draws(self._sampler, share.n_rows) is not None:
+            return
+        whole = Tally()
+        for request in Pass(self._sampler, plan, self.rank, self._root, passes):
+            for rows in batches_of(request):
+                whole.add(rows)
+        if whole != share:
+            name = type(self._sampler).__name__
+            msg = (
+                f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend it; "
+                "or pass remainder='drop', which promises full batches only; or, if it draws rows with replacement, "
+                "register a function for its type with annbatch_distributed.traits.n_draws"
+            )
+            raise ValueError(msg)
 
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.

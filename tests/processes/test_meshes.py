@@ -74,7 +74,10 @@ def test_what_was_read_is_said_to_be_the_plan_in_every_process(told: list[OnMesh
             "too early",
             "RuntimeError: torch.distributed is not initialized. Call torch.distributed.init_process_group()",
         ),
-        ("workers read", "RuntimeError: The workers of a DataLoader take the batches"),
+        (
+            "workers read",
+            "ValueError: The ranks of this job can't be compared:\n  RuntimeError: The workers of a DataLoader",
+        ),
         (
             "no names",
             "ValueError: The device mesh has 2 dimensions. Its dimensions are 'dp', 'tp'. Say which of them",

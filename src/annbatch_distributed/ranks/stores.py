@@ -67,7 +67,8 @@ class TorchStore:
 
     def get(self, key: str) -> str | None:
         """Return a text, None if there is none."""
-        return self.store.get(key).decode() if self.store.check([key]) else None
+        # what is no text is read as one that isn't what anybody says
+        return self.store.get(key).decode(errors="replace") if self.store.check([key]) else None
 
     def delete(self, key: str) -> None:
         """Delete a text."""
