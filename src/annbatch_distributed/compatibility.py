@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from annbatch.samplers import DistributedSampler
 
 from annbatch_distributed.private_copy import attributes
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
+from annbatch_distributed.sharding.contract import checked_sharding
 from annbatch_distributed.traits import chunk_size, drawable_classes, n_draws, set_draws
 
 if TYPE_CHECKING:
@@ -53,18 +53,13 @@ def resolve_sharding(sharding: ShardingName | Sharding, sampler: Sampler, *, see
 
 
 def _of_name(sharding: object) -> Sharding:
-    if isinstance(sharding, str):
-        if sharding not in _NAMES:
-            expected = ", ".join(map(repr, _NAMES))
-            msg = f"Unknown sharding {sharding!r}. Expected one of {expected}, or an object with a method deal."
-            raise ValueError(msg)
-        return _NAMES[sharding]()
-    if inspect.isclass(sharding) or not callable(getattr(sharding, "deal", None)):
-        hint = " Pass an instance, not the class." if inspect.isclass(sharding) else ""
-        expected = ", ".join(map(repr, _NAMES))
-        msg = f"sharding must be one of {expected}, or an object with a method deal, got {sharding!r}.{hint}"
-        raise TypeError(msg)
-    return cast("Sharding", sharding)
+    expected = f"one of {', '.join(map(repr, _NAMES))}, or an object with a method deal"
+    if not isinstance(sharding, str):
+        return checked_sharding(sharding, f"sharding must be {expected}")
+    if sharding not in _NAMES:
+        msg = f"Unknown sharding {sharding!r}. Expected {expected}."
+        raise ValueError(msg)
+    return _NAMES[sharding]()
 
 
 def check_interface(sampler: Sampler) -> None:

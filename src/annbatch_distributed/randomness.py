@@ -11,6 +11,8 @@ import copy
 
 import numpy as np
 
+from annbatch_distributed.sharding.integers import integer
+
 
 def draw_root(rng: np.random.Generator | None) -> int:
     """Return the root that a generator stands for, without advancing it.
@@ -20,10 +22,18 @@ def draw_root(rng: np.random.Generator | None) -> int:
     rng
         The wrapped sampler's generator; None means fresh entropy from the operating system.
 
+    Raises
+    ------
+    TypeError
+        If it is none.
+
     Notes
     -----
     What annbatch 0.3.1 draws to spawn the generators of its workers.
     """
+    if rng is not None and not isinstance(rng, np.random.Generator):
+        msg = f"A root is drawn from a numpy.random.Generator or None, got {rng!r}. Make one with default_rng(...)."
+        raise TypeError(msg)
     source = np.random.default_rng() if rng is None else copy.deepcopy(rng)
     return int(source.integers(np.iinfo(np.int64).max))
 
@@ -42,6 +52,11 @@ def generator(root: int, *, rank: int, epoch: int, passes: int = 0, segment: int
     segment
         How many times the epoch went on with another number of ranks.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If one of them is no integer of at least 0.
+
     Notes
     -----
     In the first pass of epoch 0 it is, bit for bit, annbatch 0.3.1's ``default_rng([rank, root])``: numpy pads a seed
@@ -56,5 +71,7 @@ def generator(root: int, *, rank: int, epoch: int, passes: int = 0, segment: int
     >>> generator(0, rank=0, epoch=1).random() == generator(1, rank=0, epoch=0).random()
     False
     """
+    for name, value in (("root", root), ("rank", rank), ("epoch", epoch), ("passes", passes), ("segment", segment)):
+        integer(name, value, least=0)
     key = (passes, segment) if segment else (passes,) if passes else ()
     return np.random.default_rng(np.random.SeedSequence([rank, root, epoch], spawn_key=key))

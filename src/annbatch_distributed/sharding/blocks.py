@@ -106,6 +106,11 @@ def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
     key
         Every key is another order.
 
+    Raises
+    ------
+    TypeError
+        If the rows are not in ranges.
+
     Examples
     --------
     >>> order = shuffled(Rows((range(0, 7),)), 2, key=(0,))
@@ -115,7 +120,9 @@ def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
     whole: list[range] = []
     ragged: list[range] = []
     for piece in rows.pieces:
-        assert isinstance(piece, range)
+        if not isinstance(piece, range):
+            msg = f"Only rows that are made of ranges can be cut into blocks, got {rows}. Shuffle the window itself."
+            raise TypeError(msg)
         start, stop = -(-piece.start // block_size) * block_size, piece.stop // block_size * block_size
         if start > stop:  # all of it in one block
             ragged.append(piece)

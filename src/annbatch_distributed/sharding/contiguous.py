@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from annbatch_distributed.sharding.contract import check_rows
+
 if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Rows
 
@@ -30,4 +32,5 @@ class Contiguous:
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
         """Return the rows in the order that they have, see :meth:`Sharding.deal`."""
         del world_size, epoch, seed  # the same for all of them
+        check_rows(rows)
         return rows

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from annbatch_distributed.sharding.contract import check_rows
+from annbatch_distributed.sharding.integers import integer
+
 if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Rows
 
@@ -38,4 +41,5 @@ class Independent:
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
         """Return all of the rows for every rank, see :meth:`Sharding.deal`."""
         del epoch, seed  # the same for all of them
-        return [rows] * world_size
+        check_rows(rows)
+        return [rows] * integer("world_size", world_size, least=1)

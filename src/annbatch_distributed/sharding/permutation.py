@@ -26,10 +26,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from annbatch_distributed.sharding.integers import integer, integers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -71,6 +72,8 @@ class Permutation:
 
     Raises
     ------
+    TypeError
+        If n is no integer, or the key no tuple of integers.
     ValueError
         If n or a number of the key is out of its range.
 
@@ -87,8 +90,15 @@ class Permutation:
     key: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", index(self.n))
-        object.__setattr__(self, "key", tuple(map(index, self.key)))
+        object.__setattr__(self, "n", integer("n", self.n))
+        if not isinstance(self.key, tuple):
+            msg = f"The key must be a tuple of integers, got {self.key!r} of type {type(self.key).__name__}."
+            raise TypeError(msg)
+        try:
+            object.__setattr__(self, "key", tuple(integer("A number of it", part) for part in self.key))
+        except TypeError as error:
+            msg = f"The key must be a tuple of integers, got {self.key!r}: {error}"
+            raise TypeError(msg) from None
         if not 0 <= self.n <= 2**62:
             msg = f"n must be in [0, 2**62], so that the arithmetic fits 64 bits, got {self.n}."
             raise ValueError(msg)
@@ -109,15 +119,15 @@ class Permutation:
 
         Raises
         ------
+        TypeError
+            If they are not integers.
         IndexError
             If a position isn't one of those.
         """
+        positions = integers("Positions", positions, below=self.n)
         if not positions.size:
-            return np.empty(positions.shape, dtype=np.int64)
+            return positions
         cells = positions.astype(np.uint64)
-        if int(cells.max()) >= self.n:  # negative ones have become huge
-            msg = f"Positions must be in [0, {self.n}), got {positions.min()} to {positions.max()}."
-            raise IndexError(msg)
         if self.n <= _SORTED:
             return self._sorted[cells]
         cells = self._pass(cells)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING
 
 from annbatch_distributed.sharding.contiguous import Contiguous
 from annbatch_distributed.sharding.independent import Independent
+from annbatch_distributed.sharding.integers import integer
 from annbatch_distributed.sharding.remainder import drop_offset, filled, n_lost, stretch
 from annbatch_distributed.sharding.rows import Rows
 
@@ -113,10 +115,12 @@ class EpochPlan:
 
         Raises
         ------
+        TypeError
+            If the rank is no integer.
         IndexError
             If there is no such rank.
         """
-        self._check(rank)
+        rank = self._checked(rank)
         if self.shares_draws:
             rows = self._shares[rank]
             return Shard(rows, len(rows))
@@ -133,10 +137,12 @@ class EpochPlan:
 
         Raises
         ------
+        TypeError
+            If the rank is no integer.
         IndexError
             If there is no such rank.
         """
-        self._check(rank)
+        rank = self._checked(rank)
         return self.natural_batches[rank] if self.remainder == "keep" else max(self.natural_batches)
 
     @property
@@ -240,7 +246,8 @@ class EpochPlan:
         dealt = self.sharding.deal(rows, world_size=self.world_size, epoch=self.epoch, seed=self.seed)
         shares = dealt if isinstance(dealt, Sequence) else [dealt]
         if not all(isinstance(share, Rows) for share in shares):
-            msg = f"{name}.deal must return Rows, or a list of them with one for each rank, got {dealt!r}."
+            got = shortened(dealt)  # which may be all row numbers
+            msg = f"{name}.deal must return Rows, or a list of them with one for each rank, got {got}."
             raise TypeError(msg)
         if isinstance(dealt, Sequence) and len(dealt) != self.world_size:
             msg = f"{name}.deal must return Rows for each of the {self.world_size} ranks, got {len(dealt)}."
@@ -254,10 +261,12 @@ class EpochPlan:
             raise ValueError(msg)
         return dealt if isinstance(dealt, Rows) else tuple(dealt)
 
-    def _check(self, rank: int) -> None:
+    def _checked(self, rank: int) -> int:
+        rank = integer("rank", rank)
         if not 0 <= rank < self.world_size:
             msg = f"rank must be in [0, {self.world_size}), the ranks of this plan, got {rank}."
             raise IndexError(msg)
+        return rank
 
     def __str__(self) -> str:
         lines = [("rank", "batches", "samples" if self.shares_draws else "rows", "repeated", "global rows")]

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from annbatch_distributed.sharding.integers import BOUND, integer, integers
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -73,8 +75,10 @@ class Rows:
 
     Raises
     ------
+    TypeError
+        If they are something else.
     ValueError
-        If a range has another step.
+        If a range has another step, or holds what is no number of a row: one below 0, or ``2**63`` and more.
 
     Examples
     --------
@@ -90,10 +94,14 @@ class Rows:
     pieces: tuple[Piece, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.pieces, tuple | list):
+            msg = (
+                f"Rows takes a tuple of ranges, such as Rows((range(5),)), got {self.pieces!r} of type "
+                f"{type(self.pieces).__name__}. Make Rows of row numbers with Rows.of."
+            )
+            raise TypeError(msg)
         for piece in self.pieces:
-            if isinstance(piece, range) and piece.step != 1:
-                msg = f"Rows are ranges with step 1, got {piece!r}. Make Rows of other rows with Rows.of({piece!r})."
-                raise ValueError(msg)
+            _check_piece(piece)
         object.__setattr__(self, "pieces", tuple(_joined(self.pieces)))
 
     @classmethod
@@ -110,14 +118,22 @@ class Rows:
         Parameters
         ----------
         rows
-            Integers, in order.
+            Integers of at least 0, in order. Those of a boolean mask are ``numpy.flatnonzero(mask)``.
+
+        Raises
+        ------
+        TypeError
+            If they are not integers.
+        ValueError
+            If one is no number of a row, or they have more than one dimension.
 
         Examples
         --------
         >>> Rows.of([4, 5, 6, 2, 9])
         Rows(4:7, 2:3, 9:10)
         """
-        listed = np.asarray(rows, dtype=np.int64)
+        listed = integers("Rows", rows)
+        _check_listed("Rows", listed)
         starts = np.flatnonzero(np.diff(listed, prepend=listed[:1] - 2) != 1)
         lengths = np.diff(starts, append=len(listed))
         firsts = listed[starts]
@@ -132,11 +148,19 @@ class Rows:
         starts, stops
             The bounds of the ranges. Where a range stops no later than it starts, there are no rows.
 
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`of`, or if the bounds are not as many.
+
         Examples
         --------
         >>> Rows.of_bounds(np.array([4, 7, 9, 3]), np.array([7, 8, 9, 5]))
         Rows(4:8, 3:5)
         """
+        starts, stops = _bounds(starts, stops)
+        for name, bounds in (("Starts", starts), ("Stops", stops)):
+            _check_listed(name, bounds)
         some = starts < stops
         starts, stops = starts[some], stops[some]
         apart = starts[1:] != stops[:-1]
@@ -151,6 +175,9 @@ class Rows:
         return chain.from_iterable(self.pieces)
 
     def __add__(self, other: Rows) -> Rows:
+        if not isinstance(other, Rows):
+            msg = f"Only Rows can be put behind Rows, got {other!r}. Make Rows of row numbers with Rows.of."
+            raise TypeError(msg)
         return Rows._of_joined(_chained((self.pieces, other.pieces)))
 
     def __repr__(self) -> str:
@@ -191,7 +218,18 @@ class Rows:
             The local row to begin with, modulo the number of rows.
         length
             How many rows to take; more than there are means that rows come again.
+
+        Raises
+        ------
+        TypeError
+            If either is no integer.
+        ValueError
+            If ``length`` is negative, or there are no rows to take.
         """
+        start, length = integer("start", start), integer("length", length, least=0)
+        if length and not self.pieces:
+            msg = f"No rows can be taken where there are none, got a length of {length}. Look at len(rows) before."
+            raise ValueError(msg)
         stretches: list[Sequence[Piece]] = []
         while length > 0:
             start %= len(self)
@@ -223,8 +261,9 @@ class Rows:
         Raises
         ------
         TypeError
-            If these rows are not made of ranges only.
+            If these rows are not made of ranges only, or a bound is no integer.
         """
+        start, stop = integer("start", start), integer("stop", stop)
         pieces = []
         for piece in self.pieces:
             if not isinstance(piece, range):
@@ -243,8 +282,18 @@ class Rows:
         return Rows(tuple(sorted(self.pieces, key=lambda piece: isinstance(piece, range))))
 
     def to_global(self, local: IntArray) -> Int64Array:
-        """Return the global rows of an array of local rows, each within ``[0, len(self))``."""
-        positions = local.astype(np.int64)  # what a narrower type holds, it may not hold once moved
+        """Return the global rows of an array of local rows, each within ``[0, len(self))``.
+
+        Raises
+        ------
+        TypeError
+            If they are not integers.
+        IndexError
+            If one is not among those.
+        """
+        return self._to_global(integers("Local rows", local, below=len(self)))
+
+    def _to_global(self, positions: Int64Array) -> Int64Array:
         if len(self.pieces) == 1 and isinstance(self.pieces[0], range):
             return positions + self.pieces[0].start
         index = self._cells.piece(positions)
@@ -267,18 +316,29 @@ class Rows:
         The bounds of slices of global rows, and for each of them, which of the given slices it is of. They are more
         than were given where one is cut because its rows don't follow each other, and less where one is empty.
 
+        Raises
+        ------
+        TypeError
+            If the bounds are not integers.
+        ValueError
+            If they are not as many.
+        IndexError
+            If a slice reaches beyond these rows.
+
         Examples
         --------
         >>> rows = Rows((range(0, 3), range(10, 14)))
         >>> [found.tolist() for found in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))]
         [[11, 1, 10], [13, 3, 12], [0, 1, 1]]
         """
+        starts, stops = _bounds(starts, stops)
         whose = np.flatnonzero(starts < stops)
         starts, stops = starts[whose], stops[whose]
+        _check_within(starts, stops, len(self))
         if not (len(self.pieces) == 1 and isinstance(self.pieces[0], range)):
             starts, stops, piece = self._cells.cut(starts, stops)
             whose = whose[piece]
-        global_starts = self.to_global(starts)
+        global_starts = self._to_global(starts)
         return global_starts, global_starts + (stops - starts), whose
 
 
@@ -377,6 +437,52 @@ class _Cells(NamedTuple):
         """The cell that each local row is in."""
         piece = self.piece(positions)
         return self.first[piece] + (positions - self.starts[piece]) // self.sizes[piece]
+
+
+def _check_piece(piece: object) -> None:
+    if not isinstance(piece, range):
+        if not hasattr(piece, "block_size"):
+            msg = (
+                f"Rows are made of ranges, got {piece!r} of type {type(piece).__name__} among them. Make Rows of row "
+                "numbers with Rows.of."
+            )
+            raise TypeError(msg)
+        return
+    if piece.step != 1:
+        msg = f"Rows are ranges with step 1, got {piece!r}. Make Rows of other rows with Rows.of({piece!r})."
+        raise ValueError(msg)
+    if piece.start < piece.stop and (piece.start < 0 or piece.stop >= BOUND):
+        msg = f"Rows count from 0, and are below 2**63 - 1, got {piece!r}."
+        raise ValueError(msg)
+
+
+def _check_listed(name: str, listed: Int64Array) -> None:
+    """Raise if these are no numbers of rows, one after the other."""
+    if listed.ndim != 1:
+        msg = f"{name} must have one dimension, got an array of shape {listed.shape}. Flatten it with reshape(-1)."
+        raise ValueError(msg)
+    if listed.size and listed.min() < 0:
+        msg = f"{name} count from 0, the front of the collection, got {listed.min()}."
+        raise ValueError(msg)
+    if listed.size and listed.max() >= BOUND - 1:  # behind it there must be room for a stop
+        msg = f"{name} must be below 2**63 - 1, got {listed.max()}."
+        raise ValueError(msg)
+
+
+def _bounds(starts: object, stops: object) -> tuple[Int64Array, Int64Array]:
+    """Return the bounds of slices, as many starts as stops."""
+    both = integers("Starts", starts), integers("Stops", stops)
+    if both[0].shape != both[1].shape:
+        msg = f"There must be as many stops as starts, got {both[0].size} starts and {both[1].size} stops."
+        raise ValueError(msg)
+    return both
+
+
+def _check_within(starts: Int64Array, stops: Int64Array, n_rows: int) -> None:
+    """Raise if slices are not all within ``[0, n_rows)``."""
+    if starts.size and (starts.min() < 0 or stops.max() > n_rows):
+        msg = f"Slices of local rows must be within [0, {n_rows}), got some from [{starts.min()}, {stops.max()})."
+        raise IndexError(msg)
 
 
 def _part(piece: Piece, start: int, stop: int) -> Sequence[Piece]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import index
 from typing import TYPE_CHECKING
 
 from annbatch_distributed.sharding.blocks import shuffled
+from annbatch_distributed.sharding.contract import check_rows
+from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Rows
@@ -57,30 +58,27 @@ class Shuffled:
     block_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.block_size is None:
-            return
-        try:
-            block_size = index(self.block_size)
-        except TypeError:
-            msg = f"block_size must be an integer or None, got {self.block_size!r}."
-            raise TypeError(msg) from None
-        if block_size < 1:
-            msg = f"block_size must be at least 1, got {block_size}. It is a number of rows."
-            raise ValueError(msg)
-        object.__setattr__(self, "block_size", block_size)
+        if self.block_size is not None:
+            object.__setattr__(self, "block_size", integer("block_size", self.block_size, least=1))
 
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
         """Return the rows with their blocks in the epoch's order, see :meth:`Sharding.deal`.
 
         Raises
         ------
+        TypeError
+            If the rows are not ``Rows`` of ranges, or the seed or the epoch is no integer.
         ValueError
             If there is no seed, or no block size.
         """
         del world_size  # the order is the same for any number of ranks
+        check_rows(rows)
         self.check_seed(seed)
         if self.block_size is None:
-            msg = "Shuffled() has no block size of its own, and there is no sampler whose chunk size it could take."
+            msg = (
+                "Shuffled() has no block size of its own, and there is no sampler whose chunk size it could take. Pass "
+                "Shuffled(block_size=...)."
+            )
             raise ValueError(msg)
         assert seed is not None
         return shuffled(rows, self.block_size, (seed, epoch))

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from operator import index
 from typing import TYPE_CHECKING
 
+from annbatch_distributed.sharding.integers import integer
 from annbatch_distributed.sharding.rows import Rows
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def _resolve_slice(part: slice) -> slice:
         msg = f"mask must be a slice or a list of slices of rows, got {part!r} in it."
         raise TypeError(msg)
     try:
-        start = 0 if part.start is None else index(part.start)
-        stop = None if part.stop is None else index(part.stop)
-        step = 1 if part.step is None else index(part.step)
+        start = 0 if part.start is None else integer("start", part.start)
+        stop = None if part.stop is None else integer("stop", part.stop)
+        step = 1 if part.step is None else integer("step", part.step)
     except TypeError:
         msg = f"The bounds of a mask must be integers or None, got {part!r}."
         raise TypeError(msg) from None
