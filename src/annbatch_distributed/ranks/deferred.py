@@ -59,7 +59,7 @@ class Deferred:
         return {"_ask": self._ask, "_answer": None, "_answer_of_parent": of_parent}
 
 
-def deferred(dist_info: DistInfo) -> Deferred:
+def deferred(dist_info: DistInfo | Deferred) -> Deferred:
     """Have a ``dist_info`` asked when the rank is first needed, instead of when the sampler is made.
 
     Parameters
@@ -83,4 +83,4 @@ def deferred(dist_info: DistInfo) -> Deferred:
     >>> sampler.rank
     1
     """
-    return Deferred(asker(dist_info))
+    return dist_info if isinstance(dist_info, Deferred) else Deferred(asker(dist_info))

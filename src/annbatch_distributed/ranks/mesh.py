@@ -33,13 +33,13 @@ def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[st
     mesh
         A torch ``DeviceMesh``, a JAX ``Mesh``, or a JAX ``NamedSharding`` of the batches.
     names
-        The data-parallel dimensions by name, of which the first varies slowest. None if the mesh has one dimension
-        only, or for the axes along which a ``NamedSharding`` splits rows.
+        The data-parallel dimensions by name, in a list if they are several, of which the first varies slowest. None if
+        the mesh has one dimension only, or for the axes along which a ``NamedSharding`` splits rows.
 
     Raises
     ------
     TypeError
-        If ``mesh`` is something else.
+        If ``mesh`` is something else, or ``names`` are no names.
     ValueError
         If there are no such dimensions; the message lists those there are. If this process isn't in the mesh. If the
         rows of two JAX processes would overlap without being the same.
@@ -61,6 +61,8 @@ def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[st
     """
     if isinstance(names, str):
         names = [names]
-    elif names is not None:
-        names = [str(name) for name in names]
+    # a set has another order in every process
+    elif names is not None and not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        msg = f"names must be a name, or a list of names of the dimensions that split rows, got {names!r}."
+        raise TypeError(msg)
     return torch.mesh(mesh, names) if torch.is_mesh(mesh) else jax.mesh(mesh, names)

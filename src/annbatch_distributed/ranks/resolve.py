@@ -77,11 +77,9 @@ def asker(dist_info: DistInfo) -> Callable[[], Membership]:
         return _SOURCES[dist_info]
     if (known := _known(dist_info)) is not None:
         return partial(_itself, known)
-    if isinstance(dist_info, type):
-        msg = f"dist_info must say the rank of this process, got the class {dist_info.__name__}. Pass an instance."
-        raise TypeError(msg)
-    if not callable(dist_info):
-        msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
+    if not callable(dist_info) or inspect.isclass(dist_info):
+        hint = " Pass an instance, not the class." if inspect.isclass(dist_info) else ""
+        msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}{hint}"
         raise TypeError(msg)
     _check_takes_nothing(dist_info)
     return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but was dealt with
