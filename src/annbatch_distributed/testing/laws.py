@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,8 @@ from hypothesis import strategies as st
 from annbatch_distributed.ranks import Rank
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding import Independent, Rows
+from annbatch_distributed.sharding.contract import checked_sharding
+from annbatch_distributed.sharding.integers import integer
 from annbatch_distributed.sharding.remainder import POLICIES
 from annbatch_distributed.testing.strategies import Deal, deals
 
@@ -48,12 +50,15 @@ def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_si
     sharding
         Any object of the contract, see :class:`~annbatch_distributed.sharding.Sharding`.
     n_obs
-        Rows of the collection, for a sharding that is made for one; None tries many.
+        Rows of the collection, for a sharding that is made for one, at most 100,000: each of them is looked at in turn,
+        many times. None tries many small numbers.
     max_world_size
-        The largest number of ranks to try.
+        The largest number of ranks to try, at most 1,000: each of them is run.
 
     Raises
     ------
+    TypeError, ValueError
+        If an argument is not what it can be: nothing was checked then.
     AssertionError
         If a law is broken, with the law and the smallest example that hypothesis finds.
 
@@ -68,7 +73,11 @@ def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_si
     >>> from annbatch_distributed import Contiguous
     >>> check_sharding(Contiguous(), n_obs=20)
     """
-    unanswered: list[str] = []
+    checked_sharding(sharding, "check_sharding takes an object with a method deal, such as Contiguous()")
+    if n_obs is not None:
+        n_obs = _at_most("n_obs", n_obs, _MOST_ROWS)
+    max_world_size = _at_most("max_world_size", max_world_size, _MOST_RANKS)
+    unanswered: dict[str, str] = {}
     answered: set[bool] = set()
     shared_out: set[bool] = set()
 
@@ -82,7 +91,7 @@ def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_si
         try:
             asked.ask(sharding)
         except ValueError as error:
-            unanswered.append(f"{asked} gave {error!r}")
+            unanswered.setdefault(str(error), str(asked))
             return
         answered.add(True)
         _is_frozen(sharding)
@@ -93,9 +102,22 @@ def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_si
             shared_out.add(True)
 
     keeps_the_laws()
-    assert answered, f"A sharding deals rows, but every question was a ValueError. {unanswered[-1]}"
+    reasons = "\n".join(f"{error} ({asked})" for error, asked in islice(unanswered.items(), 5))
+    assert answered, f"A sharding deals rows, but every question was a ValueError. {reasons}"
     assert shared_out or max_world_size == 1, "No job of two ranks or more could run, with any remainder."
     _is_the_same_in_another_process(sharding, n_obs)
+
+
+#: What is enumerated must end.
+_MOST_ROWS, _MOST_RANKS = 100_000, 1_000
+
+
+def _at_most(name: str, value: int, most: int) -> int:
+    value = integer(name, value, least=1)
+    if value > most:
+        msg = f"{name} must be at most {most}, since each is looked at in turn, got {value}. Check a smaller one."
+        raise ValueError(msg)
+    return value
 
 
 def _answer(sharding: Sharding, asked: Deal) -> list[Rows]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from annbatch_distributed.sharding import resolve_mask, window
+from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,17 +41,24 @@ class Deal:
         return sharding.deal(self.rows, world_size=self.world_size, epoch=self.epoch, seed=self.seed)
 
 
-@st.composite
-def masks(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
+def masks(n_obs: int) -> st.SearchStrategy[slice | list[slice] | None]:
     """Draw a mask of a collection: None, a slice, or up to three slices in any order, open at either end at times.
 
     Parameters
     ----------
-    draw
-        Given by hypothesis.
     n_obs
         Rows of the collection, at least 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``n_obs`` is no integer of at least 1.
     """
+    return _masks(integer("n_obs", n_obs, least=1))
+
+
+@st.composite
+def _masks(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
     pieces = draw(st.integers(0, min(3, n_obs // 2)))
     if pieces == 0:
         return None
@@ -63,19 +71,28 @@ def masks(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
     return slices[0] if pieces == 1 and draw(st.booleans()) else draw(st.permutations(slices))
 
 
-@st.composite
-def deals(draw: st.DrawFn, n_obs: int | None = None, max_world_size: int = 6) -> Deal:
+def deals(n_obs: int | None = None, max_world_size: int = 6) -> st.SearchStrategy[Deal]:
     """Draw a question to a sharding.
 
     Parameters
     ----------
-    draw
-        Given by hypothesis.
     n_obs
         Rows of the collection, for shardings that are made for one; None draws up to 300.
     max_world_size
         At most so many ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If either is no integer of at least 1.
     """
+    return _deals(
+        None if n_obs is None else integer("n_obs", n_obs, least=1), integer("max_world_size", max_world_size, least=1)
+    )
+
+
+@st.composite
+def _deals(draw: st.DrawFn, n_obs: int | None, max_world_size: int) -> Deal:
     size = draw(st.integers(1, 300)) if n_obs is None else n_obs
     return Deal(
         n_obs=size,
