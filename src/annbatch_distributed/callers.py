@@ -1,4 +1,4 @@
-"""Callers: whether a framework that would hand rows out a second time is asking.
+"""Callers: whether a framework is asking that would hand rows out a second time, or put batches into batches.
 
 accelerate's ``prepare`` makes of a torch ``DataLoader`` something that reads an ``IterableDataset`` on rank 0 alone and
 cuts up what it read, or reads on every rank and keeps a part of it. Rows that were shared out already would be missing,
@@ -6,6 +6,9 @@ and nothing would say so. Both begin a pass, on every rank and before any row is
 calls is all there is to tell them by.
 
 annbatch's own ``DistributedSampler`` around one of ours is the same: it assigns its mask and has it sample.
+
+torch's ``DataLoader`` puts what it is given into batches, unless it is told not to, and fails on the first one in a way
+that names no batch size.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 from annbatch.samplers import DistributedSampler
 
 _ACCELERATE = "accelerate.data_loader"
+_DATALOADER = "torch.utils.data._utils.fetch"
 
 
 def check_not_dispatched() -> None:
@@ -57,3 +61,22 @@ def check_not_within_annbatchs() -> None:
         "annbatch_distributed.DistributedSampler."
     )
     raise ValueError(msg)
+
+
+def check_not_collated() -> None:
+    """Raise if a torch ``DataLoader`` that would put batches into batches calls the function that asks this.
+
+    Raises
+    ------
+    ValueError
+        If it does, by torch's own rule: what a ``collate_fn`` of the user's makes of batches is the user's business.
+    """
+    caller = sys._getframe(2)
+    if caller.f_globals.get("__name__") != _DATALOADER or not caller.f_locals.get("auto_collation"):
+        return
+    if caller.f_locals.get("collate_fn") is sys.modules["torch.utils.data"].default_collate:
+        msg = (
+            "The loader makes the batches, but a DataLoader with a batch size of its own puts several of them into one "
+            "(without one, torch takes 1). Pass batch_size=None: DataLoader(loader, batch_size=None, ...)."
+        )
+        raise ValueError(msg)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from annbatch import Loader
 from annbatch.abc import Sampler
 
-from annbatch_distributed.callers import check_not_dispatched
+from annbatch_distributed.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.dataloader import WorkerDataLoader
 from annbatch_distributed.progress import brief
 from annbatch_distributed.requests import batches_of
@@ -126,7 +126,13 @@ class StatefulLoader(Loader[Any, Any]):
         -------
         An iterator of batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under
         ``remainder="pad"``.
+
+        Raises
+        ------
+        ValueError
+            If a ``DataLoader`` asks that has a batch size of its own instead of ``batch_size=None``.
         """
+        check_not_collated()
         # whoever keeps the states of workers asks for one before the first batch
         self._is_new = current() is not None
         return self._batches()
