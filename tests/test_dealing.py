@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import chain
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.dealing import Dealings, contains, done, hand, left
+from annbatch_distributed.dealing import Dealings, Numbers, contains, cut, done, hand, left
 
 #: How many workers there are, and how many batches are collected.
 runs = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4)
@@ -95,3 +96,44 @@ def test_what_is_left_in_pieces_can_be_dealt_one_by_one(n: int, runs: Dealings, 
     for worker in range(n_workers):
         own = hand(n, (*runs, (1, 0)), worker=worker, n_workers=n_workers, keeps_order=True).own
         assert list(chain(*own)) == [number for place, number in enumerate(numbers) if place % n_workers == worker]
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=6),
+    st.lists(st.integers(0, 25), max_size=8),
+)
+def test_the_numbers_at_some_places_are_those_that_stand_there(lengths: list[int], bounds: list[int]) -> None:
+    numbers: Numbers = tuple(range(10 * which, 10 * which + length) for which, length in enumerate(lengths))
+    bounds = sorted(bounds)[len(bounds) % 2 :]
+    standing = list(chain(*numbers))
+    found = cut(numbers, bounds)
+    assert all(found)
+    assert list(chain(*found)) == [
+        number for place, number in enumerate(standing) if sum(bound <= place for bound in bounds) % 2
+    ]
+
+
+@given(st.integers(0, 40), runs, st.integers(-1, 41))
+def test_a_number_is_among_those_in_one_of_their_parts(n: int, runs: Dealings, number: int) -> None:
+    numbers = left(n, runs)
+    assert contains(numbers, number) is (number in list(chain(*numbers)))
+
+
+@pytest.mark.timeout(30)
+def test_workers_that_have_nothing_cost_nothing() -> None:
+    """A thousand batches, and as many workers as would take years to go through."""
+    dealings = ((10**18, 3),) * 100
+    assert left(1000, dealings) == (range(300, 1000),)
+    assert done(1000, dealings) == (range(300),)
+    assert hand(1000, ((10**18, 0),), worker=999, n_workers=10**18, keeps_order=False).own == (range(999, 1000),)
+    assert hand(1000, ((10**18, 0),), worker=10**17, n_workers=10**18, keeps_order=False).own == ()
+    assert hand(1000, ((1, 0),), worker=10**17, n_workers=10**18, keeps_order=True).own == ()
+
+
+@pytest.mark.timeout(60)
+def test_many_workers_cost_no_more_than_what_they_have_done() -> None:
+    n = 100_000
+    dealings = ((20_000, 20_000), (30_000, 25_000)) * 2
+    numbers = left(n, dealings)
+    assert sum(map(len, numbers)) == n - 90_000
+    assert sum(contains(numbers, number) for number in range(n)) == n - 90_000

@@ -13,8 +13,13 @@ worker which it still has; if the number of workers changes, what is left is dea
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from bisect import bisect_right
+from itertools import batched, chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Ascending numbers of batches.
 type Numbers = tuple[range, ...]
@@ -32,20 +37,26 @@ class Hand(NamedTuple):
     """Those of this worker."""
 
 
-def cut(numbers: Numbers, start: int, stop: int) -> Numbers:
-    """Return the numbers from one place to another.
+def cut(numbers: Numbers, bounds: Iterable[int]) -> Numbers:
+    """Return the numbers at some places: from the first bound to the second, from the third to the fourth, ascending.
 
     Examples
     --------
-    >>> cut((range(0, 3), range(7, 9)), 1, 4)
-    (range(1, 3), range(7, 8))
+    >>> cut((range(0, 3), range(7, 9)), [0, 1, 2, 4])
+    (range(0, 1), range(2, 3), range(7, 8))
     """
     found = []
-    for part in numbers:
-        piece = part[max(start, 0) : max(stop, 0)]
-        if piece:
-            found.append(piece)
-        start, stop = start - len(part), stop - len(part)
+    which = n_before = 0
+    for start, stop in batched(bounds, 2):
+        place = start
+        while place < stop and which < len(numbers):
+            piece = numbers[which][place - n_before : stop - n_before]
+            if piece:
+                found.append(piece)
+                place += len(piece)
+            else:
+                n_before += len(numbers[which])
+                which += 1
     return tuple(found)
 
 
@@ -68,11 +79,7 @@ def left(n_batches: int, dealings: Dealings) -> Numbers:
     """
     numbers: Numbers = (range(n_batches),)
     for n_workers, done in dealings:
-        numbers = tuple(
-            part
-            for worker, stretch in enumerate(_stretches(numbers, n_workers))
-            for part in cut(stretch, len(range(worker, done, n_workers)), n_batches)
-        )
+        numbers = _without_collected(numbers, n_workers, done)
     return numbers
 
 
@@ -84,9 +91,8 @@ def done(n_batches: int, dealings: Dealings) -> Numbers:
     >>> done(10, ((2, 3),))
     (range(0, 2), range(5, 6))
     """
-    bounds = [0, *(bound for part in left(n_batches, dealings) for bound in (part.start, part.stop)), n_batches]
-    gaps = (range(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True))
-    return tuple(gap for gap in gaps if gap)
+    bounds = chain.from_iterable((part.start, part.stop) for part in left(n_batches, dealings))
+    return cut((range(n_batches),), [0, *bounds, n_batches])
 
 
 def hand(n_batches: int, dealings: Dealings, *, worker: int, n_workers: int, keeps_order: bool) -> Hand:
@@ -115,13 +121,17 @@ def hand(n_batches: int, dealings: Dealings, *, worker: int, n_workers: int, kee
     if n_workers == 1:
         return Hand(all_left, all_left)
     numbers = left(n_batches, tuple(before))
-    dealt = _every(numbers, worker, n_workers) if keeps_order else _stretches(numbers, n_workers)[worker]
-    return Hand(all_left, cut(dealt, len(range(worker, collected, n_workers)), n_batches))
+    if keeps_order:
+        dealt = _every(numbers, worker, n_workers)
+    else:
+        dealt = cut(numbers, _stretch(sum(map(len, numbers)), n_workers, worker))
+    return Hand(all_left, cut(dealt, [len(range(worker, collected, n_workers)), n_batches]))
 
 
 def contains(numbers: Numbers, number: int) -> bool:
     """Return whether a number is among them."""
-    return any(number in part for part in numbers)
+    which = bisect_right(numbers, number, key=attrgetter("stop"))
+    return which < len(numbers) and number in numbers[which]
 
 
 def _every(numbers: Numbers, worker: int, n_workers: int) -> Numbers:
@@ -133,8 +143,21 @@ def _every(numbers: Numbers, worker: int, n_workers: int) -> Numbers:
     return tuple(piece for piece in found if piece)
 
 
-def _stretches(numbers: Numbers, n_workers: int) -> list[Numbers]:
-    """For each worker, as many consecutive numbers as it is asked for, if all are asked in turn."""
+def _stretch(n_numbers: int, n_workers: int, worker: int) -> tuple[int, int]:
+    """Where a worker's stretch begins and ends: as many numbers as it is asked for, if all are asked in turn."""
+    size, n_longer = divmod(n_numbers, n_workers)
+    start = worker * size + min(worker, n_longer)
+    return start, start + size + (worker < n_longer)
+
+
+def _without_collected(numbers: Numbers, n_workers: int, done: int) -> Numbers:
+    """Return what is left of numbers that are dealt in stretches, of which so many were collected in turn.
+
+    It takes as long as there are workers of which any was collected, however many others there are.
+    """
     n_numbers = sum(map(len, numbers))
-    sizes = (len(range(worker, n_numbers, n_workers)) for worker in range(n_workers))
-    return [cut(numbers, start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+    bounds = []
+    for worker in range(min(n_workers, n_numbers, done)):
+        start, stop = _stretch(n_numbers, n_workers, worker)
+        bounds += [start, min(stop, start + len(range(worker, done, n_workers)))]
+    return cut(numbers, [0, *bounds, n_numbers])
