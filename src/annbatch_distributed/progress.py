@@ -13,7 +13,10 @@ collection is:
 ``worker``
     Which worker's state it is, if it is only that of one.
 ``identity``
-    What the rows and their order follow from. A state fits a sampler of the same identity only.
+    What the rows and their order follow from. A state fits a sampler of the same identity only. What isn't known, in
+    the state or of the sampler, makes no difference.
+
+What is read from a state has bounds, so that a damaged one is an error at once, whatever is in it.
 """
 
 from __future__ import annotations
@@ -21,13 +24,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from operator import index
+from reprlib import Repr
 from typing import Any, NamedTuple
+
+from annbatch_distributed.ranks.rank import MOST_RANKS
 
 #: The format of states; a state of a newer one can't be read.
 VERSION = 1
 
+#: Numbers of epochs, passes, batches and rows are below this one, as other libraries hold them too.
+TOO_MANY = 2**63
+
+#: How often an epoch can go on with other numbers of ranks or workers than before, its beginning included.
+MOST_SEGMENTS = 100
+
 #: Texts of an identity that are longer are cut, and told apart by a digest.
 _LONGEST = 160
+
+#: How many names an identity can have.
+_MOST_NAMES = 100
+
+#: What a state or a sampler need not know of the collection, and what is told apart only if both know it.
+_NEED_NOT_KNOW = "n_obs", "data sets"
 
 type Identity = dict[str, int | str | None]
 
@@ -176,50 +195,38 @@ class Progress:
             If it is of a newer format, or damaged.
         """
         if not isinstance(state, Mapping):
-            msg = f"A state must be a dict that state_dict has returned, got {state!r}."
+            msg = f"A state must be a dict that state_dict has returned, got {shown(state)}."
             raise TypeError(msg)
-        version = state.get("version")
-        if isinstance(version, int) and version > VERSION:
+        version = _integer(state.get("version"))
+        if version is not None and version > VERSION:
             msg = (
-                f"The state has format {version}, and this version of annbatch-distributed reads formats up to "
+                f"The state has format {shown(version)}, and this version of annbatch-distributed reads formats up to "
                 f"{VERSION}. Load it with the version that saved it, or a newer one."
             )
             raise ValueError(msg)
-        if not version == VERSION:
-            raise _damaged("version", f"must be {VERSION}", version)
-        segments, identity = state.get("segments"), state.get("identity")
-        if not isinstance(segments, list | tuple) or not segments:
-            raise _damaged("segments", _SEGMENTS, segments)
-        for segment in segments:
-            if not (_is_row(segment, 3) and _counts(segment[0], 1) and _counts(segment[1], 1)):
-                raise _damaged("segments", _SEGMENTS, segments)
-            _counted("segments", segment[2])
-        share = state.get("worker")
-        if share is not None and not (_is_row(share, 2) and _counts(share[0]) and _counts(share[1], share[0] + 1)):
-            raise _damaged("worker", "must be [worker, number of workers]", share)
-        if not isinstance(identity, Mapping):
-            raise _damaged("identity", "must be a dict", identity)
+        if version != VERSION:
+            raise _damaged("version", f"must be {VERSION}", state.get("version"))
         position = Position(
             epoch=_counted("epoch", state.get("epoch")),
             passes=_counted("pass", state.get("pass")),
-            segments=tuple(Segment(*segment) for segment in segments),
-            share=None if share is None else Share(*share),
+            segments=_segments(state.get("segments")),
+            share=_share(state.get("worker")),
         )
-        return cls(position, dict(identity))
+        return cls(position, _identity(state.get("identity")))
 
     def differences(self, identity: Identity) -> list[str]:
-        """Return what differs from the identity of a sampler, each as a text; None in either stands for unknown."""
+        """Return what differs from the identity of a sampler, each as a text."""
         own = {name: brief(value) for name, value in identity.items()}
         found = []
         for name in own.keys() | self.identity.keys():
             saved, here = brief(self.identity.get(name)), own.get(name)
-            unknown = name == "n_obs" and None in (saved, here)
+            unknown = name in _NEED_NOT_KNOW and None in (saved, here)
             if saved != here and not unknown:
                 found.append(f"{name} is {saved!r} in the state and {here!r} here")
         return sorted(found)
 
 
-def brief(value: int | str | None) -> int | str | None:
+def brief[Value: int | str | None](value: Value) -> Value | str:
     """Return a value of an identity, cut to a bounded length."""
     if not isinstance(value, str) or len(value) <= _LONGEST:
         return value
@@ -227,22 +234,103 @@ def brief(value: int | str | None) -> int | str | None:
     return f"{value[: _LONGEST - 40]}... {digest}"
 
 
-_SEGMENTS = "must be a list of [world size, number of workers, batches done]"
+def shown(value: object) -> str:
+    """Return what a value looks like, in a few words however large or nested it is."""
+    return _SHORT.repr(value)
 
 
-def _is_row(value: object, length: int) -> bool:
-    return isinstance(value, list | tuple) and len(value) == length
+class _Short(Repr):
+    """What values look like, in short."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlevel=3, maxdict=6, maxlist=6, maxstring=80, maxother=80)
+
+    def repr_int(self, value: int, level: int) -> str:
+        """An integer of thousands of digits has no text in Python."""
+        del level
+        return repr(value) if abs(value) < 2**128 else f"an integer of {value.bit_length()} bits"
 
 
-def _counts(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+_SHORT = _Short()
 
 
-def _counted(name: str, value: Any) -> int:  # noqa: ANN401 whatever is in a damaged state
-    if not _counts(value):
-        raise _damaged(name, "must count from 0", value)
-    return int(value)
+def _segments(value: object) -> tuple[Segment, ...]:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MOST_SEGMENTS:
+        raise _damaged("segments", _SEGMENTS, value)
+    return tuple(map(_segment, value))
+
+
+_SEGMENTS = (
+    f"must be a list of 1 to {MOST_SEGMENTS} [world size, number of workers, batches done], with world sizes and "
+    f"numbers of workers from 1 to {MOST_RANKS}, and batches that count from 0 and are below 2**63"
+)
+
+
+def _segment(value: object) -> Segment:
+    numbers = _integers(value, 3)
+    if numbers is None:
+        raise _damaged("segments", _SEGMENTS, value)
+    world_size, n_workers, done = numbers
+    if not (1 <= world_size <= MOST_RANKS and 1 <= n_workers <= MOST_RANKS and 0 <= done < TOO_MANY):
+        raise _damaged("segments", _SEGMENTS, value)
+    return Segment(world_size, n_workers, done)
+
+
+def _share(value: object) -> Share | None:
+    if value is None:
+        return None
+    numbers = _integers(value, 2)
+    if numbers is None or not 0 <= numbers[0] < numbers[1] <= MOST_RANKS:
+        expected = f"must be [worker, number of workers], with a worker from 0 below a number of at most {MOST_RANKS}"
+        raise _damaged("worker", expected, value)
+    return Share(*numbers)
+
+
+def _identity(value: object) -> Identity:
+    if not isinstance(value, Mapping) or len(value) > _MOST_NAMES:
+        raise _damaged("identity", f"must be a dict of at most {_MOST_NAMES} names", value)
+    identity: Identity = {}
+    for name, held in value.items():
+        if not isinstance(name, str) or len(name) > _LONGEST:
+            raise _damaged("identity", f"must have names of at most {_LONGEST} characters", name)
+        if held is None or (isinstance(held, str) and len(held) <= _LONGEST):
+            identity[name] = held
+            continue
+        number = _integer(held)
+        if number is None or not 0 <= number < TOO_MANY:
+            expected = (
+                f"must hold texts of at most {_LONGEST} characters, integers from 0 and below 2**63, or None, and not "
+                f"as {shown(name)}"
+            )
+            raise _damaged("identity", expected, held)
+        identity[name] = number
+    return identity
+
+
+def _integers(value: object, length: int) -> list[int] | None:
+    """So many integers; None if it is something else."""
+    if not isinstance(value, list | tuple) or len(value) != length:
+        return None
+    numbers = [number for number in map(_integer, value) if number is not None]
+    return numbers if len(numbers) == length else None
+
+
+def _integer(value: object) -> int | None:
+    """An integer of any library, numpy's and torch's too; None if it is something else."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return int(index(value))
+    except TypeError:  # arrays have the method, whatever they hold
+        return None
+
+
+def _counted(name: str, value: object) -> int:
+    number = _integer(value)
+    if number is None or not 0 <= number < TOO_MANY:
+        raise _damaged(name, "must count from 0 and be below 2**63", value)
+    return number
 
 
 def _damaged(name: str, expected: str, value: object) -> ValueError:
-    return ValueError(f"The state is damaged: its {name!r} {expected}, got {value!r}. Load another checkpoint.")
+    return ValueError(f"The state is damaged: its {name!r} {expected}, got {shown(value)}. Load another checkpoint.")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numbers
 from dataclasses import dataclass
 
+#: More ranks, or workers of one of them, than any job has: a larger number is a mistake.
+MOST_RANKS = 2**20
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -17,14 +20,14 @@ class Rank:
     rank
         Which process this is, within ``[0, world_size)``. Any integer type, numpy's too.
     world_size
-        How many processes there are, at least 1.
+        How many processes there are, at least 1 and at most 2**20.
 
     Raises
     ------
     TypeError
         If either is not an integer.
     ValueError
-        If ``world_size`` is below 1, or ``rank`` outside ``[0, world_size)``.
+        If ``world_size`` is outside ``[1, 2**20]``, or ``rank`` outside ``[0, world_size)``.
 
     Examples
     --------
@@ -52,6 +55,9 @@ class Rank:
             object.__setattr__(self, name, int(value))
         if self.world_size < 1:
             msg = f"world size must be at least 1, got world size {self.world_size} with rank {self.rank}."
+            raise ValueError(msg)
+        if self.world_size > MOST_RANKS:
+            msg = f"world size must be at most {MOST_RANKS}, got about 2**{self.world_size.bit_length() - 1}."
             raise ValueError(msg)
         if not 0 <= self.rank < self.world_size:
             msg = (
