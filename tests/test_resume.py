@@ -7,15 +7,19 @@ import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import anndata as ad
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.rest import rest
 from tests.samplers import batches, job, repeats, request_rows
 from tests.strategies import jobs
+from tests.test_progress import DAMAGED, NO_STATES
+from tests.test_progress import STATE as OTHER_STATE
 
 if TYPE_CHECKING:
     from annbatch_distributed.sharding import Rows
@@ -246,13 +250,213 @@ def test_another_wrapped_sampler_is_named() -> None:
             after.load_state_dict(state)
 
 
+def loader(**options: Any) -> StatefulLoader:
+    """The same rank with its collection."""
+    made = StatefulLoader(batch_sampler=random(**options), return_index=True, preload_to_gpu=False)
+    return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+
+
+def under_way(source: Any) -> Any:
+    """A sampler or loader in the middle of what was left of an epoch when it loaded a state."""
+    source.load_state_dict(of_epoch_3([[2, 1, 4]]))
+    if isinstance(source, StatefulLoader):
+        batches = iter(source)
+        for _ in range(3):
+            next(batches)
+    else:
+        source.sample(N_OBS)
+    return source
+
+
+def everything(source: Any) -> list[Any]:
+    """What a sampler or loader is and does next."""
+    sampler = source.sampler
+    state = sampler.state_dict(batches_done=9)
+    following = copy.deepcopy(sampler)
+    passes = [batches(following.sample(N_OBS)) for _ in range(2)]
+    plan = str(copy.deepcopy(sampler).plan(N_OBS))
+    held = [dict(vars(thing)) for thing in (source, sampler, sampler._bookmark)]
+    return [state, sampler.epoch, sampler.batches_done, plan, passes, held]
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_damaged_state_leaves_the_sampler_as_it_was(strict: bool) -> None:
-    after, untouched = random(), batches(random().sample(N_OBS))
-    for damaged in ({}, random().state_dict(batches_done=5) | {"epoch": "last"}):
-        with pytest.raises(ValueError, match="The state is damaged"):
-            after.load_state_dict(damaged, strict=strict)
-    assert batches(after.sample(N_OBS)) == untouched
+@pytest.mark.parametrize("make", [random, loader])
+def test_a_damaged_state_leaves_all_as_it_was(make: Any, strict: bool) -> None:
+    source = under_way(make())
+    before = everything(source)
+    damaged: list[Any] = [{}, *NO_STATES, *(OTHER_STATE | changes for changes, _ in DAMAGED)]
+    for state in damaged:
+        with pytest.raises((TypeError, ValueError), match=r"The state is damaged|The state has format|A state must be"):
+            source.load_state_dict(state, strict=strict)
+    assert everything(source) == before
+
+
+def of_epoch_3(segments: list[list[int]], **changes: Any) -> dict[str, Any]:
+    """A state as a file would have it, of 96 rows."""
+    identity = {
+        "n_obs": N_OBS,
+        "mask": "0:",
+        "batch_size": 4,
+        "remainder": "drop",
+        "sharding": "Contiguous()",
+        "seed": 0,
+        "root": 0,
+        "sampler": (
+            "RandomSampler(batch_size=4, chunk_size=4, drop_last=False, in_memory_size=16, num_samples=None, "
+            "preload_nchunks=4, replacement=False, shuffle=True)"
+        ),
+    } | changes.pop("identity", {})
+    return {"version": 1, "epoch": 3, "pass": 0, "segments": segments, "identity": identity} | changes
+
+
+#: How the rank is made, a state that it can't go on with, and why.
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "more batches than there are": (
+        {},
+        of_epoch_3([[2, 1, 13]]),
+        "13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12",
+    ),
+    "more batches in all than there are": (
+        {},
+        of_epoch_3([[2, 3, 7], [2, 2, 6]]),
+        "13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12",
+    ),
+    "a number that no collection could have": (
+        {},
+        of_epoch_3([[2, 1, 2**63 - 1]]),
+        "9223372036854775807 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12",
+    ),
+    "more batches than old ranks had": (
+        {},
+        of_epoch_3([[3, 1, 9]]),
+        "9 batches of epoch 3 are done, but for 96 rows and 3 ranks it has 8",
+    ),
+    "more old ranks than batches": (
+        {},
+        of_epoch_3([[25, 1, 1]]),
+        "The window has 96 rows, too few for one full batch on every rank: 25 ranks times batch size 4",
+    ),
+    "the most old ranks that are read": (
+        {},
+        of_epoch_3([[2**20, 1, 1]]),
+        "The window has 96 rows, too few for one full batch on every rank: 1048576 ranks",
+    ),
+    "more old ranks than rows": (
+        {"remainder": "exact"},
+        of_epoch_3([[97, 1, 1]], identity={"remainder": "exact"}),
+        "The window has 96 rows, too few for 97 ranks",
+    ),
+    "too little left for the ranks": (
+        {"remainder": "exact"},
+        of_epoch_3([[1, 1, 24], [2, 1, 1]], identity={"remainder": "exact"}),
+        "1 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 0",
+    ),
+    "a rank that can't have as many batches as the other": (
+        {"remainder": "exact", "mask": slice(0, 69)},
+        of_epoch_3([[1, 1, 17]], identity={"remainder": "exact", "mask": "0:69"}),
+        "The window has 1 rows, too few for 2 ranks",
+    ),
+    "as many changes as a state can hold": (
+        {},
+        of_epoch_3([[3, 1, 1], [4, 1, 1]] * 50),
+        "Epoch 3 was run by 100 numbers of ranks and workers after another, the most that a state holds",
+    ),
+    "other settings": ({"seed": 1}, of_epoch_3([[2, 1, 3]]), "seed is 0 in the state and 1 here"),
+    "a worker's": ({}, of_epoch_3([[2, 2, 3]], worker=[1, 2]), "is that of worker 1 of 2 of a DataLoader"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("options", "state", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize("make", [random, loader])
+def test_a_state_that_cannot_be_gone_on_with_is_refused_when_it_is_loaded_and_leaves_all_as_it_was(
+    make: Any, options: dict[str, Any], state: dict[str, Any], message: str
+) -> None:
+    source = make(**options)
+    list(source.sample(N_OBS) if make is random else source)
+    before = everything(source)
+    with pytest.raises(ValueError, match=message):
+        source.load_state_dict(state)
+    assert everything(source) == before
+
+
+def test_a_refused_state_says_how_to_give_up_what_is_left() -> None:
+    made = random()
+    with pytest.raises(ValueError, match=r"To give up what is left of epoch 3, call set_epoch\(4\) instead\."):
+        made.load_state_dict(of_epoch_3([[2, 1, 13]]))
+    made.set_epoch(4)
+    assert made.n_batches(N_OBS) == 12
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_loader_knows_its_rows_and_refuses_what_they_cannot_be_gone_on_with(strict: bool) -> None:
+    made = loader()
+    before = everything(made)
+    with pytest.raises(ValueError, match="13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12"):
+        made.load_state_dict(of_epoch_3([[2, 1, 13]], identity={"n_obs": None}), strict=strict)
+    assert everything(made) == before
+    of_more_rows = of_epoch_3([[2, 1, 4]], identity={"n_obs": 97})
+    if strict:
+        with pytest.raises(ValueError, match="n_obs is 97 in the state and 96 here"):
+            made.load_state_dict(of_more_rows)
+        assert everything(made) == before
+    else:
+        made.load_state_dict(of_more_rows, strict=False)
+        assert made.sampler.n_batches(N_OBS) == 8
+
+
+def test_what_was_worked_out_to_load_a_state_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return rest(*args, **kwargs)
+
+    monkeypatch.setattr("annbatch_distributed.sampler.rest", counted)
+    made = random()
+    made.load_state_dict(of_epoch_3([[3, 1, 4], [4, 1, 1]]))
+    assert len(calls) == 2
+    assert made.n_batches(N_OBS) == 4
+    list(made.sample(N_OBS))
+    made.state_dict(batches_done=5)
+    assert len(calls) == 2
+
+
+def test_the_last_change_that_a_state_can_hold_can_be_made_and_none_after_it() -> None:
+    many = random(mask=slice(0, 2000))
+    changes = [[3, 1, 1], [4, 1, 1]] * 49
+    state = of_epoch_3([*changes, [3, 1, 1]], identity={"n_obs": 2000, "mask": "0:2000"})
+    many.load_state_dict(state)
+    last = many.state_dict(batches_done=100)
+    assert len(last["segments"]) == 100
+    many.load_state_dict(last)
+    assert many.n_batches(2000) > 0
+    other = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 5), seed=0, mask=slice(0, 2000))
+    with pytest.raises(ValueError, match="Epoch 3 was run by 100 numbers of ranks"):
+        other.load_state_dict(last)
+
+
+NO_EPOCHS: list[Any] = [2**63, 10**2100, 10**5000, -1, -(10**5000), 1.0, True, None, "1"]
+
+
+@pytest.mark.parametrize("epoch", NO_EPOCHS, ids=range(len(NO_EPOCHS)))
+def test_what_is_no_epoch_is_an_error_and_changes_nothing(epoch: Any) -> None:
+    source = under_way(random())
+    before = everything(source)
+    with pytest.raises((TypeError, ValueError), match=r"epoch must be (an integer|at least 0 and below 9223)") as error:
+        source.set_epoch(epoch)
+    assert len(str(error.value)) < 200
+    assert everything(source) == before
+
+
+def test_the_last_epoch_that_there_can_be_is_saved_and_gone_on_with() -> None:
+    before = random()
+    before.set_epoch(np.int64(2**63 - 1))
+    whole = batches(before.sample(N_OBS))
+    after = resumed(before, 5)
+    assert after.epoch == 2**63 - 1
+    assert batches(after.sample(N_OBS)) == whole[5:]
 
 
 def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> None:
@@ -267,7 +471,7 @@ def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> N
     with pytest.raises(ValueError, match="batches_done must be at most 12, the batches of this pass, got 13"):
         begun.state_dict(batches_done=13)
     unknown = random()
-    unknown.load_state_dict(random().state_dict(batches_done=13))
+    unknown.load_state_dict(random().state_dict(batches_done=13))  # of how many rows, nobody knows yet
     for ask in (unknown.n_batches, unknown.sample):
         with pytest.raises(
             ValueError,

@@ -310,14 +310,24 @@ class StatefulLoader(Loader[Any, Any]):
         return WorkerDataLoader(self, num_workers=num_workers, **options)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""
-        self._sampler.load_state_dict(state, strict=strict)
+        """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`.
+
+        Add all data sets before, in the order that they had: what a state can't be gone on with then is refused here,
+        and not when the next pass begins.
+        """
+        self._sampler.load_for(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
 
 
 def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, int]]:
     """Return the rows and columns of each data set of a loader, in order."""
     # annbatch has no public way to them; tests/test_loader.py notices if they are kept elsewhere
     return [(int(n_rows), int(n_var)) for n_rows, n_var in loader._shapes]
+
+
+def data_sets_of(loader: Loader[Any, Any]) -> str | None:
+    """Return a text that tells the data sets of a loader apart by their shapes and order; None if it has none yet."""
+    shapes = [f"{n_rows}x{n_var}" for n_rows, n_var in shapes_of(loader)]
+    return brief(", ".join(shapes)) if shapes else None
 
 
 class _Recorded(NamedTuple):

@@ -40,7 +40,7 @@ from annbatch_distributed.fingerprint import SHOWN, fingerprint, settings, witho
 from annbatch_distributed.localize import is_annbatchs_own, is_tied, localize
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.private_copy import first_generator, private_copy, samplers_in
-from annbatch_distributed.progress import Begun, Position, Progress, Share, brief
+from annbatch_distributed.progress import MOST_SEGMENTS, TOO_MANY, Begun, Position, Progress, Share, brief, shown
 from annbatch_distributed.randomness import draw_root
 from annbatch_distributed.ranks import Deferred, Membership, Rank, merged, resolve
 from annbatch_distributed.ranks.exchange import Means, exchange
@@ -198,7 +198,8 @@ class DistributedSampler(Sampler):
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
         self._fingerprint: str | None = None
         self._bookmark = Bookmark(keeps_order=not self._sampler.shuffle)
-        self._n_obs_of_state: int | None = None
+        # which collection a state that was loaded is of, as far as it says
+        self._of_state: Identity = {}
         self._warned: set[str] = set()
         self._within_another = False
         if isinstance(self._sampler, DistributedSampler):
@@ -278,7 +279,7 @@ class DistributedSampler(Sampler):
 
     def _begin_anew(self) -> None:
         self._bookmark.set(Position(self.epoch), changed=True)
-        self._n_obs_of_state = self._planned = None
+        self._of_state, self._planned = {}, None
 
     @property
     def rng(self) -> np.random.Generator:
@@ -333,7 +334,7 @@ class DistributedSampler(Sampler):
         Parameters
         ----------
         epoch
-            At least 0.
+            At least 0 and below 2**63.
 
         Examples
         --------
@@ -347,9 +348,9 @@ class DistributedSampler(Sampler):
         6:8
         4:6
         """
-        epoch = _natural_number("epoch", epoch)
+        epoch = _natural_number("epoch", epoch, below=TOO_MANY)
         if self._bookmark.set_epoch(epoch):
-            self._n_obs_of_state = None
+            self._of_state = {}
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
         """Return how far the epoch is, as a few integers and strings that JSON can hold, the same on every rank.
@@ -360,6 +361,12 @@ class DistributedSampler(Sampler):
             How many batches of this epoch every rank has done, those before an earlier resume included. The sampler
             can't know: a loader takes a load request and yields many batches of it, and prefetching runs ahead. If all
             are done, the state is that of the beginning of the next pass.
+
+        Notes
+        -----
+        A state has a few hundred bytes, and some 20 more for each time that the epoch went on with another number of
+        ranks or ``DataLoader`` workers, which it can do 99 times. Epochs, passes and batches are below 2**63, and there
+        are at most 2**20 ranks, and workers of each.
 
         Examples
         --------
@@ -372,7 +379,7 @@ class DistributedSampler(Sampler):
         >>> again.n_batches(48), len(splits)
         (2, 6)
         """
-        batches_done = _natural_number("batches_done", batches_done)
+        batches_done = _natural_number("batches_done", batches_done, below=TOO_MANY)
         begun = self._bookmark.under_way()
         if begun is not None and begun.was_loaded:
             msg = (
@@ -416,33 +423,73 @@ class DistributedSampler(Sampler):
         Raises
         ------
         TypeError, ValueError
-            If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. The
-            sampler is then as it was. If the job has another number of ranks, and the wrapped sampler was told how many
-            rows each of them is to draw.
+            If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. If
+            the epoch can't be gone on with, as far as that is known without the collection: because more batches are
+            done than it has, because too little is left for so many ranks, or because the job has another number of
+            ranks and the wrapped sampler was told how many rows each of them is to draw. The sampler is then as it was.
         """
+        self.load_for(state, strict=strict)
+
+    def load_for(
+        self, state: Mapping[str, Any], *, strict: bool, n_obs: int | None = None, data_sets: str | None = None
+    ) -> None:
+        """Load a state for a collection of which the number of rows is known, or also its data sets."""
         progress = Progress.of_state(state)
         position = progress.position.without_idle_segments()
         self._check_whose(position)
+        _check_changes(position.going_on(self.world_size, 1))
         if strict:
             identity = self._identity()
-            if not position.resumes:  # there is no order to bring back
+            if position.resumes:
+                identity |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
+            else:  # there is no order to bring back
                 identity["root"] = progress.identity.get("root")
+                identity["data sets"] = None
             progress = self._compared_as_written(progress, identity)
             if differences := progress.differences(identity):
                 listed = "; ".join(differences)
                 msg = (
                     f"The state is of a sampler with other settings: {listed}. Make the sampler as it was made then, "
-                    "or pass strict=False. (The root is what the order follows from: a seed=..., or else the generator "
-                    "of the wrapped sampler, which must be seeded alike in every process.)"
+                    "with all data sets added in the same order, or pass strict=False. (The root is what the order "
+                    "follows from: a seed=..., or else the generator of the wrapped sampler, which must be seeded "
+                    "alike in every process.)"
                 )
                 raise ValueError(msg)
         others = position.before(self.world_size)
         if others and not isinstance(self._sharding, Independent):
             check_can_go_on(self._sampler, others[-1].world_size, self.world_size)
+        of_state = {name: progress.identity.get(name) for name in ("n_obs", "data sets")} if strict else {}
+        tried = self._tried(position, of_state.get("n_obs") if n_obs is None else n_obs)
         self._bookmark.set(position, loaded=True)
-        n_obs = progress.identity.get("n_obs")
-        self._n_obs_of_state = n_obs if strict and isinstance(n_obs, int) else None
-        self._planned = None
+        self._of_state = of_state
+        self._counted, self._planned = tried
+
+    def _tried(self, position: Position, n_obs: Any) -> tuple[Any, Any]:  # noqa: ANN401 what it keeps of a plan
+        """Plan what is left of an epoch, and return what is kept of that; raise if it can't be gone on with."""
+        if not position.resumes or n_obs is None:
+            return self._counted, None
+        trial = object.__new__(type(self))  # it is planned by another one, so that nothing is lost if that fails
+        vars(trial).update(vars(self), _of_state={}, _planned=None)
+        try:
+            with undivided():
+                _check_done(trial._plan(n_obs, position), position.done(self.world_size))
+        except ValueError as error:
+            msg = (
+                f"The state can't be gone on with here. {error} To give up what is left of epoch {position.epoch}, "
+                f"call set_epoch({position.epoch + 1}) instead."
+            )
+            raise ValueError(msg) from error
+        return trial._counted, trial._planned
+
+    def check_data_sets(self, data_sets: str | None) -> None:
+        """Raise if the next pass goes on with the state of other data sets, or of those in another order."""
+        of_state = self._of_state.get("data sets")
+        if self._bookmark.position.resumes and None not in (of_state, data_sets) and of_state != data_sets:
+            msg = (
+                f"The state is of the data sets {of_state}, and these are {data_sets} (rows x columns of each). Add "
+                "those of the state in the same order, and load it after that."
+            )
+            raise ValueError(msg)
 
     def _compared_as_written(self, progress: Progress, identity: Identity) -> Progress:
         """Return a state with its sampler and sharding as texts of today, by which they can be compared and shown.
@@ -495,7 +542,7 @@ class DistributedSampler(Sampler):
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
         return {
-            "n_obs": self._n_obs_of_state if begun is None or begun.n_obs is None else begun.n_obs,
+            "n_obs": self._of_state.get("n_obs") if begun is None or begun.n_obs is None else begun.n_obs,
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
             "batch_size": self.batch_size,
             "remainder": self._remainder,
@@ -524,10 +571,11 @@ class DistributedSampler(Sampler):
             return self._plan(n_obs, position)
 
     def _plan(self, n_obs: int, position: Position) -> EpochPlan:
-        if position.resumes and self._n_obs_of_state not in (None, n_obs):
+        _check_changes(position)
+        if position.resumes and self._of_state.get("n_obs") not in (None, n_obs):
             msg = (
-                f"The state is of a collection of {self._n_obs_of_state} rows, and this one has {n_obs}. Load a state "
-                "of this collection."
+                f"The state is of a collection of {self._of_state['n_obs']} rows, and this one has {n_obs}. Load a "
+                "state of this collection."
             )
             raise ValueError(msg)
         # what other numbers of ranks have left of an epoch also depends on the order of their pass
@@ -1083,6 +1131,16 @@ def _told(position: Position) -> str:
     return ", ".join(done) or "none"
 
 
+def _check_changes(position: Position) -> None:
+    """Raise if an epoch has gone on with other numbers of ranks and workers too often for a state to hold it."""
+    if len(position.segments) > MOST_SEGMENTS:
+        msg = (
+            f"Epoch {position.epoch} was run by {MOST_SEGMENTS} numbers of ranks and workers after another, the most "
+            f"that a state holds. Begin the next one with set_epoch({position.epoch + 1})."
+        )
+        raise ValueError(msg)
+
+
 def _check_done(plan: EpochPlan, done: int) -> None:
     """Raise if no rank has as many batches as a state says are done."""
     most = max(plan.natural_batches)
@@ -1188,6 +1246,6 @@ def _natural_number(name: str, value: int, *, below: int | None = None) -> int:
         msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}."
         raise TypeError(msg)
     if value < 0 or (below is not None and value >= below):
-        msg = f"{name} must be at least 0{'' if below is None else f' and below {below}'}, got {value}."
+        msg = f"{name} must be at least 0{'' if below is None else f' and below {below}'}, got {shown(value)}."
         raise ValueError(msg)
     return int(value)
