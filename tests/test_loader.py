@@ -437,3 +437,144 @@ def test_a_second_pass_without_set_epoch_warns_once_where_other_epochs_lose_othe
     texts = [str(one.message) for one in caught if "A second pass without set_epoch" in str(one.message)]
     assert len(texts) == warns
     assert all("to_dataloader" in text for text in texts)
+
+
+def of_sizes(*sizes: int, rank: int = 0, n_var: int = 1, **options: Any) -> StatefulLoader:
+    """One rank's loader of data sets of so many cells, which are called (data set, cell) by what is in them."""
+    options = {"seed": 0, "remainder": "exact"} | options
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(rank, 2), **options)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    for size in sizes:
+        add_cells(made, size, n_var)
+    return made
+
+
+def add_cells(made: StatefulLoader, size: int, n_var: int = 1) -> None:
+    """Add the data set of so many cells, whose size is part of their names."""
+    cells = np.repeat(np.arange(size, dtype="float32")[:, None] + 10_000 * size, n_var, axis=1)
+    made.add_adata(ad.AnnData(cells))
+
+
+def cells(batches: Iterable[Any]) -> list[float]:
+    return [cell for batch in batches for cell in batch["X"][:, 0].tolist()]
+
+
+def test_data_sets_in_another_order_lose_cells_in_a_resumed_epoch_and_are_refused() -> None:
+    everywhere = {10_000 * size + cell for size in (244, 756) for cell in range(size)}
+    trained_on, states = [], []
+    for rank in range(2):
+        made = of_sizes(244, 756, rank=rank)
+        trained_on += cells(islice(made, 40))
+        states.append(made.state_dict())
+    assert states[0] == states[1]
+    state = json.loads(json.dumps(states[0]))
+    assert state["identity"]["data sets"] == "244x1, 756x1"
+
+    # what is lost where nobody compares them
+    swapped = list(trained_on)
+    for rank in range(2):
+        other = of_sizes(756, 244, rank=rank)
+        other.load_state_dict(state, strict=False)
+        swapped += cells(other)
+    assert len(swapped) == 1000
+    assert len(everywhere - set(swapped)) > 100
+
+    messages, again = set(), list(trained_on)
+    for rank in range(2):
+        other = of_sizes(756, 244, rank=rank)
+        fresh = cells(of_sizes(756, 244, rank=rank))
+        with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '756x1, 244x1' here") as no:
+            other.load_state_dict(state)
+        messages.add(str(no.value))
+        assert cells(other) == fresh
+        same = of_sizes(244, 756, rank=rank)
+        same.load_state_dict(state)
+        again += cells(same)
+    assert len(messages) == 1
+    assert sorted(again) == sorted(everywhere)
+
+
+@pytest.mark.parametrize("others", [(1000,), (244, 755), (244, 756, 1), (100, 144, 756)])
+def test_other_data_sets_are_named(others: tuple[int, ...]) -> None:
+    made = of_sizes(244, 756)
+    next(iter(made))
+    with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '"):
+        of_sizes(*others).load_state_dict(made.state_dict(batches_done=1))
+    with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '244x2, 756x2' here"):
+        of_sizes(244, 756, n_var=2).load_state_dict(made.state_dict())
+
+
+def test_data_sets_that_are_added_after_a_state_was_loaded_are_compared_when_a_pass_begins() -> None:
+    made = of_sizes(244, 756)
+    whole = cells(made)
+    made.set_epoch(0)
+    trained_on = cells(islice(made, 40))
+    state = made.state_dict()
+    messages = set()
+    for rank in range(2):
+        late = of_sizes(rank=rank)
+        late.load_state_dict(state)
+        add_cells(late, 756)
+        add_cells(late, 244)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="the data sets 244x1, 756x1, and these are 756x1, 244x1") as error:
+                iter(late)
+            messages.add(str(error.value))
+        late.set_epoch(1)  # which gives up what was left
+        assert len(list(late)) == len(late)
+    assert len(messages) == 1
+    in_order = of_sizes()
+    in_order.load_state_dict(state)
+    add_cells(in_order, 244)
+    add_cells(in_order, 756)
+    assert trained_on + cells(in_order) == whole
+    assert len(cells(in_order)) == len(whole)
+
+
+def test_a_state_that_knows_no_data_sets_or_is_loaded_where_none_are_known_is_gone_on_with() -> None:
+    made = of_sizes(244, 756)
+    whole = cells(made)
+    made.set_epoch(0)
+    trained_on = cells(islice(made, 40))
+    state = made.state_dict()
+    # one of a sampler, or of an earlier version
+    unknowing = made.sampler.state_dict(batches_done=40)
+    assert "data sets" not in unknowing["identity"]
+    after = of_sizes(244, 756)
+    after.load_state_dict(unknowing)
+    assert trained_on + cells(after) == whole
+    alone = of_sizes(244, 756)
+    alone.sampler.load_state_dict(state)
+    assert trained_on + cells(alone) == whole
+
+
+def test_data_sets_may_change_between_epochs() -> None:
+    made = of_sizes(244, 756)
+    list(made)
+    state = made.state_dict()
+    after = of_sizes(756, 244)
+    after.load_state_dict(state)
+    assert len(set(cells(after) + cells(of_sizes(756, 244, rank=1)))) == 1000
+    assert after.state_dict()["identity"]["data sets"] == "756x1, 244x1"
+
+
+def test_what_is_said_of_hundreds_of_data_sets_is_short_and_tells_their_orders_apart() -> None:
+    made = of_sizes(*range(20, 420))
+    next(iter(made))
+    state = made.state_dict()
+    assert len(json.dumps(state)) < 2_000
+    of_sizes(*range(20, 420)).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"data sets is '20x1, 21x1, .*' in the state and '20x1, 21x1, .*' here"):
+        of_sizes(*range(20, 418), 419, 418).load_state_dict(state)
+
+
+def test_ranks_agree_whatever_is_known_of_the_data_sets_of_a_state() -> None:
+    made = of_sizes(244, 756)
+    next(iter(made))
+    state = made.state_dict()
+    ranks = [of_sizes(244, 756, rank=rank) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    list(islice(ranks[0], 1))
+    ranks[0].load_state_dict(state)
+    assert heard([partial(_check, rank) for rank in ranks]) == ["", ""]

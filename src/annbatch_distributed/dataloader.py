@@ -122,7 +122,7 @@ class WorkerDataLoader:
         sampler = self._loader.sampler
         begun = sampler.under_way()
         if begun is None or self._began_at is None:
-            return sampler.state_after(None, 0)
+            return self._loader.state_dict()
         if begun.position != self._began_at:
             msg = (
                 "The pass that was begun last is not one of this DataLoader, but of another one around the same "
@@ -130,7 +130,7 @@ class WorkerDataLoader:
             )
             raise RuntimeError(msg)
         n_done = begun.n_batches if self._is_finished and begun.n_batches is not None else self._n_done
-        return sampler.state_dict(batches_done=n_done)
+        return self._loader.state_dict(batches_done=n_done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""

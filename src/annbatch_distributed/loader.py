@@ -133,6 +133,7 @@ class StatefulLoader(Loader[Any, Any]):
             If a ``DataLoader`` asks that has a batch size of its own instead of ``batch_size=None``.
         """
         check_not_collated()
+        self._sampler.check_data_sets(data_sets_of(self))
         # whoever keeps the states of workers asks for one before the first batch
         self._is_new = current() is not None
         return self._batches()
@@ -172,7 +173,7 @@ class StatefulLoader(Loader[Any, Any]):
             state is to be about. (A look at a batch, as ``next(iter(loader))``, is none: its iterator is gone at once.)
         """
         if batches_done is not None:
-            return self._sampler.state_dict(batches_done=batches_done)
+            return self._named(self._sampler.state_dict(batches_done=batches_done))
         if self._sampler.is_with_workers:
             msg = (
                 "The workers of a DataLoader take the batches, so that it isn't known here how many were trained on. "
@@ -181,7 +182,7 @@ class StatefulLoader(Loader[Any, Any]):
             raise RuntimeError(msg)
         begun = None if self._is_new else self._sampler.under_way()
         if begun is None:  # something was set or loaded since, or nothing was begun
-            return self._sampler.state_after(None, 0)
+            return self._named(self._sampler.state_after(None, 0))
         stream = self._streams.get(begun)
         if stream is None:
             msg = (
@@ -189,7 +190,11 @@ class StatefulLoader(Loader[Any, Any]):
                 "or of sampler.sample(...). Give each loader a sampler of its own."
             )
             raise RuntimeError(msg)
-        return self._sampler.state_after(begun, stream.n_yielded)
+        return self._named(self._sampler.state_after(begun, stream.n_yielded))
+
+    def _named(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A state of this loader's sampler, with what only the loader knows."""
+        return state | {"identity": state["identity"] | {"data sets": data_sets_of(self)}}
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
