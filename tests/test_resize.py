@@ -108,6 +108,36 @@ def test_a_state_in_which_an_old_rank_has_done_more_than_there_was_is_an_error()
         three.n_batches(1000)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("sharding", ["contiguous", "shuffled", "independent"])
+def test_a_million_old_ranks_cost_no_more_than_those_that_had_rows(sharding: Any) -> None:
+    """100 rows on 2**20 ranks: under pad, each has a batch, and a hundred of them have rows of their own in it."""
+    sampler = RandomSampler(4, 2, 4, replacement=sharding == "independent")
+    options = {"seed": 0, "remainder": "pad", "sharding": sharding}
+    before = DistributedSampler(sampler, dist_info=Rank(0, 2**20), **options)
+    state = before.state_dict(batches_done=1)
+    assert state["segments"] == [[2**20, 1, 1]]
+    after = DistributedSampler(sampler, dist_info=Rank(0, 2), **options)
+    after.load_state_dict(state)
+    assert after.n_batches(100) == 0
+    assert before.n_batches(100) == 1
+
+
+@given(st.integers(1, 12), st.integers(1, 30), st.integers(1, 3))
+def test_under_pad_what_more_ranks_than_rows_had_is_taken_for_read(n_rows: int, world_size: int, done: int) -> None:
+    ranks = job(SequentialSampler(4, 1, 2), world_size, remainder="pad")
+    own = set()
+    for rank in ranks:
+        requests = list(rank.sample(n_rows))
+        done = min(done, len(batches(requests)))
+        pairs = zip(flat(batches(requests)[:done]), flat(repeats(requests)[:done]), strict=True)
+        own |= {row for row, is_repeat in pairs if not is_repeat}
+    (alone,) = job(SequentialSampler(4, 1, 2), 1, remainder="pad")
+    alone.load_state_dict(job(SequentialSampler(4, 1, 2), world_size, remainder="pad")[0].state_dict(batches_done=done))
+    expected = sorted(set(range(n_rows)) - own) if world_size > 1 else list(range(n_rows))
+    assert list(alone.plan(n_rows).window) == expected
+
+
 def test_going_back_to_the_old_number_is_another_segment() -> None:
     state = random(0, 4).state_dict(batches_done=5)
     three = random(0, 3)

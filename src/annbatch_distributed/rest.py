@@ -57,18 +57,27 @@ def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings:
     """
     done_bounds: list[tuple[Int64Array, Int64Array]] = []
     n_drawn = 0
-    for rank in range(plan.world_size):
+    for rank in _with_own(plan):
         numbers = done(plan.n_batches(rank), dealings)
         for request, splits in _batches(Pass(sampler, plan, rank, root, passes), numbers):
             n_drawn += sum(map(len, splits))
             if not plan.shares_draws:
                 done_bounds.append(bounds_of(request, splits, once=is_annbatchs_own(sampler)))
+        if plan.n_samples is not None and n_drawn >= plan.n_samples:
+            break  # nothing is left, whatever the other ranks have drawn
     if plan.shares_draws:
         assert plan.n_samples is not None
         return Rest(plan.window, max(0, plan.n_samples - n_drawn))
     none = np.empty(0, dtype=np.int64)
     starts, stops = map(np.concatenate, zip((none, none), *done_bounds, strict=True))
     return Rest(_without(plan.window, *_merged(starts, stops)), None)
+
+
+def _with_own(plan: EpochPlan) -> range:
+    """Return the ranks that may have rows of their own: with more ranks than rows, others repeat those of the last."""
+    n_rows = len(plan.window)
+    first = plan.world_size - n_rows if not plan.shares_draws and isinstance(plan.dealt, Rows) else 0
+    return range(max(0, first), plan.world_size)
 
 
 def _batches(requests: Pass, numbers: Numbers) -> Iterator[tuple[LoadRequest, list[npt.NDArray[Any]]]]:

@@ -143,7 +143,11 @@ class EpochPlan:
             If there is no such rank.
         """
         rank = self._checked(rank)
-        return self.natural_batches[rank] if self.remainder == "keep" else max(self.natural_batches)
+        return self.natural_batches[rank] if self.remainder == "keep" else self._most_batches
+
+    @cached_property
+    def _most_batches(self) -> int:
+        return max(self.natural_batches)
 
     @property
     def is_over(self) -> bool:
@@ -152,7 +156,7 @@ class EpochPlan:
         fewest = self.world_size * (self.rows_per_step or 1) if self.remainder == "drop" else 1
         return self.segment > 0 and n_rows < fewest
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """For each rank, how many rows its shard has; or samples, where ranks share out draws."""
         n_rows = self.n_samples
