@@ -36,6 +36,13 @@ def test_what_is_not_two_integers_is_a_type_error_that_shows_it(returned: Any) -
     assert repr(returned) in str(raised.value)
 
 
+def test_a_world_that_is_larger_than_that_of_any_job_is_an_error() -> None:
+    assert Rank(2**20 - 1, 2**20).world_size == 2**20
+    for world_size, about in ((2**20 + 1, 20), (10**9, 29), (10**5000, 16609)):
+        with pytest.raises(ValueError, match=rf"world size must be at most 1048576, got about 2\*\*{about}\."):
+            Rank(0, world_size)
+
+
 @pytest.mark.parametrize("returned", [(5, 2), (2, 2), (-1, 2), (0, 0), (0, -1), (0,), (0, 1, 2), ()])
 def test_what_is_no_rank_of_a_job_is_a_value_error_that_shows_it(returned: Any) -> None:
     with pytest.raises(ValueError, match=r"must return a tuple of two integers \(rank, world_size\)") as raised:
