@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -9,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from jax.experimental.sparse import CSR
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -17,7 +21,7 @@ from scipy import sparse
 from annbatch_distributed.integrations.jax import global_batch, pmap_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 CELLS = np.arange(1, 33, dtype=np.float32).reshape(8, 4) * (np.arange(32).reshape(8, 4) % 3 == 0)
 
@@ -211,6 +215,169 @@ def test_an_integer_that_32_bits_cannot_hold_is_an_error_unless_jax_has_64(
     with jax.enable_x64(True):
         for placed in both(batch):
             assert placed["index"].tolist() == does_not * 2
+
+
+def placements(batch: Any) -> Iterator[Callable[[], Any]]:
+    """Both ways to place a batch of any number of rows, each giving all rows in their order."""
+    yield lambda: global_batch(batch, over())
+    yield lambda: jax.tree.map(lambda array: array[0], pmap_batch(batch, 1))
+
+
+def masked(numbers: Sequence[Any], dtype: str) -> np.ma.MaskedArray:
+    """A masked array; what a mask hides is the most that the type can hold, and nobody should look at it."""
+    least_wanted = 0 if dtype == "bool" else np.iinfo(dtype).max if dtype[0] in "iu" else np.finfo(dtype).max
+    data = [least_wanted if number is None else number for number in numbers]
+    return np.ma.MaskedArray(np.array(data, dtype), [number is None for number in numbers])
+
+
+WHOLE = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+# how a column may hold whole numbers of a type, some of them missing
+NULLABLE: dict[str, Callable[[Sequence[int | None], str], Any]] = {
+    "pandas": lambda numbers, dtype: pd.Series(
+        numbers, dtype=dtype.replace("i", "I", 1) if dtype[0] == "i" else dtype.replace("ui", "UI")
+    ),
+    "pandas array": lambda numbers, dtype: NULLABLE["pandas"](numbers, dtype).array,
+    "pandas index": lambda numbers, dtype: pd.Index(NULLABLE["pandas"](numbers, dtype)),
+    "arrow": lambda numbers, dtype: pd.Series(numbers, dtype=f"{dtype}[pyarrow]"),
+    "numpy.ma": masked,
+}
+# powers of two and their neighbours: where types end, and where floats begin to leave numbers out
+EDGES = st.builds(
+    lambda sign, power, more: sign * 2**power + more, st.sampled_from([-1, 1]), st.integers(0, 64), st.integers(-2, 2)
+)
+
+
+@st.composite
+def whole_numbers(draw: st.DrawFn, missing: bool) -> tuple[str, list[int | None]]:
+    """A type of integers, and numbers that it can hold."""
+    dtype = draw(st.sampled_from(WHOLE))
+    limits = np.iinfo(dtype)
+    numbers: st.SearchStrategy[int | None] = EDGES.filter(lambda number: limits.min <= number <= limits.max)
+    return dtype, draw(st.lists(st.none() | numbers if missing else numbers, min_size=1, max_size=4))
+
+
+@example(("int64", [2**31 - 1, -(2**31)]))
+@example(("uint64", [2**64 - 1]))
+@example(("uint64", [0, 2**24 + 1]))
+@given(whole_numbers(missing=False))
+def test_a_whole_number_is_kept_exactly_or_is_an_error(drawn: tuple[str, list[int]]) -> None:
+    dtype, numbers = drawn
+    fits = range(2**32) if dtype[0] == "u" else range(-(2**31), 2**31)
+    for column in (np.array(numbers, dtype), pd.Series(pd.arrays.SparseArray(np.array(numbers, dtype)))):
+        for place in placements(column):
+            if all(number in fits for number in numbers):
+                assert [int(number) for number in place()] == numbers
+            else:
+                with pytest.raises(ValueError, match=r"batch has integers from .* 32 bits"):
+                    place()
+        with jax.enable_x64(True):
+            for place in placements(column):
+                assert [int(number) for number in place()] == numbers
+
+
+@example(("int64", [2**60 + 1]), "pandas")
+@example(("int64", [2**24 + 1, None]), "pandas")
+@example(("uint64", [2**24, None]), "numpy.ma")
+@given(whole_numbers(missing=True), st.sampled_from(sorted(NULLABLE)))
+def test_a_whole_number_of_a_nullable_column_is_kept_exactly_or_is_an_error(
+    drawn: tuple[str, list[int | None]], how: str
+) -> None:
+    dtype, numbers = drawn
+    column = NULLABLE[how](numbers, dtype)
+    for x64, bits in ((False, 24), (True, 53)):
+        with jax.enable_x64(x64):
+            for place in placements(column):
+                if all(number is None or abs(number) <= 2**bits for number in numbers):
+                    found = place()
+                    assert found.dtype == (np.float64 if x64 else np.float32)
+                    assert [None if math.isnan(number) else int(number) for number in found.tolist()] == numbers
+                else:
+                    with pytest.raises(ValueError, match=rf"batch has integers from .* float{64 if x64 else 32}"):
+                        place()
+
+
+def in_32_bits(number: float) -> float:
+    """The nearest 32-bit float, by C's rules; an OverflowError if it is infinity instead of the number."""
+    return float(struct.unpack("<f", struct.pack("<f", number))[0])
+
+
+FLOATS: dict[str, Callable[[Sequence[float | None]], Any]] = {
+    "pandas": lambda numbers: pd.Series(numbers, dtype="Float64"),
+    "arrow": lambda numbers: pd.Series(numbers, dtype="double[pyarrow]"),
+    "numpy.ma": lambda numbers: masked(numbers, "float64"),
+    "numpy": lambda numbers: np.array([math.nan if number is None else number for number in numbers]),
+    "complex": lambda numbers: np.array([1j * (math.nan if number is None else number) for number in numbers]),
+    "sparse": lambda numbers: sparse.csr_matrix(np.array([[math.nan if x is None else x] for x in numbers])),
+}
+
+
+@example([1e300], "numpy")
+@example([1e300, None], "pandas")
+@example([math.inf, -math.inf, 3.4028235677973366e38, -1e-300], "numpy")
+@example([3.4028235677973362e38], "numpy.ma")
+@example([1e300], "complex")
+@given(st.lists(st.none() | st.floats(allow_nan=False), min_size=1, max_size=4), st.sampled_from(sorted(FLOATS)))
+def test_a_float_becomes_the_nearest_of_32_bits_and_never_infinity(numbers: list[float | None], how: str) -> None:
+    column = FLOATS[how](numbers)
+
+    def values(found: jax.Array) -> list[float | None]:
+        flat = (found.imag if how == "complex" else found).reshape(-1)
+        return [None if math.isnan(number) else number for number in flat.tolist()]
+
+    try:
+        nearest = [None if number is None else in_32_bits(number) for number in numbers]
+    except OverflowError:
+        for place in placements(column):
+            with pytest.raises(ValueError, match=r"batch has numbers of up to .* 32 bits .*jax_enable_x64"):
+                place()
+    else:
+        for place in placements(column):
+            assert values(place()) == nearest
+    with jax.enable_x64(True):
+        for place in placements(column):
+            assert values(place()) == numbers
+
+
+def test_what_a_mask_hides_is_nan_and_the_type_does_not_depend_on_whether_anything_is_hidden() -> None:
+    for dtype, kept in [("int64", "float32"), ("bool", "float32"), ("float32", "float32"), ("complex128", "complex64")]:
+        matrix = np.ma.MaskedArray(np.ones((8, 2), dtype), mask=np.arange(16).reshape(8, 2) % 5 == 0)
+        bare = np.ma.MaskedArray(np.ones((8, 2), dtype))
+        for placed in both({"X": matrix, "bare": bare}):
+            assert placed["X"].dtype == placed["bare"].dtype == kept
+            assert np.isnan(placed["X"]).tolist() == matrix.mask.tolist()
+            assert placed["bare"].tolist() == [[1, 1]] * 8
+
+
+def test_a_sparse_column_of_a_table_keeps_the_type_of_its_numbers() -> None:
+    flags = pd.Series(pd.arrays.SparseArray([False, True] * 4))
+    for placed in both({"flags": flags, "counts": flags.astype("Sparse[int64]")}):
+        assert (placed["flags"].dtype, placed["counts"].dtype) == (np.bool_, np.int32)
+        assert placed["flags"].tolist() == placed["counts"].tolist() == [0, 1] * 4
+
+
+def test_an_index_of_categories_becomes_their_codes_as_a_column_does() -> None:
+    for placed in both(pd.CategoricalIndex(["b", "a", "b", None] * 2)):
+        assert placed.tolist() == [1, 0, 1, -1] * 2
+
+
+def test_two_columns_of_one_name_are_an_error_that_says_which() -> None:
+    obs = pd.DataFrame(np.ones((8, 3)), columns=["share", "depth", "share"])
+    for place in placements({"X": CELLS, "obs": obs}):
+        with pytest.raises(ValueError, match=r"two columns of the same name: 'share'\. Rename"):
+            place()
+
+
+def test_names_that_jax_cannot_sort_are_an_error_that_shows_them() -> None:
+    for place in placements({"X": CELLS, 0: np.arange(8)}):
+        with pytest.raises(TypeError, match=r"JAX sorts them, got \['X', 0\]"):
+            place()
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, ">f4", "m8[s]"])
+def test_numbers_of_a_type_that_jax_does_not_have_are_a_type_error_that_names_the_array(dtype: Any) -> None:
+    for place in placements({"X": CELLS.astype(np.int64).astype(dtype)}):
+        with pytest.raises(TypeError, match=r"batch\['X'\] has dtype"):
+            place()
 
 
 def test_a_sharding_must_be_named_and_have_devices() -> None:

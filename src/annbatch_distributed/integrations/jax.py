@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
 type Tree = Any  # an array, or nested dicts of them, which no type can say
+
+HOW_TO_KEEP = "Leave it out, or call jax.config.update('jax_enable_x64', True) before all else"
 
 
 def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
@@ -49,8 +52,13 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
         - a DataFrame such as ``obs``, a dict of its columns;
         - a categorical column, its codes, as 32-bit integers with -1 for what is missing. They mean the same in every
           process as long as the categories are the same, as they are within a collection;
-        - a nullable column of pandas, floats with NaN for what is missing;
+        - a nullable column of pandas and a masked array, floats with NaN for what is missing, also where nothing is;
         - None, None.
+
+        Numbers stay what they are, or are an error. JAX keeps 32 bits unless it is told otherwise, so that whole
+        numbers must lie within -2**31 and 2**31 - 1, unsigned ones below 2**32, those of a nullable column within
+        -2**24 and 2**24, up to which a float holds each. Floats are rounded to the nearest of 32 bits, as JAX does;
+        that makes those beyond 3.4e38 an error, and those nearer to 0 than 7e-46 a 0.
 
         ``var``, which a ``Loader`` repeats in every batch, is about columns instead of rows, and left out.
     sharding
@@ -64,11 +72,12 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     Raises
     ------
     TypeError
-        If a part has neither numbers nor categories, or ``sharding`` is no ``NamedSharding`` over devices.
+        If a part has neither numbers nor categories, if the keys of a dict can't be sorted, or if ``sharding`` is no
+        ``NamedSharding`` over devices.
     ValueError
         If parts have different numbers of rows; if rows or columns don't divide by the devices that they are spread
-        over; if an integer doesn't fit the 32 bits that JAX has unless it is told otherwise; or if rows can't be
-        shared out in this mesh, see :func:`~annbatch_distributed.mesh_ranks`.
+        over; if a number doesn't fit the bits that JAX has; if a table has two columns of the same name; or if rows
+        can't be shared out in this mesh, see :func:`~annbatch_distributed.mesh_ranks`.
 
     Examples
     --------
@@ -139,10 +148,10 @@ def pmap_batch(batch: Tree, devices: Sequence[jax.Device] | int | None = None) -
     Raises
     ------
     TypeError
-        If a part of the batch has neither numbers nor categories.
+        If a part of the batch has neither numbers nor categories, or if the keys of a dict can't be sorted.
     ValueError
-        If parts have different numbers of rows; if rows don't divide by the number of devices; if an integer doesn't
-        fit the 32 bits that JAX has unless it is told otherwise; or if this process has no such devices.
+        If parts have different numbers of rows; if rows don't divide by the number of devices; if a number doesn't fit
+        the bits that JAX has; if a table has two columns of the same name; or if this process has no such devices.
 
     Examples
     --------
@@ -194,47 +203,71 @@ def _on_host(batch: Tree) -> tuple[Tree, int]:
     """Return a batch as dense arrays that JAX can hold, and its number of rows, 0 if there are no arrays."""
     if isinstance(batch, Mapping) and isinstance(batch.get("var"), pd.DataFrame):
         batch = {key: part for key, part in batch.items() if key != "var"}
-    lengths: dict[str, int] = {}
+    lengths: list[tuple[str, int]] = []
 
     def check(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         checked = _checked(name, array)
-        lengths[name] = len(checked)
+        lengths.append((name, len(checked)))
         return checked
 
     arrays = _each(check, _dense(batch))
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+    if len({length for _, length in lengths}) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths)
         msg = f"All parts of a batch must have as many rows as each other, got {told}."
         raise ValueError(msg)
-    return arrays, next(iter(lengths.values()), 0)
+    return arrays, lengths[0][1] if lengths else 0
 
 
 def _dense(part: Tree) -> Tree:
-    """Turn what a loader yields into numpy arrays, some of which JAX may have no place for."""
+    """Turn what a loader yields into numpy arrays, masked ones among them, some of which JAX may have no place for."""
     from jax.experimental.sparse import CSR
 
     if part is None:
         return None
     if isinstance(part, Mapping | pd.DataFrame):
+        _check_names(list(part))
         return {name: _dense(each) for name, each in part.items()}
     if isinstance(part, tuple | list):
         parts = [_dense(each) for each in part]
         return parts if isinstance(part, list) else tuple(parts)
-    if isinstance(part, pd.Series | pd.Categorical):
+    if isinstance(part, pd.Series | pd.Index | pd.api.extensions.ExtensionArray):
         return _column(pd.Series(part))
     if isinstance(part, CSR):
         # in JAX this would be compiled anew for every number of values
         part = sparse.csr_matrix(tuple(map(np.asarray, (part.data, part.indices, part.indptr))), shape=part.shape)
-    return part.toarray() if sparse.issparse(part) else np.asarray(part)
+    if sparse.issparse(part):
+        return part.toarray()
+    return part if isinstance(part, np.ma.MaskedArray) else np.asarray(part)
+
+
+def _check_names(names: list[Any]) -> None:
+    """Check what would end in a dict of JAX's, which has one entry for each name."""
+    repeated = [name for name, many in Counter(names).items() if many > 1]
+    if repeated:
+        msg = (
+            "A table of the batch has two columns of the same name: "
+            f"{', '.join(map(repr, repeated))}. Rename them, or give the columns that you need."
+        )
+        raise ValueError(msg)
+    try:
+        sorted(names)
+    except TypeError as error:
+        msg = f"The names in a batch must be of one type, since JAX sorts them, got {names}."
+        raise TypeError(msg) from error
 
 
 def _column(column: pd.Series[Any]) -> npt.NDArray[Any]:
     """Return a column, of a type that follows from the column's and not from what a batch has of it."""
-    is_nullable = isinstance(column.dtype, pd.api.extensions.ExtensionDtype)
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        found: npt.NDArray[Any] = column.cat.codes.to_numpy(np.int32)
-    elif is_nullable and pd.api.types.is_numeric_dtype(column.dtype):  # booleans are, too
-        found = column.to_numpy(np.float64, na_value=np.nan)
+    dtype = column.dtype
+    found: npt.NDArray[Any]
+    if isinstance(dtype, pd.CategoricalDtype):
+        found = column.cat.codes.to_numpy(np.int32)
+    elif isinstance(dtype, pd.SparseDtype):
+        found = column.to_numpy(dtype.subtype)  # pandas would choose floats for some integers
+    elif isinstance(dtype, pd.api.extensions.ExtensionDtype) and pd.api.types.is_numeric_dtype(dtype):
+        # truth values are numeric, too
+        values = column.to_numpy(getattr(dtype, "numpy_dtype", np.float64), na_value=0)
+        found = np.ma.MaskedArray(values, column.isna().to_numpy())
     else:
         found = column.to_numpy()
     return found
@@ -245,26 +278,54 @@ def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     import jax
     import jax.numpy as jnp
 
-    if not (array.dtype == bool or jnp.issubdtype(array.dtype, np.number)):
+    if not jnp.isdtype(array.dtype, ("bool", "numeric")):
         msg = (
-            f"{name} has dtype {array.dtype}, and JAX has arrays of numbers only. Give the columns that you need, for "
-            "instance global_batch({'X': batch['X'], 'y': batch['obs']['cell_type']}, ...), or make it categorical in "
-            "the collection, to have its codes."
+            f"{name} has dtype {array.dtype}, and JAX has no arrays of it, only of numbers. Give the columns that you "
+            "need, for instance global_batch({'X': batch['X'], 'y': batch['obs']['cell_type']}, ...), or make it "
+            "categorical in the collection, to have its codes."
         )
         raise TypeError(msg)
     if array.ndim == 0:
         msg = f"{name} must have rows, got the single value {array}."
         raise ValueError(msg)
-    kept = jax.dtypes.canonicalize_dtype(array.dtype)
-    if jnp.issubdtype(kept, np.integer) and kept != array.dtype and array.size:
-        least, most, limits = array.min(), array.max(), np.iinfo(kept)
-        if least < limits.min or most > limits.max:
-            msg = (
-                f"{name} has integers from {least} to {most}, and JAX keeps {limits.bits} bits of them, {limits.min} "
-                f"to {limits.max}. Leave it out, or call jax.config.update('jax_enable_x64', True) before all else."
-            )
-            raise ValueError(msg)
-    return array.astype(kept, copy=False)
+    # floats even where nothing is missing, as it may be in another batch
+    widest = np.promote_types(array.dtype, np.float64) if isinstance(array, np.ma.MaskedArray) else array.dtype
+    kept = jax.dtypes.canonicalize_dtype(widest)
+    if jnp.issubdtype(array.dtype, np.integer) and kept != array.dtype:
+        _check_integers(name, array, kept)
+    if isinstance(array, np.ma.MaskedArray):
+        array = np.ma.filled(array.astype(widest), np.nan)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(kept, copy=False)
+    except FloatingPointError:
+        sizes = np.abs([array.real, array.imag])
+        most, limits = sizes[np.isfinite(sizes)].max(), np.finfo(kept)
+        msg = (
+            f"{name} has numbers of up to {most:.3g}, and JAX keeps {limits.bits} bits of them, up to "
+            f"{limits.max:.3g}. {HOW_TO_KEEP}."
+        )
+        raise ValueError(msg) from None
+
+
+def _check_integers(name: str, array: npt.NDArray[Any], kept: np.dtype[Any]) -> None:
+    """Check that the type that JAX keeps instead has room for each of them."""
+    import jax.numpy as jnp
+
+    there = array.compressed() if isinstance(array, np.ma.MaskedArray) else array
+    if not there.size:
+        return
+    # as Python's, which no other integer is compared with wrongly
+    least, most = int(there.min()), int(there.max())
+    if jnp.issubdtype(kept, np.integer):
+        low, high = int(np.iinfo(kept).min), int(np.iinfo(kept).max)
+        told = f"{np.iinfo(kept).bits} bits of them, {low} to {high}"
+    else:
+        high = 2 ** (np.finfo(kept).nmant + 1)  # the next one is no float
+        low, told = -high, f"those that may be missing as {kept}, which holds each from {-high} to {high}"
+    if least < low or most > high:
+        msg = f"{name} has integers from {least} to {most}, and JAX keeps {told}. {HOW_TO_KEEP}."
+        raise ValueError(msg)
 
 
 def _check_divide(n_rows: int, n_parts: int) -> None:
