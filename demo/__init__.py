@@ -2,7 +2,7 @@
 
 ``python -m demo --help`` lists the options.
 
-1. `__main__` reads the options, has `cells` check what they name, and starts `torch.distributed.run`.
+1. `__main__` reads the options, has `cells` check what they name, and runs `torch.distributed.run`, which starts ranks.
 2. Every rank runs `train`: rank 0 writes the cells to a collection, then all train and validate on it.
 3. The ranks leave the rows that they read in a folder; `report` checks and shows them.
 """

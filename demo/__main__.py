@@ -1,10 +1,10 @@
-"""The command line: read the options, check what they name, start torchrun, report."""
+"""The command line: read the options, check what they name, run torchrun, report."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -50,9 +50,7 @@ def demo(
         console.print(
             f"{job.n_obs:,} cells: {job.n_train:,} to train on, {job.n_validation:,} held out; {ranks} gloo ranks"
         )
-        if code := _torchrun(job, ranks):
-            raise typer.Exit(code)
-        if not report(job, ranks, console):
+        if not (_torchrun(job, ranks) and report(job, ranks, console)):
             raise typer.Exit(1)
 
 
@@ -81,28 +79,43 @@ def _job(
     )
 
 
-def _torchrun(job: Job, ranks: int) -> int:
-    """Run the job with torch's own launcher, and return its exit code."""
+def _torchrun(job: Job, ranks: int) -> bool:
+    """Run the job with torch's own launcher, in this process, and return whether all ranks have ended well."""
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
     path = Path(job.results) / "job.json"
     job.write(path)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command += [f"--nproc-per-node={ranks}", "-m", "demo.train", str(path)]
-    threads = max(1, (os.cpu_count() or 1) // ranks)
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "TQDM_DISABLE": "1",  # annbatch's writer has bars of its own
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-    }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends this ends torchrun too
-    with subprocess.Popen(command, env=environment) as torchrun:
-        try:
-            return torchrun.wait()
-        except KeyboardInterrupt:
-            torchrun.terminate()  # and that ends the ranks
-            torchrun.wait()
-            raise
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    os.environ.setdefault("TQDM_DISABLE", "1")  # annbatch's writer has bars of its own
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+    # the standard input of the ranks, at whose end they end: only this process holds the other end, until it is no more
+    reading, _ = os.pipe()
+    os.dup2(reading, 0)
+
+    # by itself torchrun would listen on every interface, wherever it is told to be; it takes a store that is there
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
+    options = [f"--master-addr={store.host}", f"--master-port={port}", f"--log-dir={job.results}"]
+    try:
+        main([*options, f"--nproc-per-node={ranks}", "-m", "demo.train", str(path)])
+    except ChildFailedError:  # the rank has said why, and torchrun which
+        return False
+    return True
 
 
 if __name__ == "__main__":
+    for ending in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)  # nothing is left behind, as after control-C
     typer.run(demo)

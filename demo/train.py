@@ -1,12 +1,14 @@
 """What every rank runs: train on its share of the training rows, validate on its share of the held-out rows.
 
-Started by ``python -m torch.distributed.run ... -m demo.train JOB``.
+Started by torchrun, as ``python -m demo.train JOB``, with a pipe from the demo as its standard input.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,10 +138,27 @@ def _of_epoch(split: str, epoch: int, read: list[np.ndarray]) -> dict[str, np.nd
     }
 
 
+def end_with_the_demo(results: str) -> None:
+    """Have this process end as soon as the demo has, and remove its folder, which a demo that was killed couldn't.
+
+    The system closes the pipe when the process that holds its other end is gone, however it ended. A Python thread sees
+    that wherever there are threads and pipes; Linux's signal at a parent's death would be for Linux alone.
+    """
+
+    def wait() -> None:
+        os.read(0, 1)  # nothing is ever written
+        # unlike an exit, this ends all threads at once: nothing is written to the folder any more
+        os.execlp("rm", "rm", "-rf", results)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    job = Job.read(Path(sys.argv[1]))
+    end_with_the_demo(job.results)
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     dist.init_process_group("gloo")
     try:
-        run(Job.read(Path(sys.argv[1])))
+        run(job)
     finally:
         dist.destroy_process_group()

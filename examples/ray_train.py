@@ -47,7 +47,7 @@ def train(config: dict[str, Any]) -> None:
 
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt")
+            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
         # another number of workers may wrap the model in another way
         getattr(model, "module", model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])

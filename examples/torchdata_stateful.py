@@ -57,7 +57,7 @@ def main(
 
     first, done = 0, 0
     if resume is not None:
-        saved = torch.load(resume / f"rank{dist.get_rank()}.pt")
+        saved = torch.load(resume / f"rank{dist.get_rank()}.pt", weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         batches.load_state_dict(saved["batches"])  # which happens when the next pass begins, not now

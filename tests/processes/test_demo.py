@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import time
 from collections import Counter
 from io import StringIO
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 import zarr
 from annbatch import DatasetCollection
@@ -18,10 +23,10 @@ from demo.cells import check_collection, check_h5ad, write_collection
 from demo.job import Job
 from demo.report import report
 from tests.processes.configurations import CLASSES
-from tests.processes.launch import python, run
+from tests.processes.launch import ROOT, python, run
 
 if TYPE_CHECKING:
-    import subprocess
+    from collections.abc import Callable
     from pathlib import Path
 
     type Done = subprocess.CompletedProcess[str]
@@ -38,6 +43,69 @@ def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() ->
     assert len(accuracies) == 2
     assert accuracies[-1] > 60  # the most frequent of the ten labels makes up 34%
     assert not re.search("Warning|Traceback", done.stderr)
+
+
+def wait_for(what: Callable[[], object]) -> bool:
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + 90
+    while not (came := what()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(came)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended yet."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def ports(processes: list[psutil.Process]) -> list[str]:
+    """The addresses at which processes listen."""
+    return [
+        found.laddr.ip
+        for process in processes
+        for found in process.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN
+    ]
+
+
+@pytest.mark.timeout(400)  # what it waits for has limits of its own
+@pytest.mark.parametrize(
+    ("end", "ranks"), [(signal.SIGKILL, 2), (signal.SIGHUP, 2), (signal.SIGQUIT, 1), (signal.SIGTERM, 1)]
+)
+def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_however_it_is_ended(
+    end: signal.Signals, ranks: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+    with (tmp_path / "output.txt").open("wb") as output:
+        demo = psutil.Popen(
+            python("-m", "demo", "--cells", 30_000, "--epochs", 1_000, "--ranks", ranks),
+            cwd=ROOT,
+            env=environment | {"TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    started = [demo]
+    try:
+        # rank 0 writes the cells, and the others wait for it
+        assert wait_for(lambda: any(folder.glob("annbatch-distributed-*/collection.zarr")))
+        started += demo.children(recursive=True)
+        assert len(started) > ranks
+        assert set(ports(started)) == {"127.0.0.1"}
+        demo.send_signal(end)
+        assert demo.wait(90) != 0
+        assert wait_for(lambda: not any(map(runs, started)))
+        # torch keeps a cache of its own, for every process of a user
+        assert wait_for(lambda: {left.name.partition("_")[0] for left in folder.iterdir()} <= {"torchinductor"})
+    finally:
+        for process in filter(runs, started):
+            process.kill()
+        demo.wait()
 
 
 def test_the_demo_trains_on_a_collection_and_leaves_it_as_it_was(collection: Path) -> None:
