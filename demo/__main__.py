@@ -25,10 +25,12 @@ from demo.report import report  # noqa: E402
 def demo(
     h5ad: Annotated[Path | None, typer.Option(help="Train on this file.")] = None,
     collection: Annotated[Path | None, typer.Option(help="Train on this annbatch collection.")] = None,
-    cells: Annotated[int | None, typer.Option(min=1, help="Train on so many made-up cells, to see throughput.")] = None,
+    cells: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="Train on so many made-up cells, to see throughput.")
+    ] = None,
     label: Annotated[str, typer.Option(help="The column of obs to learn.")] = PBMC_LABEL,
     ranks: Annotated[int, typer.Option(min=1, help="How many processes to train in.")] = 2,
-    epochs: Annotated[int, typer.Option(min=1, help="How many passes over the training rows.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many passes over the training rows.")] = 5,
 ) -> None:
     """Train a model that tells cell types apart on several ranks, and check every row that they read.
 

@@ -68,13 +68,15 @@ def check_h5ad(path: Path, label: str) -> int:
 
     try:
         cells = ad.read_h5ad(path, backed="r")
+        matrix = cells.X
     except Exception as error:
-        msg = f"{path}: not an h5ad file that anndata can read"
+        msg = f"{path}: not an h5ad file that anndata can read, with a matrix X"
         raise UnusableCellsError(msg) from error
     with closing(cells.file):
-        if cells.X is None or getattr(cells.X, "format", "dense") not in {"dense", "csr"}:
+        if matrix is None or getattr(matrix, "format", "dense") not in {"dense", "csr"}:
             msg = f"{path}: X must be a dense or a CSR matrix, for rows to be read from it"
             raise UnusableCellsError(msg)
+        _check_shape(path, cells.n_obs, cells.n_vars)
         _check_labels(path, cells.obs, label)
         return int(cells.n_obs)
 
@@ -86,20 +88,24 @@ def check_collection(path: Path, label: str) -> int:
         raise UnusableCellsError(msg)
 
     import zarr
+    from annbatch import DatasetCollection, Loader
 
     try:
-        group = zarr.open_group(path, mode="r")
+        collection = DatasetCollection(zarr.open_group(path, mode="r"))
+        is_empty = collection.is_empty
+        loader = None if is_empty else Loader(batch_size=1, preload_to_gpu=False).use_collection(collection)
+        obs = None if is_empty else collection.obs()
     except FileNotFoundError as error:
         msg = f"{path}: not an annbatch collection, not even a zarr group"
         raise UnusableCellsError(msg) from error
-
-    from annbatch import DatasetCollection
-
-    collection = DatasetCollection(group)
-    if collection.is_empty:
+    except Exception as error:
+        # whatever zarr, anndata and annbatch raise about a file that is damaged
+        msg = f"{path}: not an annbatch collection that can be read: {_in_one_line(error)}"
+        raise UnusableCellsError(msg) from error
+    if loader is None or obs is None:
         msg = f"{path}: a zarr group, but not an annbatch collection; DatasetCollection(...).add_adatas writes one"
         raise UnusableCellsError(msg)
-    obs = collection.obs()
+    _check_shape(path, len(obs), loader.n_var)
     _check_labels(path, obs, label)
     return len(obs)
 
@@ -144,6 +150,16 @@ def _make_up(n_obs: int, label: str) -> ad.AnnData:
     matrix.sum_duplicates()
     labels = pd.Categorical.from_codes(codes, [f"type {code}" for code in range(SYNTHETIC_LABELS)])
     return ad.AnnData(X=matrix, obs=pd.DataFrame({label: labels}, index=np.arange(n_obs).astype(str)))
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def _check_shape(path: Path, n_obs: int, n_var: int) -> None:
+    if n_obs == 0 or n_var == 0:
+        msg = f"{path}: {n_obs:,} cells with {n_var:,} genes, so there is nothing to learn from"
+        raise UnusableCellsError(msg)
 
 
 def _check_labels(path: Path, obs: pd.DataFrame, label: str) -> None:

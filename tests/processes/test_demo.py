@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
 from io import StringIO
 from typing import TYPE_CHECKING
+from unittest import mock
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
+import typer
 import zarr
 from annbatch import DatasetCollection
 from rich.console import Console
+from typer.testing import CliRunner
 
+from demo.__main__ import demo
 from demo.cells import check_collection, check_h5ad, write_collection
 from demo.job import Job
 from demo.report import report
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    type Done = subprocess.CompletedProcess[str]
+    from typer.testing import Result
 
 
 def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() -> None:
@@ -82,7 +89,7 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
     with (tmp_path / "output.txt").open("wb") as output:
-        demo = psutil.Popen(
+        job = psutil.Popen(
             python("-m", "demo", "--cells", 30_000, "--epochs", 1_000, "--ranks", ranks),
             cwd=ROOT,
             env=environment | {"TMPDIR": str(folder)},
@@ -90,22 +97,22 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    started = [demo]
+    started = [job]
     try:
         # rank 0 writes the cells, and the others wait for it
         assert wait_for(lambda: any(folder.glob("annbatch-distributed-*/collection.zarr")))
-        started += demo.children(recursive=True)
+        started += job.children(recursive=True)
         assert len(started) > ranks
         assert set(ports(started)) == {"127.0.0.1"}
-        demo.send_signal(end)
-        assert demo.wait(90) != 0
+        job.send_signal(end)
+        assert job.wait(90) != 0
         assert wait_for(lambda: not any(map(runs, started)))
         # torch keeps a cache of its own, for every process of a user
         assert wait_for(lambda: {left.name.partition("_")[0] for left in folder.iterdir()} <= {"torchinductor"})
     finally:
         for process in filter(runs, started):
             process.kill()
-        demo.wait()
+        job.wait()
 
 
 def test_the_demo_trains_on_a_collection_and_leaves_it_as_it_was(collection: Path) -> None:
@@ -142,17 +149,39 @@ def test_a_file_with_a_sparse_matrix_and_labels_that_are_text_becomes_a_collecti
     assert labels.tolist() != CLASSES.astype(str).tolist()  # the rows are shuffled
 
 
+def damage(collection: Path, name: str, content: bytes) -> None:
+    """Write something else into a file of a copy of a collection."""
+    copy = collection.parent / "damaged" / name.replace("/", "-")
+    shutil.copytree(collection, copy)
+    (copy / name).write_bytes(content)
+
+
 UNUSABLE = {
     "a file that isn't there": (["--h5ad", "{folder}/none.h5ad"], "none.h5ad: no such file"),
     "a file that isn't h5ad": (["--h5ad", __file__], "not an h5ad file"),
+    "a file of no bytes": (["--h5ad", "{folder}/empty.h5ad"], "not an h5ad file"),
+    "a folder instead of a file": (["--h5ad", "{folder}"], "no such file"),
+    "a file without a matrix": (["--h5ad", "{folder}/no-matrix.h5ad"], "not an h5ad file that .* with a matrix X"),
+    "a file without genes": (["--h5ad", "{folder}/no-genes.h5ad"], "40 cells with 0 genes"),
+    "a file without cells": (["--h5ad", "{folder}/no-cells.h5ad"], "0 cells with 3 genes"),
     "a column that isn't there": (
         ["--label", "cell_tpye"],
         "no column 'cell_tpye' in obs; --label takes one of: bulk_labels",
     ),
     "a column of measurements": (["--label", "n_counts"], "'n_counts' holds measurements, not labels"),
     "a collection that isn't there": (["--collection", "{folder}/none.zarr"], "none.zarr: no such folder"),
+    "a file instead of a collection": (["--collection", __file__], "no such folder"),
     "a folder without zarr": (["--collection", "{folder}"], "not an annbatch collection"),
     "a zarr group that isn't a collection": (["--collection", "{folder}/group.zarr"], "not an annbatch collection"),
+    "a collection with broken JSON": (["--collection", "{damaged}/zarr.json"], "can be read: JSONDecodeError"),
+    "a collection with a broken data set": (
+        ["--collection", "{damaged}/dataset_0-zarr.json"],
+        "can be read: JSONDecodeError",
+    ),
+    "a collection with a broken matrix": (
+        ["--collection", "{damaged}/dataset_0-X-zarr.json"],
+        "can be read: JSONDecodeError",
+    ),
     "a collection without the column": (["--collection", "{collection}"], "no column 'bulk_labels' in obs"),
     "too many ranks": (["--ranks", "36"], "700 cells are too few for 36 ranks"),
     "too few cells": (["--cells", "39"], "39 cells are too few for 2 ranks"),
@@ -161,23 +190,47 @@ UNUSABLE = {
 
 
 @pytest.fixture(scope="module")
-def refused(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
-    """How the demo ends on each of what it can't use."""
+def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files and folders of which the demo can't use most."""
     folder = tmp_path_factory.mktemp("unusable")
     zarr.open_group(folder / "group.zarr", mode="w")
-    commands = [
-        python("-m", "demo", *(option.format(folder=folder, collection=collection) for option in options))
-        for options, _ in UNUSABLE.values()
-    ]
-    return dict(zip(UNUSABLE, run(*commands, seconds=90, expect=2), strict=True))
+    for name in ("zarr.json", "dataset_0/zarr.json", "dataset_0/X/zarr.json"):
+        damage(collection, name, b"{broken")
+    (folder / "empty.h5ad").touch()
+    obs = pd.DataFrame({"bulk_labels": ["a", "b"] * 20}, index=np.arange(40).astype(str))
+    ad.AnnData(obs=obs).write_h5ad(folder / "no-matrix.h5ad")
+    ad.AnnData(np.zeros((40, 0), np.float32), obs=obs).write_h5ad(folder / "no-genes.h5ad")
+    ad.AnnData(np.zeros((0, 3), np.float32), obs=obs[:0]).write_h5ad(folder / "no-cells.h5ad")
+    return {"folder": folder, "damaged": collection.parent / "damaged", "collection": collection}
+
+
+def ask(*options: str) -> Result:
+    """Give options to the demo in this process: what they name is checked before a process starts."""
+    app = typer.Typer(add_completion=False)
+    app.command()(demo)
+    with mock.patch("demo.__main__._torchrun", return_value=False):
+        return CliRunner().invoke(app, options)
 
 
 @pytest.mark.parametrize("what", UNUSABLE)
-def test_what_cannot_be_trained_on_gets_one_line_and_exit_code_2(refused: dict[str, Done], what: str) -> None:
-    assert refused[what].stdout == ""
-    (line,) = refused[what].stderr.splitlines()
+def test_what_cannot_be_trained_on_gets_one_line_and_exit_code_2(unusable: dict[str, Path], what: str) -> None:
+    options, problem = UNUSABLE[what]
+    done = ask(*(option.format(**unusable) for option in options))
+    assert done.exit_code == 2
+    assert isinstance(done.exception, SystemExit)  # and nothing else, which would be a traceback
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
     assert line.startswith("demo: ")
-    assert UNUSABLE[what][1] in line
+    assert re.search(problem, line)
+
+
+@pytest.mark.parametrize("option", ["--cells", "--ranks", "--epochs"])
+@pytest.mark.parametrize("number", ["0", "-1", "1.5", "many", "9" * 20])
+def test_a_number_that_cannot_be_is_refused_with_the_option_that_has_it(option: str, number: str) -> None:
+    done = ask(option, number)
+    assert done.exit_code == 2
+    assert isinstance(done.exception, SystemExit)
+    assert f"'{option}'" in done.stderr or f"too few for {number} ranks" in done.stderr
 
 
 # what two ranks could have read of 40 rows, of which 32 are to be trained on and a batch has 16
