@@ -31,13 +31,17 @@ def mpi() -> tuple[int, int]:
     return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
 
-def main(ranks: str, folder: Path) -> None:
-    """Run one rank."""
-    sampler = DistributedSampler(
+def share_out(ranks: str) -> DistributedSampler:
+    """Ask which rank this is, for its share of the cells."""
+    return DistributedSampler(
         SequentialSampler(chunk_size=32, preload_nchunks=8, batch_size=32),
         dist_info=mpi if ranks == "mpi" else "env",
         remainder="keep",  # every row once; no rank waits for another, so that one may have a batch more
     )
+
+
+def main(sampler: DistributedSampler, ranks: str, folder: Path) -> None:
+    """Run one rank."""
     loader = StatefulLoader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
     gather = None
     if ranks == "mpi":  # whoever has a way to the other ranks can check them
@@ -70,4 +74,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", choices=["env", "mpi"], required=True, help="who says which rank this is")
     parser.add_argument("folder", type=Path, help="where each rank writes the sums of its cells, and which they were")
-    main(**vars(parser.parse_args()))
+    arguments = parser.parse_args()
+    try:
+        shared_out = share_out(arguments.ranks)
+    except (ImportError, RuntimeError, ValueError) as error:  # without mpi4py, a launcher, or sense in its variables
+        parser.error(str(error))
+    main(shared_out, arguments.ranks, arguments.folder)

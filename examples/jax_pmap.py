@@ -81,14 +81,32 @@ def made_up_cells() -> ad.AnnData:
     return ad.AnnData(X=counts, obs=pd.DataFrame({"cell_type": types}, index=np.arange(2_001).astype(str)))
 
 
+def positive(text: str) -> int:
+    """Read a number that is 1 or more."""
+    if (number := int(text)) < 1:
+        msg = f"must be 1 or more, got {number}"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def existing(text: str) -> Path:
+    """Read a path of something that is there."""
+    if not (path := Path(text)).exists():
+        msg = f"{text!r} is not there"
+        raise argparse.ArgumentTypeError(msg)
+    return path
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--process-id", type=int, required=True)
-    parser.add_argument("--num-processes", type=int, required=True)
+    parser.add_argument("--num-processes", type=positive, required=True)
     parser.add_argument("--coordinator", required=True, help="the address of process 0, host:port")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each rank reads")
+    parser.add_argument("--epochs", type=positive, default=3)
+    parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
     arguments = parser.parse_args()
+    if not 0 <= arguments.process_id < arguments.num_processes:
+        parser.error(f"argument --process-id: must be from 0 to {arguments.num_processes - 1}")
 
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(

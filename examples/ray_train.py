@@ -120,16 +120,36 @@ def made_up_cells(label: str) -> ad.AnnData:
     return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
 
 
+def positive(text: str) -> int:
+    """Read a number that is 1 or more."""
+    if (number := int(text)) < 1:
+        msg = f"must be 1 or more, got {number}"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def existing(text: str) -> Path:
+    """Read a path of something that is there."""
+    if not (path := Path(text)).exists():
+        msg = f"{text!r} is not there"
+        raise argparse.ArgumentTypeError(msg)
+    return path
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=Path, help="an annbatch collection; without one, cells are made up")
+    parser.add_argument("--collection", type=existing, help="an annbatch collection; without one, cells are made up")
     parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=positive, default=3)
+    parser.add_argument("--workers", type=positive, default=2)
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
-    parser.add_argument("--every", type=int, default=10, help="after how many batches to save one")
-    parser.add_argument("--fail-at", type=int, help="after how many batches the first attempt fails, to see it go on")
-    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each worker reads")
+    parser.add_argument("--every", type=positive, default=10, help="after how many batches to save one")
+    parser.add_argument(
+        "--fail-at", type=positive, help="after how many batches the first attempt fails, to see it go on"
+    )
+    parser.add_argument(
+        "--rows", type=existing, dest="log", help="a folder to write the rows to that each worker reads"
+    )
     arguments = parser.parse_args()
 
     # on this machine; rows don't go through the object store, so that it can be small

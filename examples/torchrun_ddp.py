@@ -9,6 +9,7 @@ Run it with torch's launcher, on cells that it makes up or on a collection of yo
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import anndata as ad
@@ -119,13 +120,31 @@ def log_rows(folder: Path | None, name: str, rows: list[np.ndarray]) -> None:
         np.save(folder / f"{name}-rank{dist.get_rank()}.npy", np.concatenate(rows))
 
 
+def positive(text: str) -> int:
+    """Read a number that is 1 or more."""
+    if (number := int(text)) < 1:
+        msg = f"must be 1 or more, got {number}"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def existing(text: str) -> Path:
+    """Read a path of something that is there."""
+    if not (path := Path(text)).exists():
+        msg = f"{text!r} is not there"
+        raise argparse.ArgumentTypeError(msg)
+    return path
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=Path, help="an annbatch collection; without one, cells are made up")
+    parser.add_argument("--collection", type=existing, help="an annbatch collection; without one, cells are made up")
     parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each rank reads")
+    parser.add_argument("--epochs", type=positive, default=3)
+    parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
     arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("no launcher has started this: torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py")
 
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

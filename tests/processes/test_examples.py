@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.processes.configurations import N_OBS
-from tests.processes.launch import MPIRUN, OPEN_MPI, free_port, python, run, torchrun
+from tests.processes.launch import MPIRUN, OPEN_MPI, ROOT, free_port, python, run, torchrun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,3 +73,54 @@ def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count(who: str
     assert sorted(np.concatenate([rank["rows"] for rank in ranks])) == list(range(MADE_UP))
     cells = np.random.default_rng(0).poisson(2, size=(MADE_UP, 50))
     assert np.array_equal(sum(rank["counts"] for rank in ranks), cells.sum(axis=0))
+
+
+JAX = "jax_pmap.py --num-processes 2 --coordinator 127.0.0.1:9 --process-id"
+# what is wrong with a command, and what the one line about it says
+REFUSED = {
+    "torchrun_ddp.py": "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py",
+    "torchdata_stateful.py": "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py",
+    "accelerate_ddp.py": "accelerate launch --num_processes 2 examples/accelerate_ddp.py",
+    "custom_ranks.py --ranks env sums": "the variables of no launcher",
+    "custom_ranks.py sums": "required: --ranks",
+    "jax_pmap.py": "required: --process-id, --num-processes, --coordinator",
+    f"{JAX} 2": "--process-id: must be from 0 to 1",
+    f"{JAX} -1": "--process-id: must be from 0 to 1",
+    f"{JAX} 0 --epochs 0": "--epochs: must be 1 or more, got 0",
+    "torchrun_ddp.py --epochs 0": "--epochs: must be 1 or more, got 0",
+    "torchrun_ddp.py --epochs many": "--epochs: invalid positive value: 'many'",
+    "torchrun_ddp.py --collection none.zarr": "--collection: 'none.zarr' is not there",
+    "torchrun_ddp.py --rows none": "--rows: 'none' is not there",
+    "torchdata_stateful.py --num-workers -1": "--num-workers: must be 0 or more, got -1",
+    "torchdata_stateful.py --every 0": "--every: must be 1 or more, got 0",
+    "torchdata_stateful.py --resume none": "--resume: 'none' is not there",
+    "accelerate_ddp.py --every 0": "--every: must be 1 or more, got 0",
+    "accelerate_ddp.py --resume none": "--resume: 'none' is not there",
+    "lightning_ddp.py --devices 0": "--devices: must be 1 or more, got 0",
+    "lightning_ddp.py --resume none.ckpt": "--resume: 'none.ckpt' is not there",
+    "ray_train.py --workers 0": "--workers: must be 1 or more, got 0",
+    "ray_train.py --fail-at -1": "--fail-at: must be 1 or more, got -1",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_an_example_that_cannot_run_as_it_was_started_says_so_in_one_line_and_ends_with_code_2(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *options = command.split()
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(SystemExit) as ended:  # before it has started or changed anything
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    assert ended.value.code == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{name}: error: ")
+    assert REFUSED[command] in line
+
+
+def test_examples_and_pages_load_nothing_but_weights() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")]
+    calls = [call for page in pages for call in re.findall(r"torch\.load\(.*", page.read_text())]
+    assert len(calls) >= 2
+    assert [call for call in calls if "weights_only=True" not in call] == []
