@@ -1340,7 +1340,7 @@ def _grown() -> tuple[int, int]:
 def _closed() -> list[Any]:
     batches = iter(loader())
     next(batches)
-    batches.close()  # type: ignore[attr-defined]  # it is a generator
+    batches.close()
     return list(batches)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from numbers import Integral
 from operator import attrgetter
