@@ -947,7 +947,7 @@ SHARDINGS: list[Odd] = [
         lambda: plan_of(OrderThenShares(), 11),
         TypeError,
         "one Rows for every window, or a list of them for every window",
-        "OrderThenShares()",
+        "OrderThenShares",
     ),
     refused(
         "a sharding with an empty share",
@@ -1241,7 +1241,7 @@ SAMPLERS: list[Odd] = [
             str(value),
             on=begun,
         )
-        for value, expected in [(-1, "at least 0"), (8, "at most 7"), (10**30, "at most 7")]
+        for value, expected in [(-1, "at least 0"), (8, "at most 7"), (10**30, "below 9223372036854775808")]
     ],
     *[
         refused(

@@ -102,9 +102,9 @@ def test_counts_in_a_state_may_be_the_least_that_there_can_be(worker: tuple[int,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"segments": [[4, 2, 7], [1, 1]]}, r"'segments' must be a list of .*, got \[\[4, 2, 7\], \[1, 1\]\]\."),
+        ({"segments": [[4, 2, 7], [1, 1]]}, r"'segments' must be a list of .*, got \[1, 1\]\."),
         ({"worker": [-1, 2]}, r"'worker' must be .*, got \[-1, 2\]\."),
-        ({"identity": [3]}, r"'identity' must be a dict, got \[3\]\."),
+        ({"identity": [3]}, r"'identity' must be a dict of at most 100 names, got \[3\]\."),
     ],
 )
 def test_a_damaged_state_is_shown(changes: dict[str, object], message: str) -> None:

@@ -240,9 +240,9 @@ class Sequences(RuleBasedStateMachine):
 
     def go_on(self, checkpoint: Checkpoint, world_size: int) -> None:
         ranks = self.made(world_size)
-        for rank in ranks:
-            rank.resumable.load_state_dict(json.loads(checkpoint.state))
-        if self.refused([rank.sampler for rank in ranks]) or world_size not in self.possible:
+        messages = {self.load_into(rank, checkpoint.state) for rank in ranks}
+        assert len(messages) == 1
+        if messages != {""} or self.refused([rank.sampler for rank in ranks]) or world_size not in self.possible:
             return  # there are too few rows, in what is left or in a whole epoch: the job that there was goes on
         self.ranks = ranks
         self.begin_epoch(checkpoint.epoch)
@@ -252,6 +252,14 @@ class Sequences(RuleBasedStateMachine):
         if as_it_was and checkpoint.left is not None:
             self.left = list(map(list, checkpoint.left))
         assert [rank.sampler.epoch for rank in ranks] == [checkpoint.epoch] * world_size
+
+    def load_into(self, rank: Consumer, state: str) -> str:
+        """Load a state, and return why it is refused."""
+        try:
+            rank.resumable.load_state_dict(json.loads(state))
+        except ValueError as error:
+            return str(error)
+        return ""
 
     @rule(epoch=st.integers(0, 3))
     def set_epoch(self, epoch: int) -> None:

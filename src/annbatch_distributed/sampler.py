@@ -870,9 +870,12 @@ class DistributedSampler(Sampler):
         return Reading(description, read, planned, is_share, plan)
 
     def _check_reads_share(self, plan: EpochPlan, share: Tally, passes: int) -> None:
-        """Raise if a sampler of a user's own doesn't read each row of its share once, where that is promised."""
+        """Raise if a sampler of a user's own doesn't read each row of its share once, which ``keep`` promises.
+
+        Under ``exact`` and ``pad`` that is an error of the pass itself.
+        """
         own = is_annbatchs_own(self._sampler) or isinstance(self._sampler, DistributedSampler)
-        if own or plan.remainder == "drop" or n_draws(self._sampler, share.n_rows) is not None:
+        if own or plan.remainder != "keep" or n_draws(self._sampler, share.n_rows) is not None:
             return
         whole = Tally()
         for request in Pass(self._sampler, plan, self.rank, self._root, passes):

@@ -58,7 +58,8 @@ def plan(sharding: Any, remainder: Remainder, **changes: Any) -> EpochPlan:
         "n_samples": None,
         "natural_batches": (1, 1, 1),
     }
-    return EpochPlan(sharding=sharding, remainder=remainder, **settings | changes)
+    settings |= changes
+    return EpochPlan(sharding=sharding, remainder=remainder, **{"rows_per_step": settings["batch_size"]} | settings)
 
 
 def shares(world_size: int) -> st.SearchStrategy[Uneven]:
