@@ -78,6 +78,29 @@ def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
     assert len(list(loader)) == len(list(DataLoader(loader, batch_size=None))) == 4
 
 
+def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state(
+    accelerator: Accelerator, tmp_path: Path
+) -> None:
+    def loader() -> Any:
+        sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(1, 2))
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        made.add_adata(ad.AnnData(np.zeros((24, 1), dtype="float32")))
+        return made.to_dataloader(num_workers=2, multiprocessing_context="fork")
+
+    batches, again = loader(), loader()
+    assert accelerator.prepare(batches) is batches
+    for done, batch in enumerate(batches, start=1):
+        assert batch["index"].tolist() == [10 + 2 * done, 11 + 2 * done]
+        if done == 2:
+            state = batches.state_dict()
+    accelerator.register_for_checkpointing(again)
+    again.load_state_dict(state)
+    accelerator.save_state(tmp_path)
+    again.set_epoch(3)
+    accelerator.load_state(tmp_path)
+    assert [batch["index"].tolist() for batch in again] == [[16, 17], [18, 19], [20, 21], [22, 23]]
+
+
 @pytest.fixture(scope="module")
 def told(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks told of loaders that it had prepared."""
