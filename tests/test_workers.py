@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -598,6 +599,17 @@ def test_nothing_is_left_behind_when_a_loader_is_gone_also_if_its_workers_were_g
     del made
     gc.collect()
     assert not journal.exists()
+
+
+@forks
+def test_workers_whose_journal_is_gone_say_where_it_should_be() -> None:
+    made = loader()
+    collected = torchs(made, persistent_workers=True)
+    rows(collected)
+    journal = made.sampler._bookmark._journal._folder
+    shutil.rmtree(journal)
+    with pytest.raises(RuntimeError, match=rf"through files in {journal}, which isn't there.* Let TMPDIR be"):
+        rows(collected)
 
 
 # to_dataloader

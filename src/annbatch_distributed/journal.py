@@ -58,9 +58,16 @@ class Journal:
 
         Raises
         ------
-        FileNotFoundError
+        RuntimeError
             If the journal is not open, or not any more.
         """
+        if not self._folder.exists():
+            msg = (
+                f"The workers of a DataLoader agree on their pass through files in {self._folder}, which isn't there: "
+                "either the loader is gone, or its process couldn't make the folder. Let TMPDIR be a folder that can "
+                "be written to."
+            )
+            raise RuntimeError(msg)
         aside = self._folder / f"aside-{os.getpid()}-{threading.get_ident()}"
         aside.write_text(json.dumps(entry))
         try:
