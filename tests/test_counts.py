@@ -287,6 +287,8 @@ class Counting(MaskBlind):
         (lambda n: float("inf"), ValueError),
         (lambda n: -1, ValueError),
         (lambda n: -1.0, ValueError),
+        (lambda n: 2**63, ValueError),
+        (lambda n: 10.0**30, ValueError),
         (lambda n: None, TypeError),
         (lambda n: True, TypeError),
         (lambda n: np.bool_(True), TypeError),

@@ -22,6 +22,7 @@ from annbatch.samplers import RandomSampler
 from annbatch_distributed.localize import is_tied, localize
 from annbatch_distributed.passes import follow_epoch
 from annbatch_distributed.private_copy import private_copy
+from annbatch_distributed.progress import TOO_MANY
 from annbatch_distributed.promises import promised, reads_every_row, refuse_impossible
 from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.remainder import check, check_sizes
@@ -146,12 +147,12 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
     """Return a number of batches as an integer; one that ``np.ceil`` gives is a float."""
     expected = (
         f"{type(sampler).__name__}.n_batches({n_rows}) must return how many batches it yields for {n_rows} rows, an "
-        f"integer of at least 0, got {n_batches!r}"
+        f"integer of at least 0 and below 2**63, got {n_batches!r}"
     )
     if isinstance(n_batches, bool) or not isinstance(n_batches, Integral | float | np.floating):
         msg = f"{expected} of type {type(n_batches).__name__}. Return an int."
         raise TypeError(msg)
-    if n_batches < 0 or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
+    if not 0 <= n_batches < TOO_MANY or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
         msg = f"{expected}. Round a quotient up with math.ceil where the last batch may be short, else down with //."
         raise ValueError(msg)
     return int(n_batches)
