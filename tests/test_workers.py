@@ -686,6 +686,16 @@ def test_a_dataloader_whose_loader_was_looked_at_says_that_it_can_not_tell() -> 
         collected.state_dict()
 
 
+@pytest.mark.parametrize("wrong", [None, 1.5, True, "2", np.float64(1), -1])
+def test_a_dataloader_without_a_number_of_workers_is_an_error(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^num_workers must be (an integer|at least 0), got "):
+        loader().to_dataloader(num_workers=wrong)
+
+
+def test_a_dataloader_takes_a_number_of_workers_of_numpys() -> None:
+    assert loader().to_dataloader(num_workers=np.int64(0)).num_workers == 0
+
+
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])
 def test_a_dataloader_does_not_take_what_would_divide_the_rows_once_more(option: str) -> None:
     with pytest.raises(TypeError, match=f"but for batch_size, .*, got {option}\\. The loader makes the batches"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from annbatch_distributed.sharding.integers import integer
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
@@ -38,6 +40,7 @@ class WorkerDataLoader:
     def __init__(self, loader: StatefulLoader, *, num_workers: int, **options: Any) -> None:  # noqa: ANN401 torch's own
         from torch.utils.data import DataLoader
 
+        num_workers = integer("num_workers", num_workers, least=0)
         if refused := [name for name in _REFUSED if name in options]:
             msg = (
                 f"to_dataloader takes the options of torch's DataLoader but for {', '.join(_REFUSED)}, got "
