@@ -215,7 +215,7 @@ class DistributedSampler(Sampler):
             check_shares_out_nothing(held)
             if name := rank_attribute(held):
                 warnings.warn(_aware(type(held).__name__, name), UserWarning, skip_file_prefixes=_PACKAGES)
-        if len(within) > _MOST_WITHIN:
+        if len(within) >= _MOST_WITHIN:
             msg = (
                 f"There can be at most {_MOST_WITHIN} {type(self).__name__}s within each other, got "
                 f"{len(within) + 1}. Use one for each level of the job's ranks, such as nodes and ranks within a node."
