@@ -147,13 +147,14 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
     """Return a number of batches as an integer; one that ``np.ceil`` gives is a float."""
     expected = (
         f"{type(sampler).__name__}.n_batches({n_rows}) must return how many batches it yields for {n_rows} rows, an "
-        f"integer of at least 0 and below 2**63, got {n_batches!r}"
+        "integer of at least 0 and below 2**63, got "
     )
     if isinstance(n_batches, bool) or not isinstance(n_batches, Integral | float | np.floating):
-        msg = f"{expected} of type {type(n_batches).__name__}. Return an int."
+        # not what it is: other ranks are told of this, and a user's own object may show anything
+        msg = f"{expected}something of type {type(n_batches).__name__}. Return an int."
         raise TypeError(msg)
     if not 0 <= n_batches < TOO_MANY or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
-        msg = f"{expected}. Round a quotient up with math.ceil where the last batch may be short, else down with //."
+        msg = f"{expected}{n_batches}. Round a quotient up with math.ceil where the last batch may be short, else down with //."
         raise ValueError(msg)
     return int(n_batches)
 

@@ -282,7 +282,7 @@ def hold(requests: Iterable[LoadRequest], promise: Promise, *, name: str) -> Ite
 _MEND = "Mend the sampler"
 _REGISTER = (
     "or if it is meant to draw rows, register how many for its type with annbatch_distributed.traits.n_draws, or use "
-    "remainder='drop' or 'keep'."
+    "remainder='drop', which promises full batches only."
 )
 
 
