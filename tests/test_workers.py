@@ -612,6 +612,31 @@ def test_workers_whose_journal_is_gone_say_where_it_should_be() -> None:
         rows(collected)
 
 
+@forks
+def test_loaders_that_come_of_one_pickle_have_workers_of_their_own() -> None:
+    pickled = pickle.dumps(loader())
+    for made in (pickle.loads(pickled), pickle.loads(pickled)):
+        assert sorted(rows(torchs(made, timeout=20))) == sorted(rows(loader()))
+
+
+def _read_with_workers(made: StatefulLoader, folders: Any) -> None:
+    rows(torchs(made, timeout=20))
+    folders.put(made.sampler._bookmark._journal._folder)
+
+
+@forks
+def test_a_rank_that_was_forked_leaves_nothing_behind() -> None:
+    context = multiprocessing.get_context("fork")
+    folders = context.Queue()
+    made = loader()
+    process = context.Process(target=_read_with_workers, args=(made, folders))
+    process.start()
+    folder = folders.get(timeout=100)
+    process.join(timeout=20)
+    assert process.exitcode == 0
+    assert not folder.exists()
+
+
 # to_dataloader
 
 
@@ -694,6 +719,29 @@ def test_a_dataloader_without_a_number_of_workers_is_an_error(wrong: Any) -> Non
 
 def test_a_dataloader_takes_a_number_of_workers_of_numpys() -> None:
     assert loader().to_dataloader(num_workers=np.int64(0)).num_workers == 0
+
+
+@forks
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_the_state_of_a_dataloader_is_never_that_of_another_one_whichever_of_them_goes_on(n_workers: int) -> None:
+    made = loader()
+    options = {"multiprocessing_context": "fork"} if n_workers else {}
+    one, other = (made.to_dataloader(num_workers=n_workers, **options) for _ in range(2))
+    first, second = iter(one), iter(other)
+    for batches_of in (first, second, first, first):
+        next(batches_of)
+    with pytest.raises(RuntimeError, match=r"is not one of this DataLoader|2 passes were begun"):
+        one.state_dict()
+
+
+def test_a_look_at_the_loader_leaves_the_state_of_a_dataloader_without_workers() -> None:
+    made = loader()
+    collected = made.to_dataloader(num_workers=0)
+    iterator = iter(collected)
+    next(iterator)
+    next(iter(made))
+    next(iterator)  # of the load request that was taken before
+    assert collected.state_dict()["segments"] == [[2, 1, 2]]
 
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])

@@ -105,8 +105,9 @@ class WorkerDataLoader:
                 )
                 raise RuntimeError(msg)
             batch = next(batches, _END)
-            if begun := sampler.begun:
-                self._began_at = begun.position
+            if not n_taken:  # later on, the one that was begun last may be that of another DataLoader
+                begun = sampler.begun
+                self._began_at = None if begun is None else begun.position
             if batch is _END:
                 self._is_finished = True
                 return

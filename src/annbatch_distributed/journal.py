@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import tempfile
 import threading
-import weakref
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +29,15 @@ class Journal:
     """A journal as one process reads it."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.gettempdir()) / f"annbatch-distributed-{os.getpid()}-{secrets.token_hex(16)}"
+        self._folder = Path()
         self._n_read = 0
 
     def open(self) -> None:
         """Make the folder, in the process that answers for it, before others can write."""
-        self._folder.mkdir(mode=0o700)
-        weakref.finalize(self, _remove, self._folder, os.getpid())
+        # copies of a journal that isn't open, such as two loads of one pickle, have a folder each
+        self._folder = Path(tempfile.mkdtemp(prefix=f"annbatch-distributed-{os.getpid()}-"))
+        # multiprocessing's own, since processes that it forks run no others; after the workers, which it ends before
+        Finalize(self, shutil.rmtree, (self._folder, True), exitpriority=-100)
 
     def read(self) -> Iterator[Entry]:
         """Return the entries that have not been read yet."""
@@ -78,8 +79,3 @@ class Journal:
             aside.unlink()
         self._n_read += 1
         return True
-
-
-def _remove(folder: Path, maker: int) -> None:
-    if os.getpid() == maker:  # a process that was forked has other uses for it
-        shutil.rmtree(folder, ignore_errors=True)
