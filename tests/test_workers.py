@@ -475,6 +475,57 @@ def test_iterations_that_are_begun_at_once_are_whole_passes_each() -> None:
     assert sorted(flat(found[1])) == sorted(flat(whole))
 
 
+def test_copies_that_a_worker_makes_for_each_pass_have_a_pass_each() -> None:
+    made = distributed()
+    workers = [forked(made) for _ in range(2)]
+    orders = []
+    for _ in range(3):
+        found = []
+        for worker, sampler in enumerate(workers):
+            with as_worker(worker, 2):
+                found += batches(copy.deepcopy(sampler).sample(N_OBS))
+        assert sorted(flat(found)) == sorted(flat(batches(distributed().sample(N_OBS))))
+        orders.append(sorted(found))
+    assert len({str(order) for order in orders}) == 3
+
+
+def test_threads_that_set_epochs_and_start_workers_at_once_leave_each_other_whole() -> None:
+    made = distributed(sharding="shuffled")
+
+    def set_and_fork() -> None:
+        for _ in range(30):
+            made.set_epoch(3)
+            forked(made)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(set_and_fork) for _ in range(4)]:
+            done.result()
+    folder = made._bookmark._journal._folder
+    assert folder is not None
+    assert sorted(int(entry.name) for entry in folder.iterdir()) == list(range(len(list(folder.iterdir()))))
+    alone = distributed(sharding="shuffled")
+    alone.set_epoch(3)
+    assert sorted(Workers(made, 2, n_obs=N_OBS)) == sorted(batches(alone.sample(N_OBS)))
+
+
+def test_an_epoch_that_can_not_be_told_to_workers_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = distributed()
+    list(Workers(made, 2, n_obs=N_OBS))
+
+    def fail(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", fail)
+        with pytest.raises(
+            RuntimeError, match=r"need hard links in .*Operation not supported.* Let TMPDIR be elsewhere"
+        ):
+            made.set_epoch(2)
+    assert made.epoch == 0
+    made.set_epoch(2)
+    assert made.epoch == 2
+
+
 def test_workers_that_make_their_loaders_themselves_take_as_many_passes_as_they_like() -> None:
     found: list[list[list[int]]] = [[], [], []]
     for worker in range(2):

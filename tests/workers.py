@@ -39,6 +39,7 @@ def share(source: DistributedSampler, duplicate: DistributedSampler) -> None:
     journal = copy.copy(source._bookmark._journal)
     vars(duplicate._bookmark).update(vars(source._bookmark), _journal=journal, _owner=-1, _runs=[])
     duplicate._bookmark._open = dict(source._bookmark._open)
+    duplicate._bookmark._n_begun = copy.copy(source._bookmark._n_begun)
     duplicate._bookmark._start = start
 
 

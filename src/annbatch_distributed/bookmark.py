@@ -12,10 +12,13 @@ for no others. Persistent workers count their iterations from there.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import weakref
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import wraps
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +27,8 @@ from annbatch_distributed.progress import Begun, Position, Segment
 from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from annbatch_distributed.journal import Entry
     from annbatch_distributed.passes import Pass
     from annbatch_distributed.workers import Worker
@@ -85,6 +90,31 @@ class _Run:
         return self.stream is not None and not self.is_under_way and not self.is_finished
 
 
+class _Count:
+    """A number that copies have in common."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Count:
+        return self
+
+
+#: Threads of the process of a rank take turns. A process is forked between two turns, so that it has nothing
+#: half-changed.
+_turn = threading.RLock()
+
+
+def _in_turn[**Asked, Answer](method: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+    @wraps(method)
+    def taking_turns(*args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+        # a worker is asked by one thread, and hides that it is a worker in turns of its own
+        with nullcontext() if current() is not None else _turn:
+            return method(*args, **kwargs)
+
+    return taking_turns
+
+
 class Bookmark:
     """Where the next pass begins, and which one was begun last.
 
@@ -112,19 +142,21 @@ class Bookmark:
         # the iteration that workers have begun last, and those that other workers have still to begin
         self._latest: _Iteration | None = None
         self._open: dict[Key, _Iteration] = {}
-        # in a worker: the number of its start; how many passes it has begun, and how many positions it has set itself;
-        # the iteration that comes next, if that is decided, the one that it began last, and whether it was the first to
-        # do so; what its process has set since
+        # in a worker: the number of its start; how many passes it has begun, by any copy, so that none begins the first
+        # pass again; how many positions it has set itself; the iteration that comes next, if that is decided, the one
+        # that it began last, and whether it was the first to do so; what its process has set since
         self._start: tuple[int, int] = 0, 0
-        self._n_begun = self._n_set_here = 0
+        self._n_begun, self._n_set_here = _Count(), 0
         self._set_here = False
         self._next: _Iteration | None = None
         self._taken: _Iteration | None = None
         self._is_first = False
         self._told: tuple[int, int, Position] | None = None
-        _bookmarks.add(self)
+        with _turn:
+            _bookmarks.add(self)
 
     @property
+    @_in_turn
     def position(self) -> Position:
         """Where the next pass begins, as far as this process knows."""
         self._read()
@@ -132,16 +164,19 @@ class Bookmark:
         return self._set if latest is None or latest.generation < self._generation else latest.following
 
     @property
+    @_in_turn
     def begun(self) -> Begun | None:
         """The pass that was begun or taken from last, here or by workers; None if another position was set since."""
         by_workers = self._begun_by_workers()
         return _of_workers(by_workers) if by_workers is not None else self._runs[-1].begun if self._runs else None
 
     @property
+    @_in_turn
     def passes(self) -> list[Begun]:
         """The passes that a state may be about, of those that were begun here."""
         return [run.begun for run in self._runs]
 
+    @_in_turn
     def under_way(self) -> Begun | None:
         """Return the pass that a state is about; None as for :attr:`begun`.
 
@@ -170,16 +205,18 @@ class Bookmark:
             raise RuntimeError(msg)
         return candidates[0] if candidates else None
 
+    @_in_turn
     def set(self, position: Position, *, loaded: bool = False, changed: bool = False) -> None:
         """Let the next pass begin at a position, whatever came before it, and perhaps with other settings."""
-        self._n_changes += changed
-        self._runs, self._loaded = [], loaded
+        n_changes = self._n_changes + changed
         if current() is None:
-            self._move(position)
+            self._move(position, n_changes)
         else:
             self._set, self._set_here, self._next = position, True, None
             self._n_set_here += 1
+        self._runs, self._loaded, self._n_changes = [], loaded, n_changes
 
+    @_in_turn
     def set_epoch(self, epoch: int) -> bool:
         """Let the next pass be the first of an epoch; return whether it isn't already that of a state of this epoch."""
         # frameworks set the epoch again that they have just loaded
@@ -189,6 +226,7 @@ class Bookmark:
         self.set(Position(epoch))
         return True
 
+    @_in_turn
     def next(self, world_size: int) -> Position:
         """Return where the next pass begins, the last segment being the one that it goes on with, on so many ranks."""
         worker = current()
@@ -199,6 +237,7 @@ class Bookmark:
         # a worker that has loaded a state has a part of its own
         return self._set.going_on(world_size, self._n_workers(worker)) if self._set_here else self._next.position
 
+    @_in_turn
     def take(self, world_size: int) -> Position:
         """Return the same, and go on to the pass after it, if this is a worker: whatever happens to this one."""
         if current() is None:
@@ -207,35 +246,37 @@ class Bookmark:
             return self.next(world_size)
         finally:
             self._taken, self._next, self._set_here = self._next, None, False
-            self._n_begun += 1
+            self._n_begun.value += 1
 
+    @_in_turn
     def begin(self, begun: Begun, stream: Pass) -> None:
         """Note that the pass that was taken is begun."""
         by_workers = self._begun_by_workers()
         runs = [run for run in self._runs if run.is_under_way or not run.begun.is_here]
         runs += [] if by_workers is None else [_Run(_of_workers(by_workers))]
-        self._runs = [*runs, _Run(begun, weakref.ref(stream))]
-        self._loaded = False
         if current() is None:
             # what is left of an epoch is left until it has been read to its end
-            self._move(self.position if begun.position.resumes else begun.position.after())
+            self._move(self.position if begun.position.resumes else begun.position.after(), self._n_changes)
             self._equal_since = self._generation
-        elif self._taken is not None and self._is_first:
+        self._runs = [*runs, _Run(begun, weakref.ref(stream))]
+        self._loaded = False
+        if current() is not None and self._taken is not None and self._is_first:
             self._write({"about": self._taken.key, "n_obs": begun.n_obs, "n_batches": begun.n_batches})
 
+    @_in_turn
     def taken(self, begun: Begun, is_end: bool) -> None:
         """Note that a load request of a pass was taken, or that it has come to its end.
 
         What was left of a resumed epoch is done then.
         """
         if self._runs and self._runs[-1].begun is not begun:
-            self._runs.sort(key=lambda run: run.begun is begun)
+            self._runs = sorted(self._runs, key=lambda run: run.begun is begun)
         if not (is_end and self._runs and self._runs[-1].begun is begun and not self._runs[-1].is_finished):
             return
         self._runs[-1].is_finished = True
         if current() is None:
             if self._set.resumes:
-                self._move(self._set.after())
+                self._move(self._set.after(), self._n_changes)
         elif begun.ends and self._taken is not None:
             self._write({"end": self._taken.key})
 
@@ -252,15 +293,17 @@ class Bookmark:
 
     # the process of a rank
 
-    def _move(self, position: Position) -> None:
+    def _move(self, position: Position, n_changes: int) -> None:
         self.own()
-        self._generation += 1
+        generation = self._generation + 1
+        if self._is_shared:  # first: if that fails, nothing is changed
+            self._write({"set": _to_json(position), "generation": generation, "n_changes": n_changes})
+        self._generation = generation
         if position != self._set:
-            self._equal_since = self._generation
+            self._equal_since = generation
         self._set = position
-        if self._is_shared:
-            self._write({"set": _to_json(position), "generation": self._generation, "n_changes": self._n_changes})
 
+    @_in_turn
     def own(self) -> None:
         """Let go of what a process shares that has started this one."""
         if not self._is_own:
@@ -274,16 +317,17 @@ class Bookmark:
         """Whether the journal is that of this process, rather than of one that has started it."""
         return self._owner == os.getpid()
 
+    @_in_turn
     def started(self) -> tuple[int, int]:
         """Number a process that this thread is about to start, which may be a worker."""
         self.own()
         self._read()
-        if not self._is_shared:
-            self._journal.open()
-            self._is_shared = True
         self._open = {key: iteration for key, iteration in self._open.items() if self._is_open(iteration)}
         thread = threading.get_ident()
         self._n_started[thread] = self._n_started.get(thread, 0) + 1
+        if not self._is_shared:
+            self._journal.open()
+            self._is_shared = True
         return thread, self._n_started[thread]
 
     def _is_open(self, iteration: _Iteration) -> bool:
@@ -301,11 +345,11 @@ class Bookmark:
     def _decide(self, worker: Worker, world_size: int) -> _Iteration:
         """Return the iteration that comes next: begin it, unless another worker has."""
         thread, start = self._start
-        key = thread, start - worker.id, self._n_begun, self._n_set_here
+        key = thread, start - worker.id, self._n_begun.value, self._n_set_here
         self._read()
         n_changes = self._n_changes
         # what was set since the worker was started is not for its first pass, which was begun by then
-        if self._told is not None and self._n_begun and not self._set_here:
+        if self._told is not None and self._n_begun.value and not self._set_here:
             self._generation, n_changes, self._set = self._told
         self._is_first = False
         while True:
@@ -371,12 +415,19 @@ class Bookmark:
 
     # copies, and processes that are started
 
+    @_in_turn
     def __getstate__(self) -> dict[str, Any]:
         if current() is not None:
             return vars(self) | {"_runs": self._given_up()}
         if get_spawning_popen() is not None:  # which may be a worker
             start = self.started()
-            return vars(self) | {"_runs": self._given_up(), "_start": start}
+            # it is pickled when others may have their turn
+            own = {
+                "_journal": copy.copy(self._journal),
+                "_open": self._open.copy(),
+                "_n_started": self._n_started.copy(),
+            }
+            return vars(self) | own | {"_runs": self._given_up(), "_start": start}
         # a copy knows what was begun, and has its own from then on
         duplicate = Bookmark(keeps_order=self.keeps_order)
         known = {"_set": self.position, "_loaded": self._loaded, "_n_changes": self._n_changes}
@@ -384,7 +435,8 @@ class Bookmark:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        _bookmarks.add(self)
+        with _turn:
+            _bookmarks.add(self)
 
     def _given_up(self) -> list[_Run]:
         """The pass that was begun last, as those know it who can't go on with it."""
@@ -421,17 +473,25 @@ def _of_json(position: list[Any]) -> Position:
 _bookmarks: weakref.WeakSet[Bookmark] = weakref.WeakSet()
 
 
-def _number_the_start() -> None:
+def _before_fork() -> None:
     if current() is None:
+        _turn.acquire()
         for bookmark in list(_bookmarks):
-            bookmark.started()
+            with suppress(OSError):  # a worker without a journal says that there is none
+                bookmark.started()
 
 
-def _be_started() -> None:
+def _after_fork_here() -> None:
+    if current() is None:
+        _turn.release()
+
+
+def _after_fork_there() -> None:
     if current() is None:
         for bookmark in list(_bookmarks):
             bookmark.be_started()
+        _turn.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_number_the_start, after_in_child=_be_started)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here, after_in_child=_after_fork_there)

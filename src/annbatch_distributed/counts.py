@@ -153,8 +153,9 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
         # not what it is: other ranks are told of this, and a user's own object may show anything
         msg = f"{expected}something of type {type(n_batches).__name__}. Return an int."
         raise TypeError(msg)
-    if not 0 <= n_batches < TOO_MANY or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
-        msg = f"{expected}{n_batches}. Round a quotient up with math.ceil where the last batch may be short, else down with //."
+    if not 0 <= float(n_batches) < TOO_MANY or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
+        advice = "Round a quotient up with math.ceil where the last batch may be short, else down with //."
+        msg = f"{expected}{n_batches}. {advice}"
         raise ValueError(msg)
     return int(n_batches)
 

@@ -5,7 +5,7 @@ to the first number that is free, which the operating system lets one process do
 all, and nobody waits. A process that is killed leaves nothing half-written.
 
 The process that has made the journal removes the folder when it ends, or has no more use for it. If it is killed, a
-folder with a few small files stays in the system's folder for temporary files.
+folder with a few small files for each pass stays in the system's folder for temporary files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Journal:
     """A journal as one process reads it."""
 
     def __init__(self) -> None:
-        self._folder = Path()
+        self._folder: Path | None = None
         self._n_read = 0
 
     def open(self) -> None:
@@ -41,7 +41,7 @@ class Journal:
 
     def read(self) -> Iterator[Entry]:
         """Return the entries that have not been read yet."""
-        while True:
+        while self._folder is not None:
             try:
                 text = (self._folder / str(self._n_read)).read_text()
             except FileNotFoundError:
@@ -62,9 +62,10 @@ class Journal:
         RuntimeError
             If the journal is not open, or not any more.
         """
-        if not self._folder.exists():
+        if self._folder is None or not self._folder.exists():
+            where = self._folder or f"a folder in {tempfile.gettempdir()}"
             msg = (
-                f"The workers of a DataLoader agree on their pass through files in {self._folder}, which isn't there: "
+                f"The workers of a DataLoader agree on their pass through files in {where}, which isn't there: "
                 "either the loader is gone, or its process couldn't make the folder. Let TMPDIR be a folder that can "
                 "be written to."
             )
@@ -75,6 +76,9 @@ class Journal:
             os.link(aside, self._folder / str(self._n_read))
         except FileExistsError:
             return False
+        except OSError as error:
+            msg = f"The workers of a DataLoader need hard links in {self._folder}: {error}. Let TMPDIR be elsewhere."
+            raise RuntimeError(msg) from error
         finally:
             aside.unlink()
         self._n_read += 1
