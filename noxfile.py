@@ -90,7 +90,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(python=NEWEST, default=False)
 def mutation(session: nox.Session) -> None:
     """Change the code in one place at a time, and show the changes that no test notices: see CONTRIBUTING.md."""
-    sync(session, "--extra=testing", "--extra=torch", "--group=mutation")
+    sync(session, "--all-extras", "--group=mutation")
     names = [f"annbatch_distributed.{module}.*" for module in session.posargs]
     mutmut = "python", ".ci/mutation.py"
     session.run(*mutmut, "run", *names, env={"HYPOTHESIS_PROFILE": "mutation"})
