@@ -123,6 +123,24 @@ def test_a_million_old_ranks_cost_no_more_than_those_that_had_rows(sharding: Any
     assert before.n_batches(100) == 1
 
 
+@pytest.mark.parametrize("sharding", ["contiguous", "shuffled"])
+def test_more_old_ranks_than_can_be_run_through_are_refused_and_go_on_among_themselves(
+    sharding: Any,
+) -> None:
+    n_obs, world_size = 10**8, 2**14 + 1
+    options = {"seed": 0, "sharding": sharding, "remainder": "exact"}
+    before = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, world_size), **options)
+    next(iter(before.sample(n_obs)))
+    state = before.state_dict(batches_done=3)
+    after = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), **options)
+    with pytest.raises(ValueError, match=r"is of 16385 ranks\. .* 16384 of them can be\. .* with set_epoch\(1\)"):
+        after.load_state_dict(state)
+    assert after.batches_done == 0
+    again = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(5, world_size), **options)
+    again.load_state_dict(state)
+    assert again.n_batches(n_obs) == before.plan(n_obs).n_batches(5) - 3
+
+
 @given(st.integers(1, 12), st.integers(1, 30), st.integers(1, 3))
 def test_under_pad_what_more_ranks_than_rows_had_is_taken_for_read(n_rows: int, world_size: int, done: int) -> None:
     ranks = job(SequentialSampler(4, 1, 2), world_size, remainder="pad")

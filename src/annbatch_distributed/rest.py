@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Int64Array
 
 
+#: How many ranks can be run through. Each takes some milliseconds, so that this is less than a minute or two.
+MOST_REPLAYED = 1 << 14
+
+
 class Rest(NamedTuple):
     """What is left of an epoch."""
 
@@ -54,10 +58,23 @@ def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings:
         How many passes every rank began before, since the epoch was set.
     dealings
         For each number of ``DataLoader`` workers, how many batches every rank has done; fewer, where it had no more.
+
+    Raises
+    ------
+    ValueError
+        If more ranks than :data:`MOST_REPLAYED` would have to be run through.
     """
     done_bounds: list[tuple[Int64Array, Int64Array]] = []
     n_drawn = 0
-    for rank in _with_own(plan):
+    ranks = _with_own(plan)
+    for n_replayed, rank in enumerate(ranks):
+        if n_replayed == MOST_REPLAYED or (len(ranks) > MOST_REPLAYED and not plan.shares_draws):
+            msg = (
+                f"The state is of {plan.world_size} ranks. To go on with another number, what each of them has done is "
+                f"run through, and {MOST_REPLAYED} of them can be. Go on with as many ranks, or begin the next epoch "
+                f"with set_epoch({plan.epoch + 1})."
+            )
+            raise ValueError(msg)
         numbers = done(plan.n_batches(rank), dealings)
         for request, splits in _batches(Pass(sampler, plan, rank, root, passes), numbers):
             n_drawn += sum(map(len, splits))
