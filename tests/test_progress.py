@@ -302,3 +302,16 @@ def test_a_value_is_shown_in_few_words() -> None:
     assert shown({"a": [1, "b"]}) == "{'a': [1, 'b']}"
     assert shown(2**128 - 1) == str(2**128 - 1)
     assert shown(2**128) == "an integer of 129 bits"
+
+
+def test_an_identity_may_be_as_large_as_its_bounds_and_no_larger() -> None:
+    def of(identity: Any) -> Any:
+        return Progress.of_state(STATE | {"identity": identity}).identity
+
+    largest: dict[str, Any] = {str(number): number for number in range(98)} | {"n" * 160: "t" * 160, "none": None}
+    assert of(largest) == largest
+    for too_large in (largest | {"one more": 1}, {"n" * 161: 1}, {"name": "t" * 161}, {"name": 2**63}, {"name": -1}):
+        with pytest.raises(ValueError, match="The state is damaged: its 'identity'"):
+            of(too_large)
+    with pytest.raises(TypeError, match=r"that state_dict has returned, got \[1, 2\]\."):
+        Progress.of_state([1, 2])
