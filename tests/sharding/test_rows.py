@@ -160,3 +160,12 @@ def test_of_no_rows_the_global_ones_are_integers_too() -> None:
     found = [Rows().to_global(none), *Rows().slices_to_global(none, none)]
     assert [part.tolist() for part in found] == [[]] * 4
     assert all(part.dtype == np.int64 for part in found)
+
+
+def test_cycles_are_joined_to_their_like_and_to_no_others() -> None:
+    one, other = Rows((range(3, 5),)), Rows((range(7, 9),))
+    n = 10_000
+    alike, unlike = one.cyclic(0, n) + one.cyclic(0, n), one.cyclic(0, n) + other.cyclic(0, n)
+    assert (len(alike.pieces), len(unlike.pieces)) == (1, 2)
+    assert list(alike) == [3, 4] * n
+    assert list(unlike) == [3, 4] * (n // 2) + [7, 8] * (n // 2)
