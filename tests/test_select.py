@@ -82,7 +82,7 @@ def test_exactly_the_batches_in_hand_are_kept_and_read(stream: list[LoadRequest]
         assert request["note"] == whole["note"]  # type: ignore[typeddict-item]  # not in LoadRequest
         rows = request_rows(whole)
         marks = dict(zip(rows, whole["repeated"], strict=True))  # type: ignore[typeddict-item]  # extra
-        assert request["repeated"].tolist() == [marks[row] for row in request_rows(request)]  # type: ignore[typeddict-item]
+        assert request["repeated"].tolist() == [marks[row] for row in request_rows(request)]  # type: ignore[typeddict-item]  # extra
         due = {
             int(position)
             for number, split in zip(numbers, whole["splits"], strict=True)
@@ -238,5 +238,5 @@ def test_repeats_are_marked_in_every_request() -> None:
         {"requests": [slice(0, 3)], "splits": []},
         {"requests": np.array([5, 1]), "splits": []},
     ]
-    marks = [request["repeated"].tolist() for request in mark_repeats(requests, first=2)]  # type: ignore[typeddict-item]
+    marks = [request["repeated"].tolist() for request in mark_repeats(requests, first=2)]  # type: ignore[typeddict-item]  # extra
     assert marks == [[False, False, True], [True, False]]
