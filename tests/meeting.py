@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import HashStore
 
 from annbatch_distributed import Rank
+from annbatch_distributed.checks.stores import TorchStore
 from annbatch_distributed.ranks import Membership
-from annbatch_distributed.ranks.stores import TorchStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pytest
 
-    from annbatch_distributed.ranks.exchange import Gather
-    from annbatch_distributed.ranks.stores import Store
+    from annbatch_distributed.checks.exchange import Gather
+    from annbatch_distributed.checks.stores import Store
 
 
 class _Said(Exception):

@@ -14,7 +14,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed import passes as passes_module
+from annbatch_distributed.passes import run as pass_module
 from tests.strategies import Job, jobs
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def test_running_in_place_gives_the_same_requests_as_local_rows_translated(drawn
                 read.append([list(sampler.sample(drawn.n_obs)) for sampler in ranks])
             except ValueError:
                 assume(False)
-            patch.setattr(passes_module, "confine", lambda *_: False)
+            patch.setattr(pass_module, "confine", lambda *_: False)
     assert all(same(one, other) for one, other in zip(*read, strict=True))
 
 

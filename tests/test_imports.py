@@ -1,23 +1,25 @@
-"""Which module may import which, and what importing the package brings along."""
+"""Which room may import which, and what importing the package brings along."""
 
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import annbatch_distributed
+from annbatch_distributed import passes
 
 PACKAGE = Path(annbatch_distributed.__file__).parent
-PURE = [
-    "dealing.py",
-    "requests.py",
-    "randomness.py",
-    *(str(path.relative_to(PACKAGE)) for path in (PACKAGE / "sharding").glob("*.py")),
-]
+
+#: Highest first: a room imports from itself and from those below it.
+ROOMS = ["testing", "loader", "integrations", "sampler", "checks", "resume", "passes", "ranks", "sharding"]
+#: What knows neither samplers nor what frameworks make of batches.
+ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in ("sharding", "ranks", "checks"))]
 
 
 def imported(path: Path) -> set[str]:
@@ -31,36 +33,58 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("file", PURE)
-def test_the_arithmetic_needs_the_standard_library_and_numpy_only(file: str) -> None:
-    allowed = set(sys.stdlib_module_names) | {"numpy"}
-    others = {name for name in imported(PACKAGE / file) if name.split(".")[0] not in allowed}
-    pure = ("annbatch_distributed.dealing", "annbatch_distributed.sharding")
-    assert all(name.startswith(pure) for name in others)
+def loaded(statement: str) -> set[str]:
+    """Modules that there are in a fresh process after a statement."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps(list(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    return set(json.loads(run.stdout))
+
+
+def test_every_module_is_in_a_room() -> None:
+    entries = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py") and not path.stem.startswith("__")}
+    assert entries == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_from_itself_and_from_those_below(room: str) -> None:
+    files = [PACKAGE / f"{room}.py"] if (PACKAGE / f"{room}.py").exists() else [*(PACKAGE / room).rglob("*.py")]
+    assert files
+    above = ROOMS[: ROOMS.index(room)]
+    for file in files:
+        own = {name.split(".")[1] for name in imported(file) if name.startswith("annbatch_distributed.")}
+        if room == "testing":  # which knows what users know
+            assert own & set(ROOMS) <= {"testing", "sharding"}
+        assert not own & set(above), f"{file} imports from above"
+
+
+@pytest.mark.parametrize("room", [name for name in ROOMS if (PACKAGE / name).is_dir()])
+def test_a_room_says_what_it_knows(room: str) -> None:
+    assert "know" in (import_module(f"annbatch_distributed.{room}").__doc__ or "")
 
 
 def test_the_search_for_imports_finds_them() -> None:
-    assert "annbatch.abc" in imported(PACKAGE / "sampler.py")
+    assert "annbatch.abc.Sampler" in imported(PACKAGE / "sampler.py")
     assert "torch.distributed" in imported(PACKAGE / "ranks" / "torch.py")
-    assert "collections.abc" not in imported(PACKAGE / "rest.py")
+    assert not any("collections.abc" in name for name in imported(PACKAGE / "sampler.py"))
 
 
-def test_importing_the_package_brings_nothing_that_annbatch_does_not() -> None:
-    code = "import sys, {}; print(*(name.split('.')[0] for name in sys.modules))"
-    loaded = [
-        set(
-            subprocess.run(
-                [sys.executable, "-c", code.format(package)], capture_output=True, text=True, check=True, timeout=100
-            ).stdout.split()
-        )
-        for package in ("annbatch", "annbatch_distributed")
-    ]
-    assert loaded[1] - loaded[0] <= {"annbatch_distributed"}
-    assert "annbatch" in loaded[0]
+@pytest.mark.parametrize("module", ARITHMETIC)
+def test_arithmetic_loads_neither_annbatch_nor_a_framework(module: str) -> None:
+    roots = {name.partition(".")[0] for name in loaded(f"import {module}")}
+    assert roots.isdisjoint({"annbatch", "anndata", "dask", "jax", "pandas", "scipy", "torch", "zarr"})
+    assert "annbatch_distributed" in roots
+
+
+def test_a_public_name_loads_nothing_that_annbatch_does_not() -> None:
+    alone = loaded("import annbatch")
+    with_ours = loaded("from annbatch_distributed import DistributedSampler, StatefulLoader")
+    assert {name.partition(".")[0] for name in with_ours - alone} <= {"annbatch_distributed"}
+    assert "annbatch" in alone
+    assert "annbatch_distributed.loader" in with_ours
 
 
 def test_the_public_names_are_these() -> None:
@@ -75,3 +99,21 @@ def test_the_public_names_are_these() -> None:
         "Tally",
     ]
     assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks"]
+    assert set(annbatch_distributed.__all__) <= set(dir(annbatch_distributed))
+    for name in annbatch_distributed.__all__:
+        assert getattr(annbatch_distributed, name).__name__ == name
+
+
+def test_a_name_that_is_not_public_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'annbatch_distributed' has no attribute 'Distributed'"):
+        getattr(annbatch_distributed, "Distributed")  # noqa: B009 mypy would find the attribute missing
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [("localize", ["localize"]), ("traits", ["chunk_size", "n_draws", "set_draws"]), ("fingerprint", ["settings"])],
+)
+def test_what_samplers_of_ones_own_register_with_is_found_where_it_was(module: str, names: list[str]) -> None:
+    door = import_module(f"annbatch_distributed.{module}")
+    for name in names:
+        assert getattr(door, name) is getattr(passes, name)

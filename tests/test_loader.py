@@ -26,7 +26,7 @@ from tests.samplers import flat, repeats
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from annbatch_distributed.ranks.exchange import Gather
+    from annbatch_distributed.checks.exchange import Gather
 
 N_OBS = 101
 SIZES = {"chunk_size": 4, "preload_nchunks": 4, "batch_size": 4}

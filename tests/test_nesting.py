@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.ranks.exchange import Gather
+    from annbatch_distributed.checks.exchange import Gather
 
 N_OBS = 1000
 ASKED_TWICE = "The rank is asked for twice: a DistributedSampler asks"

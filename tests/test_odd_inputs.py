@@ -33,7 +33,7 @@ from annbatch_distributed import (
     deferred,
     mesh_ranks,
 )
-from annbatch_distributed.randomness import draw_root, generator
+from annbatch_distributed.passes.randomness import draw_root, generator
 from annbatch_distributed.ranks import resolve
 from annbatch_distributed.ranks.environment import launched
 from annbatch_distributed.sharding import Rows, resolve_mask, window

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.progress import Begun, Position, Progress, Segment, Share, brief
+from annbatch_distributed.resume.state import Begun, Position, Progress, Segment, Share, brief
 
 segments = st.lists(
     st.builds(Segment, st.integers(1, 3), st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=5

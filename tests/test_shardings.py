@@ -16,8 +16,8 @@ import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
 from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Shuffled
+from annbatch_distributed.passes.traits import chunk_size, n_draws, set_draws
 from annbatch_distributed.sharding import Rows
-from annbatch_distributed.traits import chunk_size, n_draws, set_draws
 from tests.samplers import IndexArrays, MaskBlind, batches, flat, job, request_rows
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from annbatch_distributed.workers import current, undivided
+from annbatch_distributed.ranks.worker import current, undivided
 from tests.samplers import batches, flat
 from tests.strategies import jobs
 from tests.workers import Workers, as_worker, forked, in_turn, share

@@ -1,15 +1,22 @@
 """Every rank its own share of an annbatch collection.
 
 Wrap any annbatch sampler in a :class:`DistributedSampler`, and pass it to annbatch's ``Loader``.
+
+The public names are imported when they are first asked for, so that a module of arithmetic can be imported without
+annbatch, torch, jax and all that they bring along.
 """
 
 from __future__ import annotations
 
-from annbatch_distributed.loader import StatefulLoader
-from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
-from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
-from annbatch_distributed.tally import Tally
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from annbatch_distributed.checks.tally import Tally
+    from annbatch_distributed.loader import StatefulLoader
+    from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
+    from annbatch_distributed.sampler import DistributedSampler
+    from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
 
 __all__ = [
     "Contiguous",
@@ -23,3 +30,22 @@ __all__ = [
     "deferred",
     "mesh_ranks",
 ]
+
+_HOMES = {"DistributedSampler": "sampler", "StatefulLoader": "loader", "Tally": "checks.tally"} | dict.fromkeys(
+    ("Rank", "deferred", "mesh_ranks"), "ranks"
+)
+
+# what was found in the modules localize, traits and fingerprint is in passes now; the doors to it are not in the way
+__path__.append(f"{__path__[0]}/passes/doors")
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'sharding')}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

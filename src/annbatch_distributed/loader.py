@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from annbatch import Loader
 from annbatch.abc import Sampler
 
-from annbatch_distributed.callers import check_not_collated, check_not_dispatched
-from annbatch_distributed.dataloader import WorkerDataLoader
-from annbatch_distributed.progress import brief
-from annbatch_distributed.requests import batches_of
+from annbatch_distributed.checks.tally import Tally
+from annbatch_distributed.integrations.callers import check_not_collated, check_not_dispatched
+from annbatch_distributed.integrations.torch import WorkerDataLoader
+from annbatch_distributed.passes.requests import batches_of
+from annbatch_distributed.ranks.worker import current
+from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.tally import Tally
-from annbatch_distributed.workers import current
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.progress import Begun
-    from annbatch_distributed.ranks.exchange import Gather, Timeout
+    from annbatch_distributed.checks.exchange import Gather, Timeout
+    from annbatch_distributed.resume.state import Begun
 
 
 class StatefulLoader(Loader[Any, Any]):

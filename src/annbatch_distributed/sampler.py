@@ -23,43 +23,51 @@ import annbatch
 import numpy as np
 from annbatch.abc import Sampler
 
-from annbatch_distributed.agreement import Description, digest, versions
-from annbatch_distributed.bookmark import Bookmark
-from annbatch_distributed.callers import check_not_within_annbatchs
-from annbatch_distributed.compatibility import (
+from annbatch_distributed.checks.agreement import Description, digest, versions
+from annbatch_distributed.checks.coverage import Reading
+from annbatch_distributed.checks.exchange import Means, exchange
+from annbatch_distributed.checks.tally import Tally
+from annbatch_distributed.passes.compatibility import (
     check_interface,
+    check_not_within_annbatchs,
     check_shares_out_nothing,
     rank_attribute,
     resolve_sharding,
 )
-from annbatch_distributed.counts import Counts, check_can_go_on, count
-from annbatch_distributed.coverage import Reading
-from annbatch_distributed.dealing import Hand, hand, left
-from annbatch_distributed.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
-from annbatch_distributed.localize import is_annbatchs_own, is_tied, localize
-from annbatch_distributed.passes import Pass
-from annbatch_distributed.private_copy import first_generator, private_copy, samplers_in
-from annbatch_distributed.progress import MOST_SEGMENTS, TOO_MANY, Begun, Position, Progress, Share, brief, shown
-from annbatch_distributed.randomness import draw_root
+from annbatch_distributed.passes.counts import Counts, check_can_go_on, count
+from annbatch_distributed.passes.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
+from annbatch_distributed.passes.private_copy import first_generator, private_copy, samplers_in
+from annbatch_distributed.passes.randomness import draw_root
+from annbatch_distributed.passes.requests import batches_of
+from annbatch_distributed.passes.run import Pass
+from annbatch_distributed.passes.shard import is_annbatchs_own, is_tied, localize
+from annbatch_distributed.passes.traits import (
+    chunk_size,
+    drawable_classes,
+    is_random,
+    n_draws,
+    n_ranks_within,
+    set_draws,
+)
 from annbatch_distributed.ranks import Deferred, Membership, Rank, merged, resolve
-from annbatch_distributed.ranks.exchange import Means, exchange
-from annbatch_distributed.requests import batches_of
-from annbatch_distributed.rest import Rest, rest
+from annbatch_distributed.ranks.worker import current, undivided
+from annbatch_distributed.resume.cursor import Bookmark
+from annbatch_distributed.resume.remaining import Rest, rest
+from annbatch_distributed.resume.state import MOST_SEGMENTS, Begun, Position, Progress, Share, brief
 from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
+from annbatch_distributed.sharding.batches import Hand, hand, left
+from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.remainder import POLICIES, turns
-from annbatch_distributed.tally import Tally
-from annbatch_distributed.traits import chunk_size, drawable_classes, is_random, n_draws, n_ranks_within, set_draws
-from annbatch_distributed.workers import current, undivided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from annbatch_distributed.compatibility import ShardingName
-    from annbatch_distributed.dealing import Dealings
-    from annbatch_distributed.progress import Identity, Segment
+    from annbatch_distributed.checks.exchange import Gather, Timeout
+    from annbatch_distributed.passes.compatibility import ShardingName
     from annbatch_distributed.ranks import DistInfo
-    from annbatch_distributed.ranks.exchange import Gather, Timeout
+    from annbatch_distributed.resume.state import Identity, Segment
     from annbatch_distributed.sharding import Remainder, Rows, Sharding
+    from annbatch_distributed.sharding.batches import Dealings
 
 
 class DistributedSampler(Sampler):
@@ -187,7 +195,7 @@ class DistributedSampler(Sampler):
         self._within = self._check_what_is_within(sampler)
         self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
         _check_promise(self._remainder, sampler)
-        self._seed = None if seed is None else _natural_number("seed", seed, below=2**63)
+        self._seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         self._sampler = private_copy(sampler)
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
@@ -347,7 +355,7 @@ class DistributedSampler(Sampler):
         6:8
         4:6
         """
-        epoch = _natural_number("epoch", epoch, below=TOO_MANY)
+        epoch = integer("epoch", epoch, least=0, below=BOUND)
         if self._bookmark.set_epoch(epoch):
             self._of_state = {}
 
@@ -378,7 +386,7 @@ class DistributedSampler(Sampler):
         >>> again.n_batches(48), len(splits)
         (2, 6)
         """
-        batches_done = _natural_number("batches_done", batches_done, below=TOO_MANY)
+        batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
         begun = self._bookmark.under_way()
         if begun is not None and begun.was_loaded:
             msg = (
@@ -565,7 +573,7 @@ class DistributedSampler(Sampler):
             If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
             rank.
         """
-        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.position
+        n_obs, position = integer("n_obs", n_obs, least=0), self._bookmark.position
         with undivided():
             return self._plan(n_obs, position)
 
@@ -828,7 +836,7 @@ class DistributedSampler(Sampler):
 
     def _described(self, job: Membership, n_obs: int, position: Position) -> Description:
         """What this process says of itself to the others."""
-        n_obs = _natural_number("n_obs", n_obs)
+        n_obs = integer("n_obs", n_obs, least=0)
         identity = self._identity() | {"n_obs": n_obs}
         root = identity.pop("root")
         same = {
@@ -886,7 +894,7 @@ class DistributedSampler(Sampler):
             msg = (
                 f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend it; "
                 "or pass remainder='drop', which promises full batches only; or, if it draws rows with replacement, "
-                "register a function for its type with annbatch_distributed.traits.n_draws"
+                "register a function for its type with annbatch_distributed.passes.n_draws"
             )
             raise ValueError(msg)
 
@@ -912,7 +920,7 @@ class DistributedSampler(Sampler):
             of those that it was given.
         """
         check_not_within_annbatchs()
-        n_obs, position = _natural_number("n_obs", n_obs), self._bookmark.take(self.world_size)
+        n_obs, position = integer("n_obs", n_obs, least=0), self._bookmark.take(self.world_size)
         with undivided():
             plan = self._plan(n_obs, position)
         worker, share = current(), self._share(position)
@@ -1240,14 +1248,3 @@ def _checked_rng(rng: object) -> np.random.Generator | None:
         msg = f"rng must be a numpy.random.Generator or None, got {rng!r}. Make one with numpy.random.default_rng(...)."
         raise TypeError(msg)
     return rng
-
-
-def _natural_number(name: str, value: int, *, below: int | None = None) -> int:
-    """Check an argument that counts from 0."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}."
-        raise TypeError(msg)
-    if value < 0 or (below is not None and value >= below):
-        msg = f"{name} must be at least 0{'' if below is None else f' and below {below}'}, got {shown(value)}."
-        raise ValueError(msg)
-    return int(value)

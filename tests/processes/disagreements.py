@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from annbatch_distributed.checks.exchange import Gather
     from annbatch_distributed.ranks import DistInfo
-    from annbatch_distributed.ranks.exchange import Gather
 
 N_OBS = 200
 #: The rank that is unlike the others.

@@ -1,4 +1,7 @@
-"""Who am I? One file per source of (rank, world size), and ``resolve``, which picks one."""
+"""Which rank of the job this process is, and which worker: one file per source of the answer.
+
+``resolve`` picks the source. This room knows frameworks and launchers, and nothing of rows.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.ranks.resolve import asker
-from annbatch_distributed.workers import current
+from annbatch_distributed.ranks.worker import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
-from annbatch_distributed.workers import current
+from annbatch_distributed.ranks.worker import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Which rows are whose: pure arithmetic on the standard library and numpy, without annbatch or any framework.
+"""Which rows are whose: pure arithmetic, which knows integers and numpy, and neither samplers nor frameworks.
 
 How a rank's rows in an epoch come about:
 

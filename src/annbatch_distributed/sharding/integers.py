@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BOUND = 2**63
 
 
-def integer(name: str, value: object, *, least: int | None = None) -> int:
+def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
     """Return an integer of any type as Python's.
 
     Parameters
@@ -31,21 +31,26 @@ def integer(name: str, value: object, *, least: int | None = None) -> int:
         Whatever was passed.
     least
         What it must be at least; None if it may be any.
+    below
+        What it must be below, besides; None if it may be any.
 
     Raises
     ------
     TypeError
         If it is no integer; a bool isn't.
     ValueError
-        If it is too small.
+        If it is too small or too large.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         msg = f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}."
         raise TypeError(msg)
-    if least is not None and value < least:
-        msg = f"{name} must be at least {least}, got {value}."
+    number = int(value)
+    if (least is not None and number < least) or (below is not None and number >= below):
+        # an integer of thousands of digits has no text in Python
+        got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"
+        msg = f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}."
         raise ValueError(msg)
-    return int(value)
+    return number
 
 
 def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:

@@ -1,5 +1,7 @@
 """The laws of sharing out, for shardings of your own; the ones of this package pass the same.
 
+They know what users know: the public names, and nothing of how those come about.
+
 Needs hypothesis: install the extra ``testing``.
 """
 

@@ -26,9 +26,8 @@ from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
-from annbatch_distributed.ranks import Rank
-from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sharding import Independent, Rows
+from annbatch_distributed import DistributedSampler, Independent, Rank
+from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.contract import checked_sharding
 from annbatch_distributed.sharding.integers import integer
 from annbatch_distributed.sharding.remainder import POLICIES

@@ -1,0 +1,265 @@
+"""Tally: which rows were read, and how often, as one number.
+
+Reading row ``i`` adds ``x ** i`` to a sum modulo the prime ``p = 2**61 - 1``, for a fixed ``x``. The sum doesn't depend
+on the order, those of ranks add up to that of the job, and that of a range of rows is a geometric series, so that what
+was read can be compared with a plan of 10^9 rows without looking at each. Tallies of other rows are other polynomials
+in ``x``, of a degree below ``n_obs``, and two of them agree in fewer than ``n_obs`` of the ``p`` places: in one of 10^9
+at most, for collections of up to 2 * 10^9 rows, and for rows that were chosen without regard to ``x``. (The comparison
+of polynomials by a value: Schwartz, J. ACM 27, 1980; Zippel, EUROSAM 1979.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from annbatch_distributed.checks.messages import shown
+from annbatch_distributed.sharding import Rows
+
+type Words = npt.NDArray[np.uint64]
+
+_P = (1 << 61) - 1
+_LOW_30, _LOW_31 = np.uint64((1 << 30) - 1), np.uint64((1 << 31) - 1)
+#: Where the polynomials are compared: an arbitrary number whose powers all differ, up to ``(p - 1) / 2`` of them.
+_X = 0x1234_5678_9ABC_DEF1 % _P
+#: A row's power is the product of those of its digits, which are looked up.
+_DIGIT_BITS = 16
+_DIGIT = np.uint64((1 << _DIGIT_BITS) - 1)
+#: Rows are below that, since the powers come again from there on.
+_END = _P // 2
+#: How many rows are counted at once; of ranges, it is a few more.
+_AT_ONCE = 1 << 17
+
+
+class Tally:
+    """Counts rows, so that they can be compared with those that were planned.
+
+    Parameters
+    ----------
+    n_batches
+        How many batches were counted; tallies of the same rows are equal whatever the batches were.
+    n_rows
+        How many rows, each as often as it was counted.
+    value
+        What tells other rows apart.
+    largest
+        How many rows the largest batch had.
+
+    Raises
+    ------
+    TypeError
+        If one of them is not an integer.
+    ValueError
+        If one is negative, or the value is of no rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from annbatch_distributed import Tally
+    >>> read, planned = Tally(), Tally()
+    >>> for rows in (np.array([3, 0, 1]), np.array([2, 4])):
+    ...     read.add(rows)
+    >>> planned.add(np.arange(5))
+    >>> read == planned
+    True
+    >>> planned.add(np.array([4]))
+    >>> read == planned
+    False
+    """
+
+    def __init__(self, n_batches: int = 0, n_rows: int = 0, value: int = 0, largest: int = 0) -> None:
+        self.n_batches = _counted("n_batches", n_batches)
+        self.n_rows = _counted("n_rows", n_rows)
+        self._value = _counted("value", value, below=_P)
+        self.largest = _counted("largest", largest)
+        if self._value and not self.n_rows:
+            msg = f"A Tally of no rows has the value 0, got {shown(value)}. Make it of what to_dict() has returned."
+            raise ValueError(msg)
+        # counted together, since numpy takes as long for a few rows as for thousands
+        self._waiting: Words = np.empty(0, dtype=np.uint64)
+        self._n_waiting = 0
+
+    @classmethod
+    def of_rows(cls, rows: Rows) -> Self:
+        """Count rows that are kept as pieces, without looking at each row of a range.
+
+        Parameters
+        ----------
+        rows
+            Global rows.
+
+        Raises
+        ------
+        TypeError
+            If they are other than :class:`~annbatch_distributed.sharding.Rows`.
+        """
+        if not isinstance(rows, Rows):
+            kind = type(rows).__name__
+            msg = f"rows must be Rows, as a plan has them, got {kind}. Count others with Tally().add(rows)."
+            raise TypeError(msg)
+        tally = cls()
+        step = 8 * _AT_ONCE
+        for start in range(0, len(rows), step):
+            bounds = np.array([start]), np.array([min(start + step, len(rows))])
+            starts, stops, _ = rows.slices_to_global(*bounds)
+            _check_rows(starts, stops - 1)
+            # a geometric series for each range
+            series = (_sum(_powers(stops)) - _sum(_powers(starts))) * pow(_X - 1, -1, _P)
+            tally._value = (tally._value + series) % _P
+        tally.n_rows = len(rows)
+        return tally
+
+    @property
+    def value(self) -> int:
+        """What tells other rows apart."""
+        if self._n_waiting:
+            self._value = (self._value + _sum(_powers(self._waiting[: self._n_waiting]))) % _P
+            self._n_waiting = 0
+        return self._value
+
+    def add(self, rows: npt.ArrayLike) -> None:
+        """Count the rows of a batch.
+
+        Parameters
+        ----------
+        rows
+            Global rows, at least 0 and below ``2**60 - 1``, in any order and each as often as it was read:
+            ``batch["index"]`` of a loader with ``return_index=True``.
+
+        Raises
+        ------
+        TypeError
+            If they are not integers.
+        ValueError
+            If one is negative or too large, or if they have more than one dimension. The tally is then as it was.
+        """
+        found = np.asarray(rows)
+        if found.size and found.dtype.kind not in "iu":
+            msg = (
+                f"Rows must be integers, got {found.dtype}: make the loader with return_index=True, for batch['index']."
+            )
+            raise TypeError(msg)
+        if found.ndim > 1:
+            msg = f"Rows must have one dimension, got an array of shape {found.shape}: pass batch['index'] as it is."
+            raise ValueError(msg)
+        found = found.reshape(-1)
+        if found.size:
+            _check_rows(found, found)
+        if self._n_waiting + found.size > _AT_ONCE:
+            self._value = self.value
+        if found.size > _AT_ONCE:
+            parts = (found[start : start + _AT_ONCE] for start in range(0, found.size, _AT_ONCE))
+            self._value = (self._value + sum(_sum(_powers(part)) for part in parts)) % _P
+        elif found.size:
+            if not self._waiting.size:
+                self._waiting = np.empty(_AT_ONCE, dtype=np.uint64)
+            # a copy: whoever has the batch may change it
+            self._waiting[self._n_waiting : self._n_waiting + found.size] = found
+            self._n_waiting += found.size
+        self.n_batches += 1
+        self.n_rows += found.size
+        self.largest = max(self.largest, found.size)
+
+    def to_dict(self) -> dict[str, int]:
+        """Return it as numbers that JSON can hold."""
+        numbers = {"n_batches": self.n_batches, "n_rows": self.n_rows, "value": self.value, "largest": self.largest}
+        return {name: int(number) for name, number in numbers.items()}
+
+    @classmethod
+    def of_dict(cls, numbers: Mapping[str, int]) -> Self:
+        """Read such numbers.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If they aren't what :meth:`to_dict` has returned.
+        """
+        names = ", ".join(cls().to_dict())
+        found: object = numbers
+        if not isinstance(found, Mapping) or found.keys() != cls().to_dict().keys():
+            msg = f"Expected a dict with {names}, as to_dict() returns it, got {shown(numbers)}."
+            raise TypeError(msg)
+        return cls(**numbers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tally):
+            return NotImplemented
+        return (self.n_rows, self.value) == (other.n_rows, other.value)
+
+    __hash__ = None  # type: ignore[assignment]  # it goes on counting
+
+    def __add__(self, other: Tally) -> Tally:
+        if not isinstance(other, Tally):
+            return NotImplemented
+        n_batches, n_rows = self.n_batches + other.n_batches, self.n_rows + other.n_rows
+        return Tally(n_batches, n_rows, (self.value + other.value) % _P, max(self.largest, other.largest))
+
+    def __sub__(self, other: Tally) -> Tally:
+        if not isinstance(other, Tally):
+            return NotImplemented
+        n_batches, n_rows = self.n_batches - other.n_batches, self.n_rows - other.n_rows
+        return Tally(n_batches, n_rows, (self.value - other.value) % _P, self.largest)
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={number}" for name, number in self.to_dict().items()).join(("Tally(", ")"))
+
+
+def _counted(name: str, number: int, *, below: int | None = None) -> int:
+    """Check a number of a tally."""
+    if not isinstance(number, Integral) or isinstance(number, bool):
+        msg = f"{name} of a Tally must be an integer, got {shown(number)}."
+        raise TypeError(msg)
+    if number < 0 or (below is not None and number >= below):
+        bounds = "at least 0" if below is None else f"at least 0 and below {below}"
+        msg = f"{name} of a Tally must be {bounds}, got {shown(number)}."
+        raise ValueError(msg)
+    return int(number)
+
+
+def _check_rows(lowest: npt.NDArray[Any], highest: npt.NDArray[Any]) -> None:
+    """Raise unless rows can be told apart."""
+    first, last = int(lowest.min()), int(highest.max())
+    if first < 0:
+        msg = f"Rows are counted from 0, got {first}."
+        raise ValueError(msg)
+    if last >= _END:
+        msg = f"Rows must be below {_END}, got {last}."
+        raise ValueError(msg)
+
+
+def _powers(rows: npt.NDArray[Any]) -> Words:
+    """Return ``_X ** row`` modulo ``_P`` for each row."""
+    digits = rows.astype(np.uint64)
+    powers: Words = _table(0)[digits & _DIGIT]
+    for place in range(1, -(-int(digits.max(initial=0)).bit_length() // _DIGIT_BITS)):
+        powers = _product(powers, _table(place)[(digits >> (place * _DIGIT_BITS)) & _DIGIT])
+    return powers
+
+
+@cache
+def _table(place: int) -> Words:
+    """Return the powers of ``_X`` for each value of a digit."""
+    table: Words = np.ones(1, dtype=np.uint64)
+    for bit in range(_DIGIT_BITS):
+        table = np.concatenate([table, _product(table, np.uint64(pow(_X, 1 << (place * _DIGIT_BITS + bit), _P)))])
+    return table
+
+
+def _product(left: Words, right: Words | np.uint64) -> Words:
+    """Return products modulo ``_P``, in words of 64 bits: both are cut into halves, and ``2**61`` is 1."""
+    left_high, left_low, right_high, right_low = left >> 31, left & _LOW_31, right >> 31, right & _LOW_31
+    middle = left_high * right_low + left_low * right_high
+    total = (left_high * right_high << 1) + (middle >> 30) + ((middle & _LOW_30) << 31) + left_low * right_low
+    total = (total & _P) + (total >> 61)
+    reduced: Words = np.where(total >= _P, total - _P, total)
+    return reduced
+
+
+def _sum(words: Words) -> int:
+    """Return the sum of numbers below ``_P``, of up to ``2**33`` of them."""
+    return ((int((words >> 31).sum()) << 31) + int((words & _LOW_31).sum())) % _P

@@ -1,0 +1,144 @@
+"""One pass of one rank over its shard: an iterator of load requests.
+
+A pass is given everything that it depends on when it begins, and keeps it: setting another mask or epoch on the sampler
+that began it changes nothing, and any number of passes can be open at once. In a worker of a ``DataLoader``, the
+wrapped sampler runs as if there were no workers.
+
+A pass in the middle can be pickled and copied, although a sampler's own generator can't: what it depends on is kept,
+together with how many load requests were taken, and the copy runs through that many again before it goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self
+
+from annbatch.abc import Sampler
+from annbatch.types import LoadRequest
+
+from annbatch_distributed.passes.private_copy import private_copy
+from annbatch_distributed.passes.promises import promised
+from annbatch_distributed.passes.randomness import generator
+from annbatch_distributed.passes.requests import check, complete, fit, hold, mark_repeats, select, translate
+from annbatch_distributed.passes.shard import confine, is_annbatchs_own, localize
+from annbatch_distributed.passes.traits import is_wrapper, set_draws
+from annbatch_distributed.ranks.worker import undivided
+
+if TYPE_CHECKING:
+    from annbatch_distributed.resume.state import Begun
+    from annbatch_distributed.sharding import EpochPlan
+    from annbatch_distributed.sharding.batches import Hand
+
+
+@dataclass(eq=False)
+class Pass(Iterator[LoadRequest]):
+    """The load requests of one rank for one pass over its shard."""
+
+    sampler: Sampler
+    """The wrapped sampler; it is never run, only private copies of it are."""
+    plan: EpochPlan
+    """Every rank's rows and batches in this epoch."""
+    rank: int
+    """Whose pass this is."""
+    root: int
+    """What the job's randomness begins from."""
+    passes: int
+    """How many passes this rank began before, since the epoch was set."""
+    hand: Hand | None = None
+    """Which of its batches it yields; None means all."""
+    taken: int = 0
+    """How many load requests have been taken from this pass."""
+    closed: bool = False
+    """Whether the pass was closed, and gives no more load requests."""
+    begun: Begun | None = field(default=None, repr=False)
+    """What the sampler that began it knows it by."""
+    when_taken: Callable[[Begun, bool], None] | None = field(default=None, repr=False)
+    """What is told of every load request that is taken, and, with True, of the end; copies don't tell."""
+    _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)
+
+    def __next__(self) -> LoadRequest:
+        try:
+            with undivided():
+                if self._stream is None:
+                    self._stream = iter(()) if self.closed else islice(self._requests(), self.taken, None)
+                request = next(self._stream)
+        except StopIteration:
+            self._tell(is_end=True)
+            raise
+        self.taken += 1
+        self._tell(is_end=False)
+        return request
+
+    def _tell(self, *, is_end: bool) -> None:
+        if self.when_taken is not None and self.begun is not None and not self.closed:
+            self.when_taken(self.begun, is_end)
+
+    def close(self) -> None:
+        """End the pass."""
+        self.closed = True
+        self._stream = None
+
+    def _requests(self) -> Iterator[LoadRequest]:
+        if self.plan.is_over:
+            return iter(())
+        plan, shard = self.plan, self.plan.shard(self.rank)
+        name = type(self.sampler).__name__
+        rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes, segment=plan.segment)
+        sampler = private_copy(self.sampler, rng)
+        confined = confine(sampler, shard.rows)
+        if not confined:
+            sampler = localize(sampler, shard.rows, plan.n_obs)
+        if plan.shares_draws:
+            set_draws(sampler, plan.sizes[self.rank])
+        # where rng is worked out instead of held, and in a sampler that has just been made for these rows
+        if sampler.rng is not None and sampler.rng is not rng:
+            sampler.rng = rng
+        follow_epoch(sampler, plan.epoch)
+        requests = _run(sampler, plan.n_obs if confined else len(shard))
+        if not (is_annbatchs_own(sampler) or is_wrapper(sampler)):
+            requests = check(requests, n_rows=len(shard), name=name)
+            requests = complete(requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
+            n_rows = plan.sizes[self.rank] if plan.shares_draws else len(shard)
+            requests = hold(requests, promised(self.sampler, plan, n_rows), name=name)
+        requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
+        if self.hand is not None:
+            requests = select(requests, self.hand)
+        if plan.remainder == "pad":
+            # a confined shard is one range, and its requests are for global rows already
+            first = next(iter(shard.rows)) if confined else 0
+            requests = mark_repeats(requests, first + shard.n_own)
+        if confined:
+            return requests
+        return translate(requests, shard.rows, name=name, ahead=is_annbatchs_own(sampler))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_stream": None, "when_taken": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # nothing but the stream, which a copy leaves out, ever changes in place
+        return copy.copy(self)
+
+
+def follow_epoch(sampler: Sampler, epoch: int) -> None:
+    """Tell a sampler that has epochs of its own which one it is: a wrapper that is wrapped again, for one."""
+    if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+        set_epoch(epoch)
+
+
+def _run(sampler: Sampler, n_obs: int) -> Iterator[LoadRequest]:
+    """Run a sampler on ``n_obs`` rows, without the splits that annbatch's own ``sample`` would add.
+
+    Those it shuffles with numpy's global random state. A sampler that replaces ``sample`` itself is taken at its word.
+    """
+    if type(sampler).sample is not Sampler.sample:
+        requests = sampler.sample(n_obs)
+    else:
+        sampler.validate(n_obs)
+        requests = sampler._sample(n_obs)
+    if not isinstance(requests, Iterable):
+        msg = f"{type(sampler).__name__} must yield load requests for its rows, got {requests!r} in place of them."
+        raise TypeError(msg)
+    return iter(requests)

@@ -1,0 +1,315 @@
+"""What ranks that say something of themselves hear: what differs, who has what, and nothing if they are alike."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler, SequentialSampler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.checks.agreement import Description, compare
+from annbatch_distributed.checks.exchange import listed
+from annbatch_distributed.ranks import Membership, deferred
+from tests.alterations import altered, noise, says_the_same
+from tests.meeting import heard, met
+from tests.strategies import Job, jobs
+from tests.test_laws import runnable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from annbatch_distributed.checks.exchange import Gather
+    from annbatch_distributed.sharding import Rows
+
+
+def described(rank: int, world_size: int, n_peers: int = 1) -> Description:
+    """One of a job's processes."""
+    return Description(rank, world_size, n_peers, "", {"a": 1, "b": None}, "plan", {"c": 2})
+
+
+def said(processes: list[Description], numbers: list[int] | None = None) -> str:
+    """What they hear."""
+    return compare([process.to_text() for process in processes], numbers or range(len(processes))).text
+
+
+def agreement(ranks: list[DistributedSampler], n_obs: int = 100) -> list[str]:
+    """What each rank of a job hears."""
+    return heard([partial(_check, sampler, n_obs) for sampler in ranks])
+
+
+def _check(sampler: DistributedSampler, n_obs: int, gather: Gather) -> None:
+    sampler.check_ranks_agree(n_obs, gather=gather)
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.data())
+def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_said(
+    world_size: int, n_peers: int, data: st.DataObject
+) -> None:
+    processes = [described(rank, world_size, n_peers) for rank in range(world_size) for _ in range(n_peers)]
+    processes = data.draw(st.permutations(processes))
+    assert said(processes) == ""
+    if len(processes) == 1:
+        return
+    odd = data.draw(st.integers(0, len(processes) - 1))
+    has = data.draw(st.sampled_from(["a", "b", "rank", "plan", "problem"] + ["c", "source"] * (n_peers > 1)))
+    match has:
+        case "rank":
+            change = replace(processes[odd], rank=(processes[odd].rank + 1) % world_size)
+        case "plan" | "problem" | "source":
+            change = replace(processes[odd], **{has: "odd"})
+        case "c":
+            change = replace(processes[odd], same_for_peers={"c": "odd"})
+        case _:
+            change = replace(processes[odd], same=processes[odd].same | {has: "odd"})
+    if change == processes[odd]:  # the only rank
+        return
+    processes[odd] = change
+    text = said(processes)
+    by_rank = [process.rank for process in processes] == list(range(len(processes)))
+    assert f"{'rank' if by_rank else 'process'} {odd}" in text or has == "rank"
+    assert text.count("\n") <= 4
+    if has in ("a", "b", "c", "source", "plan", "problem"):
+        assert "odd" in text
+
+
+@given(st.integers(0, 3), st.data())
+def test_what_one_process_says_is_agreed_to_only_as_it_was_said_whatever_has_come_of_it(
+    odd: int, data: st.DataObject
+) -> None:
+    texts = [replace(described(number // 2, 2, 2), source="a mesh").to_text() for number in range(4)]
+    before = texts[odd]
+    texts[odd] = data.draw(altered(before))
+    verdict = compare(texts, range(4))
+    assert (verdict.kind == "fine") == (says_the_same(texts[odd], before))
+    assert verdict.kind in ("fine", "disagreement")
+    assert len(verdict.text) < 10_000
+    if verdict.text.startswith("What processes of this job say can't be read:"):
+        assert f"\n  process {odd}: " in verdict.text
+
+
+@given(noise)
+def test_noise_of_all_processes_is_one_error_and_no_agreement(text: str) -> None:
+    verdict = compare([text, text], range(2))
+    assert verdict.kind == "disagreement"
+    assert "\n  process 0: it " in verdict.text
+
+
+def test_processes_go_by_the_numbers_that_their_framework_gives_them() -> None:
+    peers = [described(0, 1, 2), replace(described(0, 1, 2), same_for_peers={"c": 3})]
+    assert "c, of rank 0: 2 on process 4; 3 on process 6" in said(peers, [4, 6])
+    twice = [described(0, 2), described(0, 2)]
+    assert "rank 0 is that of processes 4 and 6\n  rank 1 is that of no process" in said(twice, [4, 6])
+
+
+def test_another_number_of_processes_than_the_world_size_is_said_outright() -> None:
+    assert "there are 3 processes, and the world size is 2\n" in said([described(rank % 2, 2) for rank in range(3)])
+    three_peers = [described(rank % 2, 2, 2) for rank in range(3)]
+    assert "there are 3 processes, and the world size is 2 with 2 processes for each rank\n" in said(three_peers)
+
+
+def test_no_more_is_listed_than_can_be_read() -> None:
+    many = [described(rank, 200) for rank in range(200)]
+    values = [replace(one, same={"a": rank}) for rank, one in enumerate(many)]
+    assert said(values).count(";") == 10
+    assert said([replace(one, rank=0) for one in many]).count("\n") == 12
+
+
+@given(st.sets(st.integers(0, 30), min_size=1))
+def test_a_list_of_numbers_names_each_of_them_and_no_other(numbers: set[int]) -> None:
+    text = listed("rank", sorted(numbers))
+    named: set[int] = set()
+    for part in text.removeprefix("ranks ").removeprefix("rank ").replace(" and ", ", ").split(", "):
+        first, *last = part.split(" to ")
+        named |= set(range(int(first), int(last[0] if last else first) + 1))
+    assert named == numbers
+
+
+@given(jobs(), st.integers(0, 3))
+def test_the_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
+    ranks = runnable(drawn, epoch)
+    assert agreement(ranks, drawn.n_obs) == [""] * drawn.world_size
+
+
+def test_ranks_within_ranks_are_numbered_through() -> None:
+    def rank(node: int, within: int) -> DistributedSampler:
+        inner = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(within, 2))
+        return DistributedSampler(inner, dist_info=Rank(node, 3))
+
+    places = [(node, within) for node in range(3) for within in range(2)]
+    assert agreement([rank(*place) for place in places]) == [""] * 6
+    wrong = agreement([rank(*place) for place in [*places[:-1], (0, 0)]])
+    assert len(set(wrong)) == 1
+    assert "rank 0 is that of processes 0 and 5\n  rank 5 is that of no process" in wrong[0]
+
+
+@pytest.mark.parametrize("which", ["mesh", "groups"])
+def test_ranks_within_ranks_of_meshes_and_groups_agree_if_each_process_has_another_place(which: str) -> None:
+    def rank(number: int, node: int, within: int) -> DistributedSampler:
+        """One of four processes in a mesh of 2 x 2, or in a group along each of its dimensions."""
+        mesh = (0, 1, 2, 3)
+        rows, columns = ((number // 2 * 2, number // 2 * 2 + 1), (number % 2, number % 2 + 2))
+        inner = Membership(
+            Rank(within, 2), "rows", "torch", mesh if which == "mesh" else rows, 2 if which == "mesh" else 1
+        )
+        outer = Membership(Rank(node, 2), "columns", "torch", *((mesh, 2) if which == "mesh" else (columns, 1)))
+        sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=inner)
+        return DistributedSampler(sampler, dist_info=outer)
+
+    assert agreement([rank(number, number // 2, number % 2) for number in range(4)]) == [""] * 4
+    wrong = agreement([rank(number, number // 2, 0) for number in range(4)])
+    assert len(set(wrong)) == 1
+    assert "rank 1 is that of no process" in wrong[0]
+
+
+def test_settings_of_numpys_types_are_compared_as_those_of_pythons() -> None:
+    ranks = [
+        DistributedSampler(RandomSampler(4, 2, size(4)), dist_info=Rank(rank, 2), seed=0)
+        for rank, size in enumerate((int, np.int64))
+    ]
+    assert agreement(ranks) == ["", ""]
+
+
+def test_ranks_with_other_generators_agree_unless_they_have_the_same_share() -> None:
+    def rank(number: int, n_peers: int) -> DistributedSampler:
+        share = Membership(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
+        return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(number)), dist_info=share)
+
+    assert agreement([rank(0, 1), rank(1, 1)]) == ["", ""]
+    peers = agreement([rank(0, 2), rank(1, 2)])
+    assert len(set(peers)) == 1
+    assert "randomness (a seed makes it the same), of rank 0: " in peers[0]
+
+
+class Turned:
+    """Begins to deal at a row that it keeps where nobody sees it."""
+
+    def __init__(self, first: int) -> None:
+        self.hidden = io.StringIO(str(first))
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
+        return rows.cyclic(int(self.hidden.getvalue()), len(rows))
+
+
+def test_a_plan_that_depends_on_more_than_can_be_seen_is_found() -> None:
+    def rank(number: int, first: int) -> DistributedSampler:
+        return DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(number, 2), sharding=Turned(first))
+
+    assert agreement([rank(0, 8), rank(1, 8)]) == ["", ""]
+    wrong = agreement([rank(0, 8), rank(1, 12)])
+    assert len(set(wrong)) == 1
+    assert "  plan, which must depend on something else in a sampler or a sharding of your own: " in wrong[0]
+
+
+def test_one_rank_alone_needs_nobody() -> None:
+    DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 1)).check_ranks_agree(100)
+
+
+def test_several_ranks_that_no_framework_knows_need_a_function_to_gather_with() -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
+    with pytest.raises(RuntimeError, match=r"The 2 ranks can't reach each other.*pass gather="):
+        sampler.check_ranks_agree(100)
+
+
+@pytest.mark.parametrize("gathered", [None, "text", [], ["another"], [1, 2]])
+def test_what_is_gathered_must_be_the_texts_of_all_processes(gathered: object) -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
+    with pytest.raises(TypeError, match="gather must return a list with the texts of all processes"):
+        sampler.check_ranks_agree(100, gather=lambda _: gathered)  # type: ignore[return-value]  # wrong ones
+
+
+SECONDS = 20.0
+
+TIMEOUTS: dict[str, tuple[Any, str]] = {
+    "None": (None, "TypeError: timeout must be a number of seconds or a datetime.timedelta, got None of type NoneType"),
+    "a text": ("5", "TypeError: timeout must be a number of seconds or a datetime.timedelta, got '5' of type str"),
+    "a boolean": (
+        True,
+        "TypeError: timeout must be a number of seconds or a datetime.timedelta, got True of type bool",
+    ),
+    "an array": (np.array([5]), "TypeError: timeout must be a number of seconds"),
+    "nan": (float("nan"), "ValueError: timeout must be more than 0 seconds, and finite"),
+    "inf": (float("inf"), "ValueError: timeout must be more than 0 seconds, and finite"),
+    "0": (0, "ValueError: timeout must be more than 0 seconds, and finite so that no process waits for ever, got 0."),
+    "less than 0": (np.int64(-1), "ValueError: timeout must be more than 0 seconds"),
+    "no time": (timedelta(0), "ValueError: timeout must be more than 0 seconds"),
+    "beyond floats": (10**400, "ValueError: timeout must be more than 0 seconds, and finite"),
+    "beyond texts": (-(10**5000), "ValueError: timeout must be more than 0 seconds"),
+}
+
+
+def checking(rank: int, **kwargs: Any) -> Callable[[], str | None]:
+    """A call of one of two ranks."""
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(rank, 2))
+    return lambda: sampler.check_ranks_agree(100, **{"timeout": SECONDS, **kwargs})
+
+
+@pytest.mark.parametrize("name", TIMEOUTS)
+@pytest.mark.parametrize("ranks", [[1], [0, 1]])
+def test_a_wrong_timeout_of_any_rank_is_the_same_error_on_all(
+    name: str, ranks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout, expected = TIMEOUTS[name]
+    given = [timeout if rank in ranks else SECONDS for rank in range(2)]
+    (told,) = set(met([checking(rank, timeout=given[rank]) for rank in range(2)], monkeypatch))
+    assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
+    assert told.endswith(f"({listed('rank', ranks)})")
+
+
+@pytest.mark.parametrize("gather", [5, "allgather", [str]])
+def test_a_gather_that_cannot_be_called_is_the_same_error_on_all(gather: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (told,) = set(met([checking(0), checking(1, gather=gather)], monkeypatch))
+    assert (
+        f"TypeError: gather must be a function that is given a text and returns those of all processes, got {gather!r}"
+        in told
+    )
+
+
+@pytest.mark.parametrize("timeout", [20, 20.0, np.float32(20), np.int64(20), Fraction(41, 2), timedelta(seconds=20)])
+def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(timeout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert met([checking(rank, timeout=timeout) for rank in range(2)], monkeypatch) == ["", ""]
+    alone = [checking(0, timeout=type(timeout)(1) if not isinstance(timeout, timedelta) else timedelta(seconds=1))]
+    told, _ = met([*alone, lambda: "nothing"], monkeypatch)
+    assert "process 1 didn't come within 1 seconds" in told
+
+
+def test_who_has_a_wrong_argument_and_nobody_to_tell_hears_of_it_at_once() -> None:
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        checking(0, timeout=None)()
+    with pytest.raises(TypeError, match="gather must be a function"):
+        checking(0, gather=5)()
+
+
+def test_a_wrong_timeout_is_told_through_gather_too() -> None:
+    ranks = [DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(rank, 2)) for rank in range(2)]
+
+    def check(rank: int, gather: Gather) -> None:
+        ranks[rank].check_ranks_agree(100, timeout=float("nan") if rank else 5, gather=gather)
+
+    (told,) = set(heard([partial(check, rank) for rank in range(2)]))
+    assert "timeout must be more than 0 seconds" in told
+
+
+@pytest.mark.parametrize("n_obs", [None, "100", -1, 100.0])
+def test_a_wrong_number_of_rows_on_one_rank_is_the_same_error_on_all(
+    n_obs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(1, 2))
+    odd = partial(sampler.check_ranks_agree, n_obs, timeout=SECONDS)
+    (told,) = set(met([checking(0), odd], monkeypatch))
+    assert "n_obs must be" in told
+    assert "(rank 1)" in told
+
+
+def test_a_rank_that_is_asked_for_too_early_is_an_error_at_once() -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred("torch"))
+    with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
+        sampler.check_ranks_agree(100)

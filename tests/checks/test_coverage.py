@@ -1,0 +1,279 @@
+"""Ranks prove that they have read what was planned, for every kind of job; and what they read otherwise is found."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
+from annbatch_distributed.checks.agreement import Description
+from annbatch_distributed.checks.coverage import Reading, compare_readings
+from tests.alterations import altered
+from tests.meeting import heard, met
+from tests.samplers import MaskBlind, batches, flat, job
+from tests.strategies import PASSING, Job, jobs
+from tests.test_laws import drops_rows, runnable
+from tests.workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from annbatch.types import LoadRequest
+
+    from annbatch_distributed.checks.exchange import Gather
+
+
+def tally(read: Iterable[list[int]]) -> Tally:
+    """Count the rows of some batches."""
+    found = Tally()
+    for rows in read:
+        found.add(np.array(rows, dtype=np.int64))
+    return found
+
+
+def counted(n_rows: int, n_batches: int) -> str:
+    """Rows and batches as a text."""
+    return f"{n_rows} row{'s' * (n_rows != 1)} in {n_batches} batch{'es' * (n_batches != 1)}"
+
+
+def said(ranks: Sequence[DistributedSampler], n_obs: int, read: Sequence[Iterable[list[int]]]) -> str:
+    """Return what all ranks hear of what they have read."""
+    pairs = zip(ranks, map(tally, read), strict=True)
+    (text,) = set(heard([partial(_check, sampler, n_obs, counted) for sampler, counted in pairs]))
+    return text
+
+
+def _check(sampler: DistributedSampler, n_obs: int, counted: Tally, gather: Gather) -> str:
+    return sampler.check_epoch_read(n_obs, counted, gather=gather)
+
+
+@given(jobs(), st.integers(0, 3), st.data())
+def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch: int, data: st.DataObject) -> None:
+    ranks = runnable(drawn, epoch)
+    assume(all(sampler.n_batches(drawn.n_obs) for sampler in ranks))
+    read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
+    n_rows, n_batches = len(flat(flat(read))), sum(map(len, read))
+    text = said(ranks, drawn.n_obs, read)
+    have = "1 rank has" if drawn.world_size == 1 else f"{drawn.world_size} ranks have"
+    assert text.startswith(f"epoch {epoch}: {have} read {counted(n_rows, n_batches)}, as planned")
+    if drawn.kind in PASSING and not drops_rows(drawn):
+        plan = ranks[0].plan(drawn.n_obs)
+        assert f"Each of the {len(plan.window) - plan.n_lost} rows was read once" in text
+        assert (f", {plan.n_repeated} were repeated" in text) == bool(plan.n_repeated)
+        assert (f", {plan.n_lost} of the {len(plan.window)} are lost" in text) == bool(plan.n_lost)
+
+    rank = data.draw(st.integers(0, drawn.world_size - 1))
+    wrong = copy.deepcopy(read)
+    match data.draw(st.sampled_from(["a batch less", "a batch twice", "another row", "rows in one batch"])):
+        case "a batch less":
+            wrong[rank] = wrong[rank][1:]
+        case "a batch twice":
+            wrong[rank] += wrong[rank][-1:]
+        case "another row":
+            wrong[rank][0] = [*wrong[rank][0][1:], (wrong[rank][0][0] + 1)]
+        case "rows in one batch":
+            wrong[rank] = [flat(wrong[rank]), *[[] for _ in wrong[rank]]]
+    text = said(ranks, drawn.n_obs, wrong)
+    assert text.startswith(
+        f"What the ranks have read in epoch {epoch} is not what was planned:\n  rank {rank} has read"
+    )
+    assert text.count("\n") == 1
+
+
+@given(jobs(policies=("keep", "exact", "pad", "drop")), st.data())
+def test_what_was_left_of_an_epoch_is_told_from_all_of_it(drawn: Job, data: st.DataObject) -> None:
+    ranks = runnable(drawn)
+    n_batches = min(sampler.n_batches(drawn.n_obs) for sampler in ranks)
+    assume(n_batches > 1)
+    done = data.draw(st.integers(1, n_batches - 1))
+    read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
+    resumed = drawn.ranks()
+    for sampler, before in zip(resumed, ranks, strict=True):
+        sampler.load_state_dict(before.state_dict(batches_done=done))
+    rest = [batches(sampler.sample(drawn.n_obs)) for sampler in resumed]
+    assert rest == [one[done:] for one in read]
+    n_left = len(flat(flat(rest)))
+    assert f"read {counted(n_left, sum(map(len, rest)))}, as planned" in said(resumed, drawn.n_obs, rest)
+    assert "is not what was planned" in said(resumed, drawn.n_obs, read)
+
+
+def test_what_other_numbers_of_ranks_have_left_is_read_once_by_all() -> None:
+    sampler = RandomSampler(4, 2, 4, rng=np.random.default_rng(0))
+    before = job(sampler, 3, seed=0, remainder="exact")[0]
+    before.sample(100)
+    state = before.state_dict(batches_done=3)
+    after = job(sampler, 2, seed=0, remainder="exact")
+    for one in after:
+        one.load_state_dict(state)
+    text = said(after, 100, [batches(one.sample(100)) for one in after])
+    rows = "64 rows in 16 batches, as planned. Each of the 64 rows was read once"
+    assert text == f"what was left of epoch 0: 2 ranks have read {rows}"
+
+
+def test_shares_that_are_not_the_whole_are_found_although_each_rank_has_read_its_own() -> None:
+    plan = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[0].plan(40)
+    shares = [Tally.of_rows(plan.shard(rank).rows) for rank in range(2)]
+    who = [Description(rank, 2, 1, "", {}, "", {}) for rank in range(2)]
+
+    def compared(*read: Tally) -> str:
+        readings = [Reading(one, tally, tally, is_share=True) for one, tally in zip(who, read, strict=True)]
+        return compare_readings([reading.to_text() for reading in readings], range(2), plan=plan).text
+
+    assert "as planned" in compared(*shares)
+    assert compared(shares[0], shares[0]).endswith("the shares of all ranks, 40 rows, are not those of the plan")
+
+
+@given(st.integers(0, 1), st.data())
+def test_what_a_rank_says_that_it_has_read_is_as_planned_only_as_it_was_said(odd: int, data: st.DataObject) -> None:
+    plan = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[0].plan(40)
+    texts = []
+    for rank in range(2):
+        rows = list(plan.shard(rank).rows)
+        read = tally(rows[start : start + 4] for start in range(0, 20, 4))
+        texts.append(Reading(Description(rank, 2, 1, "", {}, "", {}), read, read, is_share=True).to_text())
+    honest = compare_readings(texts, range(2), plan=plan)
+    assert honest.text.endswith("as planned. Each of the 40 rows was read once")
+    before = texts[odd]
+    texts[odd] = data.draw(altered(before))
+    verdict = compare_readings(texts, range(2), plan=plan)
+    assert verdict.kind in ("fine", "disagreement")
+    if verdict.kind == "fine":
+        # what a source is called and how the verdict was come to don't matter to what was read
+        assert verdict == honest
+        assert _without_hints(texts[odd]) == _without_hints(before)
+
+
+def _without_hints(text: str) -> Any:
+    said = json.loads(text)
+    for name, hint in (("description", "source"), ("read", "largest"), ("planned", "largest")):
+        said["said"][name].pop(hint)
+    said["said"].pop("is_share")
+    return json.dumps(said, sort_keys=True)
+
+
+def test_the_loader_counts_what_it_yields() -> None:
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="pad")
+    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+    loader.add_adata(ad.AnnData(np.zeros((50, 1))))
+    list(loader)
+    assert loader.check_epoch_read() == (
+        "epoch 0: 1 rank has read 52 rows in 13 batches, as planned. Each of the 50 rows was read once, 2 were repeated"
+    )
+    loader.set_epoch(1)
+    with pytest.raises(ValueError, match="no pass was begun since the epoch was set"):
+        loader.check_epoch_read()
+    some = iter(loader)
+    for _ in range(12):
+        next(some)
+        with pytest.raises(ValueError, match="is not what was planned"):
+            loader.check_epoch_read()
+    next(some)
+    assert loader.check_epoch_read().startswith("epoch 1: 1 rank has read 52 rows")
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_what_workers_have_read_is_counted_by_who_collects_it(n_workers: int) -> None:
+    ranks = job(RandomSampler(4, 2, 4, rng=np.random.default_rng(0)), 2, seed=0, remainder="exact")
+    read = [list(Workers(sampler, n_workers, n_obs=101)) for sampler in ranks]
+    rows = "101 rows in 26 batches, as planned. Each of the 101 rows was read once"
+    assert said(ranks, 101, read) == f"epoch 0: 2 ranks have read {rows}"
+
+
+def test_a_loader_whose_workers_read_asks_for_the_tally() -> None:
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, return_index=True)
+    loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+    read = list(Workers(loader, 2))
+    with pytest.raises(RuntimeError, match=r"Make a Tally, add each batch\['index'\] to it"):
+        loader.check_epoch_read()
+    assert "48 rows in 12 batches, as planned" in loader.check_epoch_read(tally(read))
+
+
+def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], str]:
+    """A check of one of two ranks that have read what was planned, unless they say otherwise."""
+    sampler = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[rank]
+    counted = tally(batches(sampler.sample(100)))
+    return lambda: sampler.check_epoch_read(n_obs, counted if read is None else read, timeout=20)
+
+
+class Rows2D:
+    """Is no Tally."""
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "no tally": ({"read": Rows2D()}, "TypeError: read must be a Tally"),
+    "rows": ({"read": np.arange(50)}, "TypeError: read must be a Tally"),
+    "a number of rows that is a text": ({"n_obs": "100"}, "TypeError: n_obs must be an integer"),
+    "another number of rows": ({"n_obs": 101}, "ValueError: n_obs must be that of the last pass, 100, got 101"),
+    "no number of rows": ({"n_obs": None}, "TypeError: n_obs must be an integer"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_wrong_on_one_rank_is_the_same_error_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd, expected = ODD[name]
+    (told,) = set(met([reading(0), reading(1, **odd)], monkeypatch))
+    assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
+    assert told.endswith("(rank 1)")
+
+
+def test_a_tally_that_numpys_integers_were_put_into_counts_as_one_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Tally()
+    for rows in batches(job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[1].sample(100)):
+        read.add(rows)
+    read = Tally(np.int64(read.n_batches), np.int64(read.n_rows), np.int64(read.value))
+    vars(read)["n_rows"] = np.int64(read.n_rows)
+    (told,) = set(met([reading(0), reading(1, read=read)], monkeypatch))
+    assert told.startswith("epoch 0: 2 ranks have read 100 rows in 26 batches, as planned.")
+
+
+def test_workers_on_one_rank_alone_are_the_same_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def checking(rank: int) -> Callable[[], str]:
+        sampler = job(RandomSampler(4, 2, 4), 2, seed=0)[rank]
+        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, return_index=True)
+        loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        list(Workers(loader, 2) if rank else loader)
+        return lambda: loader.check_epoch_read(timeout=20)
+
+    (told,) = set(met([checking(0), checking(1)], monkeypatch))
+    assert "RuntimeError: The workers of a DataLoader take the batches" in told
+    assert told.endswith("(rank 1)")
+
+
+class SameRows(MaskBlind):
+    """Reads the same rows in every request, and is otherwise as it should be."""
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        for request in super()._sample(n_obs):
+            (rows,) = request["requests"]
+            assert isinstance(rows, slice)
+            yield {**request, "requests": [slice(0, rows.stop - rows.start)]}
+
+
+def test_a_sampler_that_reads_some_rows_again_and_others_never_is_found() -> None:
+    for cls, is_found in ((SameRows, True), (MaskBlind, False)):
+        ranks = job(cls(4), 2, remainder="keep")
+        text = said(ranks, 100, [batches(rank.sample(100)) for rank in ranks])
+        promised = "SameRows doesn't read each row of its share once, as remainder='keep' promises."
+        assert (promised in text) == is_found
+        assert ("as planned" not in text) == is_found
+
+
+def test_a_batch_that_is_too_large_is_found_although_rows_and_batches_are_as_many_as_planned() -> None:
+    ranks = job(RandomSampler(4, 2, 4), 2, seed=0)
+    read = [batches(rank.sample(48)) for rank in ranks]
+    first, second, *others = read[1]
+    wrong = [read[0], [first[:1], first[1:] + second, *others]]
+    assert "as planned. Each" in said(ranks, 48, read)
+    assert said(ranks, 48, wrong).endswith(
+        "rank 1 has read 24 rows in 6 batches as planned, but one of 7 rows, with batch size 4"
+    )

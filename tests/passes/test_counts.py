@@ -1,0 +1,395 @@
+"""Jobs that can't run say why, in the same words on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.passes.shard import localize
+from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
+from tests.strategies import POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from annbatch.abc import Sampler
+    from annbatch.types import LoadRequest
+
+    from annbatch_distributed.sharding import Rows
+
+
+def labels(*runs: int) -> pd.Categorical:
+    """Runs of labels: B, NK, T, B, NK, ..."""
+    return pd.Categorical.from_codes(np.repeat(np.arange(len(runs)) % 3, runs), categories=["B", "NK", "T"])
+
+
+def classes(*runs: int, **kwargs: Any) -> ClassSampler:
+    return ClassSampler(4, 2, 4, classes=labels(*runs), num_samples=20, rng=np.random.default_rng(0), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "n_obs", "options", "message"),
+    [
+        (RandomSampler(4, 2, 8), 31, {}, "4 ranks times batch size 8 is 32"),
+        (RandomSampler(4, 2, 8), 3, {"remainder": "exact"}, "has 3 rows, too few for 4 ranks"),
+        (RandomSampler(4, 2, 8), 3, {"remainder": "keep"}, "has 3 rows, too few for 4 ranks"),
+        (RandomSampler(4, 2, 8, num_samples=26), 100, {}, r"num_samples \(26\) cannot exceed the observation range"),
+        (RandomSampler(4, 2, 8, num_samples=26), 101, {"remainder": "keep"}, r"rank 0 of 4.*num_samples \(26\)"),
+        (
+            RandomSampler(4, 2, 8, drop_last=True),
+            101,
+            {"remainder": "exact"},
+            "promises every row. Use drop_last=False",
+        ),
+        (
+            RandomSampler(1, 1, 1),
+            101,
+            {"remainder": "exact"},
+            "RandomSampler makes 25 of the 25 rows of rank 0, and 26 on rank 3",
+        ),
+        (classes(25, 25, 25, 25), 101, {}, "does not match loader n_obs"),
+        (classes(26, 26, 26, 22), 100, {"remainder": "keep"}, r"rank 1 of 4, which are 25:50 .* chunk_size \(4\)"),
+        (
+            classes(50, 50, class_weights=np.array([1.0, 0.0, 0.0])),
+            100,
+            {"remainder": "keep"},
+            "rank 2 of 4.*No class with positive weight",
+        ),
+    ],
+)
+def test_what_is_wrong_for_one_rank_is_the_same_error_on_all(
+    sampler: Sampler, n_obs: int, options: Any, message: str
+) -> None:
+    raised = set()
+    for rank in job(sampler, 4, **options):
+        for ask in (rank.n_batches, rank.validate, rank.plan, rank.sample):
+            with pytest.raises(ValueError, match=message) as error:
+                ask(n_obs)
+            raised.add(str(error.value))
+    assert len(raised) == 1
+
+
+def test_a_class_sampler_that_could_not_run_on_other_rows_loses_the_same_ones_in_every_epoch() -> None:
+    """Three ranks of 32 rows: 8 rows further on, the boundary at 40 would leave two rows of a run."""
+    runs = (42, 62)
+    for sampler in job(classes(*runs), 3):
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            assert list(sampler.plan(104).lost) == list(range(96, 104))
+            assert len(batches(sampler.sample(104))) == sampler.n_batches(104) == 5
+
+
+def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
+    for epoch in range(4):
+        ranks = job(classes(26, 26, 26, 26), 3)
+        for sampler in ranks:
+            sampler.set_epoch(epoch)
+            plan = sampler.plan(104)
+            assert [len(plan.shard(rank).rows.pieces) for rank in range(3)] == [1, 1, 1]
+            assert set(flat(batches(sampler.sample(104)))) <= set(plan.shard(sampler.rank).rows)
+        assert list(plan.lost) == list(range(8) if epoch % 2 else range(96, 104))
+
+
+def test_drop_last_of_the_wrapped_sampler_is_kept_under_keep() -> None:
+    counts = [
+        (rank.n_batches(23), len(batches(rank.sample(23))))
+        for rank in job(SequentialSampler(4, 2, 4, drop_last=True), 2, remainder="keep")
+    ]
+    assert counts == [(2, 2), (3, 3)]
+
+
+def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -> None:
+    """If this fails, annbatch has mended it: ``_refuse_short_draws`` is to go."""
+    alone = RandomSampler(6, 2, 4, replacement=True, drop_last=True)
+    assert (alone.n_batches(20), len(batches(alone.sample(20)))) == (5, 4)
+    for rank in job(alone, 2):
+        with pytest.raises(ValueError, match=r"chunks of 6 rows, which make 4 batches of the 5"):
+            rank.n_batches(40)
+    assert [len(batches(rank.sample(24))) for rank in job(alone, 2)] == [3, 3]
+
+
+class Uneven(MaskBlind):
+    """Gives two more batches for every row beyond the tenth."""
+
+    def n_batches(self, n_obs: int) -> int:
+        return 1 + 2 * max(0, n_obs - 10)
+
+
+def test_counts_too_far_apart_cannot_be_made_equal() -> None:
+    for rank in job(Uneven(20), 2, remainder="exact"):
+        with pytest.raises(ValueError, match="Uneven makes 1 of the 10 rows of rank 0, and 3 on rank 1"):
+            rank.n_batches(21)
+
+
+class WholeRequests(MaskBlind):
+    """Leaves out what does not fill a request of two batches."""
+
+    def n_batches(self, n_obs: int) -> int:
+        return n_obs // (2 * self.batch_size) * 2
+
+
+def test_exact_is_refused_for_samplers_that_cannot_read_every_row() -> None:
+    for rank in job(WholeRequests(4), 2, remainder="exact"):
+        with pytest.raises(ValueError, match="4 batches of 4 rows at most, and so leaves out some of its 22 rows"):
+            rank.n_batches(44)
+
+
+class PerRow(MaskBlind):
+    """One batch of one row for each row of the collection with a weight."""
+
+    def __init__(self, weights: list[int]) -> None:
+        super().__init__(1)
+        self.weights = np.array(weights)
+
+    def n_batches(self, n_obs: int) -> int:
+        return int(self.weights.sum())
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        for row in np.flatnonzero(self.weights).tolist():
+            yield {"requests": [slice(row, row + 1)], "splits": [np.arange(1)]}
+
+
+@localize.register(PerRow)
+def _localize_per_row(sampler: PerRow, rows: Rows, n_obs: int) -> PerRow:
+    return PerRow(sampler.weights[rows.to_array()].tolist())
+
+
+def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_is_tied_to_rows() -> None:
+    uneven = PerRow([1, 1, 1, 0, 1, 0, 0, 0])
+    for rank, n_batches in zip(job(uneven, 2, remainder="keep"), (3, 1), strict=True):
+        assert rank.n_batches(8) == len(batches(rank.sample(8))) == n_batches
+    for policy in ("drop", "pad", "exact"):
+        for rank in job(uneven, 2, remainder=policy):
+            with pytest.raises(ValueError, match="PerRow"):
+                rank.n_batches(8)
+
+
+def test_the_lost_rows_stay_where_moving_them_would_make_other_counts() -> None:
+    for weights, lost in (([1, 0, 1, 0, 1], [[4], [0], [4]]), ([1, 1, 1, 1, 0], [[4], [4], [4]])):
+        [first, second] = job(PerRow(weights), 2)
+        for epoch, expected in enumerate(lost):
+            for sampler in (first, second):
+                sampler.set_epoch(epoch)
+                assert list(sampler.plan(5).lost) == expected
+                assert sampler.n_batches(5) == len(batches(sampler.sample(5)))
+
+
+class Growing(MaskBlind):
+    """Makes smaller batches in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def n_batches(self, n_obs: int) -> int:
+        return (n_obs // 2) if self.epoch else (n_obs // 4)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        size = 2 if self.epoch else 4
+        for start in range(0, n_obs - size + 1, size):
+            yield {"requests": [slice(start, start + size)], "splits": [np.arange(size)]}
+
+
+def test_a_sampler_with_epochs_of_its_own_is_counted_in_each_of_them() -> None:
+    for sampler in job(Growing(4), 2, remainder="keep"):
+        for epoch, n_batches in ((0, 5), (1, 10), (0, 5)):
+            sampler.set_epoch(epoch)
+            assert sampler.n_batches(40) == len(batches(sampler.sample(40))) == n_batches
+
+
+class Unknown(MaskBlind):
+    """Doesn't know beforehand how many batches it gives."""
+
+    def n_batches(self, n_obs: int) -> int:
+        msg = "that depends"
+        raise NotImplementedError(msg)
+
+
+def test_where_a_count_cannot_be_known_it_raises() -> None:
+    for rank in job(Unknown(2), 2):
+        with pytest.raises(NotImplementedError, match="that depends"):
+            rank.n_batches(20)
+
+
+@pytest.mark.parametrize("remainder", [None, "drop", "exact", "pad"])
+def test_without_a_batch_size_equal_counts_are_not_promised(remainder: Any) -> None:
+    with pytest.raises(ValueError, match=r"NoBatchSize has batch_size None.*enforce_equal_batches=False"):
+        job(NoBatchSize(4), 2, remainder=remainder)
+
+
+def test_without_a_batch_size_keep_works() -> None:
+    ranks = job(NoBatchSize(4), 2, enforce_equal_batches=False)
+    assert [rank.n_batches(19) for rank in ranks] == [len(batches(rank.sample(19))) for rank in ranks] == [3, 3]
+    assert sorted(flat(flat(batches(rank.sample(19))) for rank in ranks)) == list(range(19))
+    assert "no batch size" in str(ranks[0].plan(19))
+
+
+def test_a_batch_size_below_1_is_an_error() -> None:
+    with pytest.raises(ValueError, match="MaskBlind has batch_size 0"):
+        job(MaskBlind(0), 2)
+
+
+@pytest.mark.parametrize("batch_size", [8.0, float("nan"), True, "8", np.float32(8), np.bool_(True), 2.5])
+def test_a_batch_size_that_is_no_integer_is_a_type_error(batch_size: Any) -> None:
+    for policy in POLICIES:
+        with pytest.raises(TypeError, match=r"MaskBlind has batch_size .* of type .*integer"):
+            job(MaskBlind(batch_size), 2, remainder=policy)
+
+
+class OfNumpys(IndexArrays):
+    """Tells its batch size as one of numpy's integers."""
+
+    def __init__(self, integer: Any, batch_size: int) -> None:
+        super().__init__(batch_size)
+        self.integer = integer
+
+    @property
+    def batch_size(self) -> Any:
+        return self.integer(self._batch_size)
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.uint8, np.int32, np.int64])
+def test_a_batch_size_may_be_one_of_numpys_integers(integer: Any) -> None:
+    """Whose arithmetic goes round at 128, for one: 3 ranks times 100 rows are 300."""
+    ranks = job(OfNumpys(integer, 100), 3, remainder="exact")
+    assert [rank.n_batches(700) for rank in ranks] == [len(batches(rank.sample(700))) for rank in ranks] == [3] * 3
+    assert type(ranks[0].batch_size) is int
+    with pytest.raises(ValueError, match="3 ranks times batch size 100 is 300"):
+        job(OfNumpys(integer, 100), 3)[0].plan(250)
+
+
+class Counting(MaskBlind):
+    """Says what it is told when asked how many batches it gives."""
+
+    def __init__(self, batch_size: int, count: Callable[[int], Any]) -> None:
+        super().__init__(batch_size)
+        self.count = count
+
+    def n_batches(self, n_obs: int) -> Any:
+        return self.count(n_obs)
+
+
+@pytest.mark.parametrize(
+    ("count", "error"),
+    [
+        (lambda n: n / 4 + 0.5, ValueError),
+        (lambda n: float("nan"), ValueError),
+        (lambda n: float("inf"), ValueError),
+        (lambda n: -1, ValueError),
+        (lambda n: -1.0, ValueError),
+        (lambda n: 2**63, ValueError),
+        (lambda n: 10.0**30, ValueError),
+        (lambda n: None, TypeError),
+        (lambda n: True, TypeError),
+        (lambda n: np.bool_(True), TypeError),
+        (lambda n: "5", TypeError),
+        (lambda n: np.array([5]), TypeError),
+        (lambda n: 5 + 0j, TypeError),
+    ],
+)
+def test_a_number_of_batches_that_is_none_is_the_same_error_on_all_ranks_beforehand(count: Any, error: Any) -> None:
+    raised = set()
+    for policy in POLICIES:
+        for rank in job(Counting(4, count), 2, remainder=policy):
+            for ask in (rank.validate, rank.n_batches, rank.plan, rank.sample):
+                with pytest.raises(
+                    error, match=r"Counting.n_batches\(20\) must return how many batches it yie"
+                ) as raise_:
+                    ask(40)
+                raised.add((policy, str(raise_.value)))
+    assert len(raised) == len(POLICIES)
+
+
+@pytest.mark.parametrize("kind", [np.ceil, lambda n: np.float32(np.ceil(n)), lambda n: np.int16(np.ceil(n))])
+def test_a_number_of_batches_may_be_what_numpy_rounds(kind: Any) -> None:
+    for policy in POLICIES:
+        for rank in job(Counting(4, lambda n: kind(n / 4)), 2, remainder=policy):
+            n_batches = rank.n_batches(42)
+            assert type(n_batches) is int
+            assert len(batches(rank.sample(42))) == n_batches
+            assert rank.state_dict(batches_done=1)["segments"] == [[2, 1, 1]]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Deals consecutive shares of given sizes."""
+
+    of: tuple[int, ...]
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
+        bounds = [0, *accumulate(self.of)]
+        return [rows.cyclic(start, stop - start) for start, stop in pairwise(bounds)]
+
+
+@pytest.mark.parametrize("sizes", [(6, 5, 8), (5, 6, 8), (8, 6, 5), (6, 6, 6, 3, 8), (2, 8, 8)])
+def test_what_one_rank_cannot_do_is_refused_on_all_ranks_beforehand_in_any_order_of_shares(
+    sizes: tuple[int, ...],
+) -> None:
+    raised = set()
+    for rank in job(MaskBlind(2), len(sizes), remainder="exact", sharding=Shares(sizes)):
+        with pytest.raises(ValueError, match="promises the same number of batches on each of the") as error:
+            rank.validate(sum(sizes))
+        raised.add(str(error.value))
+    assert len(raised) == 1
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    st.integers(1, 5),
+    st.sampled_from(POLICIES),
+    st.integers(1, 3),
+)
+def test_a_sharding_of_a_users_own_is_refused_beforehand_on_all_ranks_or_runs_on_all(
+    sizes: list[int], batch_size: int, policy: Any, per_request: int
+) -> None:
+    n_obs = sum(sizes)
+    assume(n_obs)
+    ranks = job(MaskBlind(batch_size, per_request), len(sizes), remainder=policy, sharding=Shares(tuple(sizes)))
+    answers = set()
+    for rank in ranks:
+        try:
+            rank.validate(n_obs)
+            answers.add("runs")
+        except ValueError as error:
+            answers.add(str(error))
+    [answer] = answers
+    event("runs" if answer == "runs" else "refused")
+    if answer != "runs":
+        return
+    read = [batches(rank.sample(n_obs)) for rank in ranks]
+    assert [len(batched) for batched in read] == [rank.n_batches(n_obs) for rank in ranks]
+    assert policy == "keep" or len(set(map(len, read))) == 1
+    if policy in ("keep", "exact"):
+        assert sorted(flat(map(flat, read))) == list(range(n_obs))
+
+
+@given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5))
+def test_nodes_and_their_ranks_are_refused_beforehand_under_exact_or_all_run(
+    n_obs: int, n_nodes: int, n_local: int, batch_size: int
+) -> None:
+    answers, read = set(), []
+    for node in range(n_nodes):
+        for local in range(n_local):
+            within = DistributedSampler(MaskBlind(batch_size), dist_info=Rank(local, n_local), remainder="exact")
+            rank = DistributedSampler(within, dist_info=Rank(node, n_nodes), remainder="exact")
+            try:
+                n_batches = rank.n_batches(n_obs)
+            except ValueError as error:
+                answers.add(str(error))
+            else:
+                read.append(batches(rank.sample(n_obs)))
+                answers.add(str(n_batches))
+                assert len(read[-1]) == n_batches
+    assert len(answers) == 1
+    assert not read or sorted(flat(map(flat, read))) == list(range(n_obs))
+    event("run" if read else "refused")

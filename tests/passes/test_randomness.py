@@ -1,0 +1,40 @@
+"""Every (rank, root, epoch, pass) has its own generator."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from annbatch_distributed.passes.randomness import draw_root, generator
+
+
+def test_different_coordinates_are_different_generators() -> None:
+    coordinates = list(product(range(4), range(4), range(4), range(3)))
+    states = {
+        generator(root, rank=rank, epoch=epoch, passes=passes).integers(2**63)
+        for root, rank, epoch, passes in coordinates
+    }
+    assert len(states) == len(coordinates)
+
+
+def test_the_same_coordinates_are_the_same_generator() -> None:
+    draws = [generator(7, rank=2, epoch=1, passes=3).random(5).tolist() for _ in range(2)]
+    assert draws[0] == draws[1]
+
+
+def test_the_first_pass_of_epoch_0_has_annbatchs_generator() -> None:
+    for root in (0, 7, 2**40, draw_root(np.random.default_rng(0))):
+        theirs = np.random.default_rng([3, root])
+        assert generator(root, rank=3, epoch=0).bit_generator.state == theirs.bit_generator.state
+        assert generator(root, rank=3, epoch=1).bit_generator.state != theirs.bit_generator.state
+
+
+def test_drawing_a_root_does_not_advance_the_generator() -> None:
+    rng = np.random.default_rng(5)
+    assert draw_root(rng) == draw_root(rng) == rng.integers(np.iinfo(np.int64).max)
+    assert draw_root(rng) != draw_root(np.random.default_rng(5))
+
+
+def test_without_a_generator_every_root_is_a_fresh_one() -> None:
+    assert draw_root(None) != draw_root(None)

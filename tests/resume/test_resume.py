@@ -1,0 +1,504 @@
+"""An epoch goes on where it was left."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler, SequentialSampler
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.resume.remaining import rest
+from tests.resume.test_state import DAMAGED, NO_STATES
+from tests.resume.test_state import STATE as OTHER_STATE
+from tests.samplers import batches, job, repeats, request_rows
+from tests.strategies import jobs
+
+if TYPE_CHECKING:
+    from annbatch_distributed.sharding import Rows
+    from tests.strategies import Job
+
+
+def random(**options: Any) -> DistributedSampler:
+    """A rank whose epoch has 12 batches, in 3 requests."""
+    sampler = RandomSampler(4, 4, 4, rng=np.random.default_rng(0))
+    return DistributedSampler(sampler, dist_info=Rank(0, 2), **({"seed": 0} | options))
+
+
+N_OBS = 96
+
+
+def resumed(before: DistributedSampler, done: int, **options: Any) -> DistributedSampler:
+    """Another sampler, in another process for all that it knows, that has loaded the state of one."""
+    after = random(**options)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(batches_done=done))))
+    return after
+
+
+@given(jobs(), st.integers(0, 3), st.integers(0, 2), st.data())
+def test_the_rest_of_an_epoch_is_bit_for_bit_the_rest_of_the_uninterrupted_run(
+    drawn: Job, epoch: int, passes: int, data: st.DataObject
+) -> None:
+    ranks = drawn.ranks()
+    try:
+        ranks[0].validate(drawn.n_obs)
+    except ValueError:
+        assume(False)
+    plan = ranks[0].plan(drawn.n_obs)
+    total = max(plan.natural_batches)
+    done = data.draw(st.integers(0, total), label="done")
+    states = []
+    for rank in ranks:
+        rank.set_epoch(epoch)
+        for _ in range(passes):
+            rank.sample(drawn.n_obs)
+        requests = list(rank.sample(drawn.n_obs))
+        following = batches(rank.sample(drawn.n_obs))
+        again = drawn.ranks()[rank.rank]
+        rank.set_epoch(epoch)
+        for _ in range(passes + 1):
+            rank.sample(drawn.n_obs)
+        state = json.loads(json.dumps(rank.state_dict(batches_done=done)))
+        states.append(state)
+        again.load_state_dict(state)
+        event(f"{drawn.kind}, {drawn.options['remainder']}, {drawn.options['sharding'].__class__.__name__}")
+
+        expected = following if done == total else batches(requests)[done:]
+        assert again.n_batches(drawn.n_obs) == len(expected)
+        if 0 < done < total and expected:  # a look at the first batch changes nothing
+            next(again.sample(drawn.n_obs))
+        assert again.n_batches(drawn.n_obs) == len(expected)
+        rest_requests = list(again.sample(drawn.n_obs))
+        assert batches(rest_requests) == expected
+        if drawn.options["remainder"] == "pad" and done < total:
+            assert repeats(rest_requests) == repeats(requests)[done:]
+        if done < total:
+            assert batches(again.sample(drawn.n_obs)) == following
+    assert all(state == states[0] for state in states)
+
+
+def test_of_the_request_in_the_middle_only_the_rows_still_due_are_read() -> None:
+    before = random()
+    requests = list(before.sample(N_OBS))
+    sizes = [len(request["splits"]) for request in requests]
+    assert sizes == [4, 4, 4]
+    for done in range(12):
+        rest = list(resumed(before, done).sample(N_OBS))
+        assert [len(request["splits"]) for request in rest] == [
+            size - max(0, min(size, done - sum(sizes[:which]))) for which, size in enumerate(sizes)
+        ][done // 4 :]
+        for request in rest:
+            assert len(request_rows(request)) == sum(len(split) for split in request["splits"])
+
+
+def test_a_resumed_epoch_can_be_left_and_resumed_again() -> None:
+    before = random()
+    whole = batches(before.sample(N_OBS))
+    for first, second in ((1, 2), (3, 9), (4, 4), (5, 11)):
+        middle = resumed(before, first)
+        next(iter(middle.sample(N_OBS)))
+        last = resumed(middle, second)
+        assert batches(last.sample(N_OBS)) == whole[second:]
+
+
+@pytest.mark.parametrize("done", [0, 5, 12])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_state_that_was_just_loaded_is_the_state(done: int, passes: int) -> None:
+    before = random()
+    before.set_epoch(3)
+    for _ in range(passes + 1):
+        before.sample(N_OBS)
+    state = before.state_dict(batches_done=done)
+    after = random()
+    for _ in range(2):
+        after.load_state_dict(state)
+        assert after.state_dict(batches_done=after.batches_done) == state
+        after.set_epoch(3)  # as frameworks do
+        assert after.state_dict(batches_done=after.batches_done) == state
+        list(after.sample(N_OBS))
+
+
+def test_after_a_pass_that_was_done_the_next_one_comes_although_its_epoch_is_set_again() -> None:
+    before = random()
+    before.set_epoch(3)
+    list(before.sample(N_OBS))
+    after = resumed(before, 12)
+    after.set_epoch(after.epoch)
+    assert batches(after.sample(N_OBS)) == batches(before.sample(N_OBS))
+
+
+def test_an_older_pass_that_ends_does_not_end_a_newer_resumption() -> None:
+    before, after = random(), random()
+    before.sample(N_OBS)
+    after.load_state_dict(before.state_dict(batches_done=5))
+    older = after.sample(N_OBS)
+    after.load_state_dict(before.state_dict(batches_done=7))
+    list(older)
+    assert after.n_batches(N_OBS) == 5
+    newer = after.sample(N_OBS)
+    list(older)
+    list(newer)
+    assert after.n_batches(N_OBS) == 12
+
+
+def test_asking_about_another_collection_leaves_the_state_as_it_is() -> None:
+    before = random()
+    before.sample(N_OBS)
+    state = before.state_dict(batches_done=6)
+    before.plan(50)
+    assert before.n_batches(48) == 6
+    assert before.state_dict(batches_done=6) == state
+
+
+def test_a_new_generator_begins_the_epoch_anew() -> None:
+    before = random()
+    before.sample(N_OBS)
+    after = resumed(before, 5)
+    after.rng = np.random.default_rng(3)
+    assert after.n_batches(N_OBS) == 12
+
+
+def test_a_sharding_counts_by_what_it_holds_and_not_by_its_repr() -> None:
+    class Turned:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
+            return rows.cyclic(self.by, len(rows))
+
+    state = random(sharding=Turned(3)).state_dict(batches_done=1)
+    random(sharding=Turned(3)).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"sharding is 'Turned\(\w{32}\)' in the state and 'Turned\(\w{32}\)' here"):
+        random(sharding=Turned(4)).load_state_dict(state)
+
+
+def test_frameworks_may_set_the_epoch_that_they_have_loaded_and_the_next_one_is_whole() -> None:
+    before = random()
+    before.set_epoch(3)
+    whole = batches(before.sample(N_OBS))
+    after = resumed(before, 5)
+    after.set_epoch(3)
+    assert (after.epoch, after.n_batches(N_OBS)) == (3, 7)
+    assert batches(after.sample(N_OBS)) == whole[5:]
+    assert after.n_batches(N_OBS) == 12
+    after.set_epoch(4)
+    before.set_epoch(4)
+    assert batches(after.sample(N_OBS)) == batches(before.sample(N_OBS))
+    after = resumed(before, 5)
+    after.set_epoch(9)
+    assert after.n_batches(N_OBS) == 12
+
+
+def test_a_resumed_pass_is_copied_and_pickled_in_the_middle() -> None:
+    before = random()
+    whole = batches(before.sample(N_OBS))
+    after = resumed(before, 5)
+    begun = after.sample(N_OBS)
+    first = batches([next(begun)])
+    for duplicate in (copy.deepcopy(begun), pickle.loads(pickle.dumps(begun)), begun):
+        assert first + batches(duplicate) == whole[5:]
+    for duplicate in (copy.deepcopy(resumed(before, 5)), pickle.loads(pickle.dumps(resumed(before, 5)))):
+        assert batches(duplicate.sample(N_OBS)) == whole[5:]
+
+
+def test_a_state_is_a_few_hundred_bytes_whatever_the_collection() -> None:
+    masks = [slice(10**6 * i, 10**6 * i + 17) for i in range(1000)]
+    before = random(mask=masks)
+    before.n_batches(10**9)
+    assert len(json.dumps(before.state_dict(batches_done=10))) < 2_000
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": 1}, ["root is ", "seed is 0 in the state and 1 here"]),
+        ({"mask": slice(0, 90)}, ["mask is '0:' in the state and '0:90' here"]),
+        ({"remainder": "exact"}, ["remainder is 'drop' in the state and 'exact' here"]),
+        ({"sharding": "shuffled"}, ["sharding is 'Contiguous"]),
+    ],
+)
+def test_a_state_of_other_settings_is_an_error_that_names_each_and_leaves_the_sampler_as_it_was(
+    options: dict[str, Any], named: list[str]
+) -> None:
+    before = random()
+    list(before.sample(N_OBS))
+    state = before.state_dict(batches_done=5)
+    after = random(**options)
+    untouched = batches(random(**options).sample(N_OBS))
+    with pytest.raises(ValueError, match="The state is of a sampler with other settings") as error:
+        after.load_state_dict(state)
+    message = str(error.value)
+    assert all(name in message for name in named)
+    assert message.count(" in the state and ") == len(named)
+    assert batches(after.sample(N_OBS)) == untouched
+    after.load_state_dict(state, strict=False)
+    assert after.n_batches(N_OBS) == len(untouched) - 5
+
+
+def test_another_wrapped_sampler_is_named() -> None:
+    state = random().state_dict(batches_done=2)
+    for wrapped in (RandomSampler(4, 2, 4), SequentialSampler(4, 4, 4)):
+        after = DistributedSampler(wrapped, dist_info=Rank(0, 2), seed=0)
+        with pytest.raises(ValueError, match=r"sampler is 'RandomSampler\(.*' in the state and '.*Sampler\("):
+            after.load_state_dict(state)
+
+
+def loader(**options: Any) -> StatefulLoader:
+    """The same rank with its collection."""
+    made = StatefulLoader(batch_sampler=random(**options), return_index=True, preload_to_gpu=False)
+    return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+
+
+def under_way(source: Any) -> Any:
+    """A sampler or loader in the middle of what was left of an epoch when it loaded a state."""
+    source.load_state_dict(of_epoch_3([[2, 1, 4]]))
+    if isinstance(source, StatefulLoader):
+        batches = iter(source)
+        for _ in range(3):
+            next(batches)
+    else:
+        source.sample(N_OBS)
+    return source
+
+
+def everything(source: Any) -> list[Any]:
+    """What a sampler or loader is and does next."""
+    sampler = source.sampler
+    state = sampler.state_dict(batches_done=9)
+    following = copy.deepcopy(sampler)
+    passes = [batches(following.sample(N_OBS)) for _ in range(2)]
+    plan = str(copy.deepcopy(sampler).plan(N_OBS))
+    held = [dict(vars(thing)) for thing in (source, sampler, sampler._bookmark)]
+    return [state, sampler.epoch, sampler.batches_done, plan, passes, held]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("make", [random, loader])
+def test_a_damaged_state_leaves_all_as_it_was(make: Any, strict: bool) -> None:
+    source = under_way(make())
+    before = everything(source)
+    damaged: list[Any] = [{}, *NO_STATES, *(OTHER_STATE | changes for changes, _ in DAMAGED)]
+    for state in damaged:
+        with pytest.raises((TypeError, ValueError), match=r"The state is damaged|The state has format|A state must be"):
+            source.load_state_dict(state, strict=strict)
+    assert everything(source) == before
+
+
+def of_epoch_3(segments: list[list[int]], **changes: Any) -> dict[str, Any]:
+    """A state as a file would have it, of 96 rows."""
+    identity = {
+        "n_obs": N_OBS,
+        "mask": "0:",
+        "batch_size": 4,
+        "remainder": "drop",
+        "sharding": "Contiguous()",
+        "seed": 0,
+        "root": 0,
+        "sampler": (
+            "RandomSampler(batch_size=4, chunk_size=4, drop_last=False, in_memory_size=16, num_samples=None, "
+            "preload_nchunks=4, replacement=False, shuffle=True)"
+        ),
+    } | changes.pop("identity", {})
+    return {"version": 1, "epoch": 3, "pass": 0, "segments": segments, "identity": identity} | changes
+
+
+#: How the rank is made, a state that it can't go on with, and why.
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "more batches than there are": (
+        {},
+        of_epoch_3([[2, 1, 13]]),
+        "13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12",
+    ),
+    "more batches in all than there are": (
+        {},
+        of_epoch_3([[2, 3, 7], [2, 2, 6]]),
+        "13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12",
+    ),
+    "a number that no collection could have": (
+        {},
+        of_epoch_3([[2, 1, 2**63 - 1]]),
+        "9223372036854775807 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12",
+    ),
+    "more batches than old ranks had": (
+        {},
+        of_epoch_3([[3, 1, 9]]),
+        "9 batches of epoch 3 are done, but for 96 rows and 3 ranks it has 8",
+    ),
+    "more old ranks than batches": (
+        {},
+        of_epoch_3([[25, 1, 1]]),
+        "The window has 96 rows, too few for one full batch on every rank: 25 ranks times batch size 4",
+    ),
+    "the most old ranks that are read": (
+        {},
+        of_epoch_3([[2**20, 1, 1]]),
+        "The window has 96 rows, too few for one full batch on every rank: 1048576 ranks",
+    ),
+    "more old ranks than rows": (
+        {"remainder": "exact"},
+        of_epoch_3([[97, 1, 1]], identity={"remainder": "exact"}),
+        "The window has 96 rows, too few for 97 ranks",
+    ),
+    "too little left for the ranks": (
+        {"remainder": "exact"},
+        of_epoch_3([[1, 1, 24], [2, 1, 1]], identity={"remainder": "exact"}),
+        "1 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 0",
+    ),
+    "a rank that can't have as many batches as the other": (
+        {"remainder": "exact", "mask": slice(0, 69)},
+        of_epoch_3([[1, 1, 17]], identity={"remainder": "exact", "mask": "0:69"}),
+        "The window has 1 rows, too few for 2 ranks",
+    ),
+    "as many changes as a state can hold": (
+        {},
+        of_epoch_3([[3, 1, 1], [4, 1, 1]] * 50),
+        "Epoch 3 was run by 100 numbers of ranks and workers after another, the most that a state holds",
+    ),
+    "other settings": ({"seed": 1}, of_epoch_3([[2, 1, 3]]), "seed is 0 in the state and 1 here"),
+    "a worker's": ({}, of_epoch_3([[2, 2, 3]], worker=[1, 2]), "is that of worker 1 of 2 of a DataLoader"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("options", "state", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize("make", [random, loader])
+def test_a_state_that_cannot_be_gone_on_with_is_refused_when_it_is_loaded_and_leaves_all_as_it_was(
+    make: Any, options: dict[str, Any], state: dict[str, Any], message: str
+) -> None:
+    source = make(**options)
+    list(source.sample(N_OBS) if make is random else source)
+    before = everything(source)
+    with pytest.raises(ValueError, match=message):
+        source.load_state_dict(state)
+    assert everything(source) == before
+
+
+def test_a_refused_state_says_how_to_give_up_what_is_left() -> None:
+    made = random()
+    with pytest.raises(ValueError, match=r"To give up what is left of epoch 3, call set_epoch\(4\) instead\."):
+        made.load_state_dict(of_epoch_3([[2, 1, 13]]))
+    made.set_epoch(4)
+    assert made.n_batches(N_OBS) == 12
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_loader_knows_its_rows_and_refuses_what_they_cannot_be_gone_on_with(strict: bool) -> None:
+    made = loader()
+    before = everything(made)
+    with pytest.raises(ValueError, match="13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12"):
+        made.load_state_dict(of_epoch_3([[2, 1, 13]], identity={"n_obs": None}), strict=strict)
+    assert everything(made) == before
+    of_more_rows = of_epoch_3([[2, 1, 4]], identity={"n_obs": 97})
+    if strict:
+        with pytest.raises(ValueError, match="n_obs is 97 in the state and 96 here"):
+            made.load_state_dict(of_more_rows)
+        assert everything(made) == before
+    else:
+        made.load_state_dict(of_more_rows, strict=False)
+        assert made.sampler.n_batches(N_OBS) == 8
+
+
+def test_what_was_worked_out_to_load_a_state_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return rest(*args, **kwargs)
+
+    monkeypatch.setattr("annbatch_distributed.sampler.rest", counted)
+    made = random()
+    made.load_state_dict(of_epoch_3([[3, 1, 4], [4, 1, 1]]))
+    assert len(calls) == 2
+    assert made.n_batches(N_OBS) == 4
+    list(made.sample(N_OBS))
+    made.state_dict(batches_done=5)
+    assert len(calls) == 2
+
+
+def test_the_last_change_that_a_state_can_hold_can_be_made_and_none_after_it() -> None:
+    many = random(mask=slice(0, 2000))
+    changes = [[3, 1, 1], [4, 1, 1]] * 49
+    state = of_epoch_3([*changes, [3, 1, 1]], identity={"n_obs": 2000, "mask": "0:2000"})
+    many.load_state_dict(state)
+    last = many.state_dict(batches_done=100)
+    assert len(last["segments"]) == 100
+    many.load_state_dict(last)
+    assert many.n_batches(2000) > 0
+    other = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 5), seed=0, mask=slice(0, 2000))
+    with pytest.raises(ValueError, match="Epoch 3 was run by 100 numbers of ranks"):
+        other.load_state_dict(last)
+
+
+NO_EPOCHS: list[Any] = [2**63, 10**2100, 10**5000, -1, -(10**5000), 1.0, True, None, "1"]
+
+
+@pytest.mark.parametrize("epoch", NO_EPOCHS, ids=range(len(NO_EPOCHS)))
+def test_what_is_no_epoch_is_an_error_and_changes_nothing(epoch: Any) -> None:
+    source = under_way(random())
+    before = everything(source)
+    with pytest.raises((TypeError, ValueError), match=r"epoch must be (an integer|at least 0 and below 9223)") as error:
+        source.set_epoch(epoch)
+    assert len(str(error.value)) < 200
+    assert everything(source) == before
+
+
+def test_the_last_epoch_that_there_can_be_is_saved_and_gone_on_with() -> None:
+    before = random()
+    before.set_epoch(np.int64(2**63 - 1))
+    whole = batches(before.sample(N_OBS))
+    after = resumed(before, 5)
+    assert after.epoch == 2**63 - 1
+    assert batches(after.sample(N_OBS)) == whole[5:]
+
+
+def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> None:
+    before = random()
+    before.sample(N_OBS)
+    after = resumed(before, 5)
+    for ask in (after.n_batches, after.sample, after.plan, after.validate):
+        with pytest.raises(ValueError, match="The state is of a collection of 96 rows, and this one has 95"):
+            ask(95)
+    begun = random()
+    begun.sample(N_OBS)
+    with pytest.raises(ValueError, match="batches_done must be at most 12, the batches of this pass, got 13"):
+        begun.state_dict(batches_done=13)
+    unknown = random()
+    unknown.load_state_dict(random().state_dict(batches_done=13))  # of how many rows, nobody knows yet
+    for ask in (unknown.n_batches, unknown.sample):
+        with pytest.raises(
+            ValueError,
+            match=r"The state says that 13 batches of epoch 0 are done, but for 96 rows and 2 ranks it has 12",
+        ):
+            ask(N_OBS)
+
+
+def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_randomness() -> None:
+    ranks = [
+        DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2)),
+        DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2)),
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"root is .*a seed=.*, or else the generator of the wrapped sampler, which must be seeded alike",
+    ):
+        ranks[1].load_state_dict(ranks[0].state_dict(batches_done=2))
+    ranks[1].load_state_dict(ranks[0].state_dict(batches_done=0))  # no order has to be brought back
+    ordered = job(SequentialSampler(4, 4, 4), 2)
+    whole = batches(ordered[0].sample(N_OBS))
+    again = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=Rank(0, 2))
+    again.load_state_dict(ordered[1].state_dict(batches_done=2))
+    assert batches(again.sample(N_OBS)) == whole[2:]
+
+
+@pytest.mark.parametrize("done", [-1, 1.5, None])
+def test_batches_done_count_from_0(done: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="batches_done must be"):
+        random().state_dict(batches_done=done)
