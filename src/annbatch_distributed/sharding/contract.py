@@ -8,6 +8,7 @@ it to the laws.
 from __future__ import annotations
 
 import inspect
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Protocol, cast
 
 from annbatch_distributed.sharding.rows import Rows
@@ -15,9 +16,16 @@ from annbatch_distributed.sharding.rows import Rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+__all__ = ["Sharding", "check_rows", "checked_sharding", "draws"]
+
 
 class Sharding(Protocol):
-    """The rule that decides which rank owns which rows in an epoch."""
+    """The rule that decides which rank owns which rows in an epoch.
+
+    A class attribute ``draws = True`` says that the ranks draw with replacement from the rows that they are dealt,
+    instead of reading each of them once. What the ranks share out is then the draws: rows may go to several ranks or
+    to none. Without the attribute, it is False.
+    """
 
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows | Sequence[Rows]:
         """Deal rows to ranks. The answer depends on the arguments alone, so that every rank works out the same.
@@ -37,7 +45,8 @@ class Sharding(Protocol):
         Returns
         -------
         Either all of the rows in some order, which is then cut into stretches of equal size, one for each rank; or a
-        list with the rows of each rank, which may be of different sizes. Every row is in it once.
+        list with the rows of each rank, which may be of different sizes. Every row is in it once. If the ranks draw, it
+        is a list with the rows that each rank draws from.
 
         Raises
         ------
@@ -45,6 +54,17 @@ class Sharding(Protocol):
             If these rows can't be dealt to so many ranks.
         """
         ...
+
+
+def draws(sharding: Sharding) -> bool:
+    """Return whether the ranks draw from the rows that a sharding deals to them. A TypeError if it doesn't say so."""
+    answer: object = getattr(sharding, "draws", False)
+    if not isinstance(answer, bool):
+        raise TypeError(
+            f"{type(sharding).__name__}.draws must be True, if ranks draw with replacement from the rows that they are "
+            f"dealt, or False, if they read each of them once, got {shortened(answer)} of type {type(answer).__name__}."
+        )
+    return answer
 
 
 def check_rows(rows: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from annbatch_distributed.sharding.contract import check_rows
 from annbatch_distributed.sharding.integers import integer
@@ -37,6 +37,8 @@ class Independent:
     >>> [rank.n_batches(100) for rank in job]
     [2, 2]
     """
+
+    draws: ClassVar[bool] = True
 
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
         """Return all of the rows for every rank, see :meth:`Sharding.deal`."""
