@@ -13,9 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
-from itertools import groupby
 from numbers import Integral
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +32,7 @@ from annbatch_distributed.passes.compatibility import (
     rank_attribute,
     resolve_sharding,
 )
-from annbatch_distributed.passes.counts import Counts, check_can_go_on, count
+from annbatch_distributed.passes.counts import check_can_go_on
 from annbatch_distributed.passes.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
 from annbatch_distributed.passes.private_copy import first_generator, private_copy, samplers_in
 from annbatch_distributed.passes.randomness import draw_root
@@ -47,17 +45,19 @@ from annbatch_distributed.passes.traits import (
     is_random,
     n_draws,
     n_ranks_within,
+    rows_per_step,
     set_draws,
 )
 from annbatch_distributed.ranks import Deferred, Membership, Rank, merged, resolve
 from annbatch_distributed.ranks.worker import current, undivided
 from annbatch_distributed.resume.cursor import Bookmark
-from annbatch_distributed.resume.remaining import Rest, rest
-from annbatch_distributed.resume.state import MOST_SEGMENTS, Begun, Position, Progress, Share, brief
-from annbatch_distributed.sharding import EpochPlan, Independent, resolve_mask, window
+from annbatch_distributed.resume.planner import Planner, check_done, check_segments
+from annbatch_distributed.resume.state import Begun, Position, Progress, Share, brief
+from annbatch_distributed.sharding import resolve_mask
 from annbatch_distributed.sharding.batches import Hand, hand, left
+from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
-from annbatch_distributed.sharding.remainder import POLICIES, turns
+from annbatch_distributed.sharding.remainder import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.checks.exchange import Gather, Timeout
     from annbatch_distributed.passes.compatibility import ShardingName
     from annbatch_distributed.ranks import DistInfo
-    from annbatch_distributed.resume.state import Identity, Segment
-    from annbatch_distributed.sharding import Remainder, Rows, Sharding
+    from annbatch_distributed.resume.state import Identity
+    from annbatch_distributed.sharding import EpochPlan, Remainder, Rows, Sharding
     from annbatch_distributed.sharding.batches import Dealings
 
 
@@ -201,8 +201,6 @@ class DistributedSampler(Sampler):
         # a seed takes the place of the wrapped sampler's generator
         self._own_rng = _checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root = draw_root(self._own_rng) if self._seed is None else self._seed
-        self._counted: tuple[tuple[object, ...], Counts] | None = None
-        self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
         self._fingerprint: str | None = None
         self._bookmark = Bookmark(keeps_order=not self._sampler.shuffle)
         # which collection a state that was loaded is of, as far as it says
@@ -281,12 +279,21 @@ class DistributedSampler(Sampler):
     def mask(self, value: slice | Sequence[slice]) -> None:
         check_not_within_annbatchs()
         self._window_mask = resolve_mask(value)
-        self._counted = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._bookmark.set(Position(self.epoch), changed=True)
-        self._of_state, self._planned = {}, None
+        self._of_state, self._planner = {}, self._new_planner()
+
+    def _new_planner(self) -> Planner:
+        return Planner(
+            self._sampler,
+            mask=self._window_mask,
+            remainder=self._remainder,
+            sharding=self._sharding,
+            seed=self._seed,
+            root=self._root,
+        )
 
     @property
     def rng(self) -> np.random.Generator:
@@ -444,7 +451,7 @@ class DistributedSampler(Sampler):
         progress = Progress.of_state(state)
         position = progress.position.without_idle_segments()
         self._check_whose(position)
-        _check_changes(position.going_on(self.world_size, 1))
+        check_segments(position.going_on(self.world_size, 1))
         if strict:
             identity = self._identity()
             if position.resumes:
@@ -463,30 +470,28 @@ class DistributedSampler(Sampler):
                 )
                 raise ValueError(msg)
         others = position.before(self.world_size)
-        if others and not isinstance(self._sharding, Independent):
+        if others and not draws(self._sharding):
             check_can_go_on(self._sampler, others[-1].world_size, self.world_size)
         of_state = {name: progress.identity.get(name) for name in ("n_obs", "data sets")} if strict else {}
         tried = self._tried(position, of_state.get("n_obs") if n_obs is None else n_obs)
         self._bookmark.set(position, loaded=True)
         self._of_state = of_state
-        self._counted, self._planned = tried
+        self._planner = tried
 
-    def _tried(self, position: Position, n_obs: Any) -> tuple[Any, Any]:  # noqa: ANN401 what it keeps of a plan
-        """Plan what is left of an epoch, and return what is kept of that; raise if it can't be gone on with."""
-        if not position.resumes or n_obs is None:
-            return self._counted, None
-        trial = object.__new__(type(self))  # it is planned by another one, so that nothing is lost if that fails
-        vars(trial).update(vars(self), _of_state={}, _planned=None)
-        try:
-            with undivided():
-                _check_done(trial._plan(n_obs, position), position.done(self.world_size))
-        except ValueError as error:
-            msg = (
-                f"The state can't be gone on with here. {error} To give up what is left of epoch {position.epoch}, "
-                f"call set_epoch({position.epoch + 1}) instead."
-            )
-            raise ValueError(msg) from error
-        return trial._counted, trial._planned
+    def _tried(self, position: Position, n_obs: Any) -> Planner:  # noqa: ANN401 what a state has
+        """Plan what is left of an epoch, and return the planner that has; raise if it can't be gone on with."""
+        trial = copy.copy(self._planner)  # so that nothing is lost if that fails
+        if position.resumes and n_obs is not None:
+            try:
+                with undivided():
+                    check_done(trial.plan(n_obs, position, self.world_size), position.done(self.world_size))
+            except ValueError as error:
+                msg = (
+                    f"The state can't be gone on with here. {error} To give up what is left of epoch {position.epoch}, "
+                    f"call set_epoch({position.epoch + 1}) instead."
+                )
+                raise ValueError(msg) from error
+        return trial
 
     def check_data_sets(self, data_sets: str | None) -> None:
         """Raise if the next pass goes on with the state of other data sets, or of those in another order."""
@@ -512,7 +517,12 @@ class DistributedSampler(Sampler):
                 continue
             is_same = saved.get(name) == brief(written_out(thing))
             saved[name] = identity[name] if is_same else without_secrets(saved.get(name))
-            if is_same and name == "sampler" and progress.position.resumes and self._rows_per_step != self.batch_size:
+            if (
+                is_same
+                and name == "sampler"
+                and progress.position.resumes
+                and rows_per_step(self._sampler) != self.batch_size
+            ):
                 self._check_lost_the_same(saved.get("n_obs"), progress.position.epoch)
         return replace(progress, identity=saved)
 
@@ -521,7 +531,7 @@ class DistributedSampler(Sampler):
         if isinstance(n_obs, int):
             with undivided():
                 plan = self._plan(n_obs, Position(epoch))
-            if replace(plan, rows_per_step=plan.batch_size).n_lost == plan.n_lost:
+            if replace(plan.division, rows_per_step=plan.batch_size).dealt(0).n_lost == plan.n_lost:
                 return
         name = type(self).__name__
         msg = (
@@ -578,78 +588,18 @@ class DistributedSampler(Sampler):
             return self._plan(n_obs, position)
 
     def _plan(self, n_obs: int, position: Position) -> EpochPlan:
-        _check_changes(position)
         if position.resumes and self._of_state.get("n_obs") not in (None, n_obs):
             msg = (
                 f"The state is of a collection of {self._of_state['n_obs']} rows, and this one has {n_obs}. Load a "
                 "state of this collection."
             )
             raise ValueError(msg)
-        # what other numbers of ranks have left of an epoch also depends on the order of their pass
-        before = position.before(self.world_size)
-        asked = n_obs, position.epoch, before, position.passes if before else None
-        if self._planned is None or self._planned[0] != asked:
-            self._check_asked_once([self._member, *self._within], even_if_deferred=True)
-            self._planned = asked, self._plan_rest(n_obs, position.epoch, before, position.passes)
-        return self._planned[1]
-
-    def _plan_rest(self, n_obs: int, epoch: int, before: tuple[Segment, ...], passes: int) -> EpochPlan:
-        remaining = Rest(window(self._window_mask, n_obs), None)
-        stretches = [(world_size, list(group)) for world_size, group in groupby(before, attrgetter("world_size"))]
-        for number, (world_size, segments) in enumerate(stretches):
-            plan = self._plan_segment(n_obs, epoch, remaining, number, world_size)
-            _check_done(plan, sum(segment.done for segment in segments))
-            dealings = tuple((segment.n_workers, segment.done) for segment in segments)
-            remaining = rest(self._sampler, plan, root=self._root, passes=passes, dealings=dealings)
-        plan = self._plan_segment(n_obs, epoch, remaining, len(stretches), self.world_size)
-        plan.shard(self.rank)  # where a sharding can't deal the rows that are kept, it says so now
+        self._check_asked_once([self._member, *self._within], even_if_deferred=True)
+        plan = self._planner.plan(n_obs, position, self.world_size)
+        classes = self._planner.classes or ()
+        if len({drawable for _, drawable in classes}) > 1:
+            self._warn_once(_other_classes(type(self._sampler).__name__, classes))
         return plan
-
-    def _plan_segment(self, n_obs: int, epoch: int, left: Rest, segment: int, world_size: int) -> EpochPlan:
-        plan = EpochPlan(
-            n_obs=n_obs,
-            window=left.window,
-            world_size=world_size,
-            batch_size=self.batch_size,
-            rows_per_step=self._rows_per_step,
-            remainder=self._remainder,
-            sharding=self._sharding,
-            seed=self._seed,
-            epoch=epoch,
-            segment=segment,
-            turn=0,
-            n_samples=left.n_samples,
-            natural_batches=(),
-        )
-        # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
-        asked = n_obs, plan.dealt, epoch if hasattr(self._sampler, "set_epoch") else 0, segment, world_size, left
-        if self._counted is None or self._counted[0] != asked:
-            self._counted = asked, count(self._sampler, plan)
-        counts = self._counted[1]
-        if len({classes for _, classes in counts.classes}) > 1:
-            self._warn_once(_other_classes(type(self._sampler).__name__, counts.classes))
-        # in what is left of an epoch, lost rows stay where they are
-        turn = 0 if segment else turns(counts.movement, epoch)
-        return plan.counted(counts.natural_batches, turn=turn, n_samples=counts.n_samples)
-
-    def _moves(self, plan: EpochPlan) -> bool:
-        """Whether the rank would have other rows in the next epoch."""
-        assert self._counted is not None
-        if plan.n_lost and self._counted[1].movement != "stay":
-            return True
-        try:
-            return replace(plan, epoch=plan.epoch + 1).dealt != plan.dealt
-        except ValueError:  # it can't deal them then
-            return True
-
-    @property
-    def _rows_per_step(self) -> int | None:
-        """The rows of a rank that divide evenly among those within it; what doesn't is lost, and moves, here alone."""
-        within = self._sampler
-        if isinstance(within, DistributedSampler) and self._remainder == within._remainder == "drop":
-            assert within._rows_per_step is not None
-            return within.world_size * within._rows_per_step
-        return self.batch_size
 
     def _warn_once(self, message: str) -> None:
         if not self._within_another and message not in self._warned:
@@ -670,7 +620,7 @@ class DistributedSampler(Sampler):
             As for :meth:`plan`.
         """
         plan, done = self.plan(n_obs), self._bookmark.position.done(self.world_size)
-        _check_done(plan, done)
+        check_done(plan, done)
         return max(0, plan.n_batches(self.rank) - done)
 
     def validate(self, n_obs: int) -> None:
@@ -926,10 +876,10 @@ class DistributedSampler(Sampler):
         worker, share = current(), self._share(position)
         # workers that are started anew for every pass don't know that another one has warned
         warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.id
-        if warns and not position.resumes and self._moves(plan):
+        if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
         dealings = _dealings(position, self.world_size)
-        _check_done(plan, sum(done for _, done in dealings))
+        check_done(plan, sum(done for _, done in dealings))
         n_batches = plan.n_batches(self.rank)
         n_left = sum(map(len, left(n_batches, dealings[:-1])))
         due = hand(
@@ -938,7 +888,7 @@ class DistributedSampler(Sampler):
         begun = Begun(
             position,
             n_obs,
-            n_batches=sum(segment.done for segment in position.before(self.world_size)) + max(plan.natural_batches),
+            n_batches=sum(segment.done for segment in position.before(self.world_size)) + plan.most_batches,
             n_due=sum(map(len, due.own)),
             share=None if worker is None else share,
             ends=share.worker == (n_left - 1) % share.n_workers,
@@ -1001,7 +951,7 @@ class DistributedSampler(Sampler):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays
         # and plans and shardings are frozen
-        for shared in (self._sampler, self._sharding, self._counted, self._planned):
+        for shared in (self._sampler, self._sharding):
             memo[id(shared)] = shared
         duplicate = memo[id(self)] = object.__new__(type(self))
         vars(duplicate).update(copy.deepcopy(vars(self), memo))
@@ -1035,9 +985,17 @@ def _chunk_size(sampler: DistributedSampler) -> int | None:
 
 @drawable_classes.register(DistributedSampler)
 def _drawable_classes(sampler: DistributedSampler) -> tuple[frozenset[str], ...]:
-    if sampler._counted is None:
+    classes = sampler._planner.classes
+    if classes is None:
         return drawable_classes(sampler._sampler)
-    return tuple(classes for _, classes in sampler._counted[1].classes)
+    return tuple(drawable for _, drawable in classes)
+
+
+@rows_per_step.register(DistributedSampler)
+def _rows_per_step(sampler: DistributedSampler) -> int | None:
+    within = rows_per_step(sampler._sampler)
+    # under any other policy, ranks within a rank lose no rows
+    return sampler.world_size * within if within and sampler._remainder == "drop" else sampler.batch_size
 
 
 @n_ranks_within.register(DistributedSampler)
@@ -1076,14 +1034,14 @@ def _written_out(sampler: DistributedSampler) -> str:
 
 @n_draws.register(DistributedSampler)
 def _n_draws(sampler: DistributedSampler, n_rows: int) -> int | None:
-    return n_draws(sampler._sampler, n_rows) if isinstance(sampler._sharding, Independent) else None
+    return n_draws(sampler._sampler, n_rows) if draws(sampler._sharding) else None
 
 
 @set_draws.register(DistributedSampler)
 def _set_draws(sampler: DistributedSampler, n_draws: int) -> None:
     sampler._sampler = private_copy(sampler._sampler)
     set_draws(sampler._sampler, n_draws)
-    sampler._counted = sampler._planned = sampler._fingerprint = None
+    sampler._planner, sampler._fingerprint = sampler._new_planner(), None
 
 
 @is_tied.register(DistributedSampler)
@@ -1139,27 +1097,6 @@ def _told(position: Position) -> str:
         for segment in position.without_idle_segments().segments
     ]
     return ", ".join(done) or "none"
-
-
-def _check_changes(position: Position) -> None:
-    """Raise if an epoch has gone on with other numbers of ranks and workers too often for a state to hold it."""
-    if len(position.segments) > MOST_SEGMENTS:
-        msg = (
-            f"Epoch {position.epoch} was run by {MOST_SEGMENTS} numbers of ranks and workers after another, the most "
-            f"that a state holds. Begin the next one with set_epoch({position.epoch + 1})."
-        )
-        raise ValueError(msg)
-
-
-def _check_done(plan: EpochPlan, done: int) -> None:
-    """Raise if no rank has as many batches as a state says are done."""
-    most = max(plan.natural_batches)
-    if done > most:
-        msg = (
-            f"The state says that {done} batches of epoch {plan.epoch} are done, but for {plan.n_obs} rows and "
-            f"{plan.world_size} ranks it has {most}. Load a state of this collection."
-        )
-        raise ValueError(msg)
 
 
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:

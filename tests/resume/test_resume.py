@@ -15,7 +15,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from annbatch_distributed.resume.remaining import rest
+from annbatch_distributed.resume.remaining import remaining
 from tests.resume.test_state import DAMAGED, NO_STATES
 from tests.resume.test_state import STATE as OTHER_STATE
 from tests.samplers import batches, job, repeats, request_rows
@@ -52,7 +52,7 @@ def test_the_rest_of_an_epoch_is_bit_for_bit_the_rest_of_the_uninterrupted_run(
     except ValueError:
         assume(False)
     plan = ranks[0].plan(drawn.n_obs)
-    total = max(plan.natural_batches)
+    total = max(plan.sampler_batches)
     done = data.draw(st.integers(0, total), label="done")
     states = []
     for rank in ranks:
@@ -411,9 +411,9 @@ def test_what_was_worked_out_to_load_a_state_is_not_worked_out_again(monkeypatch
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
-        return rest(*args, **kwargs)
+        return remaining(*args, **kwargs)
 
-    monkeypatch.setattr("annbatch_distributed.sampler.rest", counted)
+    monkeypatch.setattr("annbatch_distributed.resume.planner.remaining", counted)
     made = random()
     made.load_state_dict(of_epoch_3([[3, 1, 4], [4, 1, 1]]))
     assert len(calls) == 2

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Rows, Shuffled
+from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Independent, Rows, Shuffled
+from annbatch_distributed.sharding.division import Order, Shares
 from tests.samplers import flat
 
 if TYPE_CHECKING:
@@ -46,20 +47,14 @@ class Answering:
 
 
 def plan(sharding: Any, remainder: Remainder, **changes: Any) -> EpochPlan:
-    settings: dict[str, Any] = {
-        "n_obs": 100,
-        "window": WINDOW,
-        "world_size": 3,
-        "batch_size": 4,
-        "seed": 0,
-        "epoch": 0,
-        "segment": 0,
-        "turn": 0,
-        "n_samples": None,
-        "natural_batches": (1, 1, 1),
-    }
-    settings |= changes
-    return EpochPlan(sharding=sharding, remainder=remainder, **{"rows_per_step": settings["batch_size"]} | settings)
+    of_plan: dict[str, Any] = {"n_obs": 100, "batch_size": 4, "segment": 0, "sampler_batches": (1, 1, 1)}
+    of_division: dict[str, Any] = {"window": WINDOW, "world_size": 3, "epoch": 0, "seed": 0, "n_samples": None}
+    of_plan |= {name: value for name, value in changes.items() if name in of_plan}
+    rotations = changes.pop("rotations", 0)
+    of_division |= {"rows_per_step": of_plan["batch_size"]}
+    of_division |= {name: value for name, value in changes.items() if name not in of_plan}
+    division = Division(sharding, remainder=remainder, **of_division)
+    return EpochPlan(division=division, dealt=division.dealt(rotations), **of_plan)
 
 
 def shares(world_size: int) -> st.SearchStrategy[Uneven]:
@@ -72,6 +67,11 @@ def shares(world_size: int) -> st.SearchStrategy[Uneven]:
     )
 
 
+def rotations_of(made: EpochPlan) -> int:
+    """How often the lost rows have moved on, in a plan that was made by ``plan``."""
+    return next(rotations for rotations in range(-3, 4) if made.division.dealt(rotations) is made.dealt)
+
+
 plans = st.integers(1, 5).flatmap(
     lambda world_size: st.builds(
         plan,
@@ -80,7 +80,7 @@ plans = st.integers(1, 5).flatmap(
         world_size=st.just(world_size),
         batch_size=st.integers(1, 5),
         epoch=st.integers(0, 3),
-        turn=st.integers(-3, 3),
+        rotations=st.integers(-3, 3),
     )
 )
 
@@ -111,7 +111,8 @@ def test_shards_have_the_sizes_that_the_policy_promises(made: EpochPlan) -> None
     dealt = [sum(row % world_size == world_size - 1 - rank for row in range(len(WINDOW))) for rank in range(world_size)]
     if isinstance(made.sharding, Uneven):
         dealt = list(made.sharding.sizes)
-        assert made.share_sizes == made.sharding.sizes
+        assert isinstance(made.dealt, Shares)
+        assert made.dealt.lengths == made.sharding.sizes
     if made.remainder == "drop":
         assert len(set(made.sizes)) == 1
         n_full = max(n for n in range(42) if all(n * batch_size <= size for size in dealt))
@@ -139,7 +140,7 @@ def test_shards_follow_each_other_round_the_window_with_the_lost_rows_before_the
             for share, rows in zip(dealt, own, strict=True)
         ]
     for in_order, found, n_lost in rounds:
-        first = made.turn * n_lost % len(in_order) if n_lost else 0
+        first = rotations_of(made) * n_lost % len(in_order) if n_lost else 0
         assert found == in_order[first:] + in_order[:first]
 
 
@@ -151,7 +152,8 @@ def test_repeats_are_the_rows_that_come_next(made: EpochPlan) -> None:
         if isinstance(made.sharding, Uneven):
             assert repeated == list(islice(cycle(list(shard.rows)[: shard.n_own]), len(repeated)))
         else:
-            order = flat(list(made.dealt)) if isinstance(made.dealt, tuple) else list(made.dealt)
+            assert isinstance(made.dealt, Order)
+            order = list(made.dealt.rows)
             n_before = sum(made.shard(other).n_own for other in range(rank + 1))
             assert repeated == list(islice(cycle(order), n_before, n_before + len(repeated)))
 
@@ -179,7 +181,7 @@ def test_independent_ranks_have_the_whole_window_and_share_out_the_draws(
 
 def test_every_rank_has_the_most_batches_that_any_has_unless_rows_are_kept_as_they_are() -> None:
     for policy in POLICIES:
-        made = plan(Contiguous(), policy, natural_batches=(3, 5, 4))
+        made = plan(Contiguous(), policy, sampler_batches=(3, 5, 4))
         assert [made.n_batches(rank) for rank in range(3)] == ([3, 5, 4] if policy == "keep" else [5, 5, 5])
 
 
@@ -206,27 +208,22 @@ def test_the_rest_of_an_epoch_is_over_when_no_rank_could_read_of_it(
     assert not plan(Contiguous(), policy, window=window).is_over  # there is no rest of what has not begun
 
 
-@pytest.mark.parametrize(("n_left", "is_over"), [(2, True), (3, False)])
-def test_without_a_batch_size_a_row_for_each_rank_is_enough(n_left: int, is_over: bool) -> None:
-    rest = plan(Contiguous(), "drop", window=Rows((range(n_left),)), segment=1, batch_size=None)
-    assert rest.is_over is is_over
+@pytest.mark.parametrize(("n_left", "is_exhausted"), [(2, True), (3, False)])
+def test_without_a_batch_size_a_row_for_each_rank_is_enough(n_left: int, is_exhausted: bool) -> None:
+    division = Division(Contiguous(), Rows((range(n_left),)), 3, 0, 0, "drop", None, None)
+    assert division.is_exhausted is is_exhausted
 
 
-def test_what_has_been_dealt_is_not_dealt_again_once_batches_are_counted() -> None:
+def test_what_has_been_dealt_is_not_dealt_again() -> None:
     sharding = Answering((None,))
-    made = plan(sharding, "drop", epoch=5, seed=8)
-    made.shard(0)
+    division = plan(sharding, "drop", epoch=5, seed=8).division
     assert [asked[1:] for asked in sharding.asked] == [(3, 5, 8)] * 2
     assert [len(asked[0]) for asked in sharding.asked] == [41, 36]
-    counted = made.counted((3, 3, 3), turn=0, n_samples=7)
-    assert (counted.turn, counted.n_samples, counted.natural_batches) == (0, 7, (3, 3, 3))
-    assert counted.shard(1) == made.shard(1)
-    assert counted.dealt is made.dealt
+    division.dealt(0).shard(1)
     assert len(sharding.asked) == 2
-    turned = made.counted((3, 3, 3), turn=1, n_samples=None)
-    assert turned.turn == 1
-    assert list(turned.lost) == list(WINDOW)[:5]
-    assert turned.shard(0).rows.pieces[0].start == list(WINDOW)[5]
+    rotated = division.dealt(1)
+    assert list(rotated.lost) == list(WINDOW)[:5]
+    assert rotated.shard(0).rows.pieces[0].start == list(WINDOW)[5]
     assert len(sharding.asked) == 3
 
 
@@ -267,13 +264,13 @@ def test_a_sharding_that_breaks_its_contract_is_an_error_that_says_how(
 def test_ranges_in_any_order_and_blocks_may_be_dealt() -> None:
     backwards = WINDOW.cyclic(30, 11) + WINDOW.cyclic(0, 30)
     assert plan(Answering((backwards,)), "keep").shard(0).rows == backwards.cyclic(0, 13)
-    assert plan(Shuffled(2), "keep").dealt == Shuffled(2).deal(WINDOW, world_size=3, epoch=0, seed=0)
-    dealt = plan(Answering(([backwards.cyclic(0, 20), Rows(), backwards.cyclic(20, 21)],)), "keep").dealt
-    assert dealt == (backwards.cyclic(0, 20), Rows(), backwards.cyclic(20, 21))
+    assert plan(Shuffled(2), "keep").division.answer == Shuffled(2).deal(WINDOW, world_size=3, epoch=0, seed=0)
+    made = plan(Answering(([backwards.cyclic(0, 20), Rows(), backwards.cyclic(20, 21)],)), "keep")
+    assert made.division.answer == (backwards.cyclic(0, 20), Rows(), backwards.cyclic(20, 21))
 
 
 def test_the_table_says_what_is_drawn() -> None:
-    made = plan(Independent(), "keep", batch_size=None, n_samples=50, natural_batches=(4, 4, 5))
+    made = plan(Independent(), "keep", batch_size=None, n_samples=50, sampler_batches=(4, 4, 5))
     settings = 'sharding=Independent(), remainder="keep", no batch size'
     assert str(made).splitlines() == [
         f"epoch 0: 3 ranks draw 50 samples from 41 of 100 rows ({settings})",
@@ -297,7 +294,7 @@ def test_the_table_says_what_is_left_and_how_it_is_dealt() -> None:
 def test_a_table_of_16_ranks_shows_all_of_them_and_one_of_17_all_but_one() -> None:
     for world_size in (16, 17):
         window = Rows((range(2 * world_size + 1),))
-        made = plan(Contiguous(), "keep", window=window, world_size=world_size, natural_batches=(1,) * world_size)
+        made = plan(Contiguous(), "keep", window=window, world_size=world_size, sampler_batches=(1,) * world_size)
         rows = [line.split() for line in str(made).splitlines()[2:-1]]
         expected = [[str(rank), "1", "2", "0", f"{2 * rank}:{2 * rank + 2}"] for rank in range(world_size)]
         expected[-1] = [str(world_size - 1), "1", "3", "0", f"{2 * world_size - 2}:{2 * world_size + 1}"]
@@ -309,7 +306,7 @@ def test_a_table_of_16_ranks_shows_all_of_them_and_one_of_17_all_but_one() -> No
 def test_rows_in_three_pieces_are_shown_and_of_four_the_first_three() -> None:
     for n_pieces, shown in [(3, "0:1, 2:3, 4:5"), (4, "0:1, 2:3, 4:5, ...")]:
         window = Rows(tuple(range(start, start + 1) for start in range(0, 2 * n_pieces, 2)))
-        made = plan(Contiguous(), "keep", window=window, world_size=1, natural_batches=(1,))
+        made = plan(Contiguous(), "keep", window=window, world_size=1, sampler_batches=(1,))
         assert str(made).splitlines()[2].endswith(f"  {shown}")
 
 

@@ -121,7 +121,7 @@ def _version(name: str) -> str:
 
 def digest(plan: EpochPlan) -> str:
     """Return a few letters that are others for another plan: of its batches, and of some rows of each rank."""
-    said: list[object] = [[int(number) for number in plan.natural_batches], int(plan.n_lost)]
+    said: list[object] = [[int(number) for number in plan.sampler_batches], int(plan.n_lost)]
     for rank in range(plan.world_size):
         rows = plan.shard(rank).rows
         some = np.linspace(0, len(rows), _SOME, endpoint=False, dtype=np.int64)[: len(rows)]

@@ -4,15 +4,15 @@ Every rank asks for all ranks, in the same order. What is wrong for one of them 
 one, before any has read a row.
 
 1. There must be rows enough for the policy, or draws, where it is draws that the ranks share out.
-2. The wrapped sampler must accept the shards: one of each length if it runs on local rows, every one of them if it is
-   tied to absolute rows.
+2. The wrapped sampler must accept the shards: one of each length if it runs on local rows, every one of them if it
+   needs global rows.
 3. Where the policy promises equal counts, the sampler's own must be equal, or, under ``exact``, such that a short rank
    can make up for a batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,16 +23,18 @@ from annbatch_distributed.passes.private_copy import private_copy
 from annbatch_distributed.passes.promises import promised, reads_every_row, refuse_impossible
 from annbatch_distributed.passes.run import follow_epoch
 from annbatch_distributed.passes.shard import is_tied, localize
-from annbatch_distributed.passes.traits import drawable_classes, is_wrapper, n_draws, n_ranks_within, set_draws
-from annbatch_distributed.sharding import Rows
+from annbatch_distributed.passes.traits import drawable_classes, is_wrapper, n_ranks_within, set_draws
+from annbatch_distributed.sharding.division import Shares
 from annbatch_distributed.sharding.integers import BOUND
 from annbatch_distributed.sharding.remainder import check, check_sizes
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import EpochPlan
-    from annbatch_distributed.sharding.remainder import Movement
+    from annbatch_distributed.sharding.division import Dealt, Division
+    from annbatch_distributed.sharding.remainder import Rotation
+
+__all__ = ["Counts", "check_can_go_on", "count"]
 
 #: A rank, and the classes that it can draw.
 type Classes = tuple[int, frozenset[str]]
@@ -41,105 +43,126 @@ type Classes = tuple[int, frozenset[str]]
 class Counts(NamedTuple):
     """What asking the wrapped sampler about every rank's shard has told."""
 
-    natural_batches: tuple[int, ...]
+    sampler_batches: tuple[int, ...]
     """For each rank, the batches that the sampler gives for its shard by itself."""
-    movement: Movement = "stay"
+    rotation: Rotation = "stay"
     """How the rows that ``drop`` loses can move from epoch to epoch."""
-    n_samples: int | None = None
-    """How many samples the sampler draws alone, where ranks share out draws."""
     classes: tuple[Classes, ...] = ()
     """What each rank can draw, in every layout that its rows can have, if the sampler is a class sampler."""
 
 
-def count(sampler: Sampler, plan: EpochPlan) -> Counts:
-    """Ask a sampler about every rank's shard.
-
-    Parameters
-    ----------
-    sampler
-        The wrapped sampler. It is left as it is.
-    plan
-        The plan of the epoch with lost rows where they are in epoch 0, as yet without counts.
+def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
+    """Ask a sampler about every rank's shard of a collection of ``n_obs`` rows. It is left as it is.
 
     Raises
     ------
     ValueError
         If any rank could not run, or could not have the number of batches that the policy promises.
     """
-    if plan.is_over:
-        return Counts((0,) * plan.world_size, n_samples=plan.n_samples)
-    if plan.shares_draws:
-        # of an epoch that goes on with another number of ranks, it is known
-        n_samples = n_draws(sampler, len(plan.window)) if plan.n_samples is None else plan.n_samples
-        assert n_samples is not None
-        plan = replace(plan, n_samples=n_samples)
-        _check_enough(n_samples, f"{type(sampler).__name__} draws {n_samples} samples", plan)
-        counts, classes = _count_all(sampler, plan)
-        return Counts(counts, n_samples=n_samples, classes=classes)
-    _check_enough(len(plan.window), f"The window has {len(plan.window)} rows", plan)
-    if not isinstance(plan.dealt, Rows):
-        name = type(plan.sharding).__name__
-        check_sizes(plan.remainder, sizes=plan.share_sizes, batch_size=plan.rows_per_step, name=name)
-    counts, classes = _count_all(sampler, plan)
+    dealt, name = division.dealt(0), type(sampler).__name__
+    if dealt.is_drawn:
+        _check_enough(sampler, division, division.n_samples, f"{name} draws {division.n_samples} samples")
+    else:
+        _check_enough(sampler, division, len(division.window), f"The window has {len(division.window)} rows")
+    if isinstance(dealt, Shares):
+        name = type(division.sharding).__name__
+        check_sizes(division.remainder, sizes=dealt.lengths, batch_size=division.rows_per_step, name=name)
+    asked = _Asked(sampler, division, n_obs)
+    counts, classes = asked.count(dealt)
+    if dealt.is_drawn:
+        return Counts(counts, classes=classes)
     if not is_tied(sampler):
         return Counts(counts, "rotate")
     # an epoch that fails after hours of training would be worse than to lose the same rows in all of them
     try:
-        odd_counts, odd_classes = _count_all(sampler, replace(plan, turn=1))
+        odd_counts, odd_classes = asked.count(division.dealt(1))
     except ValueError:
-        return Counts(counts, "stay", classes=classes)
+        return Counts(counts, "stay", classes)
     if odd_counts != counts:
-        return Counts(counts, "stay", classes=classes)
-    return Counts(counts, "alternate", classes=classes + odd_classes)
+        return Counts(counts, "stay", classes)
+    return Counts(counts, "alternate", classes + odd_classes)
 
 
-def _check_enough(n_rows: int, what: str, plan: EpochPlan) -> None:
-    if plan.rows_per_step != plan.batch_size:
-        what += f" (and a batch on each of the ranks within a rank takes {plan.rows_per_step})"
-    check(plan.remainder, n_rows=n_rows, world_size=plan.world_size, batch_size=plan.rows_per_step, what=what)
+def _check_enough(sampler: Sampler, division: Division, n_rows: int | None, what: str) -> None:
+    assert n_rows is not None
+    step, world_size = division.rows_per_step, division.world_size
+    if step != sampler.batch_size:
+        what += f" (and a batch on each of the ranks within a rank takes {step})"
+    check(division.remainder, n_rows=n_rows, world_size=world_size, batch_size=step, what=what)
 
 
-def _count_all(sampler: Sampler, plan: EpochPlan) -> tuple[tuple[int, ...], tuple[Classes, ...]]:
-    """Ask about every rank, or about one rank for each size of a shard if that is all that makes a difference.
+@dataclass(frozen=True)
+class _Asked:
+    """What a sampler is asked about."""
 
-    Returns
-    -------
-    The batches of each rank, and what each rank that was asked about can draw, if it is a class sampler.
-    """
-    sizes = plan.sizes
-    kinds = range(plan.world_size) if is_tied(sampler) and not plan.shares_draws else sizes
-    counts: dict[int, int] = {}
-    classes: list[Classes] = []
-    for rank, kind in enumerate(kinds):
-        if kind not in counts:
-            local, counts[kind] = _count(sampler, plan, rank, sizes[rank])
-            classes += [(rank, drawable) for drawable in drawable_classes(local)]
-    natural_batches = tuple(map(counts.__getitem__, kinds))
-    _check_equal(sampler, natural_batches, plan)
-    return natural_batches, tuple(classes)
+    sampler: Sampler
+    division: Division
+    n_obs: int
 
+    def count(self, dealt: Dealt) -> tuple[tuple[int, ...], tuple[Classes, ...]]:
+        """Return the batches of each rank, and what each rank that was asked about can draw, if it draws classes.
 
-def _count(sampler: Sampler, plan: EpochPlan, rank: int, size: int) -> tuple[Sampler, int]:
-    """Ask about one rank, whose shard has so many rows or which draws so many samples."""
-    shard = plan.shard(rank)
-    try:
-        local = localize(private_copy(sampler), shard.rows, plan.n_obs)
-        if plan.shares_draws:
-            set_draws(local, size)
-        follow_epoch(local, plan.epoch)
-        local.validate(len(shard))
-        _refuse_short_draws(local, len(shard))
-        n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
-        what = "samples" if plan.shares_draws else "rows"
-        refuse_impossible(n_batches, promised(sampler, plan, size), what)
-    except ValueError as error:
-        msg = (
-            f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.world_size}, which are "
-            f"{shard.rows} of the collection's {plan.n_obs} (remainder={plan.remainder!r}). Given them as "
-            f"[0, {len(shard)}), it says: {error}"
+        One rank for each size of a shard is asked about, if that is all that makes a difference.
+        """
+        kinds = range(self.division.world_size) if is_tied(self.sampler) and not dealt.is_drawn else dealt.sizes
+        counts: dict[int, int] = {}
+        classes: list[Classes] = []
+        for rank, kind in enumerate(kinds):
+            if kind not in counts:
+                local, counts[kind] = self._count(dealt, rank)
+                classes += [(rank, drawable) for drawable in drawable_classes(local)]
+        sampler_batches = tuple(map(counts.__getitem__, kinds))
+        self._check_equal(dealt, sampler_batches)
+        return sampler_batches, tuple(classes)
+
+    def _count(self, dealt: Dealt, rank: int) -> tuple[Sampler, int]:
+        """Ask about one rank."""
+        sampler, shard, size = self.sampler, dealt.shard(rank), dealt.sizes[rank]
+        try:
+            local = localize(private_copy(sampler), shard.rows, self.n_obs)
+            if dealt.is_drawn:
+                set_draws(local, size)
+            follow_epoch(local, self.division.epoch)
+            local.validate(len(shard))
+            _refuse_short_draws(local, len(shard))
+            n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
+            promise = promised(sampler, self.division.remainder, size, is_drawn=dealt.is_drawn)
+            refuse_impossible(n_batches, promise, "samples" if dealt.is_drawn else "rows")
+        except ValueError as error:
+            raise ValueError(
+                f"{type(sampler).__name__} can't run on the rows of rank {rank} of {self.division.world_size}, which "
+                f"are {shard.rows} of the collection's {self.n_obs} (remainder={self.division.remainder!r}). Given "
+                f"them as [0, {len(shard)}), it says: {error}"
+            ) from error
+        return local, n_batches
+
+    def _check_equal(self, dealt: Dealt, counts: tuple[int, ...]) -> None:
+        """Raise if the ranks can't have the same number of batches where that is promised."""
+        most, remainder = max(counts), self.division.remainder
+        if remainder == "keep" or min(counts) == most:
+            return
+        short = [rank for rank, count in enumerate(counts) if count < most]
+        if remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
+            short = [rank for rank in short if not self._is_full(dealt, counts[rank], dealt.sizes[rank])]
+        if not short:
+            return
+        rank, what = short[0], "samples" if dealt.is_drawn else "rows"
+        halved = (
+            "A rank that is one batch short can make up for it only if all its batches are full, of two rows or more. "
         )
-        raise ValueError(msg) from error
-    return local, n_batches
+        raise ValueError(
+            f"remainder={remainder!r} promises the same number of batches on each of the {len(counts)} ranks, but "
+            f"{type(self.sampler).__name__} makes {counts[rank]} of the {dealt.sizes[rank]} {what} of rank {rank}, and "
+            f"{most} on rank {counts.index(most)}. {halved if remainder == 'exact' else ''}Use another batch_size, "
+            "mask or number of ranks, or remainder='keep' without a collective in each step."
+        )
+
+    def _is_full(self, dealt: Dealt, count: int, size: int) -> bool:
+        """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be halved."""
+        within, batch_size = n_ranks_within(self.sampler), self.sampler.batch_size
+        assert batch_size is not None
+        reads_all = dealt.is_drawn or reads_every_row(self.sampler) or within is not None
+        return reads_all and batch_size > 1 and 0 < size == count * batch_size * (within or 1)
 
 
 def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
@@ -150,65 +173,27 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
     )
     if isinstance(n_batches, bool) or not isinstance(n_batches, Integral | float | np.floating):
         # not what it is: other ranks are told of this, and a user's own object may show anything
-        msg = f"{expected}something of type {type(n_batches).__name__}. Return an int."
-        raise TypeError(msg)
+        raise TypeError(f"{expected}something of type {type(n_batches).__name__}. Return an int.")
     if not 0 <= float(n_batches) < BOUND or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
         advice = "Round a quotient up with math.ceil where the last batch may be short, else down with //."
-        msg = f"{expected}{n_batches}. {advice}"
-        raise ValueError(msg)
+        raise ValueError(f"{expected}{n_batches}. {advice}")
     return int(n_batches)
 
 
-def _check_equal(sampler: Sampler, counts: tuple[int, ...], plan: EpochPlan) -> None:
-    """Raise if the ranks can't have the same number of batches where that is promised."""
-    most = max(counts)
-    if plan.remainder == "keep" or min(counts) == most:
-        return
-    sizes, name = plan.sizes, type(sampler).__name__
-    short = [rank for rank, count in enumerate(counts) if count < most]
-    if plan.remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
-        short = [rank for rank in short if not _is_full(sampler, counts[rank], sizes[rank], plan)]
-    if not short:
-        return
-    rank, what = short[0], "samples" if plan.shares_draws else "rows"
-    msg = (
-        f"remainder={plan.remainder!r} promises the same number of batches on each of the {plan.world_size} ranks, but "
-        f"{name} makes {counts[rank]} of the {sizes[rank]} {what} of rank {rank}, and {most} on rank "
-        f"{counts.index(most)}. "
-    )
-    if plan.remainder == "exact":
-        msg += (
-            "A rank that is one batch short can make up for it only if all its batches are full, of two rows or more. "
-        )
-    msg += "Use another batch_size, mask or number of ranks, or remainder='keep' without a collective in each step."
-    raise ValueError(msg)
-
-
-def _is_full(sampler: Sampler, count: int, size: int, plan: EpochPlan) -> bool:
-    """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be cut in two."""
-    assert plan.batch_size is not None
-    within = n_ranks_within(sampler)
-    reads_all = plan.shares_draws or reads_every_row(sampler) or within is not None
-    return reads_all and plan.batch_size > 1 and 0 < size == count * plan.batch_size * (within or 1)
-
-
 def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
-    """Raise if an epoch of a sampler can't go on with another number of ranks."""
+    """Raise if an epoch of a sampler can't go on with ``new`` ranks in place of ``old`` ones."""
     if reads_every_row(sampler):
         return
     name = type(sampler).__name__
-    msg = f"The state is of a job of {old} ranks, and this one has {new}. "
     if is_wrapper(sampler):
-        msg += (
-            f"A {name} in another one can't go on with other numbers. Use one {name}, with the rank in the whole job."
-        )
+        why = f"A {name} in another one can't go on with other numbers. Use one {name}, with the rank in the whole job."
     else:
-        msg += (
+        why = (
             f"{name} was told how many rows to draw on each rank, so that what is left depends on how many there are. "
             "With sharding='independent' the job makes the draws that are left, if it draws with replacement; or begin "
             "the next epoch with set_epoch."
         )
-    raise ValueError(msg)
+    raise ValueError(f"The state is of a job of {old} ranks, and this one has {new}. {why}")
 
 
 # What annbatch's samplers are set to is not public. Where their counts alone don't tell, it is looked at here;
@@ -225,8 +210,7 @@ def _refuse_short_draws(sampler: Sampler, n_rows: int) -> None:
     n_samples, chunk_size = sampler._num_samples or n_rows, sampler._chunk_size
     promised, drawn = n_samples // sampler.batch_size, n_samples // chunk_size * chunk_size // sampler.batch_size
     if drawn < promised:
-        msg = (
+        raise ValueError(
             f"with replacement=True and drop_last=True it draws whole chunks of {chunk_size} rows, which make "
             f"{drawn} batches of the {promised} that {n_samples} samples should be. Use drop_last=False."
         )
-        raise ValueError(msg)

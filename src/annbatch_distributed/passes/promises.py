@@ -23,30 +23,21 @@ from annbatch_distributed.passes.traits import is_wrapper, n_draws
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import EpochPlan
+    from annbatch_distributed.sharding import Remainder
 
 
-def promised(sampler: Sampler, plan: EpochPlan, n_rows: int) -> Promise:
+def promised(sampler: Sampler, remainder: Remainder, n_rows: int, *, is_drawn: bool) -> Promise:
     """Return what a policy promises of the batches of a rank.
 
-    Parameters
-    ----------
-    sampler
-        The wrapped sampler.
-    plan
-        The plan of the epoch.
-    n_rows
-        How many rows the rank's shard has; or how many samples it draws, where the ranks share out draws.
+    ``n_rows`` is how many rows the rank's shard has; or how many samples the rank draws, if the ranks share out draws.
     """
-    full = plan.remainder in ("drop", "pad")
-    if is_wrapper(sampler):
-        return Promise(plan.batch_size, plan.remainder)
-    if plan.shares_draws:
-        return Promise(plan.batch_size, plan.remainder, full=full, n_rows=n_rows)
+    batch_size, full = None if sampler.batch_size is None else int(sampler.batch_size), remainder in ("drop", "pad")
+    if is_drawn and not is_wrapper(sampler):
+        return Promise(batch_size, remainder, full=full, n_rows=n_rows)
     if not reads_every_row(sampler):
-        return Promise(plan.batch_size, plan.remainder)
-    once = plan.remainder in ("exact", "pad")
-    return Promise(plan.batch_size, plan.remainder, full=full, n_rows=n_rows if once else None, once=once)
+        return Promise(batch_size, remainder)
+    once = remainder in ("exact", "pad")
+    return Promise(batch_size, remainder, full=full, n_rows=n_rows if once else None, once=once)
 
 
 def reads_every_row(sampler: Sampler) -> bool:

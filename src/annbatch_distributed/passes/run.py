@@ -102,8 +102,10 @@ class Pass(Iterator[LoadRequest]):
             requests = check(requests, n_rows=len(shard), name=name)
             requests = complete(requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
             n_rows = plan.sizes[self.rank] if plan.shares_draws else len(shard)
-            requests = hold(requests, promised(self.sampler, plan, n_rows), name=name)
-        requests = fit(requests, natural=plan.natural_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
+            requests = hold(
+                requests, promised(self.sampler, plan.remainder, n_rows, is_drawn=plan.shares_draws), name=name
+            )
+        requests = fit(requests, natural=plan.sampler_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
         if self.hand is not None:
             requests = select(requests, self.hand)
         if plan.remainder == "pad":

@@ -115,6 +115,12 @@ def n_ranks_within(sampler: Sampler) -> int | None:
     return None
 
 
+@singledispatch
+def rows_per_step(sampler: Sampler) -> int | None:
+    """Return the rows of a rank that become a batch, or a batch on each rank within it, if those lose rows together."""
+    return None if sampler.batch_size is None else int(sampler.batch_size)
+
+
 def is_wrapper(sampler: Sampler) -> bool:
     """Return whether a sampler is a wrapper that is wrapped again, which reads a part of its rows on each rank."""
     return n_ranks_within(sampler) is not None

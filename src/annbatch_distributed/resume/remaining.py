@@ -1,4 +1,4 @@
-"""The rest of an epoch: what is left when some batches of every rank are done.
+"""What remains of an epoch when some batches of every rank are done.
 
 It is found without reading anything and without asking another rank:
 
@@ -8,7 +8,7 @@ It is found without reading anything and without asking another rank:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from annbatch_distributed.passes.run import Pass
 from annbatch_distributed.passes.shard import is_annbatchs_own
 from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.batches import contains, done
+from annbatch_distributed.sharding.division import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,35 +30,20 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding.batches import Dealings, Numbers
     from annbatch_distributed.sharding.rows import Int64Array
 
+__all__ = ["MOST_REPLAYED", "remaining"]
 
 #: How many ranks can be run through. Each takes some milliseconds, so that this is less than a minute or two.
 MOST_REPLAYED = 1 << 14
 
 
-class Rest(NamedTuple):
-    """What is left of an epoch."""
+def remaining(
+    sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings: Dealings
+) -> tuple[Rows, int | None]:
+    """Return the rows of a plan that remain to be read or drawn from, and, if ranks share out draws, how many remain.
 
-    window: Rows
-    """The rows that are left to read, or to draw from."""
-    n_samples: int | None
-    """How many draws are left, where the ranks share out draws."""
-
-
-def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings: Dealings) -> Rest:
-    """Return what is left of an epoch, or of what was left of it before.
-
-    Parameters
-    ----------
-    sampler
-        The wrapped sampler.
-    plan
-        The plan by which the ranks have run.
-    root
-        What the job's randomness begins from, the same on all of them.
-    passes
-        How many passes every rank began before, since the epoch was set.
-    dealings
-        For each number of ``DataLoader`` workers, how many batches every rank has done; fewer, where it had no more.
+    ``root`` is the job's root seed, and ``passes`` how many passes every rank began before, since the epoch was set.
+    ``dealings`` says for each number of ``DataLoader`` workers how many batches every rank has done; a rank has done
+    fewer, where it had no more.
 
     Raises
     ------
@@ -66,15 +52,14 @@ def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings:
     """
     done_bounds: list[tuple[Int64Array, Int64Array]] = []
     n_drawn = 0
-    ranks = _with_own(plan)
+    ranks = _with_own_rows(plan)
     for n_replayed, rank in enumerate(ranks):
         if n_replayed == MOST_REPLAYED or (len(ranks) > MOST_REPLAYED and not plan.shares_draws):
-            msg = (
+            raise ValueError(
                 f"The state is of {plan.world_size} ranks. To go on with another number, what each of them has done is "
                 f"run through, and {MOST_REPLAYED} of them can be. Go on with as many ranks, or begin the next epoch "
                 f"with set_epoch({plan.epoch + 1})."
             )
-            raise ValueError(msg)
         numbers = done(plan.n_batches(rank), dealings)
         for request, splits in _batches(Pass(sampler, plan, rank, root, passes), numbers):
             n_drawn += sum(map(len, splits))
@@ -82,23 +67,24 @@ def rest(sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings:
                 done_bounds.append(bounds_of(request, splits, once=is_annbatchs_own(sampler)))
         if plan.n_samples is not None and n_drawn >= plan.n_samples:
             break  # nothing is left, whatever the other ranks have drawn
-    if plan.shares_draws:
-        assert plan.n_samples is not None
-        return Rest(plan.window, max(0, plan.n_samples - n_drawn))
+    if plan.n_samples is not None:
+        return plan.window, max(0, plan.n_samples - n_drawn)
     none = np.empty(0, dtype=np.int64)
     starts, stops = map(np.concatenate, zip((none, none), *done_bounds, strict=True))
-    return Rest(_without(plan.window, *_merged(starts, stops)), None)
+    return _without(plan.window, *_merged(starts, stops)), None
 
 
-def _with_own(plan: EpochPlan) -> range:
+def _with_own_rows(plan: EpochPlan) -> range:
     """Return the ranks that may have rows of their own: with more ranks than rows, others repeat those of the last."""
-    n_rows = len(plan.window)
-    first = plan.world_size - n_rows if not plan.shares_draws and isinstance(plan.dealt, Rows) else 0
-    return range(max(0, first), plan.world_size)
+    n_repeating = max(0, plan.world_size - len(plan.window)) if isinstance(plan.dealt, Order) else 0
+    return range(n_repeating, plan.world_size)
 
 
 def _batches(requests: Pass, numbers: Numbers) -> Iterator[tuple[LoadRequest, list[npt.NDArray[Any]]]]:
-    """Run through a pass as far as some of its batches go; yield each load request with those that it has of them."""
+    """Run through a pass to the last of some batches; yield each load request that has some of them, with their splits.
+
+    ``numbers`` are those of the batches in the order of the pass.
+    """
     n_before, n_missing = 0, sum(map(len, numbers))
     while n_missing:
         request = next(requests)

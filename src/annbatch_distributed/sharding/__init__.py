@@ -5,16 +5,18 @@ How a rank's rows in an epoch come about:
 1. :mod:`window` resolves the mask: the rows to be shared out.
 2. A :class:`Sharding` deals them, as one order for all ranks or as a share for each. Each is a file of its own:
    :mod:`contiguous`, :mod:`shuffled`, :mod:`independent`.
-3. :mod:`remainder` cuts an order into even stretches, or fills shares up, so that batches come out as promised.
-4. :mod:`plan` puts them together, and describes the epoch.
+3. :mod:`division` cuts an order into even stretches, or fills shares up, as :mod:`remainder` says, so that batches come
+   out as promised.
+4. :mod:`plan` describes the epoch.
 """
 
 from __future__ import annotations
 
 from annbatch_distributed.sharding.contiguous import Contiguous
 from annbatch_distributed.sharding.contract import Sharding
+from annbatch_distributed.sharding.division import Division, Shard
 from annbatch_distributed.sharding.independent import Independent
-from annbatch_distributed.sharding.plan import EpochPlan, Shard
+from annbatch_distributed.sharding.plan import EpochPlan
 from annbatch_distributed.sharding.remainder import Remainder
 from annbatch_distributed.sharding.rows import Rows
 from annbatch_distributed.sharding.shuffled import Shuffled
@@ -22,6 +24,7 @@ from annbatch_distributed.sharding.window import Mask, resolve_mask, window
 
 __all__ = [
     "Contiguous",
+    "Division",
     "EpochPlan",
     "Independent",
     "Mask",

@@ -28,6 +28,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+__all__ = [
+    "POLICIES",
+    "Remainder",
+    "Rotation",
+    "Stretch",
+    "check",
+    "check_sizes",
+    "drop_offset",
+    "filled",
+    "n_lost",
+    "rotations",
+    "stretch",
+]
+
 type Remainder = Literal["drop", "keep", "exact", "pad"]
 
 POLICIES: tuple[Remainder, ...] = get_args(Remainder.__value__)
@@ -45,23 +59,11 @@ class Stretch(NamedTuple):
 
 
 def stretch(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, rank: int) -> Stretch:
-    """Return the positions that a rank reads of an order that all ranks share out evenly.
+    """Return the positions that a rank reads of an order of ``n_rows`` rows that all ranks share out evenly.
 
-    Parameters
-    ----------
-    policy
-        What becomes of the remainder.
-    n_rows
-        Rows of the order.
-    world_size
-        The number of ranks.
-    batch_size
-        Rows of a full batch, or of a batch on each rank within a rank; only ``keep`` and ``exact`` do without.
-    rank
-        Whose positions.
+    ``batch_size`` is the rows of a full batch, or of a batch on each rank within a rank; only ``keep`` and ``exact`` do
+    without.
 
-    Examples
-    --------
     >>> [stretch("pad", n_rows=10, world_size=2, batch_size=2, rank=r) for r in (0, 1)]
     [Stretch(start=0, own=5, length=6), Stretch(start=5, own=5, length=6)]
     """
@@ -78,35 +80,23 @@ def stretch(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int 
     return Stretch(start, own, own)
 
 
-def filled(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, turn: int, rank: int) -> Stretch:
-    """Return the positions that a rank reads of its own share, where ranks have shares of different sizes.
+def filled(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, rotations: int, rank: int) -> Stretch:
+    """Return the positions that a rank reads of its own share, where rank ``r`` was dealt ``sizes[r]`` rows.
 
-    Parameters
-    ----------
-    policy
-        ``drop`` takes as many full batches from every share as the smallest one has, ``pad`` repeats rows of each share
-        until it has as many full batches as the largest one. ``keep`` and ``exact`` take shares as they are.
-    sizes
-        Rows of every rank's share.
-    batch_size
-        As for :func:`stretch`.
-    turn
-        How often the rows that ``drop`` loses have moved on, from :func:`turns`.
-    rank
-        Whose positions.
+    ``drop`` takes as many full batches from every share as the smallest one has, from where :func:`rotations` have
+    moved what it loses; ``pad`` repeats rows of each share until it has as many full batches as the largest one.
+    ``keep`` and ``exact`` take shares as they are.
 
-    Examples
-    --------
-    >>> filled("drop", sizes=[5, 8], batch_size=2, turn=1, rank=1)
+    >>> filled("drop", sizes=[5, 8], batch_size=2, rotations=1, rank=1)
     Stretch(start=4, own=4, length=4)
-    >>> filled("pad", sizes=[5, 8], batch_size=2, turn=0, rank=0)
+    >>> filled("pad", sizes=[5, 8], batch_size=2, rotations=0, rank=0)
     Stretch(start=0, own=5, length=8)
     """
     size = sizes[rank]
     if policy == "drop":
         assert batch_size is not None
         length = min(sizes) // batch_size * batch_size
-        return Stretch(drop_offset(turn, lost=size - length, n_rows=size), length, length)
+        return Stretch(drop_offset(rotations, lost=size - length, n_rows=size), length, length)
     if policy == "pad":
         assert batch_size is not None
         return Stretch(0, size, -(-max(sizes) // batch_size) * batch_size)
@@ -121,27 +111,23 @@ def n_lost(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int |
     return n_rows % (world_size * batch_size)
 
 
-#: How the rows that ``drop`` loses move from epoch to epoch, see :func:`turns`.
-type Movement = Literal["rotate", "alternate", "stay"]
+#: How the rows that ``drop`` loses move from epoch to epoch, see :func:`rotations`.
+type Rotation = Literal["rotate", "alternate", "stay"]
 
 
-def turns(movement: Movement, epoch: int) -> int:
+def rotations(rotation: Rotation, epoch: int) -> int:
     """Return how often the rows that ``drop`` loses have moved on, before an epoch.
 
     In epoch 0 the last rows are lost, as annbatch has it. Where fewer than half of the rows are lost at once, any two
     consecutive epochs together read every row, unless the lost rows stay.
 
-    Parameters
-    ----------
-    movement
-        ``"rotate"``: each epoch loses the rows before those that the last one lost, going round, so that every row is
-        lost equally often. ``"alternate"``: epochs lose the last rows and the first rows in turn. The shards then have
-        two layouts only, and never go round the end, so that a sampler that can't run on every layout can be tried on
-        both beforehand. ``"stay"``: every epoch loses the last rows.
-    epoch
-        Which epoch.
+    ``"rotate"``: each epoch loses the rows before those that the last one lost, going round, so that every row is lost
+    equally often. ``"alternate"``: epochs lose the last rows and the first rows in turn. The shards then have two
+    layouts only, and never go round the end, so that a sampler that can't run on every layout can be tried on both
+    beforehand.
+    ``"stay"``: every epoch loses the last rows.
     """
-    match movement:
+    match rotation:
         case "rotate":
             return -epoch
         case "alternate":
@@ -150,77 +136,45 @@ def turns(movement: Movement, epoch: int) -> int:
             return 0
 
 
-def drop_offset(turn: int, *, lost: int, n_rows: int) -> int:
-    """Return the position at which what is kept under ``drop`` begins; what is lost comes before it.
+def drop_offset(rotations: int, *, lost: int, n_rows: int) -> int:
+    """Return the position, of ``n_rows``, at which what ``drop`` keeps begins; the ``lost`` rows come before it.
 
-    Parameters
-    ----------
-    turn
-        How often the lost rows have moved on, from :func:`turns`.
-    lost
-        How many rows an epoch loses.
-    n_rows
-        Out of how many.
-
-    Examples
-    --------
-    >>> [drop_offset(turns("rotate", epoch), lost=2, n_rows=10) for epoch in range(6)]
+    >>> [drop_offset(rotations("rotate", epoch), lost=2, n_rows=10) for epoch in range(6)]
     [0, 8, 6, 4, 2, 0]
-    >>> [drop_offset(turns("alternate", epoch), lost=2, n_rows=10) for epoch in range(6)]
+    >>> [drop_offset(rotations("alternate", epoch), lost=2, n_rows=10) for epoch in range(6)]
     [0, 2, 0, 2, 0, 2]
     """
-    return turn * lost % n_rows if lost else 0
+    return rotations * lost % n_rows if lost else 0
 
 
 def check(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, what: str) -> None:
     """Raise a ValueError if there are too few rows, or samples, for the policy: the same on every rank.
 
     Under ``exact`` it takes the sampler to tell whether a rank is a batch short, so that this only looks for a row
-    per rank there.
-
-    Parameters
-    ----------
-    policy
-        What becomes of the remainder.
-    n_rows, world_size, batch_size
-        As for :func:`stretch`.
-    what
-        What there are too few of, as the beginning of a sentence.
+    per rank there. ``what`` says how many there are, as the beginning of a sentence.
     """
     if policy == "drop":
         assert batch_size is not None
         if n_rows < world_size * batch_size:
-            msg = (
+            raise ValueError(
                 f"{what}, too few for one full batch on every rank: {world_size} ranks times batch size {batch_size} "
                 f"is {world_size * batch_size}. Use fewer ranks or a smaller batch_size, or remainder='exact' or 'pad'."
             )
-            raise ValueError(msg)
     elif policy != "pad" and n_rows < world_size:
-        msg = (
+        raise ValueError(
             f"{what}, too few for {world_size} ranks: under remainder={policy!r} every rank needs at least one. "
             "Use fewer ranks, or remainder='pad', which has full batches on all of them."
         )
-        raise ValueError(msg)
     elif n_rows < 1:
-        msg = f"{what}, and there must be at least one."
-        raise ValueError(msg)
+        raise ValueError(f"{what}, and there must be at least one.")
 
 
 def check_sizes(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, name: str) -> None:
-    """Raise a ValueError if a rank's own share has too few rows for the policy: the same on every rank.
-
-    Parameters
-    ----------
-    policy, sizes, batch_size
-        As for :func:`filled`.
-    name
-        The sharding's, for the message.
-    """
+    """Raise a ValueError if the share that a sharding, called ``name``, has dealt to a rank is too small."""
     smallest = min(sizes)
     needed = batch_size if policy == "drop" and batch_size is not None else 1
     if smallest < needed:
-        msg = (
+        raise ValueError(
             f"{name} gives rank {sizes.index(smallest)} of {len(sizes)} only {smallest} rows, but under "
             f"remainder={policy!r} every rank needs at least {needed}. Use fewer ranks, or another sharding."
         )
-        raise ValueError(msg)

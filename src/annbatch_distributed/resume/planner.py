@@ -1,0 +1,139 @@
+"""The planner: every rank's rows and batches from a position on, whatever was done before it.
+
+1. Each stretch of the epoch that was run with one number of ranks is planned, and what remained after it is the window
+   of the next one.
+2. The wrapped sampler is asked about every rank's shard; so it is known how the lost rows can move.
+
+Nothing is communicated: every rank works out the same plan.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self
+
+from annbatch_distributed.passes.counts import Counts, count
+from annbatch_distributed.passes.traits import n_draws, rows_per_step
+from annbatch_distributed.resume.remaining import remaining
+from annbatch_distributed.resume.state import MOST_SEGMENTS
+from annbatch_distributed.sharding import Division, EpochPlan, window
+from annbatch_distributed.sharding.contract import draws
+from annbatch_distributed.sharding.remainder import rotations
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.passes.counts import Classes
+    from annbatch_distributed.resume.state import Position, Segment
+    from annbatch_distributed.sharding import Mask, Remainder, Rows, Sharding
+
+__all__ = ["Planner", "check_done", "check_segments"]
+
+
+class Planner:
+    """Plans epochs of one configuration; it keeps the last plan, and what the sampler has answered.
+
+    ``sampler`` is the wrapped sampler, of which only private copies are run, and ``root`` the job's root seed.
+    """
+
+    def __init__(
+        self, sampler: Sampler, *, mask: Mask, remainder: Remainder, sharding: Sharding, seed: int | None, root: int
+    ) -> None:
+        self._sampler, self._mask, self._remainder = sampler, mask, remainder
+        self._sharding, self._seed, self._root = sharding, seed, root
+        self._counted: tuple[tuple[object, ...], Counts] | None = None
+        self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
+
+    def plan(self, n_obs: int, position: Position, world_size: int) -> EpochPlan:
+        """Return the plan of the epoch that goes on at a position with a number of ranks.
+
+        Raises
+        ------
+        ValueError
+            If the window is too small, the wrapped sampler can't run on some rank's rows, or the position is none of
+            this collection: the same error on every rank.
+        """
+        check_segments(position)
+        # what other numbers of ranks have left of an epoch also depends on the order of their pass
+        before = position.before(world_size)
+        asked = n_obs, position.epoch, before, position.passes if before else None, world_size
+        planned = self._planned
+        if planned is None or planned[0] != asked:
+            planned = asked, self._plan(n_obs, position, before, world_size)
+            self._planned = planned
+        return planned[1]
+
+    def _plan(self, n_obs: int, position: Position, before: tuple[Segment, ...], world_size: int) -> EpochPlan:
+        rows, n_samples = window(self._mask, n_obs), None
+        stretches = [(size, list(group)) for size, group in groupby(before, attrgetter("world_size"))]
+        for number, (size, segments) in enumerate(stretches):
+            plan = self._plan_segment(n_obs, position.epoch, number, self._division(rows, n_samples, position, size))
+            check_done(plan, sum(segment.done for segment in segments))
+            dealings = tuple((segment.n_workers, segment.done) for segment in segments)
+            rows, n_samples = remaining(self._sampler, plan, root=self._root, passes=position.passes, dealings=dealings)
+        division = self._division(rows, n_samples, position, world_size)
+        return self._plan_segment(n_obs, position.epoch, len(stretches), division)
+
+    def _division(self, rows: Rows, n_samples: int | None, position: Position, world_size: int) -> Division:
+        if n_samples is None and draws(self._sharding):
+            n_samples = n_draws(self._sampler, len(rows))
+            assert n_samples is not None  # or the sharding had been refused
+        step = rows_per_step(self._sampler)
+        return Division(self._sharding, rows, world_size, position.epoch, self._seed, self._remainder, step, n_samples)
+
+    def _plan_segment(self, n_obs: int, epoch: int, segment: int, division: Division) -> EpochPlan:
+        # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
+        asked = (
+            *(n_obs, division.answer, epoch if hasattr(self._sampler, "set_epoch") else 0, segment),
+            *(division.world_size, division.window, division.n_samples),
+        )
+        counted = self._counted
+        if counted is None or counted[0] != asked:
+            over = segment > 0 and division.is_exhausted
+            counts = Counts((0,) * division.world_size) if over else count(self._sampler, division, n_obs)
+            counted = self._counted = asked, counts
+        counts = counted[1]
+        # in what is left of an epoch, lost rows stay where they are
+        dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
+        batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
+        return EpochPlan(n_obs, batch_size, segment, division, dealt, counts.sampler_batches)
+
+    @property
+    def classes(self) -> tuple[Classes, ...] | None:
+        """What each rank can draw, if the sampler is a class sampler; None before the first plan."""
+        return None if self._counted is None else self._counted[1].classes
+
+    def is_same_next_epoch(self, plan: EpochPlan) -> bool:
+        """Whether every rank has the same rows in the epoch after that of the last plan."""
+        assert self._counted is not None
+        if plan.n_lost and self._counted[1].rotation != "stay":
+            return False
+        try:
+            return replace(plan.division, epoch=plan.epoch + 1).answer == plan.division.answer
+        except ValueError:  # the sharding can't deal the rows then
+            return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # the sampler is never run, and all else is frozen: what differs between copies is what each keeps
+        return copy.copy(self)
+
+
+def check_segments(position: Position) -> None:
+    """Raise if an epoch has gone on with other numbers of ranks and workers too often for a state to hold it."""
+    if len(position.segments) > MOST_SEGMENTS:
+        raise ValueError(
+            f"Epoch {position.epoch} was run by {MOST_SEGMENTS} numbers of ranks and workers after another, the most "
+            f"that a state holds. Begin the next one with set_epoch({position.epoch + 1})."
+        )
+
+
+def check_done(plan: EpochPlan, done: int) -> None:
+    """Raise if no rank has as many batches as a state says are done."""
+    if done > plan.most_batches:
+        raise ValueError(
+            f"The state says that {done} batches of epoch {plan.epoch} are done, but for {plan.n_obs} rows and "
+            f"{plan.world_size} ranks it has {plan.most_batches}. Load a state of this collection."
+        )

@@ -1,0 +1,303 @@
+"""How the rows of a window are divided among ranks in an epoch.
+
+A sharding is asked once, and answers with one order of all rows or with rows for each rank. Its answer becomes one of
+three, which say the same of every rank: an :class:`Order` is cut into even stretches, :class:`Shares` are filled up or
+cut off one by one, and of :class:`Draws` the number is divided instead of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, ClassVar
+
+from annbatch_distributed.sharding.contract import draws
+from annbatch_distributed.sharding.remainder import drop_offset, filled, n_lost, stretch
+from annbatch_distributed.sharding.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from annbatch_distributed.sharding.contract import Sharding
+    from annbatch_distributed.sharding.remainder import Remainder, Stretch
+    from annbatch_distributed.sharding.rows import Piece
+
+__all__ = ["Dealt", "Division", "Draws", "Order", "Shard", "Shares", "in_short"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows that one rank reads in one epoch; local row ``p`` is the ``p``-th of them."""
+
+    rows: Rows
+    """All of them, as global rows."""
+    n_own: int
+    """How many of them, the leading ones, are this rank's own. Those after them are repeats."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def repeated(self) -> Rows:
+        """The rows that are repeats (under ``remainder="pad"``): they are some rank's own rows as well."""
+        return self.rows.cyclic(self.n_own, len(self) - self.n_own)
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order of rows, cut into a stretch for each rank."""
+
+    rows: Rows
+    """The rows that the epoch keeps, in the order of the sharding."""
+    lost: Rows
+    """The rows of the window that no rank has in this epoch."""
+    remainder: Remainder
+    world_size: int
+    rows_per_step: int | None
+    """Rows of a rank that become a batch, or a batch on each of the ranks within it."""
+
+    is_drawn: ClassVar[bool] = False
+    """Whether ranks draw from their rows instead of reading each of them once."""
+
+    def shard(self, rank: int) -> Shard:
+        """Return the rows of a rank."""
+        return _cut(self.rows, self._stretch(rank))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """For each rank, how many rows its shard has."""
+        return _sizes(len(self.rows), self.world_size, self._stretch)
+
+    @property
+    def n_lost(self) -> int:
+        """How many rows of the window no rank has."""
+        return len(self.lost)
+
+    @property
+    def n_repeated(self) -> int:
+        """How many rows are read a second time, over all ranks."""
+        return sum(self.sizes) - len(self.rows)
+
+    def _stretch(self, rank: int) -> Stretch:
+        return stretch(
+            self.remainder,
+            n_rows=len(self.rows),
+            world_size=self.world_size,
+            batch_size=self.rows_per_step,
+            rank=rank,
+        )
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Rows for each rank, of any number."""
+
+    rows: tuple[Rows, ...]
+    """For each rank, what it was dealt."""
+    remainder: Remainder
+    rows_per_step: int | None
+    """As for :class:`Order`."""
+    rotations: int
+    """How often the rows that ``drop`` loses have moved on."""
+
+    is_drawn: ClassVar[bool] = False
+
+    def shard(self, rank: int) -> Shard:
+        """Return the rows of a rank."""
+        return _cut(self.rows[rank], self._stretch(rank))
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """For each rank, how many rows it was dealt."""
+        return tuple(map(len, self.rows))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """For each rank, how many rows its shard has."""
+        return tuple(self._stretch(rank).length for rank in range(len(self.rows)))
+
+    @property
+    def lost(self) -> Rows:
+        """The rows of the window that no rank has in this epoch."""
+        pieces: list[Piece] = []
+        for rank, share in enumerate(self.rows):
+            place = self._stretch(rank)
+            n_lost = max(0, len(share) - place.length)
+            pieces += share.cyclic(place.start - n_lost, n_lost).pieces
+        return Rows(tuple(pieces))
+
+    @property
+    def n_lost(self) -> int:
+        """How many rows of the window no rank has."""
+        return max(0, sum(self.lengths) - sum(self.sizes))
+
+    @property
+    def n_repeated(self) -> int:
+        """How many rows are read a second time, over all ranks."""
+        return max(0, sum(self.sizes) - sum(self.lengths))
+
+    def _stretch(self, rank: int) -> Stretch:
+        return filled(
+            self.remainder, sizes=self.lengths, batch_size=self.rows_per_step, rotations=self.rotations, rank=rank
+        )
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Rows for each rank to draw from, which may overlap. The ranks share out the draws."""
+
+    rows: tuple[Rows, ...]
+    """For each rank, the rows to draw from."""
+    n_samples: int
+    """How many samples the wrapped sampler would draw alone."""
+    remainder: Remainder
+    rows_per_step: int | None
+    """As for :class:`Order`."""
+
+    is_drawn: ClassVar[bool] = True
+    lost: ClassVar[Rows] = Rows()
+    n_lost: ClassVar[int] = 0
+    n_repeated: ClassVar[int] = 0
+
+    def shard(self, rank: int) -> Shard:
+        """Return the rows that a rank draws from."""
+        return Shard(self.rows[rank], len(self.rows[rank]))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """For each rank, how many samples it draws."""
+        return _sizes(self.n_samples, len(self.rows), self._stretch)
+
+    def _stretch(self, rank: int) -> Stretch:
+        return stretch(
+            self.remainder,
+            n_rows=self.n_samples,
+            world_size=len(self.rows),
+            batch_size=self.rows_per_step,
+            rank=rank,
+        )
+
+
+type Dealt = Order | Shares | Draws
+
+
+@dataclass(frozen=True)
+class Division:
+    """What a sharding is asked for an epoch, and its answer."""
+
+    sharding: Sharding
+    """What deals the rows to the ranks."""
+    window: Rows
+    """The rows that the ranks share out."""
+    world_size: int
+    """The number of ranks."""
+    epoch: int
+    """Which epoch this is of."""
+    seed: int | None
+    """What the sharding's own randomness begins from, the same on every rank."""
+    remainder: Remainder
+    """What becomes of the rows that don't divide evenly."""
+    rows_per_step: int | None
+    """Rows of a rank that become a batch, or a batch on each of the ranks within it that share them out once more."""
+    n_samples: int | None
+    """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
+
+    @cached_property
+    def answer(self) -> Rows | tuple[Rows, ...]:
+        """What the sharding makes of the window: an order of all rows, or rows for each rank."""
+        return self._asked(self.window)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there is too little for every rank to read."""
+        n_rows = len(self.window) if self.n_samples is None else self.n_samples
+        return n_rows < (self.world_size * (self.rows_per_step or 1) if self.remainder == "drop" else 1)
+
+    def dealt(self, rotations: int) -> Dealt:
+        """Return what every rank has when the rows that ``drop`` loses have moved on a number of times."""
+        if rotations not in self._dealt:
+            self._dealt[rotations] = self._deal(rotations)
+        return self._dealt[rotations]
+
+    @cached_property
+    def _dealt(self) -> dict[int, Dealt]:
+        """What was worked out before, which can take a while where the rest of an epoch is dealt."""
+        return {}
+
+    def _deal(self, rotations: int) -> Dealt:
+        answer = self.answer
+        if self.n_samples is not None:
+            assert isinstance(answer, tuple)
+            return Draws(answer, self.n_samples, self.remainder, self.rows_per_step)
+        if isinstance(answer, tuple):
+            return Shares(answer, self.remainder, self.rows_per_step, rotations)
+        n_rows = len(self.window)
+        n_spare = n_lost(self.remainder, n_rows=n_rows, world_size=self.world_size, batch_size=self.rows_per_step)
+        offset = drop_offset(rotations, lost=n_spare, n_rows=n_rows)
+        if n_spare:
+            answer = self._asked(self.window.cyclic(offset, n_rows - n_spare))
+            if not isinstance(answer, Rows):
+                name = type(self.sharding).__name__
+                raise TypeError(
+                    f"{name}.deal must return one Rows for every window, or a list of them for every window."
+                )
+        lost = self.window.cyclic(offset - n_spare, n_spare)
+        return Order(answer, lost, self.remainder, self.world_size, self.rows_per_step)
+
+    def _asked(self, rows: Rows) -> Rows | tuple[Rows, ...]:
+        """Ask the sharding, and check what can be checked at once."""
+        name = type(self.sharding).__name__  # its own text may show what other ranks, who are told, mustn't see
+        answer = self.sharding.deal(rows, world_size=self.world_size, epoch=self.epoch, seed=self.seed)
+        shares = answer if isinstance(answer, Sequence) else [answer]
+        is_drawn = draws(self.sharding)
+        if not all(isinstance(share, Rows) for share in shares) or (is_drawn and isinstance(answer, Rows)):
+            got = shortened(answer)  # which may be all row numbers
+            what = "a list of Rows" if is_drawn else "Rows, or a list of them"
+            raise TypeError(f"{name}.deal must return {what} with one for each rank, got {got}.")
+        if isinstance(answer, Sequence) and len(answer) != self.world_size:
+            raise ValueError(
+                f"{name}.deal must return Rows for each of the {self.world_size} ranks, got {len(answer)}."
+            )
+        if not is_drawn and not _each_once(rows, shares):
+            raise ValueError(
+                f"{name}.deal must deal each of the {len(rows)} rows of {in_short(rows)} once and no other; "
+                f"it dealt {sum(map(len, shares))}. annbatch_distributed.testing.check_sharding shows a small example "
+                "of what is wrong."
+            )
+        return answer if isinstance(answer, Rows) else tuple(answer)
+
+
+def in_short(rows: Rows) -> str:
+    """Return rows as a text of their first few pieces."""
+    return str(rows) if len(rows.pieces) <= 3 else f"{Rows(rows.pieces[:3])}, ..."
+
+
+def _cut(order: Rows, place: Stretch) -> Shard:
+    own = order.cyclic(place.start, place.own).runs_first()
+    return Shard(own + order.cyclic(place.start + place.own, place.length - place.own), place.own)
+
+
+def _sizes(n_rows: int, world_size: int, stretch_of: Callable[[int], Stretch]) -> tuple[int, ...]:
+    """The lengths of even stretches, of which the last ones may be a row longer."""
+    n_longer = n_rows % world_size
+    return (stretch_of(0).length,) * (world_size - n_longer) + (stretch_of(world_size - 1).length,) * n_longer
+
+
+def _each_once(rows: Rows, shares: Sequence[Rows]) -> bool:
+    """Whether shares hold each of some rows once and no others, as far as that can be told from ranges alone."""
+    if sum(map(len, shares)) != len(rows):
+        return False
+    if list(shares) == [rows]:  # as they were, which there can be very many pieces of in the rest of an epoch
+        return True
+    ranges = [piece for share in shares for piece in share.pieces if isinstance(piece, range)]
+    if sum(map(len, ranges)) != len(rows):
+        return True  # some are worked out; it would take each of them to tell
+    return _ascending(ranges) == _ascending(rows.pieces)
+
+
+def _ascending(pieces: Iterable[Piece]) -> Rows:
+    ranges = [piece for piece in pieces if isinstance(piece, range)]
+    ranges.sort(key=lambda stretch: stretch.start)
+    return Rows(tuple(ranges))
