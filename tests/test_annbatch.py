@@ -109,7 +109,7 @@ def test_running_in_place_gives_the_same_requests_as_local_rows_translated(drawn
                 read.append([list(sampler.sample(drawn.n_obs)) for sampler in ranks])
             except ValueError:
                 assume(False)
-            patch.setattr(pass_module, "confine", lambda *_: False)
+            patch.setattr(pass_module, "restrict_by_mask", lambda *_: False)
     assert all(same(one, other) for one, other in zip(*read, strict=True))
 
 

@@ -33,7 +33,7 @@ from annbatch_distributed import (
     deferred,
     mesh_ranks,
 )
-from annbatch_distributed.passes.randomness import draw_root, generator
+from annbatch_distributed.passes.randomness import draw_root_seed, generator
 from annbatch_distributed.ranks import resolve
 from annbatch_distributed.ranks.environment import launched
 from annbatch_distributed.sharding import Rows, resolve_mask, window
@@ -805,17 +805,19 @@ PERMUTATIONS: list[Odd] = [
     ),
     *[
         refused(f"a generator of {name} {told}", partial(_generator, name, value), TypeError, name, repr(value))
-        for _generator in [lambda name, value: generator(**({"root": 0, "rank": 0, "epoch": 0} | {name: value}))]
-        for name in ("root", "rank", "epoch", "passes", "segment")
+        for _generator in [lambda name, value: generator(**({"root_seed": 0, "rank": 0, "epoch": 0} | {name: value}))]
+        for name in ("root_seed", "rank", "epoch", "passes", "segment")
         for told, value in told_apart([1.5, "1", None, True])
     ],
     *[
         refused(f"a generator of {name} -1", partial(_generator, name), ValueError, f"{name} must be at least 0", "-1")
-        for _generator in [lambda name: generator(**({"root": 0, "rank": 0, "epoch": 0} | {name: -1}))]
-        for name in ("root", "rank", "epoch", "passes", "segment")
+        for _generator in [lambda name: generator(**({"root_seed": 0, "rank": 0, "epoch": 0} | {name: -1}))]
+        for name in ("root_seed", "rank", "epoch", "passes", "segment")
     ],
     *[
-        refused(f"a root of {name}", partial(draw_root, value), TypeError, "numpy.random.Generator", repr(value)[:20])
+        refused(
+            f"a root of {name}", partial(draw_root_seed, value), TypeError, "numpy.random.Generator", repr(value)[:20]
+        )
         for name, value in told_apart([0, 1.5, "0", np.random.RandomState(0), np.random, np.random.Generator])
     ],
 ]

@@ -25,6 +25,7 @@ from annbatch_distributed.checks.agreement import Description, digest, versions
 from annbatch_distributed.checks.coverage import Reading
 from annbatch_distributed.checks.exchange import Means, exchange
 from annbatch_distributed.checks.tally import Tally
+from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
 from annbatch_distributed.passes.compatibility import (
     check_interface,
     check_not_within_annbatchs,
@@ -35,10 +36,10 @@ from annbatch_distributed.passes.compatibility import (
 from annbatch_distributed.passes.counts import check_can_go_on
 from annbatch_distributed.passes.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
 from annbatch_distributed.passes.private_copy import first_generator, private_copy, samplers_in
-from annbatch_distributed.passes.randomness import draw_root
+from annbatch_distributed.passes.randomness import draw_root_seed
 from annbatch_distributed.passes.requests import batches_of
 from annbatch_distributed.passes.run import Pass
-from annbatch_distributed.passes.shard import is_annbatchs_own, is_tied, localize
+from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.passes.traits import (
     chunk_size,
     drawable_classes,
@@ -200,7 +201,7 @@ class DistributedSampler(Sampler):
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
         self._own_rng = _checked_rng(first_generator(self._sampler)) if self._seed is None else None
-        self._root = draw_root(self._own_rng) if self._seed is None else self._seed
+        self._root = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None
         self._bookmark = Bookmark(keeps_order=not self._sampler.shuffle)
         # which collection a state that was loaded is of, as far as it says
@@ -307,7 +308,7 @@ class DistributedSampler(Sampler):
     @rng.setter
     def rng(self, value: np.random.Generator | None) -> None:
         self._own_rng = copy.deepcopy(_checked_rng(value))
-        self._root = draw_root(self._own_rng)
+        self._root = draw_root_seed(self._own_rng)
         self._begin_anew()
 
     @property
@@ -970,8 +971,8 @@ class DistributedSampler(Sampler):
 
 @localize.register(DistributedSampler)
 def _localize_distributed_sampler(sampler: DistributedSampler, rows: Rows, n_obs: int) -> DistributedSampler:
-    """A wrapper is as tied to absolute rows as what it wraps, and shares out all of the rows that it is given."""
-    if is_tied(sampler):
+    """A wrapper needs global rows if what it wraps does, and shares out all of the rows that it is given."""
+    if needs_global_rows(sampler):
         sampler._sampler = localize(private_copy(sampler._sampler), rows, n_obs)
         sampler._fingerprint = None
     sampler.mask = slice(0, None)
@@ -1044,9 +1045,9 @@ def _set_draws(sampler: DistributedSampler, n_draws: int) -> None:
     sampler._planner, sampler._fingerprint = sampler._new_planner(), None
 
 
-@is_tied.register(DistributedSampler)
-def _distributed_sampler_is_tied(sampler: DistributedSampler) -> bool:
-    return is_tied(sampler._sampler)
+@needs_global_rows.register(DistributedSampler)
+def _distributed_sampler_needs_global_rows(sampler: DistributedSampler) -> bool:
+    return needs_global_rows(sampler._sampler)
 
 
 #: Warnings point at the code that called this package, directly or by annbatch's Loader.

@@ -163,7 +163,7 @@ def _localize_per_row(sampler: PerRow, rows: Rows, n_obs: int) -> PerRow:
     return PerRow(sampler.weights[rows.to_array()].tolist())
 
 
-def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_is_tied_to_rows() -> None:
+def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_needs_global_rows() -> None:
     uneven = PerRow([1, 1, 1, 0, 1, 0, 0, 0])
     for rank, n_batches in zip(job(uneven, 2, remainder="keep"), (3, 1), strict=True):
         assert rank.n_batches(8) == len(batches(rank.sample(8))) == n_batches

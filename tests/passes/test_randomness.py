@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from annbatch_distributed.passes.randomness import draw_root, generator
+from annbatch_distributed.passes.randomness import draw_root_seed, generator
 
 
 def test_different_coordinates_are_different_generators() -> None:
@@ -24,7 +24,7 @@ def test_the_same_coordinates_are_the_same_generator() -> None:
 
 
 def test_the_first_pass_of_epoch_0_has_annbatchs_generator() -> None:
-    for root in (0, 7, 2**40, draw_root(np.random.default_rng(0))):
+    for root in (0, 7, 2**40, draw_root_seed(np.random.default_rng(0))):
         theirs = np.random.default_rng([3, root])
         assert generator(root, rank=3, epoch=0).bit_generator.state == theirs.bit_generator.state
         assert generator(root, rank=3, epoch=1).bit_generator.state != theirs.bit_generator.state
@@ -32,9 +32,9 @@ def test_the_first_pass_of_epoch_0_has_annbatchs_generator() -> None:
 
 def test_drawing_a_root_does_not_advance_the_generator() -> None:
     rng = np.random.default_rng(5)
-    assert draw_root(rng) == draw_root(rng) == rng.integers(np.iinfo(np.int64).max)
-    assert draw_root(rng) != draw_root(np.random.default_rng(5))
+    assert draw_root_seed(rng) == draw_root_seed(rng) == rng.integers(np.iinfo(np.int64).max)
+    assert draw_root_seed(rng) != draw_root_seed(np.random.default_rng(5))
 
 
 def test_without_a_generator_every_root_is_a_fresh_one() -> None:
-    assert draw_root(None) != draw_root(None)
+    assert draw_root_seed(None) != draw_root_seed(None)

@@ -14,7 +14,8 @@ from annbatch import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.passes.requests import Promise, check, complete, fit, hold, mark_repeats, translate
+from annbatch_distributed.passes.promises import Promise, enforce_promise
+from annbatch_distributed.passes.requests import add_missing_splits, check, enforce_n_batches, mark_repeats, translate
 from annbatch_distributed.sharding import Rows
 from tests.samplers import MaskBlind, batches, flat, job, request_rows
 
@@ -42,7 +43,7 @@ def batch_sizes(requests: Any) -> list[list[int]]:
 def test_splits_that_are_left_out_are_all_rows_cut_to_batches(rows: Any, shuffle: bool) -> None:
     given_request: LoadRequest = {"requests": rows}
     rng = np.random.default_rng(0)
-    [request] = complete([given_request], batch_size=4, shuffle=shuffle, rng=rng, name="It")
+    [request] = add_missing_splits([given_request], batch_size=4, shuffle=shuffle, rng=rng, name="It")
     assert batch_sizes([request]) == [[4, 4, 3]]
     read = flat(batches([request]))
     assert sorted(read) == sorted(request_rows(given_request))
@@ -52,13 +53,17 @@ def test_splits_that_are_left_out_are_all_rows_cut_to_batches(rows: Any, shuffle
 
 def test_splits_that_are_there_stay() -> None:
     request = cut([3, 1])
-    [completed] = complete([request], batch_size=2, shuffle=True, rng=np.random.default_rng(0), name="It")
+    [completed] = add_missing_splits([request], batch_size=2, shuffle=True, rng=np.random.default_rng(0), name="It")
     assert completed is request
 
 
 def test_without_splits_and_batch_size_there_is_nothing_to_cut_to() -> None:
     with pytest.raises(ValueError, match="It yields load requests without splits, so it must have a batch_size"):
-        list(complete([{"requests": []}], batch_size=None, shuffle=True, rng=np.random.default_rng(0), name="It"))
+        list(
+            add_missing_splits(
+                [{"requests": []}], batch_size=None, shuffle=True, rng=np.random.default_rng(0), name="It"
+            )
+        )
 
 
 @pytest.mark.parametrize(("planned", "expected"), [(5, [[4, 4], [4, 4, 3]]), (6, [[4, 4], [4, 2, 2, 3]])])
@@ -66,7 +71,7 @@ def test_a_missing_batch_comes_from_halving_the_largest_of_the_last_request(
     planned: int, expected: list[list[int]]
 ) -> None:
     given_requests = [cut([4, 4]), cut([4, 4, 3])]
-    fitted = list(fit(given_requests, natural=5, planned=planned, name="It"))
+    fitted = list(enforce_n_batches(given_requests, promised=5, planned=planned, name="It"))
     assert batch_sizes(fitted) == expected
     assert flat(batches(fitted)) == flat(batches(given_requests))
     assert batch_sizes(given_requests) == [[4, 4], [4, 4, 3]]
@@ -74,21 +79,21 @@ def test_a_missing_batch_comes_from_halving_the_largest_of_the_last_request(
 
 def test_a_request_without_batches_after_the_last_one_is_passed_on() -> None:
     empty: LoadRequest = {"requests": [slice(0, 2)], "splits": []}
-    assert batch_sizes(fit([cut([4]), empty], natural=1, planned=2, name="It")) == [[2, 2], []]
+    assert batch_sizes(enforce_n_batches([cut([4]), empty], promised=1, planned=2, name="It")) == [[2, 2], []]
 
 
 def test_single_rows_cannot_be_halved() -> None:
     with pytest.raises(RuntimeError, match="It ended on batches of a single row"):
-        list(fit([cut([1, 1])], natural=2, planned=3, name="It"))
+        list(enforce_n_batches([cut([1, 1])], promised=2, planned=3, name="It"))
 
 
 @pytest.mark.parametrize(
-    ("natural", "message"),
+    ("promised", "message"),
     [(3, r"It promised 3 batches \(n_batches\) and yielded only 2"), (1, "It promised 1 batches .* yielded 2 or more")],
 )
-def test_a_broken_promise_is_an_error_that_names_the_sampler(natural: int, message: str) -> None:
+def test_a_broken_promise_is_an_error_that_names_the_sampler(promised: int, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        list(fit([cut([4, 4])], natural=natural, planned=natural, name="It"))
+        list(enforce_n_batches([cut([4, 4])], promised=promised, planned=promised, name="It"))
 
 
 @given(st.data())
@@ -148,11 +153,15 @@ def test_what_is_neither_slices_nor_integers_is_a_type_error_that_names_the_samp
 
 def test_without_splits_and_shuffle_nothing_says_whether_to_shuffle() -> None:
     with pytest.raises(ValueError, match="so shuffle must be True or False, and is None"):
-        list(complete([{"requests": []}], batch_size=2, shuffle=None, rng=np.random.default_rng(0), name="It"))
+        list(
+            add_missing_splits([{"requests": []}], batch_size=2, shuffle=None, rng=np.random.default_rng(0), name="It")
+        )
 
 
 def test_a_request_for_no_rows_has_no_batches() -> None:
-    [request] = complete([{"requests": []}], batch_size=2, shuffle=False, rng=np.random.default_rng(0), name="It")
+    [request] = add_missing_splits(
+        [{"requests": []}], batch_size=2, shuffle=False, rng=np.random.default_rng(0), name="It"
+    )
     assert request["splits"] == []
 
 
@@ -393,7 +402,7 @@ def test_of_several_slices_the_one_that_is_wrong_is_named(wrong: slice, others: 
 def test_where_all_rows_are_promised_too_few_and_too_many_are_told_with_their_numbers() -> None:
     def held(splits: list[list[int]], *, once: bool) -> list[Any]:
         asked: Any = [{"requests": [slice(0, 4)], "splits": [np.array(split, dtype=int) for split in splits]}]
-        return list(hold(asked, Promise(4, "exact", n_rows=4, once=once), name="S"))
+        return list(enforce_promise(asked, Promise(4, "exact", n_rows=4, once=once), name="S"))
 
     assert len(held([[0, 1], [3, 2]], once=True)) == 1
     for splits, once, text in (
@@ -414,4 +423,4 @@ def test_where_all_rows_are_promised_too_few_and_too_many_are_told_with_their_nu
 def test_a_batch_that_is_not_full_is_told_with_its_rows(length: int, told: str) -> None:
     asked: Any = [{"requests": [slice(0, 9)], "splits": []}, {"requests": [slice(0, 9)], "splits": [np.arange(length)]}]
     with pytest.raises(RuntimeError, match=rf"S yielded a batch of {told} all are to be full, of 4 rows"):
-        list(hold(asked, Promise(4, "drop", full=True), name="S"))
+        list(enforce_promise(asked, Promise(4, "drop", full=True), name="S"))

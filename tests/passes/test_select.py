@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed.passes.requests import (
+    add_missing_splits,
     batches_of,
     bounds_of,
-    complete,
-    fit,
+    enforce_n_batches,
     mark_repeats,
     select,
     translate,
@@ -193,13 +193,13 @@ def test_the_rows_of_batches_are_those_at_the_positions_of_their_splits(stream: 
 def test_splits_are_left_out_of_some_requests_only() -> None:
     there: LoadRequest = {"requests": [slice(0, 2)], "splits": [np.arange(2)]}
     requests: list[LoadRequest] = [there, {"requests": [slice(2, 5)]}, there]
-    completed = complete(requests, batch_size=2, shuffle=False, rng=np.random.default_rng(0), name="It")
+    completed = add_missing_splits(requests, batch_size=2, shuffle=False, rng=np.random.default_rng(0), name="It")
     assert batches(completed) == [[0, 1], [2, 3], [4], [0, 1]]
 
 
 def test_a_batch_of_two_rows_can_be_halved_and_another_key_stays() -> None:
     request: Any = {"requests": [slice(0, 3)], "splits": [np.arange(2), np.arange(2, 3)], "note": 1}
-    [fitted] = fit([request], natural=2, planned=3, name="It")
+    [fitted] = enforce_n_batches([request], promised=2, planned=3, name="It")
     assert batches([fitted]) == [[0], [1], [2]]
     assert fitted["note"] == 1  # type: ignore[typeddict-item]  # not in LoadRequest
 

@@ -1,4 +1,4 @@
-"""Any sampler runs on one shard's rows; those tied to absolute rows through a registered function."""
+"""Any sampler runs on one shard's rows; those that need global rows through a registered function."""
 
 # What mypy is told to ignore: these samplers are given, or keep, attributes that annbatch's classes don't declare.
 
@@ -12,7 +12,7 @@ import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.passes.shard import confine, is_tied, localize
+from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.sharding import Rows
 from tests.samplers import MaskBlind, batches, flat, request_rows
 
@@ -84,16 +84,6 @@ def test_labels_of_another_number_of_rows_are_an_error() -> None:
         localize(class_sampler(), Rows((range(25, 75),)), 101)
 
 
-def test_annbatch_still_keeps_labels_under_the_names_that_are_used_here() -> None:
-    """If this fails, annbatch has renamed what ``_classes`` and ``_set_classes`` use."""
-    sampler = class_sampler()
-    assert sampler._n_obs == 100
-    assert sampler._num_open_passes == 0
-    next(iter(sampler.sample(100)))
-    assert isinstance(sampler._rle_manager._classes, pd.Categorical)
-    assert sampler._rle_manager._classes.codes.tolist() == LABELS.codes.tolist()
-
-
 class Weighted(MaskBlind):
     """A user's sampler with a weight for each row of the collection: it reads the rows with a positive one."""
 
@@ -109,7 +99,7 @@ class Weighted(MaskBlind):
             yield {"requests": [slice(int(row), int(row) + 1)], "splits": [np.arange(1)]}
 
 
-def test_a_users_sampler_that_is_tied_to_absolute_rows_runs_once_registered() -> None:
+def test_a_users_sampler_that_needs_global_rows_runs_once_registered() -> None:
     sampler = Weighted(np.arange(8) % 2)
     ranks = [DistributedSampler(sampler, dist_info=Rank(rank, 2)) for rank in range(2)]
     with pytest.raises(RuntimeError, match=r"Weighted was given the rows \[0, 4\) and asked for rows from \[5, 6\)"):
@@ -119,31 +109,16 @@ def test_a_users_sampler_that_is_tied_to_absolute_rows_runs_once_registered() ->
     def localize_weighted(sampler: Weighted, rows: Rows, n_obs: int) -> Weighted:
         return Weighted(sampler.weights[rows.to_array()])
 
-    assert is_tied(sampler)
+    assert needs_global_rows(sampler)
     ranks = [DistributedSampler(sampler, dist_info=Rank(rank, 2)) for rank in range(2)]
     assert [flat(map(request_rows, rank.sample(8))) for rank in ranks] == [[1, 3], [5, 7]]
 
 
-def test_only_class_samplers_and_wrappers_of_them_are_tied() -> None:
+def test_only_class_samplers_and_wrappers_of_them_need_global_rows() -> None:
     def wrapped(sampler: ClassSampler | RandomSampler) -> DistributedSampler:
         return DistributedSampler(sampler, dist_info=Rank(0, 1))
 
     random = RandomSampler(5, 2, 5)
-    assert [is_tied(sampler) for sampler in (random, SequentialSampler(5, 2, 5), MaskBlind(2), wrapped(random))] == [
-        False
-    ] * 4
-    assert [is_tied(sampler) for sampler in (class_sampler(), wrapped(class_sampler()))] == [True] * 2
-
-
-def test_only_annbatchs_own_samplers_are_trusted_to_stay_within_a_mask() -> None:
-    class Own(RandomSampler):
-        pass
-
-    stretch, stretches = Rows((range(20, 40),)), Rows((range(20, 40), range(60, 80)))
-    sampler = RandomSampler(5, 2, 5)
-    assert not confine(sampler, stretches)
-    assert sampler.mask == slice(0, None)
-    assert confine(sampler, stretch)
-    assert sampler.mask == slice(20, 40)
-    assert not confine(Own(5, 2, 5), stretch)
-    assert not confine(MaskBlind(2), stretch)
+    free = [random, SequentialSampler(5, 2, 5), MaskBlind(2), wrapped(random)]
+    assert [needs_global_rows(sampler) for sampler in free] == [False] * 4
+    assert [needs_global_rows(sampler) for sampler in (class_sampler(), wrapped(class_sampler()))] == [True] * 2

@@ -86,12 +86,3 @@ def test_the_classes_that_can_be_drawn_are_those_with_a_weight_in_the_mask() -> 
     assert drawable_classes(class_sampler(class_weights=weights, mask=slice(10, 40))) == (frozenset(["B"]),)
     assert drawable_classes(wrapped(class_sampler())) == (frozenset(["B", "NK", "T"]),)
     assert drawable_classes(RandomSampler(4, 3, 6)) == ()
-
-
-def test_annbatch_still_keeps_its_settings_under_the_names_that_are_used_here() -> None:
-    """If this fails, annbatch has renamed what this package looks at or sets."""
-    for sampler in (RandomSampler(4, 3, 6, num_samples=30), SequentialSampler(4, 3, 6), class_sampler()):
-        assert sampler._chunk_size == 4
-    assert RandomSampler(4, 3, 6, num_samples=30)._num_samples == 30
-    assert RandomSampler(4, 3, 6, replacement=True)._replacement
-    assert class_sampler()._num_samples == 50

@@ -22,13 +22,15 @@ from annbatch.samplers import RandomSampler
 from annbatch_distributed.passes.private_copy import private_copy
 from annbatch_distributed.passes.promises import promised, reads_every_row, refuse_impossible
 from annbatch_distributed.passes.run import follow_epoch
-from annbatch_distributed.passes.shard import is_tied, localize
+from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.passes.traits import drawable_classes, is_wrapper, n_ranks_within, set_draws
 from annbatch_distributed.sharding.division import Shares
 from annbatch_distributed.sharding.integers import BOUND
 from annbatch_distributed.sharding.remainder import check, check_sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from annbatch.abc import Sampler
 
     from annbatch_distributed.sharding.division import Dealt, Division
@@ -71,7 +73,7 @@ def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
     counts, classes = asked.count(dealt)
     if dealt.is_drawn:
         return Counts(counts, classes=classes)
-    if not is_tied(sampler):
+    if not needs_global_rows(sampler):
         return Counts(counts, "rotate")
     # an epoch that fails after hours of training would be worse than to lose the same rows in all of them
     try:
@@ -102,10 +104,10 @@ class _Asked:
     def count(self, dealt: Dealt) -> tuple[tuple[int, ...], tuple[Classes, ...]]:
         """Return the batches of each rank, and what each rank that was asked about can draw, if it draws classes.
 
-        One rank for each size of a shard is asked about, if that is all that makes a difference.
+        Of ranks whose shards make no difference to the sampler, one is asked about.
         """
-        kinds = range(self.division.world_size) if is_tied(self.sampler) and not dealt.is_drawn else dealt.sizes
-        counts: dict[int, int] = {}
+        kinds = self._kinds(dealt)
+        counts: dict[object, int] = {}
         classes: list[Classes] = []
         for rank, kind in enumerate(kinds):
             if kind not in counts:
@@ -114,6 +116,14 @@ class _Asked:
         sampler_batches = tuple(map(counts.__getitem__, kinds))
         self._check_equal(dealt, sampler_batches)
         return sampler_batches, tuple(classes)
+
+    def _kinds(self, dealt: Dealt) -> Sequence[object]:
+        """For each rank, what makes a difference to the sampler."""
+        if not dealt.is_drawn:
+            return range(self.division.world_size) if needs_global_rows(self.sampler) else dealt.sizes
+        shards = (dealt.shard(rank) for rank in range(self.division.world_size))
+        rows = [shard.rows if needs_global_rows(self.sampler) else len(shard) for shard in shards]
+        return list(zip(rows, dealt.sizes, strict=True))
 
     def _count(self, dealt: Dealt, rank: int) -> tuple[Sampler, int]:
         """Ask about one rank."""

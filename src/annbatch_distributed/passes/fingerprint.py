@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from annbatch.abc import Sampler
-from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+from annbatch.samplers import ClassSampler
 
+from annbatch_distributed.passes.annbatch_samplers import SETTINGS, labels_and_weights
 from annbatch_distributed.passes.private_copy import attributes
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
 from annbatch_distributed.sharding.remainder import POLICIES
@@ -37,33 +38,16 @@ if TYPE_CHECKING:
 
     type PartsOf = Callable[[Any], dict[str, Any]]
 
+__all__ = ["SHOWN", "fingerprint", "settings", "without_secrets", "written_out"]
+
 #: Whose settings are shown: of these types exactly, not of what others make of them.
-SHOWN: set[type] = {
-    ClassSampler,
-    Contiguous,
-    Independent,
-    RandomSampler,
-    SequentialSampler,
-    Shuffled,
-    WeightedClassSampler,
-}
+SHOWN: set[type] = {*SETTINGS, Contiguous, Independent, Shuffled}
 
 
 def fingerprint(thing: object) -> str:
     """Return a text that tells samplers, or shardings, of other settings apart.
 
-    Parameters
-    ----------
-    thing
-        Any sampler or sharding.
-
-    Raises
-    ------
-    ValueError
-        If it holds what is nested too deep.
-
-    Examples
-    --------
+    >>> from annbatch.samplers import SequentialSampler
     >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(SequentialSampler(64, 32, 256, mask=slice(0, 9)))
     True
     >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(SequentialSampler(64, 32, 512))
@@ -79,13 +63,7 @@ def fingerprint(thing: object) -> str:
 
 @singledispatch
 def written_out(thing: object) -> str:
-    """Return the text as the first states of format 1 have it, which showed everything: to compare, not to show.
-
-    Parameters
-    ----------
-    thing
-        Any sampler or sharding.
-    """
+    """Return the text as the first states of format 1 have it, which showed everything: to compare, not to show."""
     return _deep(lambda: _description(thing, (), attributes), thing)
 
 
@@ -97,8 +75,6 @@ def _sampler_written_out(sampler: Sampler) -> str:
 def without_secrets(text: object) -> str:
     """Return as much as can be shown of a text that a state has for a sampler or a sharding.
 
-    Examples
-    --------
     >>> without_secrets("RandomSampler(batch_size=8)"), without_secrets("Remote(token='secret', url='s3://...')")
     ('RandomSampler(batch_size=8)', 'Remote(...)')
     """
@@ -137,36 +113,39 @@ def _deep(describe: Callable[[], str], thing: object) -> str:
     try:
         return describe()
     except RecursionError:
-        msg = (
+        raise ValueError(
             f"{type(thing).__name__} holds what is nested too deep to be described, so that states and other ranks "
             "can't be compared with it. Register a function for its type with "
             "annbatch_distributed.passes.settings, which returns what its batches follow from."
-        )
-        raise ValueError(msg) from None
+        ) from None
 
 
 @singledispatch
 def settings(sampler: Sampler) -> dict[str, Any]:
     """Return what a sampler's batches follow from, by name: all that it holds, unless registered for its type.
 
-    Register a function for the type of a sampler that holds more, such as a counter that runs with its passes.
+    Register a function for the type of a sampler that holds more, such as a counter that runs with its passes. Of
+    annbatch's own samplers, their settings count; of a subclass of one of them, all that it holds.
 
     Parameters
     ----------
     sampler
         Any sampler.
     """
+    return _held(sampler)
+
+
+def _held(sampler: Sampler) -> dict[str, Any]:
+    if type(sampler) in SETTINGS:
+        return {name: getattr(sampler, name) for name in SETTINGS[type(sampler)]}
     return attributes(sampler)
 
 
 @settings.register(ClassSampler)
 def _settings_of_class_sampler(sampler: ClassSampler) -> dict[str, Any]:
-    # the table of runs follows from these, and from the mask; private names, see tests/passes/test_fingerprint.py
-    runs = sampler._rle_manager
-    held = {
-        name: value for name, value in attributes(sampler).items() if name not in ("_rle_manager", "_num_open_passes")
-    }
-    return held | {"classes": runs._classes, "weights": runs._weights}
+    # of a subclass, without what follows from labels, weights and mask, and what counts passes
+    held = {name: part for name, part in _held(sampler).items() if name not in ("_rle_manager", "_num_open_passes")}
+    return held | labels_and_weights(sampler)
 
 
 #: Modules whose objects count by their type: what they hold is theirs, and changes with the process.

@@ -19,7 +19,9 @@ import pandas as pd
 from annbatch.abc import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["SHARED_BYTES", "attributes", "first_generator", "private_copy", "samplers_in"]
 
 #: Arrays of this many bytes and more are shared, not copied.
 SHARED_BYTES = 1 << 20
@@ -29,23 +31,14 @@ _ATOMS = (int, float, str, bytes, type(None), type, types.ModuleType, types.Func
 
 
 def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None) -> S:
-    """Return a copy of a sampler, for one pass or to be kept.
+    """Return a copy of a sampler, for one pass or to be kept. The sampler is left as it is.
 
-    Parameters
-    ----------
-    sampler
-        Any sampler, also one that can't be deep-copied. It is left as it is.
-    rng
-        Takes the place of the sampler's own generator in the copy, wherever that is held; other generators that the
-        sampler holds are replaced by generators spawned from it. None keeps them all as they are.
-
-    Raises
-    ------
-    ValueError
-        If it holds what is nested too deep.
+    ``rng`` takes the place of the sampler's own generator in the copy, wherever that is held; other generators that the
+    sampler holds are replaced by generators spawned from it. None keeps them all as they are. A ValueError if the
+    sampler holds what is nested too deep.
     """
     memo: dict[Any, Any] = {}
-    for thing in _search(sampler):
+    for thing in _arrays_and_generators(sampler):
         if isinstance(thing, np.random.Generator):
             if rng is not None:
                 memo[id(thing)] = rng if thing is sampler.rng else rng.spawn(1)[0]
@@ -54,11 +47,10 @@ def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None)
     try:
         duplicate: S = _copied(sampler, memo)
     except RecursionError:
-        msg = (
+        raise ValueError(
             f"{type(sampler).__name__} holds what is nested too deep to be copied, lists within lists for instance. "
             "Hold it in a flat form, or give the sampler a __deepcopy__ of its own."
-        )
-        raise ValueError(msg) from None
+        ) from None
     return duplicate
 
 
@@ -66,30 +58,17 @@ def first_generator(sampler: Sampler) -> np.random.Generator | None:
     """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first one that it holds."""
     if sampler.rng is not None:
         return sampler.rng
-    return next((thing for thing in _search(sampler) if isinstance(thing, np.random.Generator)), None)
+    found = _arrays_and_generators(sampler)
+    return next((thing for thing in found if isinstance(thing, np.random.Generator)), None)
 
 
 def samplers_in(sampler: Sampler, closed: type[Sampler]) -> Iterator[Sampler]:
-    """Find a sampler and those that it holds in attributes and containers, however deep.
+    """Find a sampler and those that it holds in attributes and containers, however deep; not within ``closed`` ones."""
 
-    Parameters
-    ----------
-    sampler
-        Where to begin.
-    closed
-        What such samplers hold isn't looked at.
-    """
-    seen: set[int] = set()
-    pending: list[Any] = [sampler]
-    while pending:
-        thing = pending.pop()
-        if not isinstance(thing, Sampler | dict | list | tuple | set | frozenset) or id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, Sampler):
-            yield thing
-        if not isinstance(thing, closed):
-            pending.extend(_parts(thing))
+    def is_closed(thing: object) -> bool:
+        return isinstance(thing, closed) or not isinstance(thing, Sampler | dict | list | tuple | set | frozenset)
+
+    return (thing for thing in _held(sampler, is_closed) if isinstance(thing, Sampler))
 
 
 def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the same type
@@ -142,8 +121,15 @@ def _shared(array: object) -> object:
             return array
 
 
-def _search(sampler: Sampler) -> Iterator[Any]:
-    """Find the large arrays and the generators that a sampler holds in attributes and containers, however deep."""
+def _arrays_and_generators(sampler: Sampler) -> Iterator[Any]:
+    """Find the large arrays and the generators that a sampler holds."""
+    for thing in _held(sampler, lambda thing: isinstance(thing, np.random.Generator) or _n_bytes(thing) is not None):
+        if isinstance(thing, np.random.Generator) or (_n_bytes(thing) or 0) >= SHARED_BYTES:
+            yield thing
+
+
+def _held(sampler: Sampler, is_closed: Callable[[Any], bool]) -> Iterator[Any]:
+    """Find a sampler and what it holds in attributes and containers, however deep, but not within what is closed."""
     seen: set[int] = set()
     pending: list[Any] = [sampler]
     while pending:
@@ -151,10 +137,8 @@ def _search(sampler: Sampler) -> Iterator[Any]:
         if isinstance(thing, _ATOMS) or id(thing) in seen:
             continue
         seen.add(id(thing))
-        n_bytes = _n_bytes(thing)
-        if isinstance(thing, np.random.Generator) or (n_bytes is not None and n_bytes >= SHARED_BYTES):
-            yield thing
-        elif n_bytes is None:
+        yield thing
+        if not is_closed(thing):
             pending.extend(_parts(thing))
 
 

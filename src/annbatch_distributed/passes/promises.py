@@ -13,17 +13,38 @@ makes all of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from annbatch.samplers import RandomSampler
+import numpy as np
 
-from annbatch_distributed.passes.requests import Promise
+from annbatch_distributed.passes.annbatch_samplers import was_told_n_samples
+from annbatch_distributed.passes.requests import rows_of
 from annbatch_distributed.passes.traits import is_wrapper, n_draws
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from annbatch.abc import Sampler
+    from annbatch.types import LoadRequest
 
     from annbatch_distributed.sharding import Remainder
+
+__all__ = ["Promise", "enforce_promise", "promised", "reads_every_row", "refuse_impossible"]
+
+
+class Promise(NamedTuple):
+    """What a policy promises of a rank's batches, as far as the sampler has to keep it."""
+
+    batch_size: int | None
+    """The most rows of a batch; None if that isn't known."""
+    policy: str
+    """What becomes of the remainder."""
+    full: bool = False
+    """Whether every batch has ``batch_size`` rows."""
+    n_rows: int | None = None
+    """The rows of all batches together; None if nothing is promised."""
+    once: bool = False
+    """Whether these are the local rows ``[0, n_rows)``, each once."""
 
 
 def promised(sampler: Sampler, remainder: Remainder, n_rows: int, *, is_drawn: bool) -> Promise:
@@ -42,37 +63,73 @@ def promised(sampler: Sampler, remainder: Remainder, n_rows: int, *, is_drawn: b
 
 def reads_every_row(sampler: Sampler) -> bool:
     """Whether a sampler is one that is meant to read all of its rows once, rather than to draw some of them."""
-    # annbatch doesn't make num_samples public; tests/passes/test_traits.py fails if it is renamed
-    was_told = isinstance(sampler, RandomSampler) and sampler._num_samples is not None
-    return not (was_told or is_wrapper(sampler)) and n_draws(sampler, 1) is None
+    return not (was_told_n_samples(sampler) or is_wrapper(sampler)) and n_draws(sampler, 1) is None
 
 
 def refuse_impossible(n_batches: int, promise: Promise, what: str) -> None:
-    """Raise a ValueError if so many batches can't keep a promise, whatever is in them.
-
-    Parameters
-    ----------
-    n_batches
-        How many batches the sampler gives.
-    promise
-        What is promised of them.
-    what
-        What they hold, as the plural of a noun.
-    """
+    """Raise a ValueError if ``n_batches`` batches can't keep a promise. ``what`` they hold is the plural of a noun."""
     n_rows, size = promise.n_rows, promise.batch_size
     if n_rows is None or size is None:
         return
     if n_batches * size < n_rows:
-        msg = (
+        raise ValueError(
             f"it makes {n_batches} batches of {size} rows at most, and so leaves out some of its {n_rows} "
             f"{what}, but remainder={promise.policy!r} promises every {what[:-1]}. Use drop_last=False, or "
             "remainder='drop'."
         )
-        raise ValueError(msg)
     if n_batches > (n_rows // size if promise.full else n_rows):
         kind = f"full batches of {size} rows" if promise.full else "batches"
-        msg = (
+        raise ValueError(
             f"it makes {n_batches} batches, and its {n_rows} {what} are too few for so many {kind}, which "
             f"remainder={promise.policy!r} promises. Mend its n_batches, or use remainder='keep'."
         )
-        raise ValueError(msg)
+
+
+def enforce_promise(requests: Iterable[LoadRequest], promise: Promise, *, name: str) -> Iterator[LoadRequest]:
+    """Raise a RuntimeError where the batches of load requests with splits break a promise.
+
+    It is raised as soon as a batch is too large, or not full where it is to be, or a later load request reads a row
+    again; and at the end if rows are missing. Where each row is promised, it takes a byte for each of them: less than a
+    sampler that permutes them holds itself. ``name`` is the sampler's, for messages.
+    """
+    size, by = promise.batch_size, f"remainder={promise.policy!r}"
+    read = np.zeros(promise.n_rows if promise.once and promise.n_rows is not None else 0, dtype=np.bool_)
+    n_read = 0
+    for request in requests:
+        splits = request["splits"]
+        lengths = [len(split) for split in splits]
+        n_read += sum(lengths)
+        if size is not None and max(lengths, default=0) > size:
+            raise RuntimeError(f"{name} yielded a batch of {max(lengths)} rows, and its batch_size is {size}. {_MEND}.")
+        if promise.full and size is not None and min(lengths, default=size) < size:
+            fewest = f"{min(lengths)} row{'s' * (min(lengths) > 1)}"
+            raise RuntimeError(
+                f"{name} yielded a batch of {fewest}, but all are to be full, of {size} rows ({by}). {_MEND}, or use "
+                "remainder='keep' or 'exact'."
+            )
+        if promise.once and splits:
+            rows = rows_of(request["requests"])[np.concatenate(splits)]
+            again = read[rows]
+            if again.any():
+                raise RuntimeError(
+                    f"{name} read rows more than once, row {rows[again][0]} for one, of the {promise.n_rows} rows that "
+                    f"it was given, but {by} promises each of them once. {_MEND}; {_REGISTER}"
+                )
+            read[rows] = True
+        yield request
+    if promise.once and not read.all():
+        missing = np.flatnonzero(~read)
+        raise RuntimeError(
+            f"{name} never read {len(missing)} of its {promise.n_rows} rows, row {missing[0]} for one, but {by} "
+            f"promises each of them once. {_MEND}; {_REGISTER}"
+        )
+    if promise.n_rows is not None and n_read != promise.n_rows:
+        what = "more than once" if promise.once else "in all"
+        raise RuntimeError(f"{name} read {n_read} rows {what}, not {promise.n_rows}, which {by} promises. {_MEND}.")
+
+
+_MEND = "Mend the sampler"
+_REGISTER = (
+    "or if it is meant to draw rows, register how many for its type with annbatch_distributed.passes.n_draws, or use "
+    "remainder='drop', which promises full batches only."
+)

@@ -3,14 +3,15 @@
 Each step is a generator over load requests, and they are put together in this order:
 
 1. ``check`` refuses load requests that can't be read, or would be misread.
-2. ``complete`` adds the splits that a sampler left out.
-3. ``hold`` holds the batches to what the policy promises of them.
-4. ``fit`` holds the stream to the number of batches that was planned.
-5. ``select`` leaves out what is done, if an epoch is resumed, and what other workers of a ``DataLoader`` have.
+2. ``add_missing_splits`` adds the splits that a sampler left out.
+3. ``enforce_promise``, in :mod:`promises`, refuses batches that break what the policy promises of them.
+4. ``enforce_n_batches`` makes the number of batches the planned one.
+5. ``select`` leaves out batches that are done, if an epoch is resumed, and those of other ``DataLoader`` workers.
 6. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
 7. ``translate`` turns local rows into global ones.
 
-The first three are for samplers that aren't annbatch's own, whose load requests are right by construction.
+The first three are for samplers that aren't annbatch's own, whose load requests are right by construction. In every
+step, ``name`` is the sampler's, for messages.
 
 annbatch's ``LoadRequest`` is a dict of ``requests`` (slices or an integer array of rows) and ``splits`` (for each
 batch, positions in the rows of the requests). Other keys are passed on. None of the steps changes a request that it is
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -38,71 +39,52 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Int64Array
 
 
-class Promise(NamedTuple):
-    """What a policy promises of a rank's batches, as far as the sampler has to keep it."""
+__all__ = [
+    "add_missing_splits",
+    "batches_of",
+    "bounds_of",
+    "check",
+    "enforce_n_batches",
+    "mark_repeats",
+    "rows_of",
+    "select",
+    "translate",
+]
 
-    batch_size: int | None
-    """No batch has more rows than this; None if that isn't known."""
-    policy: str
-    """Who promises: what becomes of the remainder."""
-    full: bool = False
-    """Whether every batch has as many rows."""
-    n_rows: int | None = None
-    """How many rows all batches have together; None if nothing is promised."""
-    once: bool = False
-    """Whether these are the local rows ``[0, n_rows)``, each once."""
+# What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.
+type _Requests = list[slice] | npt.NDArray[Any]
 
 
 def check(requests: Iterable[object], *, n_rows: int, name: str) -> Iterator[LoadRequest]:
     """Refuse load requests that annbatch's ``Loader`` can't read, or would read as something else without an error.
 
-    Parameters
-    ----------
-    requests
-        What the sampler yields.
-    n_rows
-        How many local rows there are.
-    name
-        The sampler's, for messages.
-
-    Returns
-    -------
-    The load requests; their splits, where they have any, are arrays.
-
-    Raises
-    ------
-    TypeError
-        If a load request is no dict, its rows are neither slices nor an array of integers in one dimension, or its
-        splits are not a list of such arrays.
-    RuntimeError
-        If a load request has no rows, a batch has none, a slice is reversed or has a step, or rows or positions are
-        not there; or if load requests without batches go on and on.
+    The sampler has the local rows ``[0, n_rows)``. The splits of the load requests that come out are arrays. A
+    TypeError or a RuntimeError says what a load request should have been, or that too many of them have no batches.
     """
     n_idle = 0
     for request in requests:
         if not isinstance(request, Mapping) or "requests" not in request:
-            msg = f"{name} must yield load requests, dicts with 'requests' and 'splits', got {request!r}."
-            raise TypeError(msg)
+            raise TypeError(f"{name} must yield load requests, dicts with 'requests' and 'splits', got {request!r}.")
         n_here = _n_checked_rows(request["requests"], n_rows, name)
         if not n_here:
-            msg = f"{name} yielded a load request for no rows, which annbatch's Loader can't read. Leave it out."
-            raise RuntimeError(msg)
+            raise RuntimeError(
+                f"{name} yielded a load request for no rows, which annbatch's Loader can't read. Leave it out."
+            )
         if "splits" not in request:
             yield cast("LoadRequest", request)
             continue
         splits = _checked_splits(request["splits"], n_here, name)
         n_idle += 0 if splits else n_here
         if n_idle > n_rows:
-            msg = (
+            raise RuntimeError(
                 f"{name} asked for {n_idle} rows in load requests without batches, and has only {n_rows} rows. Leave "
                 "out load requests that have no batches."
             )
-            raise RuntimeError(msg)
         yield cast("LoadRequest", {**request, "splits": splits})
 
 
 def _n_checked_rows(local: object, n_rows: int, name: str) -> int:
-    """Check the rows of a load request, and return how many they are."""
+    """Return the number of rows of a load request that is right."""
     if isinstance(local, np.ndarray) and local.dtype != object:
         if local.ndim != 1 or not _is_index_array(local):
             what = f"an array of {local.dtype} in {local.ndim} dimensions"
@@ -121,12 +103,14 @@ def _n_checked_rows(local: object, n_rows: int, name: str) -> int:
         )
     if not {part.step for part in local} <= {None, 1}:
         part = _first(local, lambda part: part.step not in (None, 1))
-        msg = f"{name} asked for {part!r}, and annbatch's Loader would leave out its step. Yield an array of rows."
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            f"{name} asked for {part!r}, and annbatch's Loader would leave out its step. Yield an array of rows."
+        )
     if (starts > stops).any():
         part = _first(local, lambda part: part.start > part.stop)
-        msg = f"{name} asked for {part!r}, which stops before it starts. Yield an array of rows to reverse them."
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            f"{name} asked for {part!r}, which stops before it starts. Yield an array of rows to reverse them."
+        )
     if local:
         _check_bounds(int(starts.min()), int(stops.max()), n_rows, name)
     return int((stops - starts).sum())
@@ -144,15 +128,16 @@ def _first(parts: list[slice] | tuple[slice, ...], is_wrong: Callable[[slice], b
 
 
 def _checked_splits(splits: object, n_rows: int, name: str) -> list[npt.NDArray[Any]]:
-    """Check the splits of a load request for so many rows, and return them as arrays."""
+    """Return the splits of a load request of ``n_rows`` rows as arrays."""
     if not isinstance(splits, list | tuple | np.ndarray):
         raise TypeError(f"{_EXPECTED_SPLITS.format(name)} {splits!r}.")
     arrays = []
     for split in splits:
         array = split if isinstance(split, np.ndarray) else _as_array(split)
         if array.ndim == 1 and not len(array):
-            msg = f"{name} yielded a batch without rows. Mend the sampler: leave out splits that are empty."
-            raise RuntimeError(msg)
+            raise RuntimeError(
+                f"{name} yielded a batch without rows. Mend the sampler: leave out splits that are empty."
+            )
         if array.ndim != 1 or not _is_index_array(array):
             what = f"one of {array.dtype} in {array.ndim} dimensions"
             raise TypeError(f"{_EXPECTED_SPLITS.format(name)} {what}. Of a boolean array, use np.flatnonzero.")
@@ -161,11 +146,10 @@ def _checked_splits(splits: object, n_rows: int, name: str) -> list[npt.NDArray[
         positions = np.concatenate(arrays)
         lowest, highest = int(positions.min()), int(positions.max())
         if lowest < 0 or highest >= n_rows:
-            msg = (
+            raise RuntimeError(
                 f"The splits of {name} must be positions in [0, {n_rows}), the rows of their load request, got "
                 f"positions from {lowest} to {highest}. Positions count from 0, in the order of the request."
             )
-            raise RuntimeError(msg)
     return arrays
 
 
@@ -179,7 +163,7 @@ def _as_array(split: object) -> npt.NDArray[Any]:
         return np.empty((), dtype=object)
 
 
-def complete(
+def add_missing_splits(
     requests: Iterable[LoadRequest],
     *,
     batch_size: int | None,
@@ -187,139 +171,50 @@ def complete(
     rng: np.random.Generator,
     name: str,
 ) -> Iterator[LoadRequest]:
-    """Add the splits that load requests leave out: all their rows, shuffled or not, cut to batches.
+    """Give load requests without splits their rows in the sampler's ``batch_size``, shuffled by ``rng`` if it does.
 
     annbatch does the same, but shuffles with numpy's global random state, and not for index arrays.
-
-    Parameters
-    ----------
-    requests
-        What the sampler yields.
-    batch_size, shuffle
-        The sampler's own.
-    rng
-        Shuffles the rows of a request.
-    name
-        The sampler's, for messages.
     """
     for request in requests:
         if "splits" in request:
             yield request
             continue
         if batch_size is None:
-            msg = f"{name} yields load requests without splits, so it must have a batch_size, which is None."
-            raise ValueError(msg)
+            raise ValueError(
+                f"{name} yields load requests without splits, so it must have a batch_size, which is None."
+            )
         if shuffle is None:
-            msg = f"{name} yields load requests without splits, so shuffle must be True or False, and is None."
-            raise ValueError(msg)
-        n_rows = len(_positions(request["requests"]))
+            raise ValueError(
+                f"{name} yields load requests without splits, so shuffle must be True or False, and is None."
+            )
+        n_rows = len(rows_of(request["requests"]))
         positions = rng.permutation(n_rows) if shuffle else np.arange(n_rows)
         splits = [positions[start : start + batch_size] for start in range(0, n_rows, batch_size)]
         yield {**request, "splits": splits}
 
 
-def hold(requests: Iterable[LoadRequest], promise: Promise, *, name: str) -> Iterator[LoadRequest]:
-    """Hold the batches to what the policy promises of them.
+def enforce_n_batches(
+    requests: Iterable[LoadRequest], *, promised: int, planned: int, name: str
+) -> Iterator[LoadRequest]:
+    """Raise a RuntimeError unless there are as many batches as the sampler promised; add one more if it is planned.
 
-    Where each row is promised, it takes a byte for each of them: less than a sampler that permutes them holds itself.
-
-    Parameters
-    ----------
-    requests
-        Load requests with splits.
-    promise
-        What is promised.
-    name
-        The sampler's, for messages.
-
-    Raises
-    ------
-    RuntimeError
-        As soon as a batch is too large, or not full where it is to be, or a later load request reads a row again; and
-        at the end if rows are missing.
+    That one comes from halving the largest batch of the request that holds the last one: every batch stays part of one
+    of the sampler's own, none is empty and none grows.
     """
-    size, by = promise.batch_size, f"remainder={promise.policy!r}"
-    read = np.zeros(promise.n_rows if promise.once and promise.n_rows is not None else 0, dtype=np.bool_)
-    n_read = 0
-    for request in requests:
-        splits = request["splits"]
-        lengths = [len(split) for split in splits]
-        n_read += sum(lengths)
-        if size is not None and max(lengths, default=0) > size:
-            msg = f"{name} yielded a batch of {max(lengths)} rows, and its batch_size is {size}. {_MEND}."
-            raise RuntimeError(msg)
-        if promise.full and size is not None and min(lengths, default=size) < size:
-            fewest = f"{min(lengths)} row{'s' * (min(lengths) > 1)}"
-            msg = (
-                f"{name} yielded a batch of {fewest}, but all are to be full, of {size} rows ({by}). {_MEND}, or use "
-                "remainder='keep' or 'exact'."
-            )
-            raise RuntimeError(msg)
-        if promise.once and splits:
-            rows = _positions(request["requests"])[np.concatenate(splits)]
-            again = read[rows]
-            if again.any():
-                msg = (
-                    f"{name} read rows more than once, row {rows[again][0]} for one, of the {promise.n_rows} rows that "
-                    f"it was given, but {by} promises each of them once. {_MEND}; {_REGISTER}"
-                )
-                raise RuntimeError(msg)
-            read[rows] = True
-        yield request
-    if promise.once and not read.all():
-        missing = np.flatnonzero(~read)
-        msg = (
-            f"{name} never read {len(missing)} of its {promise.n_rows} rows, row {missing[0]} for one, but {by} "
-            f"promises each of them once. {_MEND}; {_REGISTER}"
-        )
-        raise RuntimeError(msg)
-    if promise.n_rows is not None and n_read != promise.n_rows:
-        what = "more than once" if promise.once else "in all"
-        msg = f"{name} read {n_read} rows {what}, not {promise.n_rows}, which {by} promises. {_MEND}."
-        raise RuntimeError(msg)
-
-
-_MEND = "Mend the sampler"
-_REGISTER = (
-    "or if it is meant to draw rows, register how many for its type with annbatch_distributed.passes.n_draws, or use "
-    "remainder='drop', which promises full batches only."
-)
-
-
-def fit(requests: Iterable[LoadRequest], *, natural: int, planned: int, name: str) -> Iterator[LoadRequest]:
-    """Hold a stream to the batches that were planned: count them, and cut one in two if one is missing.
-
-    Parameters
-    ----------
-    requests
-        Load requests with splits.
-    natural
-        How many batches the sampler promised.
-    planned
-        How many there are to be: as many, or one more. That one comes from halving the largest batch of the request
-        that holds the last one: every batch stays part of one of the sampler's own, none is empty and none grows.
-    name
-        The sampler's, for messages.
-
-    Raises
-    ------
-    RuntimeError
-        If the sampler yields fewer or more batches than it promised.
-    """
-    done, missing = 0, planned > natural
+    done, missing = 0, planned > promised
     for request in requests:
         done += len(request["splits"])
-        if done > natural:
-            msg = f"{name} promised {natural} batches (n_batches) and yielded {done} or more. {_BROKEN_PROMISE}"
-            raise RuntimeError(msg)
-        if missing and done == natural:
+        if done > promised:
+            raise RuntimeError(
+                f"{name} promised {promised} batches (n_batches) and yielded {done} or more. {_BROKEN_PROMISE}"
+            )
+        if missing and done == promised:
             yield {**request, "splits": _halved(request["splits"], name)}
             missing = False
         else:
             yield request
-    if done < natural:
-        msg = f"{name} promised {natural} batches (n_batches) and yielded only {done}. {_BROKEN_PROMISE}"
-        raise RuntimeError(msg)
+    if done < promised:
+        raise RuntimeError(f"{name} promised {promised} batches (n_batches) and yielded only {done}. {_BROKEN_PROMISE}")
 
 
 _BROKEN_PROMISE = (
@@ -332,26 +227,18 @@ def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]
     # the last of the largest, so that the batches before it stay in their places
     index = max(range(len(splits)), key=lambda i: (len(splits[i]), i))
     if len(splits[index]) < 2:
-        msg = (
+        raise RuntimeError(
             f"{name} ended on batches of a single row, although all of its batches must be full for its number of rows "
             "and batches (n_batches) to fit together. They can't be cut to make one batch more."
         )
-        raise RuntimeError(msg)
     return [*splits[:index], *np.array_split(splits[index], 2), *splits[index + 1 :]]
 
 
 def select(requests: Iterable[LoadRequest], hand: Hand) -> Iterator[LoadRequest]:
-    """Keep some of the batches: those that are left of a pass, or those of one ``DataLoader`` worker.
+    """Keep the batches that are left of a pass, or those of one ``DataLoader`` worker.
 
     Where batches of a request are done, only the rows that the others need are read. Where they are another worker's,
     all rows are read, unless every batch is a stretch of rows: to read single rows takes far longer than it saves.
-
-    Parameters
-    ----------
-    requests
-        Load requests with splits.
-    hand
-        Which batches are left, and which of them to keep.
     """
     n_before = 0
     last, end = (max((part[-1] for part in numbers), default=-1) for numbers in (hand.own, hand.left))
@@ -370,9 +257,9 @@ def select(requests: Iterable[LoadRequest], hand: Hand) -> Iterator[LoadRequest]
 
 
 def _part(request: LoadRequest, kept: list[int], *, whole_unless_stretches: bool) -> LoadRequest:
-    """A request with some of its batches, and an index array of the rows that they need."""
+    """A request with the batches of these indices, and an index array of the rows that they need."""
     splits = [request["splits"][index] for index in kept]
-    positions = _positions(request["requests"])
+    positions = rows_of(request["requests"])
     due = np.unique(np.concatenate(splits))
     if whole_unless_stretches and np.count_nonzero(np.diff(due) != 1) >= len(kept):
         return {**request, "splits": splits}
@@ -387,49 +274,31 @@ def _part(request: LoadRequest, kept: list[int], *, whole_unless_stretches: bool
 
 
 def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRequest]:
-    """Add the key ``repeated`` to every request: a boolean array, for each of its rows whether it is a repeat.
-
-    Parameters
-    ----------
-    requests
-        Load requests.
-    first
-        Rows from this one on are repeats.
-    """
+    """Add ``repeated`` to every request: for each of its rows, whether it is ``first`` or beyond, and so a repeat."""
     for request in requests:
-        repeated = _positions(request["requests"]) >= first
+        repeated = rows_of(request["requests"]) >= first
         # a wrapper that is wrapped again has marked its own
         before: Any = request.get("repeated", False)
         yield cast("LoadRequest", {**request, "repeated": before | repeated})
 
 
 def translate(requests: Iterable[LoadRequest], rows: Rows, *, name: str, ahead: bool = False) -> Iterator[LoadRequest]:
-    """Turn the local rows of load requests into global rows. Splits index a request's rows, so that they stay.
+    """Turn local rows ``[0, len(rows))`` into global rows. Splits index a request's rows, so that they stay.
 
-    Parameters
-    ----------
-    requests
-        Load requests for local rows ``[0, len(rows))``.
-    rows
-        Which global rows they are.
-    name
-        The sampler's, for messages.
-    ahead
-        Whether the sampler may be run ahead, so that several requests are turned at once: what that costs is mostly the
-        same for one and for many. It may not if it uses what it has yielded again.
-
-    Raises
-    ------
-    RuntimeError
-        If a request reaches beyond the local rows.
+    A sampler that doesn't use what it has yielded again may be run ``ahead``, so that several requests are turned at
+    once: that costs mostly the same for one and for many. A RuntimeError if a request reaches beyond the local rows.
     """
     for group in _groups(requests) if ahead else ([request] for request in requests):
         of_slices = [request for request in group if not _is_index_array(request["requests"])]
         slices = _slices_to_global(of_slices, rows, name)
         for request in group:
             local = request["requests"]
-            translated = _array_to_global(local, rows, name) if _is_index_array(local) else next(slices)
-            yield {**request, "requests": translated}
+            if not _is_index_array(local):
+                yield {**request, "requests": next(slices)}
+                continue
+            if len(local):
+                _check_bounds(int(local.min()), int(local.max()) + 1, len(rows), name)
+            yield {**request, "requests": rows.to_global(local)}
 
 
 #: How many slices make it worth while, and of how many rows the splits may be held: they take 8 MiB.
@@ -452,7 +321,6 @@ def _groups(requests: Iterable[LoadRequest]) -> Iterator[list[LoadRequest]]:
 
 
 def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterator[list[slice]]:
-    """Translate requests of slices: for each of them, slices of global rows."""
     starts: list[int] = []
     stops: list[int] = []
     ends = []
@@ -470,41 +338,25 @@ def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterat
         for start, end in pairwise([0, *ends]):
             _check_bounds(min(starts[start:end], default=0), max(stops[start:end], default=0), len(rows), name)
     bounds = np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
-    global_starts, global_stops, whose = rows.slices_to_global(*bounds)
-    ends = np.searchsorted(whose, ends).tolist()  # some were cut, and empty ones left out
+    global_starts, global_stops, given = rows.slices_to_global(*bounds)
+    ends = np.searchsorted(given, ends).tolist()  # some were cut, and empty ones left out
     starts, stops = global_starts.tolist(), global_stops.tolist()
     return (list(map(slice, starts[start:end], stops[start:end])) for start, end in pairwise([0, *ends]))
 
 
-def _array_to_global(local: npt.NDArray[np.integer[Any]], rows: Rows, name: str) -> npt.NDArray[np.int64]:
-    """Translate a request that is an index array."""
-    if len(local):
-        _check_bounds(int(local.min()), int(local.max()) + 1, len(rows), name)
-    return rows.to_global(local)
-
-
 def _check_bounds(lowest: int, highest: int, n_rows: int, name: str) -> None:
-    """Raise if local rows in ``[lowest, highest)`` are not all there."""
     if lowest < 0 or highest > n_rows:
-        msg = (
+        raise RuntimeError(
             f"{name} was given the rows [0, {n_rows}) and asked for rows from [{lowest}, {highest}). A sampler "
             "must stay within the n_obs that sample(n_obs) gets. If it holds something for each row of the "
             "collection, register a function for its type with annbatch_distributed.passes.localize."
         )
-        raise RuntimeError(msg)
 
 
 def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]], *, once: bool) -> tuple[Int64Array, Int64Array]:
-    """Return the bounds of stretches of rows that some of a request's splits consist of, repeats left out.
+    """Return the starts and stops of the global rows that some splits of a request consist of, repeats left out.
 
-    Parameters
-    ----------
-    request
-        A load request.
-    splits
-        Those of its splits that count.
-    once
-        Whether no row of the request is in its splits more than once.
+    ``once`` says that no row of the request is in its splits more than once.
     """
     requests = request["requests"]
     repeated: Any = request.get("repeated")
@@ -516,20 +368,16 @@ def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]], *, once: boo
     positions = np.concatenate(splits)
     if repeated is not None:
         positions = positions[~repeated[positions]]
-    chosen = np.unique(_positions(requests)[positions]).astype(np.int64)
+    chosen = np.unique(rows_of(requests)[positions]).astype(np.int64)
     if not len(chosen):
         return chosen, chosen
     gaps = np.flatnonzero(np.diff(chosen) > 1)
     return chosen[np.append(0, gaps + 1)], chosen[np.append(gaps, -1)] + 1
 
 
-# What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.
-type _Requests = list[slice] | npt.NDArray[Any]
-
-
 def batches_of(request: LoadRequest) -> Iterator[npt.NDArray[np.integer[Any]]]:
     """Return the rows of each batch of a load request that has splits."""
-    rows = _positions(request["requests"])
+    rows = rows_of(request["requests"])
     return (rows[split] for split in request["splits"])
 
 
@@ -537,8 +385,8 @@ def _is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any
     return isinstance(requests, np.ndarray) and requests.dtype.kind in "iu"
 
 
-def _positions(requests: _Requests) -> npt.NDArray[np.integer[Any]]:
-    """Every row of a request, in order."""
+def rows_of(requests: _Requests) -> npt.NDArray[np.integer[Any]]:
+    """Return every row of the requests of a load request, in order."""
     if _is_index_array(requests):
         return requests
     return np.concatenate([np.arange(part.start, part.stop) for part in requests] or [np.arange(0)])

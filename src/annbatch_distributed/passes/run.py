@@ -19,11 +19,19 @@ from typing import TYPE_CHECKING, Any, Self
 from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
+from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own, restrict_by_mask
 from annbatch_distributed.passes.private_copy import private_copy
-from annbatch_distributed.passes.promises import promised
+from annbatch_distributed.passes.promises import enforce_promise, promised
 from annbatch_distributed.passes.randomness import generator
-from annbatch_distributed.passes.requests import check, complete, fit, hold, mark_repeats, select, translate
-from annbatch_distributed.passes.shard import confine, is_annbatchs_own, localize
+from annbatch_distributed.passes.requests import (
+    add_missing_splits,
+    check,
+    enforce_n_batches,
+    mark_repeats,
+    select,
+    translate,
+)
+from annbatch_distributed.passes.shard import localize
 from annbatch_distributed.passes.traits import is_wrapper, set_draws
 from annbatch_distributed.ranks.worker import undivided
 
@@ -88,8 +96,8 @@ class Pass(Iterator[LoadRequest]):
         name = type(self.sampler).__name__
         rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes, segment=plan.segment)
         sampler = private_copy(self.sampler, rng)
-        confined = confine(sampler, shard.rows)
-        if not confined:
+        restricted = restrict_by_mask(sampler, shard.rows)
+        if not restricted:
             sampler = localize(sampler, shard.rows, plan.n_obs)
         if plan.shares_draws:
             set_draws(sampler, plan.sizes[self.rank])
@@ -97,22 +105,24 @@ class Pass(Iterator[LoadRequest]):
         if sampler.rng is not None and sampler.rng is not rng:
             sampler.rng = rng
         follow_epoch(sampler, plan.epoch)
-        requests = _run(sampler, plan.n_obs if confined else len(shard))
+        requests = _run(sampler, plan.n_obs if restricted else len(shard))
         if not (is_annbatchs_own(sampler) or is_wrapper(sampler)):
             requests = check(requests, n_rows=len(shard), name=name)
-            requests = complete(requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name)
-            n_rows = plan.sizes[self.rank] if plan.shares_draws else len(shard)
-            requests = hold(
-                requests, promised(self.sampler, plan.remainder, n_rows, is_drawn=plan.shares_draws), name=name
+            requests = add_missing_splits(
+                requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name
             )
-        requests = fit(requests, natural=plan.sampler_batches[self.rank], planned=plan.n_batches(self.rank), name=name)
+            n_rows = plan.sizes[self.rank] if plan.shares_draws else len(shard)
+            promise = promised(self.sampler, plan.remainder, n_rows, is_drawn=plan.shares_draws)
+            requests = enforce_promise(requests, promise, name=name)
+        promised_batches, planned_batches = plan.sampler_batches[self.rank], plan.n_batches(self.rank)
+        requests = enforce_n_batches(requests, promised=promised_batches, planned=planned_batches, name=name)
         if self.hand is not None:
             requests = select(requests, self.hand)
         if plan.remainder == "pad":
-            # a confined shard is one range, and its requests are for global rows already
-            first = next(iter(shard.rows)) if confined else 0
+            # a shard that is a mask is one range, and its requests are for global rows already
+            first = next(iter(shard.rows)) if restricted else 0
             requests = mark_repeats(requests, first + shard.n_own)
-        if confined:
+        if restricted:
             return requests
         return translate(requests, shard.rows, name=name, ahead=is_annbatchs_own(sampler))
 

@@ -1,7 +1,7 @@
 """Traits: what the shardings have to know of a sampler, and annbatch's interface doesn't tell.
 
 A sampler's type decides, so that each question is a ``functools.singledispatch`` function: register an answer for the
-type of a sampler of your own.
+type of a sampler of your own. Those of annbatch's own samplers are in :mod:`annbatch_samplers`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
-
 from annbatch_distributed.passes.private_copy import first_generator
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
+
+__all__ = [
+    "chunk_size",
+    "drawable_classes",
+    "is_random",
+    "is_wrapper",
+    "n_draws",
+    "n_ranks_within",
+    "set_draws",
+]
 
 
 @singledispatch
@@ -30,6 +38,7 @@ def chunk_size(sampler: Sampler) -> int | None:
 
     Examples
     --------
+    >>> from annbatch.samplers import RandomSampler
     >>> chunk_size(RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256))
     64
     """
@@ -52,6 +61,7 @@ def n_draws(sampler: Sampler, n_rows: int) -> int | None:
 
     Examples
     --------
+    >>> from annbatch.samplers import RandomSampler
     >>> n_draws(RandomSampler(64, 32, 256, replacement=True), 20_000)
     20000
     >>> n_draws(RandomSampler(64, 32, 256), 20_000) is None
@@ -78,38 +88,24 @@ def set_draws(sampler: Sampler, n_draws: int) -> None:
         If no function is registered for the sampler's type.
     """
     del n_draws
-    msg = (
-        f"How many samples a {type(sampler).__name__} draws can't be set, which sharding='independent' needs. Register "
-        "a function for its type with annbatch_distributed.passes.set_draws."
+    raise TypeError(
+        f"How many samples a {type(sampler).__name__} draws can't be set, which sharding='independent' needs, and any "
+        "other sharding under which ranks draw. Register a function for its type with "
+        "annbatch_distributed.passes.set_draws."
     )
-    raise TypeError(msg)
 
 
 @singledispatch
 def is_random(sampler: Sampler) -> bool:
-    """Return whether a sampler's order may follow from a generator: it holds one, or leaves shuffling to others.
-
-    Parameters
-    ----------
-    sampler
-        Any sampler.
-    """
+    """Return whether a sampler's order may follow from a generator: it holds one, or leaves shuffling to others."""
     return first_generator(sampler) is not None or bool(sampler.shuffle)
-
-
-@is_random.register(SequentialSampler)
-def _sequential_is_random(sampler: SequentialSampler) -> bool:
-    return sampler.shuffle  # it holds a generator all the same
 
 
 @singledispatch
 def n_ranks_within(sampler: Sampler) -> int | None:
     """Return how many ranks share out the rows that a wrapper is given which is wrapped again; None if it is none.
 
-    Parameters
-    ----------
-    sampler
-        Any sampler. What attributes it has says nothing: a sampler of a user's own may have a ``world_size`` too.
+    What attributes a sampler has says nothing: one of a user's own may have a ``world_size`` too.
     """
     del sampler
     return None
@@ -126,38 +122,6 @@ def is_wrapper(sampler: Sampler) -> bool:
     return n_ranks_within(sampler) is not None
 
 
-# annbatch's samplers don't make their settings public. They are looked at and set here, and what can't be told from
-# counts alone in counts.py and promises.py; tests/passes/test_traits.py fails if one is renamed.
-
-
-@chunk_size.register(ClassSampler)
-@chunk_size.register(RandomSampler)
-@chunk_size.register(SequentialSampler)
-def _chunk_size(sampler: ClassSampler | RandomSampler | SequentialSampler) -> int:
-    return sampler._chunk_size
-
-
-@n_draws.register(ClassSampler)
-def _n_draws_of_classes(sampler: ClassSampler, n_rows: int) -> int:
-    del n_rows  # it is always told how many
-    return _without_the_last(sampler, sampler._num_samples)
-
-
-@n_draws.register(RandomSampler)
-def _n_draws_of_random(sampler: RandomSampler, n_rows: int) -> int | None:
-    return _without_the_last(sampler, sampler._num_samples or n_rows) if sampler._replacement else None
-
-
-def _without_the_last(sampler: ClassSampler | RandomSampler, n_draws: int) -> int:
-    return n_draws // sampler.batch_size * sampler.batch_size if sampler._drop_last else n_draws
-
-
-@set_draws.register(ClassSampler)
-@set_draws.register(RandomSampler)
-def _set_draws(sampler: ClassSampler | RandomSampler, n_draws: int) -> None:
-    sampler._num_samples = n_draws
-
-
 @singledispatch
 def drawable_classes(sampler: Sampler) -> tuple[frozenset[str], ...]:
     """Return the classes that a class sampler can draw from its rows, as the only one; nothing for other samplers.
@@ -166,9 +130,3 @@ def drawable_classes(sampler: Sampler) -> tuple[frozenset[str], ...]:
     """
     del sampler
     return ()
-
-
-@drawable_classes.register(ClassSampler)
-def _drawable_classes(sampler: ClassSampler) -> tuple[frozenset[str], ...]:
-    rows = sampler._rle_manager
-    return (frozenset(map(str, rows._classes.categories[rows.codes])),)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
 from annbatch_distributed.passes.requests import bounds_of
 from annbatch_distributed.passes.run import Pass
-from annbatch_distributed.passes.shard import is_annbatchs_own
 from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.batches import contains, done
 from annbatch_distributed.sharding.division import Order

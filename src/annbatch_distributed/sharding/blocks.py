@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.sharding.rows import Int64Array, Piece, Run
 
+__all__ = ["shuffled"]
+
 
 @dataclass(frozen=True)
 class Blocks:
     """A run of blocks: those at some consecutive places of the shuffled order.
 
-    Examples
-    --------
     >>> blocks = Blocks(Rows((range(100, 106),)), 2, Permutation(3, (0,)), range(3))
     >>> sorted(blocks)
     [100, 101, 102, 103, 104, 105]
@@ -64,7 +64,7 @@ class Blocks:
         return self.rows.to_global(self.order(places) * self.block_size)
 
     def part(self, start: int, stop: int) -> Iterator[Piece]:
-        """Return the rows at positions ``[start, stop)``: whole blocks, and parts of one before and behind them."""
+        """The rows at positions ``[start, stop)``: whole blocks, and a part of one before and one after them."""
         first, last = start // self.block_size, stop // self.block_size
         into_first, into_last = start % self.block_size, stop % self.block_size
         if first == last:
@@ -78,41 +78,22 @@ class Blocks:
             yield self._block(self.places[last])[:into_last]
 
     def joined(self, following: Run) -> Blocks | None:
-        """Return this run with another one behind it as one run; None if they are two."""
         places = range(self.places.start, self.places.stop + len(following) // following.block_size)
         joined = replace(self, places=places)
         return joined if following == replace(self, places=range(self.places.stop, places.stop)) else None
 
     def to_array(self) -> Int64Array:
-        """Return the global rows, in order."""
         starts = self._starts(np.arange(self.places.start, self.places.stop))
         return (starts[:, np.newaxis] + np.arange(self.block_size)).reshape(-1)
 
     def to_global(self, positions: Int64Array) -> Int64Array:
-        """Return the global rows at some positions of this run."""
         places, into = np.divmod(positions, self.block_size)
         return self._starts(places + self.places.start) + into
 
 
 def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
-    """Return rows with their blocks in an order that a key decides.
+    """Return rows that are made of ranges with their blocks of ``block_size`` rows in the order of a key.
 
-    Parameters
-    ----------
-    rows
-        Rows in ranges.
-    block_size
-        Rows of a block.
-    key
-        Every key is another order.
-
-    Raises
-    ------
-    TypeError
-        If the rows are not in ranges.
-
-    Examples
-    --------
     >>> order = shuffled(Rows((range(0, 7),)), 2, key=(0,))
     >>> sorted(order) == list(range(7)), sorted(map(len, order.pieces))[0]
     (True, 1)
@@ -121,8 +102,9 @@ def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
     ragged: list[range] = []
     for piece in rows.pieces:
         if not isinstance(piece, range):
-            msg = f"Only rows that are made of ranges can be cut into blocks, got {rows}. Shuffle the window itself."
-            raise TypeError(msg)
+            raise TypeError(
+                f"Only rows that are made of ranges can be cut into blocks, got {rows}. Shuffle the window itself."
+            )
         start, stop = -(-piece.start // block_size) * block_size, piece.stop // block_size * block_size
         if start > stop:  # all of it in one block
             ragged.append(piece)

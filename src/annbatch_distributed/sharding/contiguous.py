@@ -10,6 +10,8 @@ from annbatch_distributed.sharding.contract import check_rows
 if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Rows
 
+__all__ = ["Contiguous"]
+
 
 @dataclass(frozen=True)
 class Contiguous:

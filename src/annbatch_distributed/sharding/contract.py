@@ -53,7 +53,6 @@ class Sharding(Protocol):
         ValueError
             If these rows can't be dealt to so many ranks.
         """
-        ...
 
 
 def draws(sharding: Sharding) -> bool:
@@ -68,42 +67,29 @@ def draws(sharding: Sharding) -> bool:
 
 
 def check_rows(rows: object) -> None:
-    """Raise a TypeError if what a sharding is asked to deal are no rows."""
+    """Raise a TypeError unless a sharding is asked to deal Rows."""
     if not isinstance(rows, Rows):
-        msg = (
+        raise TypeError(
             f"rows must be Rows, got {rows!r} of type {type(rows).__name__}. Make Rows of ranges with "
             "Rows((range(5),)), and of row numbers with Rows.of."
         )
-        raise TypeError(msg)
 
 
 def checked_sharding(thing: object, expected: str) -> Sharding:
-    """Return an object of the contract, as far as that can be told without asking it.
+    """Return an object of the contract, as far as that can be told without asking it, or raise a TypeError.
 
-    Parameters
-    ----------
-    thing
-        Whatever was passed.
-    expected
-        What it was to be, as the beginning of a sentence.
-
-    Raises
-    ------
-    TypeError
-        If it has no method ``deal``, or one that can't be asked.
+    ``expected`` is the beginning of its message.
     """
     deal = getattr(thing, "deal", None)
     if inspect.isclass(thing) or not callable(deal):
         hint = " Pass an instance, not the class." if inspect.isclass(thing) else ""
-        msg = f"{expected}, got {thing!r}.{hint}"
-        raise TypeError(msg)
+        raise TypeError(f"{expected}, got {thing!r}.{hint}")
     try:
         inspect.signature(deal).bind(Rows(), world_size=1, epoch=0, seed=None)
     except ValueError:
         pass  # what is written in C may not tell
     except TypeError as error:
-        msg = (
+        raise TypeError(
             f"A sharding must have a method deal(rows, *, world_size, epoch, seed), but that of {thing!r} has {error}."
-        )
-        raise TypeError(msg) from None
+        ) from None
     return cast("Sharding", thing)

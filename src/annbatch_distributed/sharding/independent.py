@@ -11,6 +11,8 @@ from annbatch_distributed.sharding.integers import integer
 if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Rows
 
+__all__ = ["Independent"]
+
 
 @dataclass(frozen=True)
 class Independent:

@@ -16,63 +16,32 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     type Int64Array = npt.NDArray[np.int64]
 
+__all__ = ["BOUND", "integer", "integers"]
+
 #: Rows are counted in words of 64 bits, one of them for the sign.
 BOUND = 2**63
 
 
 def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
-    """Return an integer of any type as Python's.
+    """Return an integer of any type as Python's; a bool is none. ``name`` is what a message calls it.
 
-    Parameters
-    ----------
-    name
-        What it is called, for the message.
-    value
-        Whatever was passed.
-    least
-        What it must be at least; None if it may be any.
-    below
-        What it must be below, besides; None if it may be any.
-
-    Raises
-    ------
-    TypeError
-        If it is no integer; a bool isn't.
-    ValueError
-        If it is too small or too large.
+    A TypeError if it is no integer; a ValueError if it is below ``least``, or not ``below``.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
-        msg = f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}."
-        raise TypeError(msg)
+        raise TypeError(f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}.")
     number = int(value)
     if (least is not None and number < least) or (below is not None and number >= below):
         # an integer of thousands of digits has no text in Python
         got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"
-        msg = f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}."
-        raise ValueError(msg)
+        raise ValueError(f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}.")
     return number
 
 
 def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:
-    """Return integers of any type in an array of any shape, as words that hold them when they are moved too.
+    """Return integers in an array, a list, a range or a pandas Series as an array of 64 bits of the same shape.
 
-    Parameters
-    ----------
-    name
-        What they are called, for the message, as the beginning of a sentence.
-    values
-        Whatever was passed: an array, a list, a range, a pandas Series.
-    below
-        Where they are positions, how many there are; None if they may be anything that 64 bits hold.
-
-    Raises
-    ------
-    TypeError
-        If they are not integers. An empty array may be of any type.
-    ValueError
-        If 64 bits don't hold them.
-    IndexError
-        If they are not all within ``[0, below)``.
+    ``name`` is the beginning of messages. A TypeError if they are not integers (an empty array may be of any type), a
+    ValueError if 64 bits don't hold them, an IndexError if they are not all within ``[0, below)``.
     """
     if not (isinstance(values, list | tuple | range) or hasattr(values, "__array__")):
         raise TypeError(_no_array(name, values))
@@ -83,17 +52,17 @@ def integers(name: str, values: object, *, below: int | None = None) -> Int64Arr
     if not array.size:
         return array.astype(np.int64)
     if array.dtype.kind == "b":
-        msg = f"{name} must be integers, got bool. For those of a boolean mask, pass numpy.flatnonzero(mask)."
-        raise TypeError(msg)
+        raise TypeError(
+            f"{name} must be integers, got bool. For those of a boolean mask, pass numpy.flatnonzero(mask)."
+        )
     if array.dtype.kind not in "iu":
-        msg = f"{name} must be integers, got {array.dtype}. If they are whole numbers, convert them with astype(int)."
-        raise TypeError(msg)
+        raise TypeError(
+            f"{name} must be integers, got {array.dtype}. If they are whole numbers, convert them with astype(int)."
+        )
     if below is not None and not 0 <= int(array.min()) <= int(array.max()) < below:
-        msg = f"{name} must be in [0, {below}), got {array.min()} to {array.max()}."
-        raise IndexError(msg)
+        raise IndexError(f"{name} must be in [0, {below}), got {array.min()} to {array.max()}.")
     if array.dtype == np.uint64 and int(array.max()) >= BOUND:
-        msg = f"{name} must be below 2**63, got {array.max()}."
-        raise ValueError(msg)
+        raise ValueError(f"{name} must be below 2**63, got {array.max()}.")
     return array.astype(np.int64, copy=False)
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     type _Words = npt.NDArray[np.uint64]
 
+__all__ = ["Permutation"]
+
 #: Up to this n, orders are sorted: the tests notice that eight rounds don't make all orders of a few equally likely.
 _SORTED = 1024
 #: Above, the tests notice five rounds and no more. With ideal hashes, where any two positions go after eight is within
@@ -62,24 +64,9 @@ class Permutation:
     It is integer arithmetic modulo ``2**64`` on words of numpy's ``SeedSequence``. No platform and no release of numpy
     changes those, because its bit generators begin with them and promise the same numbers, as a ``Generator`` doesn't.
 
-    Parameters
-    ----------
-    n
-        How many numbers to permute, at most ``2**62``.
-    key
-        Integers >= 0 of any size, such as a seed and an epoch. Keys that differ in a number, or in how many they have,
-        give unrelated orders, and so do different n under the same key.
+    ``n`` is at most ``2**62``. The key is a tuple of integers >= 0 of any size, such as a seed and an epoch. Keys that
+    differ in a number or in their length give unrelated orders, and so do different n under the same key.
 
-    Raises
-    ------
-    TypeError
-        If n is no integer, or the key no tuple of integers.
-    ValueError
-        If n or a number of the key is out of its range.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> Permutation(10, key=(0, 1))(np.arange(10))
     array([9, 4, 3, 0, 8, 5, 6, 7, 2, 1])
     >>> Permutation(10**15, key=(0, 1))(np.array([0, 1, 10**15 - 1]))
@@ -92,38 +79,21 @@ class Permutation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", integer("n", self.n))
         if not isinstance(self.key, tuple):
-            msg = f"The key must be a tuple of integers, got {self.key!r} of type {type(self.key).__name__}."
-            raise TypeError(msg)
+            raise TypeError(f"The key must be a tuple of integers, got {self.key!r} of type {type(self.key).__name__}.")
         try:
             object.__setattr__(self, "key", tuple(integer("A number of it", part) for part in self.key))
         except TypeError as error:
-            msg = f"The key must be a tuple of integers, got {self.key!r}: {error}"
-            raise TypeError(msg) from None
+            raise TypeError(f"The key must be a tuple of integers, got {self.key!r}: {error}") from None
         if not 0 <= self.n <= 2**62:
-            msg = f"n must be in [0, 2**62], so that the arithmetic fits 64 bits, got {self.n}."
-            raise ValueError(msg)
+            raise ValueError(f"n must be in [0, 2**62], so that the arithmetic fits 64 bits, got {self.n}.")
         if min(self.key, default=0) < 0:
-            msg = f"The key must be integers >= 0, got {self.key}. Fold a sign into a number of its own."
-            raise ValueError(msg)
+            raise ValueError(f"The key must be integers >= 0, got {self.key}. Fold a sign into a number of its own.")
 
     def __reduce__(self) -> tuple[type[Permutation], tuple[int, tuple[int, ...]]]:
         return type(self), (self.n, self.key)  # what is cached can be a hundred times as large
 
     def __call__(self, positions: IntArray) -> npt.NDArray[np.int64]:
-        """Return where the positions go, in an array of their shape.
-
-        Parameters
-        ----------
-        positions
-            Numbers in ``[0, n)``, in any order.
-
-        Raises
-        ------
-        TypeError
-            If they are not integers.
-        IndexError
-            If a position isn't one of those.
-        """
+        """Return where positions in ``[0, n)`` go, in an array of their shape. An IndexError if one is not in it."""
         positions = integers("Positions", positions, below=self.n)
         if not positions.size:
             return positions

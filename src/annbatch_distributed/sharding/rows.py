@@ -27,6 +27,8 @@ from annbatch_distributed.sharding.integers import BOUND, integer, integers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+__all__ = ["Int64Array", "IntArray", "Piece", "Rows", "Run"]
+
 type IntArray = npt.NDArray[np.integer[Any]]
 type Int64Array = npt.NDArray[np.int64]
 
@@ -37,27 +39,22 @@ class Run(Protocol):
     @property
     def block_size(self) -> int:
         """Rows of a block, each of which is whole."""
-        ...
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[int]: ...
 
     def part(self, start: int, stop: int) -> Iterable[Piece]:
-        """Return the rows at positions ``[start, stop)``, as pieces."""
-        ...
+        """The rows at positions ``[start, stop)``, as pieces."""
 
     def to_array(self) -> Int64Array:
-        """Return the global rows, in order."""
-        ...
+        """All global rows, in order."""
 
     def joined(self, following: Run) -> Run | None:
-        """Return this run with another one behind it as one run; None if they are two."""
-        ...
+        """This run and the following one as one run; None if they can't be."""
 
     def to_global(self, positions: Int64Array) -> Int64Array:
-        """Return the global rows at some positions of this run."""
-        ...
+        """The global rows at positions ``[0, len(self))`` of this run."""
 
 
 type Piece = range | Run
@@ -95,11 +92,10 @@ class Rows:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pieces, tuple | list):
-            msg = (
+            raise TypeError(
                 f"Rows takes a tuple of ranges, such as Rows((range(5),)), got {self.pieces!r} of type "
                 f"{type(self.pieces).__name__}. Make Rows of row numbers with Rows.of."
             )
-            raise TypeError(msg)
         for piece in self.pieces:
             _check_piece(piece)
         object.__setattr__(self, "pieces", tuple(_joined(self.pieces)))
@@ -141,26 +137,14 @@ class Rows:
 
     @classmethod
     def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Rows:
-        """Return the rows of half-open ranges, in order.
+        """Return the rows of half-open ranges, in order; a range that stops no later than it starts has none.
 
-        Parameters
-        ----------
-        starts, stops
-            The bounds of the ranges. Where a range stops no later than it starts, there are no rows.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`of`, or if the bounds are not as many.
-
-        Examples
-        --------
         >>> Rows.of_bounds(np.array([4, 7, 9, 3]), np.array([7, 8, 9, 5]))
         Rows(4:8, 3:5)
         """
         starts, stops = _bounds(starts, stops)
-        for name, bounds in (("Starts", starts), ("Stops", stops)):
-            _check_listed(name, bounds)
+        _check_listed("Starts", starts)
+        _check_listed("Stops", stops)
         some = starts < stops
         starts, stops = starts[some], stops[some]
         apart = starts[1:] != stops[:-1]
@@ -176,8 +160,7 @@ class Rows:
 
     def __add__(self, other: Rows) -> Rows:
         if not isinstance(other, Rows):
-            msg = f"Only Rows can be put behind Rows, got {other!r}. Make Rows of row numbers with Rows.of."
-            raise TypeError(msg)
+            raise TypeError(f"Only Rows can be put behind Rows, got {other!r}. Make Rows of row numbers with Rows.of.")
         return Rows._of_joined(_chained((self.pieces, other.pieces)))
 
     def __repr__(self) -> str:
@@ -228,8 +211,9 @@ class Rows:
         """
         start, length = integer("start", start), integer("length", length, least=0)
         if length and not self.pieces:
-            msg = f"No rows can be taken where there are none, got a length of {length}. Look at len(rows) before."
-            raise ValueError(msg)
+            raise ValueError(
+                f"No rows can be taken where there are none, got a length of {length}. Look at len(rows) before."
+            )
         stretches: list[Sequence[Piece]] = []
         while length > 0:
             start %= len(self)
@@ -245,7 +229,7 @@ class Rows:
         return Rows._of_joined(_chained(stretches))
 
     def _stretch(self, start: int, stop: int) -> Iterator[Sequence[Piece]]:
-        """Return the rows at positions ``[start, stop)``, at least one: pieces, but for parts of those at both ends."""
+        """The rows at positions ``[start, stop)``, not empty: whole pieces between parts of the first and the last."""
         first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
         before_first, before_last = (self._stops[which] - len(self.pieces[which]) for which in (first, last))
         if first == last:
@@ -256,7 +240,7 @@ class Rows:
         yield _part(self.pieces[last], 0, stop - before_last)
 
     def within(self, start: int, stop: int) -> Rows:
-        """Return those of these rows that lie in the half-open range ``[start, stop)`` of global rows, in order.
+        """Return the rows that lie in the half-open range ``[start, stop)`` of global rows, in order.
 
         Raises
         ------
@@ -267,16 +251,12 @@ class Rows:
         pieces = []
         for piece in self.pieces:
             if not isinstance(piece, range):
-                msg = f"Only rows that are ranges can be narrowed down to [{start}, {stop}), got {self}."
-                raise TypeError(msg)
+                raise TypeError(f"Only rows that are ranges can be narrowed down to [{start}, {stop}), got {self}.")
             pieces.append(range(max(piece.start, start), min(piece.stop, stop)))
         return Rows(tuple(pieces))
 
     def runs_first(self) -> Rows:
-        """Return the same rows with the runs before the ranges.
-
-        Each block of the runs then begins at a multiple of the block size, whatever the lengths of the ranges.
-        """
+        """Return the rows with the runs first, so that each of their blocks begins at a multiple of the block size."""
         if not self._runs:
             return self
         return Rows(tuple(sorted(self.pieces, key=lambda piece: isinstance(piece, range))))
@@ -306,40 +286,25 @@ class Rows:
     def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the global rows of half-open slices of local rows within ``[0, len(self))``, in order.
 
-        Parameters
-        ----------
-        starts, stops
-            The bounds of the slices.
+        They are the starts and stops of slices of global rows, and for each of these the index of the given slice that
+        it is of: a slice is cut where its rows don't follow each other, and left out if it is empty.
 
-        Returns
-        -------
-        The bounds of slices of global rows, and for each of them, which of the given slices it is of. They are more
-        than were given where one is cut because its rows don't follow each other, and less where one is empty.
-
-        Raises
-        ------
-        TypeError
-            If the bounds are not integers.
-        ValueError
-            If they are not as many.
-        IndexError
-            If a slice reaches beyond these rows.
-
-        Examples
-        --------
         >>> rows = Rows((range(0, 3), range(10, 14)))
         >>> [found.tolist() for found in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))]
         [[11, 1, 10], [13, 3, 12], [0, 1, 1]]
         """
         starts, stops = _bounds(starts, stops)
-        whose = np.flatnonzero(starts < stops)
-        starts, stops = starts[whose], stops[whose]
-        _check_within(starts, stops, len(self))
+        given = np.flatnonzero(starts < stops)
+        starts, stops = starts[given], stops[given]
+        if starts.size and (starts.min() < 0 or stops.max() > len(self)):
+            raise IndexError(
+                f"Slices of local rows must be within [0, {len(self)}), got some from [{starts.min()}, {stops.max()})."
+            )
         if not (len(self.pieces) == 1 and isinstance(self.pieces[0], range)):
-            starts, stops, piece = self._cells.cut(starts, stops)
-            whose = whose[piece]
+            starts, stops, which = self._cells.cut(starts, stops)
+            given = given[which]
         global_starts = self._to_global(starts)
-        return global_starts, global_starts + (stops - starts), whose
+        return global_starts, global_starts + (stops - starts), given
 
 
 #: Rows that come again are listed, unless that takes more pieces than this.
@@ -350,8 +315,6 @@ _LISTED = 1024
 class Cycle:
     """A run of rows that come again and again, all of them each time.
 
-    Examples
-    --------
     >>> list(Cycle(Rows((range(3, 5),)), 3))
     [3, 4, 3, 4, 3, 4]
     """
@@ -363,7 +326,7 @@ class Cycle:
 
     @property
     def block_size(self) -> int:
-        """Rows of a block: so many that all pieces are whole blocks."""
+        """Rows of a block: the largest number of which all pieces are whole blocks."""
         return gcd(*(len(piece) if isinstance(piece, range) else piece.block_size for piece in self.rows.pieces))
 
     def __len__(self) -> int:
@@ -376,20 +339,16 @@ class Cycle:
         return f"{self.rows} again and again ({self.times} times)"
 
     def part(self, start: int, stop: int) -> Iterable[Piece]:
-        """Return the rows at positions ``[start, stop)``, as pieces."""
         return self.rows.cyclic(start, stop - start).pieces
 
     def joined(self, following: Run) -> Cycle | None:
-        """Return this run with another one behind it as one run; None if they are two."""
         same = isinstance(following, Cycle) and following.rows == self.rows
         return Cycle(self.rows, (len(self) + len(following)) // len(self.rows)) if same else None
 
     def to_array(self) -> Int64Array:
-        """Return the global rows, in order."""
         return np.tile(self.rows.to_array(), self.times)
 
     def to_global(self, positions: Int64Array) -> Int64Array:
-        """Return the global rows at some positions of this run."""
         return self.rows.to_global(positions % len(self.rows))
 
 
@@ -422,16 +381,16 @@ class _Cells(NamedTuple):
         return np.searchsorted(self.stops, positions, side="right")
 
     def cut(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Cut slices of local rows, none of them empty, so that each is in one cell, and say which each is of."""
+        """Cut slices of local rows, none of them empty, at the cells; return the index of the given slice for each."""
         first, last = self._cell(starts), self._cell(stops - 1)
         counts = last - first + 1
-        whose = np.repeat(np.arange(len(starts)), counts)
-        if len(whose) == len(starts):
-            return starts, stops, whose
-        cells = np.arange(len(whose)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        given = np.repeat(np.arange(len(starts)), counts)
+        if len(given) == len(starts):
+            return starts, stops, given
+        cells = np.arange(len(given)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         piece = np.searchsorted(self.first, cells, side="right") - 1
         fronts = self.starts[piece] + (cells - self.first[piece]) * self.sizes[piece]
-        return np.maximum(starts[whose], fronts), np.minimum(stops[whose], fronts + self.sizes[piece]), whose
+        return np.maximum(starts[given], fronts), np.minimum(stops[given], fronts + self.sizes[piece]), given
 
     def _cell(self, positions: Int64Array) -> Int64Array:
         """The cell that each local row is in."""
@@ -442,51 +401,40 @@ class _Cells(NamedTuple):
 def _check_piece(piece: object) -> None:
     if not isinstance(piece, range):
         if not hasattr(piece, "block_size"):
-            msg = (
+            raise TypeError(
                 f"Rows are made of ranges, got {piece!r} of type {type(piece).__name__} among them. Make Rows of row "
                 "numbers with Rows.of."
             )
-            raise TypeError(msg)
         return
     if piece.step != 1:
-        msg = f"Rows are ranges with step 1, got {piece!r}. Make Rows of other rows with Rows.of({piece!r})."
-        raise ValueError(msg)
+        raise ValueError(
+            f"Rows are ranges with step 1, got {piece!r}. Make Rows of other rows with Rows.of({piece!r})."
+        )
     if piece.start < piece.stop and (piece.start < 0 or piece.stop >= BOUND):
-        msg = f"Rows count from 0, and are below 2**63 - 1, got {piece!r}."
-        raise ValueError(msg)
+        raise ValueError(f"Rows count from 0, and are below 2**63 - 1, got {piece!r}.")
 
 
 def _check_listed(name: str, listed: Int64Array) -> None:
-    """Raise if these are no numbers of rows, one after the other."""
+    """Raise a ValueError unless this is an array of row numbers in one dimension."""
     if listed.ndim != 1:
-        msg = f"{name} must have one dimension, got an array of shape {listed.shape}. Flatten it with reshape(-1)."
-        raise ValueError(msg)
+        raise ValueError(
+            f"{name} must have one dimension, got an array of shape {listed.shape}. Flatten it with reshape(-1)."
+        )
     if listed.size and listed.min() < 0:
-        msg = f"{name} count from 0, the front of the collection, got {listed.min()}."
-        raise ValueError(msg)
+        raise ValueError(f"{name} count from 0, the front of the collection, got {listed.min()}.")
     if listed.size and listed.max() >= BOUND - 1:  # behind it there must be room for a stop
-        msg = f"{name} must be below 2**63 - 1, got {listed.max()}."
-        raise ValueError(msg)
+        raise ValueError(f"{name} must be below 2**63 - 1, got {listed.max()}.")
 
 
 def _bounds(starts: object, stops: object) -> tuple[Int64Array, Int64Array]:
-    """Return the bounds of slices, as many starts as stops."""
     both = integers("Starts", starts), integers("Stops", stops)
     if both[0].shape != both[1].shape:
-        msg = f"There must be as many stops as starts, got {both[0].size} starts and {both[1].size} stops."
-        raise ValueError(msg)
+        raise ValueError(f"There must be as many stops as starts, got {both[0].size} starts and {both[1].size} stops.")
     return both
 
 
-def _check_within(starts: Int64Array, stops: Int64Array, n_rows: int) -> None:
-    """Raise if slices are not all within ``[0, n_rows)``."""
-    if starts.size and (starts.min() < 0 or stops.max() > n_rows):
-        msg = f"Slices of local rows must be within [0, {n_rows}), got some from [{starts.min()}, {stops.max()})."
-        raise IndexError(msg)
-
-
 def _part(piece: Piece, start: int, stop: int) -> Sequence[Piece]:
-    """Return the rows at positions ``[start, stop)`` of a piece, as pieces."""
+    """The rows at positions ``[start, stop)`` of a piece, as pieces."""
     return [piece[start:stop]] if isinstance(piece, range) else list(_joined(piece.part(start, stop)))
 
 

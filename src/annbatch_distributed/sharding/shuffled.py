@@ -12,6 +12,8 @@ from annbatch_distributed.sharding.integers import integer
 if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Rows
 
+__all__ = ["Shuffled"]
+
 
 @dataclass(frozen=True)
 class Shuffled:
@@ -62,32 +64,22 @@ class Shuffled:
             object.__setattr__(self, "block_size", integer("block_size", self.block_size, least=1))
 
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-        """Return the rows with their blocks in the epoch's order, see :meth:`Sharding.deal`.
-
-        Raises
-        ------
-        TypeError
-            If the rows are not ``Rows`` of ranges, or the seed or the epoch is no integer.
-        ValueError
-            If there is no seed, or no block size.
-        """
+        """Return the rows with their blocks in the epoch's order, see :meth:`Sharding.deal`."""
         del world_size  # the order is the same for any number of ranks
         check_rows(rows)
         self.check_seed(seed)
         if self.block_size is None:
-            msg = (
+            raise ValueError(
                 "Shuffled() has no block size of its own, and there is no sampler whose chunk size it could take. Pass "
                 "Shuffled(block_size=...)."
             )
-            raise ValueError(msg)
         assert seed is not None
         return shuffled(rows, self.block_size, (seed, epoch))
 
     def check_seed(self, seed: int | None) -> None:
         """Raise a ValueError if there is no seed."""
         if seed is None:
-            msg = (
+            raise ValueError(
                 "sharding='shuffled' needs a seed: without one, every rank would shuffle the rows differently, so that "
                 "some were read twice and others never. Pass the same seed=... on every rank."
             )
-            raise ValueError(msg)

@@ -1,0 +1,129 @@
+"""annbatch's own samplers: what they are set to, and the answers that are registered for their types.
+
+annbatch has no public way to read or set most of it. The private names that stand in for it are used here and in
+counts.py and nowhere else; tests/passes/test_annbatch_samplers.py fails if annbatch renames or drops one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+
+from annbatch_distributed.passes.shard import localize
+from annbatch_distributed.passes.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.sharding import Rows
+
+__all__ = ["SETTINGS", "is_annbatchs_own", "labels_and_weights", "restrict_by_mask", "was_told_n_samples"]
+
+_SHARED = ("_batch_size", "_chunk_size", "_drop_last", "_num_samples", "_preload_nchunks")
+_OF_CHUNKS = (*_SHARED, "_in_memory_size", "_replacement", "_shuffle")
+_OF_CLASSES = (*_SHARED, "_n_obs")
+
+#: For each type, the attributes that its batches follow from, beside the mask, the generator, and labels and weights.
+#: They are listed so that an attribute that a later annbatch adds doesn't make every saved state another sampler's.
+SETTINGS: dict[type[Sampler], tuple[str, ...]] = {
+    RandomSampler: _OF_CHUNKS,
+    SequentialSampler: _OF_CHUNKS,
+    ClassSampler: _OF_CLASSES,
+    WeightedClassSampler: _OF_CLASSES,
+}
+
+
+def is_annbatchs_own(sampler: Sampler) -> bool:
+    """Whether a sampler is one of annbatch's own, which stay within their mask and never write into what they yielded.
+
+    Their subclasses may not.
+    """
+    return type(sampler) in SETTINGS
+
+
+def restrict_by_mask(sampler: Sampler, rows: Rows) -> bool:
+    """Restrict a private copy of a sampler to the global rows of a shard by its mask, and return whether it could be.
+
+    Its ``sample`` then takes the collection's ``n_obs``, and gives global rows. This is a shortcut: if a sampler stays
+    within its mask and the shard is one stretch, a mask gives bit for bit the requests that local rows and their
+    translation give, without the time that goes into translating every slice.
+    """
+    match rows.pieces:
+        case (range() as stretch,) if is_annbatchs_own(sampler):
+            if isinstance(sampler, ClassSampler):
+                _close_passes(sampler)
+            sampler.mask = slice(stretch.start, stretch.stop)
+            return True
+    return False
+
+
+def was_told_n_samples(sampler: Sampler) -> bool:
+    """Whether a ``RandomSampler`` was told how many rows to draw."""
+    return isinstance(sampler, RandomSampler) and sampler._num_samples is not None
+
+
+def labels_and_weights(sampler: ClassSampler) -> dict[str, Any]:
+    """Return what the table of runs of a class sampler follows from, beside its mask."""
+    runs = sampler._rle_manager
+    return {"classes": runs._classes, "weights": runs._weights}
+
+
+@localize.register(ClassSampler)
+def _localize_class_sampler(sampler: ClassSampler, rows: Rows, n_obs: int) -> ClassSampler:
+    sampler.validate(n_obs)  # one label per row of the collection
+    _close_passes(sampler)
+    labels: pd.Categorical = sampler._rle_manager._classes
+    match rows.pieces:
+        case (range() as stretch,):
+            codes = labels.codes[stretch.start : stretch.stop]  # not copied
+        case _:
+            codes = labels.codes[rows.to_array()]
+    sampler._n_obs = len(codes)
+    sampler._rle_manager._classes = pd.Categorical.from_codes(codes, dtype=labels.dtype)
+    sampler.mask = slice(0, len(codes))  # looks for the runs of each class again
+    return sampler
+
+
+def _close_passes(sampler: ClassSampler) -> None:
+    sampler._num_open_passes = 0  # the original may have been copied with one open
+
+
+@chunk_size.register(ClassSampler)
+@chunk_size.register(RandomSampler)
+@chunk_size.register(SequentialSampler)
+def _chunk_size(sampler: ClassSampler | RandomSampler | SequentialSampler) -> int:
+    return sampler._chunk_size
+
+
+@n_draws.register(ClassSampler)
+def _n_draws_of_classes(sampler: ClassSampler, n_rows: int) -> int:
+    del n_rows  # it is always told how many
+    return _without_the_last(sampler, sampler._num_samples)
+
+
+@n_draws.register(RandomSampler)
+def _n_draws_of_random(sampler: RandomSampler, n_rows: int) -> int | None:
+    return _without_the_last(sampler, sampler._num_samples or n_rows) if sampler._replacement else None
+
+
+def _without_the_last(sampler: ClassSampler | RandomSampler, n_draws: int) -> int:
+    return n_draws // sampler.batch_size * sampler.batch_size if sampler._drop_last else n_draws
+
+
+@set_draws.register(ClassSampler)
+@set_draws.register(RandomSampler)
+def _set_draws(sampler: ClassSampler | RandomSampler, n_draws: int) -> None:
+    sampler._num_samples = n_draws
+
+
+@is_random.register(SequentialSampler)
+def _sequential_is_random(sampler: SequentialSampler) -> bool:
+    return sampler.shuffle  # it holds a generator all the same
+
+
+@drawable_classes.register(ClassSampler)
+def _drawable_classes(sampler: ClassSampler) -> tuple[frozenset[str], ...]:
+    runs = sampler._rle_manager
+    return (frozenset(map(str, runs._classes.categories[runs.codes])),)
