@@ -403,6 +403,116 @@ def test_a_users_sampler_that_draws_with_replacement_is_taken_once_registered() 
     assert len({tuple(flat(rank)) for rank in read}) == 3
 
 
+@dataclass(frozen=True)
+class Pools:
+    """A user's own: each rank draws from its part of the rows, and from the rows that all of them share."""
+
+    draws = True
+    n_shared: int
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
+        size = (len(rows) - self.n_shared) // world_size
+        shared = rows.cyclic(len(rows) - self.n_shared, self.n_shared)
+        return [rows.cyclic(rank * size, size + 10 * rank) + shared for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler(1, 8, 8, replacement=True, num_samples=401), classes(num_samples=401)], ids=type
+)
+def test_ranks_draw_from_their_own_rows_under_a_users_sharding_that_draws(sampler: Sampler, remainder: Any) -> None:
+    ranks = job(sampler, 3, sharding=Pools(300), remainder=remainder, seed=0, mask=slice(100, 800))
+    plan = ranks[0].plan(N_OBS)
+    pools = [set(range(start, stop)) | set(range(500, 800)) for start, stop in ((100, 233), (233, 376), (366, 519))]
+    assert [set(plan.shard(rank).rows) for rank in range(3)] == pools
+    read = [batches(rank.sample(N_OBS)) for rank in ranks]
+    assert [len(rank) for rank in read] == [plan.n_batches(rank) for rank in range(3)]
+    expected = {"drop": [128] * 3, "pad": [136] * 3}.get(remainder, [133, 134, 134])
+    assert [len(flat(rank)) for rank in read] == expected == list(plan.sizes)
+    for rank, pool in zip(read, pools, strict=True):
+        assert set(flat(rank)) <= pool
+        assert len(set(flat(rank)) & set(range(500, 800))) > 20
+    assert len(plan.lost) == plan.n_lost == plan.n_repeated == 0
+
+
+@pytest.mark.parametrize("world_size", [3, 2])
+def test_under_a_users_sharding_that_draws_an_epoch_goes_on_with_the_draws_that_are_left(world_size: int) -> None:
+    sampler = RandomSampler(1, 8, 8, replacement=True, num_samples=400)
+    options: Any = {"sharding": Pools(300), "remainder": "exact", "seed": 0}
+    ranks = job(sampler, 3, **options)
+    whole = [batches(rank.sample(N_OBS)) for rank in ranks]
+    assert len({tuple(flat(rank)) for rank in whole}) == 3
+    resumed = job(sampler, world_size, **options)
+    for rank in resumed:
+        rank.load_state_dict(ranks[0].state_dict(batches_done=5))
+    rest = [batches(rank.sample(N_OBS)) for rank in resumed]
+    if world_size == 3:
+        assert rest == [rank[5:] for rank in whole]
+        return
+    assert sum(map(len, map(flat, rest))) == 400 - 3 * 5 * 8
+    for number, left in enumerate(rest):
+        assert set(flat(left)) <= set(resumed[0].plan(N_OBS).shard(number).rows)
+
+
+def test_a_users_sharding_that_draws_refuses_samplers_that_read_every_row_by_its_name() -> None:
+    for sampler, message in (
+        (SequentialSampler(4, 2, 8), "sharding=Pools is for samplers that draw with replacement, and Sequential"),
+        (DistributedSampler(classes(), dist_info=Rank(0, 1)), "sharding=Pools around a DistributedSampler of a class"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            job(sampler, 2, sharding=Pools(30))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Draws from whatever it is made with."""
+
+    answer: Any
+    draws = True
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Rows((range(800),)), "Answers.deal must return a list of Rows with one for each rank"),
+        ([Rows((range(800),))], "Answers.deal must return Rows for each of the 2 ranks, got 1"),
+        ([Rows((range(100, 200),)), Rows((range(99, 200),))], "must deal rows of 100:300, 400:800 and no other"),
+        ([Rows((range(100, 200),)), Rows((range(200, 301),))], "must deal rows of 100:300, 400:800 and no other"),
+        ([Rows((range(100, 200),)), Rows((range(300, 301),))], "must deal rows of 100:300, 400:800 and no other"),
+        ([Rows((range(100, 200),)), Rows()], "can't run on the rows of rank 1 of 2, which are none"),
+        (
+            [Rows((range(100, 200),)), Rows((range(100, 103),))],
+            "can't run on the rows of rank 1 of 2, which are 100:103",
+        ),
+    ],
+)
+def test_rows_to_draw_from_that_are_wrong_are_the_same_error_on_every_rank(answer: Any, message: str) -> None:
+    sampler = RandomSampler(4, 2, 8, replacement=True, num_samples=64)
+    mask = [slice(100, 300), slice(400, 800)]
+    for rank in job(sampler, 2, sharding=Answers(answer), mask=mask):
+        with pytest.raises((TypeError, ValueError), match=message):
+            rank.n_batches(N_OBS)
+
+
+@dataclass(frozen=True)
+class SomeClasses:
+    """Draws from rows of which only the first rank's hold all classes."""
+
+    draws = True
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
+        return [rows, *[rows.cyclic(100 * rank, 100) for rank in range(1, world_size)]]
+
+
+def test_every_rank_is_asked_about_where_ranks_draw_from_other_rows() -> None:
+    for rank in job(classes(), 3, sharding=SomeClasses(), remainder="exact"):
+        with pytest.warns(UserWarning, match="can't all draw the same classes"):
+            rank.n_batches(N_OBS)
+
+
 def test_nodes_and_their_ranks_share_out_the_draws_of_one_sampler() -> None:
     drawn = []
     for node in range(2):

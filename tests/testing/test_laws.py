@@ -43,6 +43,31 @@ def test_a_users_own_sharding_with_a_share_for_each_rank_keeps_the_laws() -> Non
     check_sharding(Own(), max_world_size=3)
 
 
+@dataclass(frozen=True)
+class Overlapping:
+    """A sharding of a user's own: each rank draws from its half or so of the rows, a row of which may be in two."""
+
+    draws = True
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
+        return [rows.cyclic(rank, len(rows) // 2 + 1) for rank in range(world_size)]
+
+
+def test_a_users_own_sharding_whose_ranks_draw_keeps_the_laws() -> None:
+    check_sharding(Overlapping(), max_world_size=3)
+
+
+@dataclass(frozen=True)
+class DrawsBeyond(Overlapping):
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
+        return [_rows([row + 1 for row in rows])] * world_size
+
+
+def test_rows_beyond_the_window_to_draw_from_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="A rank draws from rows of the window"):
+        check_sharding(DrawsBeyond())
+
+
 class LosesARow(Own):
     def deal(self, rows: Rows, **asked: Any) -> Any:
         return _rows(list(rows)[:-1]) if len(rows) > 7 else rows

@@ -11,7 +11,7 @@ from annbatch.samplers import DistributedSampler
 from annbatch_distributed.passes.private_copy import attributes
 from annbatch_distributed.passes.traits import chunk_size, drawable_classes, n_draws, set_draws
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
-from annbatch_distributed.sharding.contract import checked_sharding
+from annbatch_distributed.sharding.contract import checked_sharding, draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,36 +20,31 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.sharding import Sharding
 
+__all__ = [
+    "ShardingName",
+    "check_interface",
+    "check_not_within_annbatchs",
+    "check_shares_out_nothing",
+    "rank_attribute",
+    "resolve_sharding",
+]
+
 _NAMES: dict[str, Callable[[], Sharding]] = {"contiguous": Contiguous, "shuffled": Shuffled, "independent": Independent}
 
 type ShardingName = Literal["contiguous", "shuffled", "independent"]
 
 
 def resolve_sharding(sharding: ShardingName | Sharding, sampler: Sampler, *, seed: int | None) -> Sharding:
-    """Return a sharding that can deal a sampler's rows.
+    """Return the sharding of a name, or an object of the contract, if it can deal the rows of a sampler.
 
-    Parameters
-    ----------
-    sharding
-        A name, or an object of the contract.
-    sampler
-        The sampler that is to run on the shards.
-    seed
-        The job's, if the user gave one.
-
-    Raises
-    ------
-    TypeError
-        If ``sharding`` is neither.
-    ValueError
-        If the name is unknown, or the sampler can't run on such shards.
+    ``seed`` is the job's, if the user gave one. A TypeError if ``sharding`` is neither; a ValueError if the name is
+    unknown, or the sampler can't run on such shards.
     """
     resolved = _of_name(sharding)
-    match resolved:
-        case Shuffled():
-            return _shuffled(resolved, sampler, seed)
-        case Independent():
-            _check_draws(sampler)
+    if isinstance(resolved, Shuffled):
+        return _shuffled(resolved, sampler, seed)
+    if draws(resolved):
+        _check_draws(resolved, sampler)
     return resolved
 
 
@@ -58,8 +53,7 @@ def _of_name(sharding: object) -> Sharding:
     if not isinstance(sharding, str):
         return checked_sharding(sharding, f"sharding must be {expected}")
     if sharding not in _NAMES:
-        msg = f"Unknown sharding {sharding!r}. Expected {expected}."
-        raise ValueError(msg)
+        raise ValueError(f"Unknown sharding {sharding!r}. Expected {expected}.")
     return _NAMES[sharding]()
 
 
@@ -70,43 +64,34 @@ def check_interface(sampler: Sampler) -> None:
             getattr(sampler, name)
         except Exception as error:
             kind = type(sampler).__name__
-            msg = (
+            raise TypeError(
                 f"{kind}.{name} raised {type(error).__name__}: {error}. Every sampler needs batch_size, shuffle, mask "
                 f"and rng that can be read as soon as it is made; see whether {kind}.__init__ sets what they return."
-            )
-            raise TypeError(msg) from error
+            ) from error
 
 
 def check_shares_out_nothing(sampler: Sampler) -> None:
     """Raise if a sampler that is to be wrapped is annbatch's own ``DistributedSampler``."""
     if isinstance(sampler, DistributedSampler):
-        msg = (
+        raise ValueError(
             "An annbatch.samplers.DistributedSampler within one of annbatch_distributed gives each rank a share of its "
             "share, and rows would never be read. Wrap the sampler that it wraps; for ranks within nodes, use "
             "annbatch_distributed.DistributedSampler for both."
         )
-        raise ValueError(msg)
 
 
 def check_not_within_annbatchs() -> None:
-    """Raise if annbatch's own ``DistributedSampler`` has called what asks this, directly or by another sampler.
-
-    Raises
-    ------
-    ValueError
-        If it has.
-    """
+    """Raise a ValueError if annbatch's own ``DistributedSampler`` has called the caller, directly or through others."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") != DistributedSampler.__module__:
         frame = frame.f_back
     if frame.f_back is None:
         return
-    msg = (
+    raise ValueError(
         "An annbatch.samplers.DistributedSampler around one of annbatch_distributed shares out rows that are shared "
         "out already, and rows would never be read. Leave it out; for ranks within nodes, wrap the sampler in another "
         "annbatch_distributed.DistributedSampler."
     )
-    raise ValueError(msg)
 
 
 def rank_attribute(sampler: Sampler) -> str | None:
@@ -119,40 +104,39 @@ def rank_attribute(sampler: Sampler) -> str | None:
 def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffled:
     name = type(sampler).__name__
     if drawable_classes(sampler):
-        msg = (
+        raise ValueError(
             f"{name} draws from runs of consecutive rows of a class, which sharding='shuffled' would cut. Use "
             "sharding='independent', under which every rank draws from all rows, or 'contiguous'."
         )
-        raise ValueError(msg)
     sharding.check_seed(seed)
     if sharding.block_size is not None:
         return sharding
     own = chunk_size(sampler)
     if own is None:
-        msg = (
+        raise ValueError(
             f"sharding='shuffled' takes its block size from the sampler's chunk size, which isn't known of {name}. "
             "Pass Shuffled(block_size=...), the number of consecutive rows to be read at a time, or register a "
             "function for its type with annbatch_distributed.passes.chunk_size."
         )
-        raise ValueError(msg)
     return replace(sharding, block_size=own)
 
 
-def _check_draws(sampler: Sampler) -> None:
+def _check_draws(sharding: Sharding, sampler: Sampler) -> None:
     name = type(sampler).__name__
-    if drawable_classes(sampler) and n_draws(sampler, 1) is None:
-        msg = (
-            f"sharding='independent' around a {name} of a class sampler needs sharding='independent' in that one as "
-            "well: else it would cut the rows that all ranks are to draw from."
-        )
-        raise ValueError(msg)
+    rule, what = "sharding='independent'", "every row"
+    if type(sharding) is not Independent:
+        rule, what = f"sharding={type(sharding).__name__}", "every row that it is dealt"
     if n_draws(sampler, 1) is None:
-        msg = (
-            f"sharding='independent' is for samplers that draw with replacement, and {name} isn't known to: every rank "
-            "would read every row. Use sharding='shuffled', under which rows move between ranks from epoch to epoch, "
-            "or 'contiguous'. If it does draw with replacement, register functions for its type with "
+        if drawable_classes(sampler):
+            raise ValueError(
+                f"{rule} around a {name} of a class sampler needs sharding='independent' in that one as well: else it "
+                "would cut the rows that all ranks are to draw from."
+            )
+        raise ValueError(
+            f"{rule} is for samplers that draw with replacement, and {name} isn't known to: every rank would read "
+            f"{what}. Use sharding='shuffled', under which rows move between ranks from epoch to "
+            "epoch, or 'contiguous'. If it does draw with replacement, register functions for its type with "
             "annbatch_distributed.passes.n_draws and set_draws."
         )
-        raise ValueError(msg)
     if set_draws.dispatch(type(sampler)) is set_draws.dispatch(object):
         set_draws(sampler, 1)  # raises, and says what to do

@@ -7,6 +7,7 @@ cut off one by one, and of :class:`Draws` the number is divided instead of the r
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -260,6 +261,11 @@ class Division:
             raise ValueError(
                 f"{name}.deal must return Rows for each of the {self.world_size} ranks, got {len(answer)}."
             )
+        if is_drawn and not all(share == rows or _is_within(rows, share) for share in shares):
+            raise ValueError(
+                f"{name}.deal must deal rows of {in_short(rows)} and no other, for ranks to draw from, and it dealt "
+                "others. annbatch_distributed.testing.check_sharding shows a small example of what is wrong."
+            )
         if not is_drawn and not _each_once(rows, shares):
             raise ValueError(
                 f"{name}.deal must deal each of the {len(rows)} rows of {in_short(rows)} once and no other; "
@@ -283,6 +289,18 @@ def _sizes(n_rows: int, world_size: int, stretch_of: Callable[[int], Stretch]) -
     """The lengths of even stretches, of which the last ones may be a row longer."""
     n_longer = n_rows % world_size
     return (stretch_of(0).length,) * (world_size - n_longer) + (stretch_of(world_size - 1).length,) * n_longer
+
+
+def _is_within(rows: Rows, share: Rows) -> bool:
+    """Whether a share holds none but some rows, as far as that can be told from ranges alone."""
+    ranges = [piece for piece in _ascending(rows.pieces).pieces if isinstance(piece, range)]
+    starts = [stretch.start for stretch in ranges]
+    for piece in share.pieces:
+        if isinstance(piece, range):
+            n_before = bisect_right(starts, piece.start)
+            if not n_before or piece.stop > ranges[n_before - 1].stop:
+                return False
+    return True
 
 
 def _each_once(rows: Rows, shares: Sequence[Rows]) -> bool:

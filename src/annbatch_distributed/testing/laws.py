@@ -2,7 +2,7 @@
 
 1. A sharding is frozen: its attributes can't be set.
 2. What it answers depends on what it is asked alone, and is the same in another process and on another rank.
-3. Every row is dealt once. (Under ``Independent``, what a rank draws from lies inside the window.)
+3. Every row is dealt once. (Where ranks draw from what they are dealt, it lies inside the window.)
 4. The rows that it returns are the same by any way of reading them.
 5. With any remainder, the ranks of a job share out the window: what is dealt, repeated and lost adds up, every rank has
    the batches that were promised, and reads what was planned.
@@ -26,9 +26,9 @@ from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Independent, Rank
+from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.sharding import Rows
-from annbatch_distributed.sharding.contract import checked_sharding
+from annbatch_distributed.sharding.contract import checked_sharding, draws
 from annbatch_distributed.sharding.integers import integer
 from annbatch_distributed.sharding.remainder import POLICIES
 from annbatch_distributed.testing.strategies import Deal, deals
@@ -36,9 +36,12 @@ from annbatch_distributed.testing.strategies import Deal, deals
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.sharding import Remainder, Sharding
+
+__all__ = ["check_sharding"]
 
 
 def check_sharding(sharding: Sharding, *, n_obs: int | None = None, max_world_size: int = 6) -> None:
@@ -114,8 +117,9 @@ _MOST_ROWS, _MOST_RANKS = 100_000, 1_000
 def _at_most(name: str, value: int, most: int) -> int:
     value = integer(name, value, least=1)
     if value > most:
-        msg = f"{name} must be at most {most}, since each is looked at in turn, got {value}. Check a smaller one."
-        raise ValueError(msg)
+        raise ValueError(
+            f"{name} must be at most {most}, since each is looked at in turn, got {value}. Check a smaller one."
+        )
     return value
 
 
@@ -142,8 +146,7 @@ def _is_frozen(sharding: Sharding) -> None:
             setattr(duplicate, name, value)
         except AttributeError:  # FrozenInstanceError is one
             continue
-        msg = f"A sharding is frozen, but its {name!r} can be set. Make it a @dataclass(frozen=True)."
-        raise AssertionError(msg)
+        raise AssertionError(f"A sharding is frozen, but its {name!r} can be set. Make it a @dataclass(frozen=True).")
 
 
 def _depends_on_the_question_alone(sharding: Sharding, asked: Deal) -> None:
@@ -184,10 +187,7 @@ _ANOTHER_RANK = {
 
 
 def _is_the_same_in_another_process(sharding: Sharding, n_obs: int | None) -> None:
-    """Ask a few questions in a process that was started anew.
-
-    What can't be imported there, because it was defined in a notebook or within a function, is asked here only.
-    """
+    # what can't be imported there, because it was defined in a notebook or within a function, is asked here only
     questions = [
         Deal(size, None, world_size, epoch, seed)
         for size in ((7, 1009) if n_obs is None else (n_obs,))
@@ -220,7 +220,7 @@ def _is_the_same_in_another_process(sharding: Sharding, n_obs: int | None) -> No
 def _deals_every_row_once(sharding: Sharding, asked: Deal) -> None:
     shares = _enumerated(sharding, asked)
     window = set(asked.rows)
-    if isinstance(sharding, Independent):
+    if draws(sharding):
         assert window >= set(chain(*shares)), "A rank draws from rows of the window."
         return
     times = Counter(chain.from_iterable(shares))
@@ -245,13 +245,10 @@ def _rows_are_the_same_by_any_way(sharding: Sharding, asked: Deal) -> None:
 
 
 def _ranks_share_out_the_window(sharding: Sharding, asked: Deal, remainder: Remainder, batch_size: int) -> bool:
-    """Run every rank of a job, and return whether it could run."""
-    independent = isinstance(sharding, Independent)
-    wrapped = (
-        RandomSampler(1, batch_size, batch_size, replacement=True)
-        if independent
-        else SequentialSampler(1, batch_size, batch_size)
-    )
+    """Run every rank of a job, and return whether they could run."""
+    wrapped: Sampler = SequentialSampler(1, batch_size, batch_size)
+    if draws(sharding):
+        wrapped = RandomSampler(1, batch_size, batch_size, replacement=True)
     ranks = [
         DistributedSampler(
             wrapped,
@@ -286,8 +283,9 @@ def _ranks_share_out_the_window(sharding: Sharding, asked: Deal, remainder: Rema
         n_batches = {plan.n_batches(rank) for rank in range(asked.world_size)}
         assert len(n_batches) == 1, f"Every rank has the same number of batches, but they have {n_batches}."
     read = [list(_rows_read(its)) for its in requests]
-    if independent:
-        assert set(window) >= set(chain(*read)), "A rank draws from rows of the window."
+    if draws(sharding):
+        for rows, shard in zip(read, shards, strict=True):
+            assert set(rows) <= set(shard.rows) <= set(window), "A rank draws from rows of the window: its own."
         return True
     for rows, shard in zip(read, shards, strict=True):
         assert sorted(rows) == sorted(shard.rows), "What is read is what was planned."

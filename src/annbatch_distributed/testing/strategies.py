@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.sharding import Rows, Sharding
 
+__all__ = ["Deal", "deals", "masks"]
+
 
 @dataclass(frozen=True)
 class Deal:
