@@ -18,15 +18,11 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks.membership import Membership
     from annbatch_distributed.ranks.resolve import DistInfo
 
+__all__ = ["Deferred", "deferred"]
+
 
 class Deferred:
-    """What :func:`deferred` returns. All copies within a process ask once, together.
-
-    Parameters
-    ----------
-    ask
-        Returns the membership, or raises an error if it is too early.
-    """
+    """What :func:`deferred` returns. All copies within a process ask once, together, or again if it was too early."""
 
     def __init__(self, ask: Callable[[], Membership]) -> None:
         self._ask = ask

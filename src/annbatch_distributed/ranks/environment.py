@@ -21,7 +21,10 @@ from annbatch_distributed.ranks.rank import Rank
 from annbatch_distributed.ranks.worker import current
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Mapping
+
+
+__all__ = ["launched", "launcher"]
 
 
 @dataclass(frozen=True)
@@ -52,26 +55,8 @@ _N_TORCHRUNS = "GROUP_WORLD_SIZE"
 _LAST_STEP = 0xFFFF_FFF0
 
 
-@dataclass(frozen=True)
-class _Answer:
-    launcher: _Launcher
-    rank: Rank
-
-    def __str__(self) -> str:
-        names = self.launcher.rank, self.launcher.world_size
-        return f"{self.launcher.name} ({names[0]}={self.rank.rank}, {names[1]}={self.rank.world_size})"
-
-
 def launcher() -> Membership:
-    """Return which member of a job this process is, as its launcher's variables say.
-
-    Raises
-    ------
-    RuntimeError
-        If no launcher has set any.
-    ValueError
-        If they are no rank of a job, or contradict each other.
-    """
+    """Return which member of a job this process is, as its launcher's variables say: see :func:`launched`."""
     variables: Mapping[str, str] = os.environ
     if multiprocessing.parent_process() is not None and current() is None:
         # only what was set for this process itself; all others are those of the process that has started it
@@ -82,92 +67,75 @@ def launcher() -> Membership:
 def launched(variables: Mapping[str, str]) -> Membership:
     """Return which member of a job a process with these environment variables is.
 
-    Raises
-    ------
-    RuntimeError
-        If no launcher has set any.
-    ValueError
-        If they are no rank of a job, or contradict each other.
+    A RuntimeError if no launcher has set any, a ValueError if they are no rank of a job or contradict each other.
 
-    Examples
-    --------
     >>> slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
     >>> launched(slurm).source
     'Slurm (SLURM_PROCID=1, SLURM_NTASKS=2)'
     >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"}).rank
     Rank(rank=7, world_size=8)
     """
-    if _BY_TORCHRUN in variables and _speaks(_TORCHRUN, variables):
-        rank = _read(variables, _TORCHRUN)
+    speaking = [one for one in _INNERMOST_FIRST if _speaks(one, variables)]
+    if _BY_TORCHRUN in variables and _TORCHRUN in speaking:
+        member = _read(variables, _TORCHRUN)
         # they don't ask who started torchrun, as long as that can have been the others
-        others = [one for one in _INNERMOST_FIRST[1:] if _speaks(one, variables)]
         possible = {"1", variables.get(_N_TORCHRUNS)}
-        if _N_TORCHRUNS in variables and any(variables.get(one.world_size) not in possible for one in others):
-            raise ValueError(_contradiction(list(_answers(variables))))
-        answer = _Answer(_TORCHRUN, rank)
-        return Membership(answer.rank, source=str(answer), name="env")
-    answers = list(_answers(variables))
-    if not answers:
+        if _N_TORCHRUNS in variables and any(variables.get(one.world_size) not in possible for one in speaking[1:]):
+            raise ValueError(_contradiction([_read(variables, one) for one in speaking]))
+        return member
+    members = {one: _read(variables, one) for one in speaking}
+    if not members:
         raise RuntimeError(_nobody_says(variables))
     # those that say the same speak as one, through the outermost: Slurm sets PMI's variables as well, if it is to
-    voices = [[*group][-1] for _, group in groupby(answers, key=lambda answer: answer.rank)]
+    voices = [[*group][-1] for _, group in groupby(speaking, key=lambda one: members[one].rank)]
     for inner, outer in pairwise(voices):
-        runs_daemons = inner.launcher.has_daemons and outer.launcher is _SLURM
-        if not (runs_daemons and outer.rank.world_size < inner.rank.world_size):
-            raise ValueError(_contradiction(answers))
-    return Membership(answers[0].rank, source=str(answers[0]), name="env")
+        runs_daemons = inner.has_daemons and outer is _SLURM
+        if not (runs_daemons and members[outer].rank.world_size < members[inner].rank.world_size):
+            raise ValueError(_contradiction(members.values()))
+    return members[speaking[0]]
 
 
-def _contradiction(answers: list[_Answer]) -> str:
+def _contradiction(members: Iterable[Membership]) -> str:
+    sources = ", ".join(member.source for member in members)
     return (
-        f"The variables of different launchers contradict each other: {', '.join(map(str, answers))}. Unset those that "
+        f"The variables of different launchers contradict each other: {sources}. Unset those that "
         "didn't start this process (what a batch script or another job exports is the same in all of them), or give "
         '"torch" or a callable that returns (rank, world_size) as dist_info.'
     )
 
 
-def _answers(variables: Mapping[str, str]) -> Iterator[_Answer]:
-    """Yield what each launcher says, the innermost first."""
-    for launcher in _INNERMOST_FIRST:
-        if _speaks(launcher, variables):
-            yield _Answer(launcher, _read(variables, launcher))
-
-
 def _speaks(launcher: _Launcher, variables: Mapping[str, str]) -> bool:
     """Whether a launcher has set a variable for this process."""
-    if launcher is _SLURM and not _is_step(variables.get("SLURM_STEP_ID", "")):
+    step = variables.get("SLURM_STEP_ID", "")
+    if launcher is _SLURM and not (_is_natural(step) and int(step) <= _LAST_STEP):
         return False
     return launcher.rank in variables or launcher.world_size in variables
 
 
-def _is_step(number: str) -> bool:
-    """Whether srun started a step of that number."""
-    return _is_natural(number) and int(number) <= _LAST_STEP
-
-
-def _read(variables: Mapping[str, str], launcher: _Launcher) -> Rank:
+def _read(variables: Mapping[str, str], launcher: _Launcher) -> Membership:
+    """Return the member that a launcher says this process is."""
     rank, world_size = (variables.get(name, "") for name in (launcher.rank, launcher.world_size))
     if not (_is_natural(rank) and _is_natural(world_size) and int(rank) < int(world_size)):
-        msg = (
+        raise ValueError(
             f"{launcher.name} sets {launcher.rank} and {launcher.world_size} to two integers, the first below the "
-            f"second, got {_shown(variables, launcher.rank, launcher.world_size)}. Set both, or unset both."
+            f"second, got {_as_shell(variables, launcher.rank, launcher.world_size)}. Set both, or unset both."
         )
-        raise ValueError(msg)
     if launcher is _SLURM and variables.get("SLURM_STEP_NUM_TASKS", world_size) != world_size:
-        msg = (
+        raise ValueError(
             "srun sets SLURM_NTASKS and SLURM_STEP_NUM_TASKS to the same number, got "
-            f"{_shown(variables, 'SLURM_NTASKS', 'SLURM_STEP_NUM_TASKS')}. A batch script that was submitted "
+            f"{_as_shell(variables, 'SLURM_NTASKS', 'SLURM_STEP_NUM_TASKS')}. A batch script that was submitted "
             "within a step still has that step's variables: start the script with srun."
         )
-        raise ValueError(msg)
-    return Rank(int(rank), int(world_size))
+    member = Rank(int(rank), int(world_size))
+    source = f"{launcher.name} ({launcher.rank}={member.rank}, {launcher.world_size}={member.world_size})"
+    return Membership(member, source, name="env")
 
 
 def _is_natural(text: str) -> bool:
     return re.fullmatch("[0-9]{1,18}", text) is not None
 
 
-def _shown(variables: Mapping[str, str], *names: str) -> str:
+def _as_shell(variables: Mapping[str, str], *names: str) -> str:
     """Write variables as a shell would."""
     values = {name: f"{name}={shlex.quote(value)}" for name, value in variables.items()}
     return ", ".join(values.get(name, f"no {name}") for name in names)
@@ -177,7 +145,7 @@ def _nobody_says(variables: Mapping[str, str]) -> str:
     pairs = "; ".join(f"{one.rank} and {one.world_size} ({one.name})" for one in _INNERMOST_FIRST)
     msg = f"dist_info='env' found the variables of no launcher. It looked for: {pairs}, within a step of srun. "
     if any(name in variables for name in ("SLURM_JOB_ID", _SLURM.rank, _SLURM.world_size)):
-        shown = _shown(variables, "SLURM_JOB_ID", "SLURM_STEP_ID", _SLURM.rank, _SLURM.world_size)
+        shown = _as_shell(variables, "SLURM_JOB_ID", "SLURM_STEP_ID", _SLURM.rank, _SLURM.world_size)
         msg += (
             f"Slurm's are set ({shown}), but not by srun, so that they don't tell processes apart: in a batch "
             "script or a shell of salloc, start the script with srun. "

@@ -27,22 +27,18 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
     from typing_extensions import TypeIs  # typing's is new in Python 3.13
 
+__all__ = ["Share", "all_processes", "is_initialized", "is_mesh", "mesh", "named_axes", "rows_of", "shares"]
+
 
 def all_processes() -> Membership:
     """Return which of all of JAX's processes this one is.
 
-    Raises
-    ------
-    RuntimeError
-        If ``jax.distributed`` has not been initialised.
-    ImportError
-        If jax is not installed.
+    A RuntimeError if ``jax.distributed`` has not been initialised, an ImportError if jax is not installed.
     """
     try:
         import jax
     except ImportError as error:
-        msg = "dist_info='jax' needs JAX: install annbatch-distributed[jax]."
-        raise ImportError(msg) from error
+        raise ImportError("dist_info='jax' needs JAX: install annbatch-distributed[jax].") from error
     _check_initialised()
     rank = Rank(jax.process_index(), jax.process_count())
     return Membership(rank, source="JAX's processes", framework="jax", name="jax")
@@ -59,36 +55,15 @@ def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) ->
         ranks of both processes   0, 1    0, 0
         world size                2       1
 
-    Parameters
-    ----------
-    mesh
-        A mesh, or a sharding over one.
-    axes
-        The names of the mesh's axes that split rows; the first one varies slowest. None if the mesh has one axis
-        only, or for those that a sharding has in its first dimension.
-
-    Raises
-    ------
-    TypeError
-        If ``mesh`` is something else, or a mesh without devices: an ``AbstractMesh``, or an empty one.
-    RuntimeError
-        If ``jax.distributed`` has not been initialised.
-    ValueError
-        If there are no such axes; if this process has no devices in the mesh; if the rows of processes would overlap
-        without being the same, or processes have shares of different sizes.
+    ``axes`` are the names of the mesh's axes that split rows, of which the first varies slowest. None if the mesh has
+    one axis only, or for those that a sharding has in its first dimension. What :func:`mesh_ranks` says is an error is
+    one here.
     """
-    devices, names = _taken_apart(mesh, axes)
+    devices, names = _devices_and_axes(mesh, axes)
     _check_initialised()
-    dealt, rank = _dealt(devices, names)
-    by_process = sorted((process, number) for number, share in enumerate(dealt) for process in share.processes)
-    return Membership(
-        Rank(rank, len(dealt)),
-        source=f"{_axes(names)} of a JAX mesh",
-        framework="jax",
-        processes=tuple(process for process, _ in by_process),
-        n_peers=len(dealt[rank].processes),
-        ranks=tuple(number for _, number in by_process),
-    )
+    found, rank = _shares_and_rank(devices, names)
+    rank_of = {process: number for number, share in enumerate(found) for process in share.processes}
+    return Membership.of_ranks(rank_of, found[rank].processes[0], f"{_axes(names)} of a JAX mesh", "jax")
 
 
 @lru_cache(maxsize=8)  # it is asked for every batch
@@ -97,7 +72,7 @@ def rows_of(sharding: NamedSharding) -> tuple[list[Share], int]:
 
     In a single process, ``jax.distributed`` need not be initialised. It raises what :func:`mesh` does.
     """
-    return _dealt(*_taken_apart(sharding, None))
+    return _shares_and_rank(*_devices_and_axes(sharding, None))
 
 
 @dataclass(frozen=True)
@@ -113,20 +88,9 @@ class Share:
 def shares(processes: npt.NDArray[np.int64], axes: Sequence[int]) -> list[Share]:
     """Return the shares of a mesh, by rank.
 
-    Parameters
-    ----------
-    processes
-        For each device of the mesh, whose it is.
-    axes
-        Which of the array's dimensions split rows; the first varies slowest.
+    ``processes`` has the process of each device of the mesh, and ``axes`` says which of its dimensions split rows, of
+    which the first varies slowest. A ValueError if shares overlap, or are of different sizes or numbers of processes.
 
-    Raises
-    ------
-    ValueError
-        If there are shares that overlap, or of different sizes, or of different numbers of processes.
-
-    Examples
-    --------
     >>> two_by_two = np.array([[0, 0], [1, 1]])
     >>> shares(two_by_two, [0])
     [Share(places=(0,), processes=(0,)), Share(places=(1,), processes=(1,))]
@@ -150,7 +114,7 @@ def shares(processes: npt.NDArray[np.int64], axes: Sequence[int]) -> list[Share]
 
 
 def _check(found: list[Share]) -> None:
-    """Refuse shares that rows can't be dealt to: each row to one share, and as many to each."""
+    """Raise unless each row belongs to one share, and as many to each."""
     holder: dict[int, Share] = {}
     for share in found:
         for place in share.places:
@@ -174,22 +138,20 @@ def _not_shares(one: Share, other: Share, problem: str) -> str:
 
 def _check_initialised() -> None:
     if not is_initialized():
-        msg = (
+        raise RuntimeError(
             "JAX distributed is not initialized. Call jax.distributed.initialize() in every process before a "
             "DistributedSampler asks JAX for its rank."
         )
-        raise RuntimeError(msg)
 
 
-def _taken_apart(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None) -> tuple[Mesh, tuple[str, ...]]:
+def _devices_and_axes(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None) -> tuple[Mesh, tuple[str, ...]]:
     """Return the mesh, and the names of the axes that split rows."""
     devices = mesh.mesh if _is_sharding(mesh) else mesh
     if not _is_mesh(devices) or devices.empty:
-        msg = (
+        raise TypeError(
             "Expected a mesh of devices: a torch DeviceMesh, or JAX's Mesh or a NamedSharding over one, got "
             f"{mesh!r} of type {type(mesh).__name__}."
         )
-        raise TypeError(msg)
     known = devices.axis_names
     if axes is not None:
         names = (axes,) if isinstance(axes, str) else tuple(axes)
@@ -198,17 +160,16 @@ def _taken_apart(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None) -
     elif len(known) == 1:
         names = known
     else:
-        msg = (
+        raise ValueError(
             f"The JAX mesh has {_axes(known)}. Name those that split rows, the one that varies slowest first, or "
             "give the NamedSharding of the batches."
         )
-        raise ValueError(msg)
     if unknown := [name for name in names if name not in known]:
-        msg = f"The JAX mesh has no {_axes(unknown)}. It has {_axes(known)}."
-        raise ValueError(msg)
+        raise ValueError(f"The JAX mesh has no {_axes(unknown)}. It has {_axes(known)}.")
     if len(set(names)) < len(names):
-        msg = f"An axis can split rows only once, but {_axes(names)} were named. The JAX mesh has {_axes(known)}."
-        raise ValueError(msg)
+        raise ValueError(
+            f"An axis can split rows only once, but {_axes(names)} were named. The JAX mesh has {_axes(known)}."
+        )
     return devices, names
 
 
@@ -225,13 +186,11 @@ def is_mesh(thing: object) -> TypeIs[Mesh | NamedSharding]:
 
 
 def _is_mesh(thing: object) -> TypeIs[Mesh]:
-    sharding = sys.modules.get("jax.sharding")
-    return sharding is not None and isinstance(thing, sharding.Mesh)
+    return isinstance(thing, getattr(sys.modules.get("jax.sharding"), "Mesh", ()))
 
 
 def _is_sharding(thing: object) -> TypeIs[NamedSharding]:
-    sharding = sys.modules.get("jax.sharding")
-    return sharding is not None and isinstance(thing, sharding.NamedSharding)
+    return isinstance(thing, getattr(sys.modules.get("jax.sharding"), "NamedSharding", ()))
 
 
 def named_axes(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -241,12 +200,11 @@ def named_axes(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     if isinstance(part, str):
         return (part,)
     if not isinstance(part, tuple):
-        msg = f"A sharding must say along which axes it splits each dimension, got {part!r}."
-        raise ValueError(msg)
+        raise ValueError(f"A sharding must say along which axes it splits each dimension, got {part!r}.")
     return part
 
 
-def _dealt(mesh: Mesh, names: tuple[str, ...]) -> tuple[list[Share], int]:
+def _shares_and_rank(mesh: Mesh, names: tuple[str, ...]) -> tuple[list[Share], int]:
     """Return the shares, and which of them this process has."""
     import jax
 
@@ -254,13 +212,12 @@ def _dealt(mesh: Mesh, names: tuple[str, ...]) -> tuple[list[Share], int]:
     processes = np.array(owners, dtype=np.int64).reshape(mesh.devices.shape)
     this = jax.process_index()
     if this not in owners:
-        msg = (
+        raise ValueError(
             f"Process {this} has no devices in the JAX mesh, whose devices are those of process "
             f"{_listed(sorted(set(owners)))}. Only processes in the mesh can have a share."
         )
-        raise ValueError(msg)
-    dealt = shares(processes, [mesh.axis_names.index(name) for name in names])
-    return dealt, next(rank for rank, share in enumerate(dealt) if this in share.processes)
+    found = shares(processes, [mesh.axis_names.index(name) for name in names])
+    return found, next(rank for rank, share in enumerate(found) if this in share.processes)
 
 
 def _axes(names: Sequence[str]) -> str:

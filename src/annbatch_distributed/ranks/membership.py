@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from annbatch_distributed.ranks.rank import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Framework", "Membership", "merged"]
 
 type Framework = Literal["torch", "jax"]
-type Name = Literal["torch", "jax", "env"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,27 @@ class Membership:
     n_peers: int | None = 1
     """How many processes have the same share, this one included: those that split up a model, not the data. None where
     it follows from how many processes there are."""
-    name: Name | None = None
+    name: Literal["torch", "jax", "env"] | None = None
     """The string that asks for this as ``dist_info``; None if none does."""
     ranks: tuple[int, ...] | None = None
     """The share of each of those processes, in the same order; None if that isn't known."""
+
+    @classmethod
+    def of_ranks(cls, rank_of: Mapping[int, int], here: int, source: str, framework: Framework) -> Membership:
+        """Return that of a process in a job in which each process has the rank that a mapping says.
+
+        Every rank is that of at least one process, and of as many as any other.
+        """
+        processes = tuple(sorted(rank_of))
+        world_size = max(rank_of.values()) + 1
+        return cls(
+            Rank(rank_of[here], world_size),
+            source,
+            framework,
+            processes,
+            n_peers=len(processes) // world_size,
+            ranks=tuple(rank_of[process] for process in processes),
+        )
 
     def asks_again(self, other: Membership) -> bool:
         """Whether another membership tells processes apart in the same way, so that each has one place in both.
@@ -43,8 +61,6 @@ class Membership:
         Then no process has the first place in one and the second place in the other: rows that are shared out by
         both would not all be read. Where too little is known of the processes to tell, it is False.
 
-        Examples
-        --------
         >>> nodes, ranks = (
         ...     Membership(Rank(0, 2), "a mesh", "torch", (0, 1, 2, 3), 2, ranks=of)
         ...     for of in ((0, 0, 1, 1), (0, 1, 0, 1))
@@ -56,30 +72,23 @@ class Membership:
             return True
         if self.framework is None or self.framework != other.framework:
             return False
-        one, two = self._shares(), other._shares()
+        one, two = self._ranks_by_process(), other._ranks_by_process()
         pairs = {(one[process], two[process]) for process in one.keys() & two.keys()}
         n_ones, n_twos = (len(set(places)) for places in zip(*pairs, strict=True)) if pairs else (0, 0)
         return (n_ones > 1 and n_twos == len(pairs)) or (n_twos > 1 and n_ones == len(pairs))
 
-    def _shares(self) -> dict[int, int]:
-        """The share of each process of which it is known."""
+    def _ranks_by_process(self) -> dict[int, int]:
+        """Return the rank of each process of which it is known."""
         if self.name is not None and self.processes is None:
             return {process: process for process in range(self.rank.world_size)}
         return dict(zip(self.processes or (), self.ranks or (), strict=False))
 
 
 def merged(memberships: Sequence[Membership]) -> Membership:
-    """Return one membership for ranks within ranks, which are numbered through.
+    """Return one membership for ranks within ranks, of which the outermost is given first; they are numbered through.
 
     Its source is what frameworks say, which is the same in all processes.
 
-    Parameters
-    ----------
-    memberships
-        From the outermost.
-
-    Examples
-    --------
     >>> node, within_node = Membership(Rank(2, 3), "nodes"), Membership(Rank(1, 4), "within nodes")
     >>> merged([node, within_node]).rank
     Rank(rank=9, world_size=12)

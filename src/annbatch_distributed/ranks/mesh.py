@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.ranks.membership import Membership
 
+__all__ = ["mesh_ranks"]
+
 
 def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[str] | None = None) -> Membership:
     """Return which share of the data this process has in a mesh of torch or JAX, as ``dist_info``.
@@ -63,6 +65,5 @@ def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[st
         names = [names]
     # a set has another order in every process
     elif names is not None and not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
-        msg = f"names must be a name, or a list of names of the dimensions that split rows, got {names!r}."
-        raise TypeError(msg)
+        raise TypeError(f"names must be a name, or a list of names of the dimensions that split rows, got {names!r}.")
     return torch.mesh(mesh, names) if torch.is_mesh(mesh) else jax.mesh(mesh, names)

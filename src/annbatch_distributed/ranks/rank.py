@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
+
+from annbatch_distributed.sharding.integers import integer
+
+__all__ = ["MOST_RANKS", "Rank"]
 
 #: More ranks, or workers of one of them, than any job has: a larger number is a mistake.
 MOST_RANKS = 2**20
@@ -45,23 +48,20 @@ class Rank:
     def __post_init__(self) -> None:
         for name in ("rank", "world_size"):
             value = getattr(self, name)
-            # a bool is an Integral, but never meant as a rank
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-                msg = (
+            try:
+                object.__setattr__(self, name, integer(name, value))
+            except TypeError:
+                raise TypeError(
                     f"rank and world size must be two integers, got {name}={value!r} of type {type(value).__name__}. "
                     "Convert it with int(...) if it came from an environment variable."
-                )
-                raise TypeError(msg)
-            object.__setattr__(self, name, int(value))
+                ) from None
         if self.world_size < 1:
-            msg = f"world size must be at least 1, got world size {self.world_size} with rank {self.rank}."
-            raise ValueError(msg)
+            raise ValueError(f"world size must be at least 1, got world size {self.world_size} with rank {self.rank}.")
         if self.world_size > MOST_RANKS:
-            msg = f"world size must be at most {MOST_RANKS}, got about 2**{self.world_size.bit_length() - 1}."
-            raise ValueError(msg)
+            about = self.world_size.bit_length() - 1
+            raise ValueError(f"world size must be at most {MOST_RANKS}, got about 2**{about}.")
         if not 0 <= self.rank < self.world_size:
-            msg = (
+            raise ValueError(
                 f"rank must be in [0, world_size), that is [0, {self.world_size}), got rank {self.rank} with "
                 f"world size {self.world_size}. Ranks count from 0."
             )
-            raise ValueError(msg)

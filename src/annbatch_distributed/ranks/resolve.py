@@ -5,6 +5,7 @@ There is no fallback to rank 0: in a job of several processes it would give ever
 
 from __future__ import annotations
 
+import copy
 import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+__all__ = ["DistInfo", "asker", "resolve"]
+
 type Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding
 type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | Known] | Known
 
@@ -32,30 +35,8 @@ _SOURCES: dict[str, Callable[[], Membership]] = {
 
 
 def resolve(dist_info: DistInfo) -> Membership:
-    """Return which member of a job this process is.
+    """Return which member of a job this process is, as a ``dist_info`` of :class:`DistributedSampler` says.
 
-    Parameters
-    ----------
-    dist_info
-        ``"torch"`` or ``"jax"`` ask the framework, which must have been initialised; ``"env"`` asks the variables that
-        the launcher has set. A callable is called once, without arguments, and returns ``(rank, world_size)`` or any of
-        what follows. A :class:`Rank` or a :class:`Membership` is taken as it is, a torch process group or a mesh asked
-        for the place of this process.
-
-    Raises
-    ------
-    RuntimeError
-        If the framework is not initialised, or no launcher has set its variables.
-    ValueError
-        If a string names no source, what a callable returns or the variables say is not a rank of a job, or this
-        process is not in the group or the mesh.
-    TypeError
-        If ``dist_info`` is something else, or what a callable returns is not a pair of integers.
-    ImportError
-        If the framework is not installed.
-
-    Examples
-    --------
     >>> resolve(lambda: (1, 2)).rank
     Rank(rank=1, world_size=2)
     """
@@ -65,22 +46,17 @@ def resolve(dist_info: DistInfo) -> Membership:
 def asker(dist_info: DistInfo) -> Callable[[], Membership]:
     """Return the function that asks a ``dist_info``, once it is known to be one.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is none. If it is something that has a place for this process already, as for :func:`resolve`.
+    What has a place for this process already is asked at once.
     """
     if isinstance(dist_info, str):
         if dist_info not in _SOURCES:
-            msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}"
-            raise ValueError(msg)
+            raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}")
         return _SOURCES[dist_info]
     if (known := _known(dist_info)) is not None:
-        return partial(_itself, known)
+        return partial(copy.copy, known)  # which can be pickled
     if not callable(dist_info) or inspect.isclass(dist_info):
         hint = " Pass an instance, not the class." if inspect.isclass(dist_info) else ""
-        msg = f"Unknown dist_info {dist_info!r}. {_EXPECTED}{hint}"
-        raise TypeError(msg)
+        raise TypeError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}{hint}")
     _check_takes_nothing(dist_info)
     return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but was dealt with
 
@@ -89,10 +65,6 @@ _EXPECTED = (
     f"Expected one of {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), a Rank, a torch "
     "ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, or what mesh_ranks or deferred returns."
 )
-
-
-def _itself(known: Membership) -> Membership:
-    return known
 
 
 def _call(callable_: Callable[[], object]) -> Membership:
@@ -110,11 +82,10 @@ def _check_takes_nothing(callable_: Callable[..., object]) -> None:
         parameters.bind()
     except TypeError as error:
         name = getattr(callable_, "__qualname__", repr(callable_))
-        msg = (
+        raise TypeError(
             f"A callable as dist_info is called without arguments, and returns (rank, world_size), but {name}"
             f"{parameters} can't be: {error}. Pass one that needs none, such as a lambda that calls it."
-        )
-        raise TypeError(msg) from None
+        ) from None
 
 
 def _known(thing: object) -> Membership | None:
@@ -126,27 +97,21 @@ def _known(thing: object) -> Membership | None:
     if torch.is_group(thing):
         return torch.group(thing)
     if torch.is_no_group(thing):
-        msg = (
+        raise ValueError(
             f"dist_info is {thing!r}, which torch.distributed.new_group gives to a process that isn't in the group. "
             "Make the sampler in the processes of the group only."
         )
-        raise ValueError(msg)
-    if torch.is_mesh(thing) or jax.is_mesh(thing):
-        return mesh_ranks(thing)
-    return None
+    return mesh_ranks(thing) if torch.is_mesh(thing) or jax.is_mesh(thing) else None
 
 
 def _from_pair(pair: object) -> Rank:
     """Check what a user's callable returned."""
     expected = "The dist_info callable must return a tuple of two integers (rank, world_size)"
     if not isinstance(pair, tuple | list):
-        msg = f"{expected}, got {pair!r} of type {type(pair).__name__}."
-        raise TypeError(msg)
+        raise TypeError(f"{expected}, got {pair!r} of type {type(pair).__name__}.")
     if len(pair) != 2:
-        msg = f"{expected}, got {len(pair)} values: {pair!r}."
-        raise ValueError(msg)
+        raise ValueError(f"{expected}, got {len(pair)} values: {pair!r}.")
     try:
         return Rank(*pair)
     except (TypeError, ValueError) as error:
-        msg = f"{expected} with 0 <= rank < world_size, got {pair!r}: {error}"
-        raise type(error)(msg) from None
+        raise type(error)(f"{expected} with 0 <= rank < world_size, got {pair!r}: {error}") from None
