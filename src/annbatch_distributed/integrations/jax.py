@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from jax.sharding import NamedSharding
 
+__all__ = ["global_batch", "pmap_batch"]
+
 type Tree = Any  # an array, or nested dicts of them, which no type can say
 
-HOW_TO_KEEP = "Leave it out, or call jax.config.update('jax_enable_x64', True) before all else"
+_HOW_TO_KEEP = "Leave it out, or call jax.config.update('jax_enable_x64', True) before all else"
 
 
 def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
@@ -100,28 +102,24 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     from jax.sharding import NamedSharding, PartitionSpec
 
     if not isinstance(sharding, NamedSharding):
-        msg = f"Expected a NamedSharding, got {sharding!r} of type {type(sharding).__name__}."
-        raise TypeError(msg)
-    dealt, rank = rows_of(sharding)
-    arrays, n_rows = _on_host(batch)
-    _check_divide(n_rows, len(dealt[rank].places))
+        raise TypeError(f"Expected a NamedSharding, got {sharding!r} of type {type(sharding).__name__}.")
+    shares, rank = rows_of(sharding)
+    arrays, n_rows = _on_host(batch, n_parts=len(shares[rank].places))
     spec = [named_axes(part) for part in sharding.spec]
 
     def place(name: str, array: npt.NDArray[Any]) -> jax.Array:
         for dimension, axes in enumerate(spec[1 : array.ndim], start=1):
             n_parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
             if array.shape[dimension] % n_parts:
-                msg = (
+                raise ValueError(
                     f"{name} is {array.shape[dimension]} long in dimension {dimension}, which doesn't divide by "
                     f"{n_parts}, the number of devices along {', '.join(map(repr, axes))} in {sharding.spec}. Choose "
                     "as many columns as divide, or leave this dimension out of the PartitionSpec."
                 )
-                raise ValueError(msg)
-        leading = NamedSharding(
-            sharding.mesh, PartitionSpec(*sharding.spec[: array.ndim]), memory_kind=sharding.memory_kind
-        )
-        shape = (n_rows * len(dealt), *array.shape[1:])
-        placed: jax.Array = jax.make_array_from_process_local_data(leading, array, shape)
+        leading = PartitionSpec(*sharding.spec[: array.ndim])
+        placement = NamedSharding(sharding.mesh, leading, memory_kind=sharding.memory_kind)
+        shape = (n_rows * len(shares), *array.shape[1:])
+        placed: jax.Array = jax.make_array_from_process_local_data(placement, array, shape)
         return placed
 
     return _each(place, arrays)
@@ -168,8 +166,7 @@ def pmap_batch(batch: Tree, devices: Sequence[jax.Device] | int | None = None) -
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     chosen = _local_devices(devices)
-    arrays, n_rows = _on_host(batch)
-    _check_divide(n_rows, len(chosen))
+    arrays, n_rows = _on_host(batch, n_parts=len(chosen))
     # where jax.pmap would put them, and finds them without another copy
     one_each = NamedSharding(Mesh(np.array(chosen), ("devices",)), PartitionSpec("devices"))
 
@@ -189,18 +186,21 @@ def _local_devices(devices: Sequence[jax.Device] | int | None) -> list[jax.Devic
         return local
     if isinstance(devices, int):
         if not 1 <= devices <= len(local):
-            msg = f"devices must be from 1 to {len(local)}, which is how many this process has, got {devices}."
-            raise ValueError(msg)
+            raise ValueError(
+                f"devices must be from 1 to {len(local)}, which is how many this process has, got {devices}."
+            )
         return local[:devices]
     chosen = list(devices)
     if not chosen or any(device.process_index != jax.process_index() for device in chosen):
-        msg = f"devices must be some of this process's, {local}, got {chosen}."
-        raise ValueError(msg)
+        raise ValueError(f"devices must be some of this process's, {local}, got {chosen}.")
     return chosen
 
 
-def _on_host(batch: Tree) -> tuple[Tree, int]:
-    """Return a batch as dense arrays that JAX can hold, and its number of rows, 0 if there are no arrays."""
+def _on_host(batch: Tree, n_parts: int) -> tuple[Tree, int]:
+    """Return a batch as dense arrays that JAX can hold, and its number of rows, which must divide by ``n_parts``.
+
+    The number is 0 if there are no arrays.
+    """
     if isinstance(batch, Mapping) and isinstance(batch.get("var"), pd.DataFrame):
         batch = {key: part for key, part in batch.items() if key != "var"}
     lengths: list[tuple[str, int]] = []
@@ -212,10 +212,16 @@ def _on_host(batch: Tree) -> tuple[Tree, int]:
 
     arrays = _each(check, _dense(batch))
     if len({length for _, length in lengths}) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths)
-        msg = f"All parts of a batch must have as many rows as each other, got {told}."
-        raise ValueError(msg)
-    return arrays, lengths[0][1] if lengths else 0
+        listed = ", ".join(f"{name} {length}" for name, length in lengths)
+        raise ValueError(f"All parts of a batch must have as many rows as each other, got {listed}.")
+    n_rows = lengths[0][1] if lengths else 0
+    if n_rows % n_parts:
+        raise ValueError(
+            f"A batch of {n_rows} rows doesn't divide by {n_parts}, the number of parts into which the devices of a "
+            f"process split its rows. Use a batch_size that is a multiple of {n_parts}, with remainder='drop' or "
+            "'pad', under which all batches are full."
+        )
+    return arrays, n_rows
 
 
 def _dense(part: Tree) -> Tree:
@@ -242,18 +248,15 @@ def _dense(part: Tree) -> Tree:
 
 def _check_names(names: list[Any]) -> None:
     """Check what would end in a dict of JAX's, which has one entry for each name."""
-    repeated = [name for name, many in Counter(names).items() if many > 1]
-    if repeated:
-        msg = (
+    if repeated := [name for name, many in Counter(names).items() if many > 1]:
+        raise ValueError(
             "A table of the batch has two columns of the same name: "
             f"{', '.join(map(repr, repeated))}. Rename them, or give the columns that you need."
         )
-        raise ValueError(msg)
     try:
         sorted(names)
     except TypeError as error:
-        msg = f"The names in a batch must be of one type, since JAX sorts them, got {names}."
-        raise TypeError(msg) from error
+        raise TypeError(f"The names in a batch must be of one type, since JAX sorts them, got {names}.") from error
 
 
 def _column(column: pd.Series[Any]) -> npt.NDArray[Any]:
@@ -279,15 +282,13 @@ def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     import jax.numpy as jnp
 
     if not jnp.isdtype(array.dtype, ("bool", "numeric")):
-        msg = (
+        raise TypeError(
             f"{name} has dtype {array.dtype}, and JAX has no arrays of it, only of numbers. Give the columns that you "
             "need, for instance global_batch({'X': batch['X'], 'y': batch['obs']['cell_type']}, ...), or make it "
             "categorical in the collection, to have its codes."
         )
-        raise TypeError(msg)
     if array.ndim == 0:
-        msg = f"{name} must have rows, got the single value {array}."
-        raise ValueError(msg)
+        raise ValueError(f"{name} must have rows, got the single value {array}.")
     # floats even where nothing is missing, as it may be in another batch
     widest = np.promote_types(array.dtype, np.float64) if isinstance(array, np.ma.MaskedArray) else array.dtype
     kept = jax.dtypes.canonicalize_dtype(widest)
@@ -301,11 +302,10 @@ def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     except FloatingPointError:
         sizes = np.abs([array.real, array.imag])
         most, limits = sizes[np.isfinite(sizes)].max(), np.finfo(kept)
-        msg = (
+        raise ValueError(
             f"{name} has numbers of up to {most:.3g}, and JAX keeps {limits.bits} bits of them, up to "
-            f"{limits.max:.3g}. {HOW_TO_KEEP}."
-        )
-        raise ValueError(msg) from None
+            f"{limits.max:.3g}. {_HOW_TO_KEEP}."
+        ) from None
 
 
 def _check_integers(name: str, array: npt.NDArray[Any], kept: np.dtype[Any]) -> None:
@@ -319,23 +319,12 @@ def _check_integers(name: str, array: npt.NDArray[Any], kept: np.dtype[Any]) -> 
     least, most = int(there.min()), int(there.max())
     if jnp.issubdtype(kept, np.integer):
         low, high = int(np.iinfo(kept).min), int(np.iinfo(kept).max)
-        told = f"{np.iinfo(kept).bits} bits of them, {low} to {high}"
+        what = f"{np.iinfo(kept).bits} bits of them, {low} to {high}"
     else:
         high = 2 ** (np.finfo(kept).nmant + 1)  # the next one is no float
-        low, told = -high, f"those that may be missing as {kept}, which holds each from {-high} to {high}"
+        low, what = -high, f"those that may be missing as {kept}, which holds each from {-high} to {high}"
     if least < low or most > high:
-        msg = f"{name} has integers from {least} to {most}, and JAX keeps {told}. {HOW_TO_KEEP}."
-        raise ValueError(msg)
-
-
-def _check_divide(n_rows: int, n_parts: int) -> None:
-    if n_rows % n_parts:
-        msg = (
-            f"A batch of {n_rows} rows doesn't divide by {n_parts}, the number of parts into which the devices of a "
-            f"process split its rows. Use a batch_size that is a multiple of {n_parts}, with remainder='drop' or "
-            "'pad', under which all batches are full."
-        )
-        raise ValueError(msg)
+        raise ValueError(f"{name} has integers from {least} to {most}, and JAX keeps {what}. {_HOW_TO_KEEP}.")
 
 
 def _each(change: Callable[[str, npt.NDArray[Any]], object], arrays: Tree) -> Tree:
