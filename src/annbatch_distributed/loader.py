@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from annbatch import Loader
 from annbatch.abc import Sampler
 
-from annbatch_distributed.checks.tally import Tally
+from annbatch_distributed import checks
+from annbatch_distributed.checks import Tally
 from annbatch_distributed.integrations.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.integrations.torch import WorkerDataLoader
 from annbatch_distributed.passes.requests import batches_of
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.checks.exchange import Gather, Timeout
+    from annbatch_distributed.checks import Description, Gather, Timeout
+    from annbatch_distributed.ranks import Membership
     from annbatch_distributed.resume.state import Begun
 
 
@@ -212,17 +214,15 @@ class StatefulLoader(Loader[Any, Any]):
         ValueError, TimeoutError, RuntimeError
             As for :meth:`DistributedSampler.check_ranks_agree`.
         """
-        self._sampler.check_agreement(self._told, timeout=timeout, gather=gather)
+        checks.ranks_agree(self._sampler._job, self._description, timeout=timeout, gather=gather)
 
-    def _told(self) -> tuple[int, dict[str, int | str]]:
-        """The number of rows, and what the ranks must have alike besides their samplers."""
+    def _description(self, job: Membership) -> Description:
+        """Return what this process says of its sampler and its data sets."""
         shapes = shapes_of(self)
         rows = ", ".join(str(n_rows) for n_rows, _ in shapes)
-        return self.n_obs, {
-            "data sets": len(shapes),
-            "rows of each data set": brief(rows) or "none",
-            "n_var": shapes[0][1] if shapes else 0,
-        }
+        n_var = shapes[0][1] if shapes else 0
+        more: dict[str, int | str] = {"data sets": len(shapes), "rows of each data set": brief(rows) or "none"}
+        return self._sampler._description(job, self.n_obs, more | {"n_var": n_var})
 
     def check_epoch_read(
         self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -260,12 +260,15 @@ class StatefulLoader(Loader[Any, Any]):
         >>> loader.check_epoch_read()
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
-        return self._sampler.check_reading(
-            lambda: (self.n_obs, self._read_here() if read is None else read), timeout=timeout, gather=gather
+        return checks.epoch_read(
+            self._sampler._job,
+            lambda job: self._sampler._reading(job, self.n_obs, self._yielded() if read is None else read),
+            timeout=timeout,
+            gather=gather,
         )
 
-    def _read_here(self) -> Tally:
-        """What this loader has yielded of the last pass."""
+    def _yielded(self) -> Tally:
+        """The rows that this loader has yielded of the last pass."""
         if self._sampler.is_with_workers:
             msg = (
                 "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "

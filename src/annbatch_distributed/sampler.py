@@ -21,11 +21,8 @@ import annbatch
 import numpy as np
 from annbatch.abc import Sampler
 
-from annbatch_distributed.checks.agreement import Description, digest, versions
-from annbatch_distributed.checks.coverage import Reading
-from annbatch_distributed.checks.exchange import Means, exchange
-from annbatch_distributed.checks.tally import Tally
-from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
+from annbatch_distributed import checks
+from annbatch_distributed.checks import Description, Reading
 from annbatch_distributed.passes.compatibility import (
     check_interface,
     check_not_within_annbatchs,
@@ -37,7 +34,6 @@ from annbatch_distributed.passes.counts import check_can_go_on
 from annbatch_distributed.passes.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
 from annbatch_distributed.passes.private_copy import first_generator, private_copy, samplers_in
 from annbatch_distributed.passes.randomness import draw_root_seed
-from annbatch_distributed.passes.requests import batches_of
 from annbatch_distributed.passes.run import Pass
 from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.passes.traits import (
@@ -49,21 +45,21 @@ from annbatch_distributed.passes.traits import (
     rows_per_step,
     set_draws,
 )
-from annbatch_distributed.ranks import Deferred, Membership, Rank, merged, resolve
+from annbatch_distributed.ranks import Deferred, Membership, merged, resolve
 from annbatch_distributed.ranks.worker import current, undivided
 from annbatch_distributed.resume.cursor import Bookmark
 from annbatch_distributed.resume.planner import Planner, check_done, check_segments
 from annbatch_distributed.resume.state import Begun, Position, Progress, Share, brief
 from annbatch_distributed.sharding import resolve_mask
-from annbatch_distributed.sharding.batches import Hand, hand, left
+from annbatch_distributed.sharding.batches import hand, left
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.remainder import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from annbatch_distributed.checks.exchange import Gather, Timeout
+    from annbatch_distributed.checks import Gather, Tally, Timeout
     from annbatch_distributed.passes.compatibility import ShardingName
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.resume.state import Identity
@@ -682,24 +678,7 @@ class DistributedSampler(Sampler):
           n_obs: 20000 on rank 0; 19000 on rank 1
         Every process must make its sampler with the same arguments, and be in the same epoch.
         """
-        self.check_agreement(lambda: (n_obs, {}), timeout=timeout, gather=gather)
-
-    def check_agreement(
-        self, tell: Callable[[], tuple[int, Mapping[str, int | str]]], *, timeout: Timeout, gather: Gather | None
-    ) -> None:
-        """Check the same, and more that all ranks must have alike.
-
-        ``tell`` returns ``n_obs`` and that, by name. If it raises, all processes hear of it.
-        """
-
-        def say(job: Membership) -> Description:
-            n_obs, more = tell()
-            position = self._bookmark.position
-            description = self._described(job, n_obs, position)
-            description.same.update({"passes since set_epoch": position.passes, **more})
-            return description
-
-        self._exchange(say, lambda failed: failed, Means.of(timeout, gather))
+        checks.ranks_agree(self._job, lambda job: self._description(job, n_obs, {}), timeout=timeout, gather=gather)
 
     def check_epoch_read(
         self, n_obs: int, read: Tally, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -746,108 +725,28 @@ class DistributedSampler(Sampler):
         >>> sampler.check_epoch_read(48, read)
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
-        return self.check_reading(lambda: (n_obs, read), timeout=timeout, gather=gather)
+        return checks.epoch_read(self._job, lambda job: self._reading(job, n_obs, read), timeout=timeout, gather=gather)
 
-    def check_reading(self, tell: Callable[[], tuple[int, Tally]], *, timeout: Timeout, gather: Gather | None) -> str:
-        """Check the same; ``tell`` returns ``n_obs`` and what was read. If it raises, all processes hear of it."""
-
-        def say(job: Membership) -> Reading:
-            n_obs, read = tell()
-            begun = self._bookmark.begun
-            description = self._described(job, n_obs, self._bookmark.position if begun is None else begun.position)
-            return self._reading(n_obs, read, description)
-
-        return self._exchange(say, Reading, Means.of(timeout, gather))
-
-    def _exchange[Said: (Description, Reading)](
-        self, say: Callable[[Membership], Said], fail: Callable[[Description], Said], means: Means
-    ) -> str:
-        """Tell all processes what this one says, and return what all hear; what is wrong here, all hear as an error."""
-        job, problem = Membership(Rank(0, 1), source=""), None
-        try:
-            job = self._job
-            if means.problem is not None:
-                raise means.problem
-            said = say(job)
-            said.of_text(said.to_text())  # what the others could not read is wrong here
-        except Exception as error:
-            if not means.reach_others:
-                raise
-            said, problem = fail(Description.failed(job, error)), error
-        verdict = exchange(said.to_text(), said.judge, job, means)
-        if problem is not None and verdict.kind == "timeout":  # nobody has heard it
-            raise problem
-        return verdict.carry_out()
-
-    @property
     def _job(self) -> Membership:
-        """This process in the job, and the ranks within this rank with it."""
-        within = [self._sampler._job] if isinstance(self._sampler, DistributedSampler) else []
+        """Return the place of this process in the job, with the ranks within this rank numbered through."""
+        within = [self._sampler._job()] if isinstance(self._sampler, DistributedSampler) else []
         return merged([self._membership, *within])
 
-    def _described(self, job: Membership, n_obs: int, position: Position) -> Description:
-        """What this process says of itself to the others."""
-        n_obs = integer("n_obs", n_obs, least=0)
-        identity = self._identity() | {"n_obs": n_obs}
-        root = identity.pop("root")
-        same = {
-            **{name: brief(value) for name, value in identity.items()},
-            "epoch": position.epoch,
-            "batches done": brief(_told(position)),
-            **versions(),
-        }
-        plan = digest(self._plan(n_obs, position))
-        rank, world_size, source = job.rank.rank, job.rank.world_size, str(brief(job.source))
-        return Description(rank, world_size, job.n_peers, source, same, plan, {_ROOT: root})
+    def _description(self, job: Membership, n_obs: int, more: Mapping[str, int | str]) -> Description:
+        """Return what this process says of its next pass, and what more must be the same in all processes."""
+        position = self._bookmark.position
+        return self._described(job, n_obs, position, {"passes since set_epoch": position.passes, **more})
 
-    def _reading(self, n_obs: int, read: Tally, description: Description) -> Reading:
-        """What this process says of its last pass to the others."""
+    def _reading(self, job: Membership, n_obs: int, read: Tally) -> Reading:
+        """Return what this process says of its last pass."""
         begun = self._bookmark.begun
-        if begun is None or begun.was_loaded:
-            no_pass = "no pass was begun since the epoch was set or a state loaded; check before set_epoch"
-            raise ValueError(
-                no_pass if begun is None else "the workers have loaded a state each, which isn't known here"
-            )
-        if begun.n_obs not in (None, n_obs):
-            msg = f"n_obs must be that of the last pass, {begun.n_obs}, got {n_obs}"
-            raise ValueError(msg)
-        if not isinstance(read, Tally):
-            msg = f"read must be a Tally, got {read!r}"
-            raise TypeError(msg)
-        plan = self._plan(n_obs, begun.position)
-        n_batches, share = plan.n_batches(self.rank), Tally.of_rows(plan.shard(self.rank).rows)
-        numbers = left(n_batches, _dealings(begun.position, self.world_size))
-        is_share = read == share and n_batches == sum(map(len, numbers)) and not plan.shares_draws
-        planned = Tally(n_batches, share.n_rows, share.value)
-        if not is_share:
-            # a part of the share, or what the wrapped sampler draws of it: it is run once more, without reading
-            planned, hand = Tally(), Hand(numbers, numbers)
-            for request in Pass(self._sampler, plan, self.rank, self._root, begun.position.passes, hand=hand):
-                for rows in batches_of(request):
-                    planned.add(rows)
-            self._check_reads_share(plan, share, begun.position.passes)
-        return Reading(description, read, planned, is_share, plan)
+        position = self._bookmark.position if begun is None else begun.position
+        description, plan = self._described(job, n_obs, position, {}), self._plan(n_obs, position)
+        return Reading.of(description, begun, read, plan, sampler=self._sampler, rank=self.rank, root=self._root)
 
-    def _check_reads_share(self, plan: EpochPlan, share: Tally, passes: int) -> None:
-        """Raise if a sampler of a user's own doesn't read each row of its share once, which ``keep`` promises.
-
-        Under ``exact`` and ``pad`` that is an error of the pass itself.
-        """
-        own = is_annbatchs_own(self._sampler) or isinstance(self._sampler, DistributedSampler)
-        if own or plan.remainder != "keep" or n_draws(self._sampler, share.n_rows) is not None:
-            return
-        whole = Tally()
-        for request in Pass(self._sampler, plan, self.rank, self._root, passes):
-            for rows in batches_of(request):
-                whole.add(rows)
-        if whole != share:
-            name = type(self._sampler).__name__
-            msg = (
-                f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend it; "
-                "or pass remainder='drop', which promises full batches only; or, if it draws rows with replacement, "
-                "register a function for its type with annbatch_distributed.passes.n_draws"
-            )
-            raise ValueError(msg)
+    def _described(self, job: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
+        n_obs = integer("n_obs", n_obs, least=0)
+        return Description.of(job, self._identity() | {"n_obs": n_obs}, at, self._plan(n_obs, at), more)
 
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.
@@ -1056,9 +955,6 @@ _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
 #: Each of them plans for those within it.
 _MOST_WITHIN = 16
 
-#: What the root is called for those who compare it.
-_ROOT = "randomness (a seed makes it the same)"
-
 _SAME_ROWS = (
     "A second pass without set_epoch: every rank reads the rows that it had last time, in another order, although "
     "other epochs have the rows dealt anew or lose other ones. Call set_epoch(epoch) on every rank before each epoch. "
@@ -1089,15 +985,6 @@ def _asked_twice(name: str, own: Membership, other: Membership) -> str:
 def _dealings(position: Position, world_size: int) -> Dealings:
     """Return how the batches of a pass by so many ranks have been dealt to workers."""
     return tuple((segment.n_workers, segment.done) for segment in position.of(world_size))
-
-
-def _told(position: Position) -> str:
-    """Return what was done before a position, as a text."""
-    done = [
-        f"{segment.done} on {segment.world_size} ranks" + f" of {segment.n_workers} workers" * (segment.n_workers > 1)
-        for segment in position.without_idle_segments().segments
-    ]
-    return ", ".join(done) or "none"
 
 
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:

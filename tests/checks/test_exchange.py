@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from annbatch_distributed.checks.exchange import Meeting, Verdict, listed
+from annbatch_distributed.checks.exchange import Rendezvous, Verdict, listed
 from annbatch_distributed.checks.stores import TorchStore
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def meet(
 
     def come(number: int) -> None:
         time.sleep(delays[number])
-        heard[number] = Meeting(store, number, numbers).hold(f"I am {number}", judge, timeout)
+        heard[number] = Rendezvous(store, number, numbers).verdict(f"I am {number}", judge, timeout)
 
     threads = [threading.Thread(target=come, args=(number,)) for number in delays]
     for thread in threads:
@@ -94,7 +94,7 @@ def test_other_processes_meet_elsewhere_in_the_same_store() -> None:
 def test_what_was_said_is_not_kept() -> None:
     store = HashStore()
     meet(TorchStore(store), dict.fromkeys(NUMBERS, 0.0), timeout=20)
-    # how many have come, how many verdicts there were, the first of these, and which room is open
+    # how many have come, how many verdicts there were, the first of these, and which round is open
     assert store.num_keys() == 4
 
 
@@ -106,22 +106,22 @@ def test_if_the_last_to_come_fails_the_others_hear_of_it_at_once(error: BaseExce
         raise error
 
     heard: list[Verdict] = []
-    thread = threading.Thread(target=lambda: heard.append(Meeting(store, 2, (2, 3)).hold("I am 2", judge, 20)))
+    thread = threading.Thread(target=lambda: heard.append(Rendezvous(store, 2, (2, 3)).verdict("I am 2", judge, 20)))
     thread.start()
-    room = f"{Meeting(store, 2, (2, 3))._building}/0"
-    while store.store.add(f"{room}/arrived", 0) == 0:
+    place = f"{Rendezvous(store, 2, (2, 3)).place}/0"
+    while store.store.add(f"{place}/arrived", 0) == 0:
         time.sleep(0.01)
     with pytest.raises(type(error)):
-        Meeting(store, 3, (2, 3)).hold("I am 3", fails, 20)
+        Rendezvous(store, 3, (2, 3)).verdict("I am 3", fails, 20)
     thread.join(20)
     assert f"process 3 has failed meanwhile with {type(error).__name__}" in heard[0].text
 
 
 def test_who_fails_while_it_waits_ends_the_wait_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TorchStore(HashStore())
-    monkeypatch.setattr(Meeting, "_wait", _interrupted)
+    monkeypatch.setattr(Rendezvous, "_wait", _interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Meeting(store, 2, (2, 3)).hold("I am 2", judge, 20)
+        Rendezvous(store, 2, (2, 3)).verdict("I am 2", judge, 20)
     monkeypatch.undo()
     assert {one.kind for one in meet(store, {2: 0, 3: 0}, 20, numbers=(2, 3)).values()} == {"disagreement"}
 
@@ -142,7 +142,7 @@ def test_the_first_process_leaves_when_all_that_came_have_heard_since_it_may_ser
             super().set(key, text)
 
     def come(number: int, its: TorchStore) -> None:
-        Meeting(its, number, (2, 3)).hold("I am here", judge, 20)
+        Rendezvous(its, number, (2, 3)).verdict("I am here", judge, 20)
         happened.append(f"{number} leaves")
 
     threads = [threading.Thread(target=come, args=pair) for pair in ((2, store), (3, Slow(store.store)))]
@@ -176,14 +176,14 @@ def test_a_verdict_that_somebody_else_has_written_is_the_same_error_for_all(
 
 
 @pytest.mark.parametrize("noise", ["garbage", "-1", "1.5", "9" * 5000, "\N{SUPERSCRIPT TWO}"])
-def test_a_room_that_somebody_else_has_opened_is_the_same_error_for_all(
+def test_a_round_that_somebody_else_has_opened_is_the_same_error_for_all(
     noise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = HashStore()
-    store.set(f"{Meeting(TorchStore(store), 2, NUMBERS)._building}/open", noise)
+    store.set(f"{Rendezvous(TorchStore(store), 2, NUMBERS).place}/open", noise)
     for number in NUMBERS:
-        with pytest.raises(ValueError, match=r"their store says that room .* is open, which is no number"):
-            Meeting(TorchStore(store), number, NUMBERS).hold("I am here", judge, 20)
+        with pytest.raises(ValueError, match=r"their store says that round .* is open, which is no number"):
+            Rendezvous(TorchStore(store), number, NUMBERS).verdict("I am here", judge, 20)
 
 
 def test_what_is_no_text_is_read_as_one_that_nobody_says() -> None:
@@ -204,15 +204,15 @@ class Raw:
 
 
 def _use(store: Store) -> None:
-    """Do what a meeting does with a store."""
-    assert store.get("room/text") is None
-    store.set("room/text", "what is said: \N{GREEK SMALL LETTER ALPHA}")
-    assert store.get("room/text") == "what is said: \N{GREEK SMALL LETTER ALPHA}"
-    store.set("room/text", "something else")
-    assert store.get("room/text") == "something else"
-    store.delete("room/text")
-    assert store.get("room/text") is None
-    assert [store.add("room/count"), store.add("room/count")] == [1, 2]
+    """Do what a rendezvous does with a store."""
+    assert store.get("round/text") is None
+    store.set("round/text", "what is said: \N{GREEK SMALL LETTER ALPHA}")
+    assert store.get("round/text") == "what is said: \N{GREEK SMALL LETTER ALPHA}"
+    store.set("round/text", "something else")
+    assert store.get("round/text") == "something else"
+    store.delete("round/text")
+    assert store.get("round/text") is None
+    assert [store.add("round/count"), store.add("round/count")] == [1, 2]
 
 
 def test_the_store_in_which_torchs_processes_met_is_where_it_is_expected() -> None:

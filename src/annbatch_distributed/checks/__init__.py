@@ -1,5 +1,14 @@
 """Whether all ranks have the same configuration, and have read the plan.
 
 What a process says of itself, how all processes hear of it, and the verdict on it. This room knows texts, tallies and
-the stores in which processes meet; it knows nothing of how a pass runs.
+the stores in which processes meet; of how a pass runs it knows only that one can be run once more, without reading.
 """
+
+from __future__ import annotations
+
+from annbatch_distributed.checks.agreement import Description, ranks_agree
+from annbatch_distributed.checks.coverage import Reading, epoch_read
+from annbatch_distributed.checks.exchange import Gather, Timeout
+from annbatch_distributed.checks.tally import Tally
+
+__all__ = ["Description", "Gather", "Reading", "Tally", "Timeout", "epoch_read", "ranks_agree"]

@@ -1,6 +1,6 @@
 """Coverage: whether the rows that all ranks have read in an epoch are those that were planned.
 
-Each process tells what it has read and what was planned for it, as tallies. That they are equal shows that every rank
+Each process states what it has read and what was planned for it, as tallies. That they are equal shows that every rank
 has read its share; that the shares add up to the window, without the rows that are lost and with those that are
 repeated, shows that they are the whole.
 """
@@ -12,15 +12,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from annbatch_distributed.checks import messages
-from annbatch_distributed.checks.agreement import Description, disagreement, find_disagreement, read_all, said_in, told
+from annbatch_distributed.checks.agreement import (
+    Description,
+    disagreement,
+    exchange_statements,
+    find_disagreement,
+    message,
+    read_all,
+)
 from annbatch_distributed.checks.exchange import Verdict
 from annbatch_distributed.checks.tally import Tally
+from annbatch_distributed.sharding.batches import Hand, left
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from annbatch_distributed.checks.exchange import Judge
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.checks.exchange import Gather, Timeout
+    from annbatch_distributed.ranks import Membership
+    from annbatch_distributed.resume.state import Begun
     from annbatch_distributed.sharding import EpochPlan
+
+__all__ = ["Reading", "all_shares", "compare_readings", "epoch_read"]
 
 
 @dataclass(frozen=True)
@@ -36,68 +50,121 @@ class Reading:
     is_share: bool = False
     """Whether the plan is all of its share, instead of what the wrapped sampler draws or is left of it."""
     plan: EpochPlan | None = None
-    """The plan of all, which isn't told; None if there is none."""
-
-    def to_text(self) -> str:
-        """Return it as a text."""
-        read, planned = self.read.to_dict(), self.planned.to_dict()
-        own = {"description": asdict(self.description), "read": read, "planned": planned, "is_share": self.is_share}
-        return told("check_epoch_read", own)
-
-    @property
-    def judge(self) -> Judge:
-        """What makes a verdict of what all processes say, this one included."""
-        return partial(compare_readings, plan=self.plan)
+    """The plan of all, which other processes aren't sent; None if there is none."""
 
     @classmethod
-    def of_text(cls, text: str) -> Self:
-        """Read such a text.
+    def of(
+        cls,
+        description: Description,
+        begun: Begun | None,
+        read: Tally,
+        plan: EpochPlan,
+        *,
+        sampler: Sampler,
+        rank: int,
+        root: int,
+    ) -> Self:
+        """Return what a rank says of the pass that it began last, by a plan, with the wrapped sampler and a root seed.
 
-        Raises
-        ------
-        ValueError
-            If it is none.
+        It raises a ValueError or a TypeError if it isn't known what was planned or read.
         """
-        fields = {
-            "description": Description.of_said,
-            "read": _tally,
-            "planned": _tally,
-            "is_share": messages.flag,
-        }
-        return cls(**messages.record(said_in(text), fields))
+        if begun is None:
+            raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
+        if begun.was_loaded:
+            raise ValueError("the workers have loaded a state each, which isn't known here")
+        if begun.n_obs not in (None, plan.n_obs):
+            raise ValueError(f"n_obs must be that of the last pass, {begun.n_obs}, got {plan.n_obs}")
+        if not isinstance(read, Tally):
+            raise TypeError(f"read must be a Tally, got {read!r}")
+        position, n_batches, share = begun.position, plan.n_batches(rank), Tally.of_rows(plan.shard(rank).rows)
+        due = left(n_batches, tuple((segment.n_workers, segment.done) for segment in position.of(plan.world_size)))
+        if read == share and n_batches == sum(map(len, due)) and not plan.shares_draws:
+            planned = Tally(n_batches, share.n_rows, share.value)
+            return cls(description, read, planned, is_share=True, plan=plan)
+        # a part of the share, or what the wrapped sampler draws of it
+        rerun = partial(_rerun, sampler, plan, rank, root, position.passes)
+        planned = rerun(Hand(due, due))
+        if _must_read_each_row(sampler, plan, share.n_rows) and rerun(None) != share:
+            name = type(sampler).__name__
+            raise ValueError(
+                f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend it; "
+                "or pass remainder='drop', which promises full batches only; or, if it draws rows with replacement, "
+                "register a function for its type with annbatch_distributed.passes.n_draws"
+            )
+        return cls(description, read, planned, plan=plan)
+
+    def to_text(self) -> str:
+        """Return it as a message."""
+        read, planned = self.read.to_dict(), self.planned.to_dict()
+        own = {"description": asdict(self.description), "read": read, "planned": planned, "is_share": self.is_share}
+        return message("check_epoch_read", own)
+
+    @classmethod
+    def of_content(cls, content: object) -> Self:
+        """Read what such a message holds, or raise a ValueError."""
+        return cls(**messages.record(content, _FIELDS))
+
+    def judge(self, texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
+        """Return the verdict on what all processes say."""
+        return compare_readings(texts, numbers, plan=self.plan)
 
 
-def _tally(said: object) -> Tally:
-    return Tally(**messages.record(said, dict.fromkeys(Tally().to_dict(), messages.count())))
+def _tally(content: object) -> Tally:
+    return Tally(**messages.record(content, dict.fromkeys(Tally().to_dict(), messages.count())))
+
+
+_FIELDS = {"description": Description.of_content, "read": _tally, "planned": _tally, "is_share": messages.flag}
+
+
+def epoch_read(
+    member: Callable[[], Membership],
+    statement: Callable[[Membership], Reading],
+    *,
+    timeout: Timeout,
+    gather: Gather | None,
+) -> str:
+    """Return what all processes together have read, or raise in all: see :func:`agreement.exchange_statements`."""
+    return exchange_statements(member, statement, Reading, timeout=timeout, gather=gather)
+
+
+def _rerun(sampler: Sampler, plan: EpochPlan, rank: int, root: int, passes: int, hand: Hand | None) -> Tally:
+    """Run a pass once more, without reading, and count the rows of its batches: of all, or of those in a hand."""
+    # imported here, since what only compares texts needs no annbatch
+    from annbatch_distributed.passes.requests import batches_of
+    from annbatch_distributed.passes.run import Pass
+
+    found = Tally()
+    for request in Pass(sampler, plan, rank, root, passes, hand=hand):
+        for rows in batches_of(request):
+            found.add(rows)
+    return found
+
+
+def _must_read_each_row(sampler: Sampler, plan: EpochPlan, n_rows: int) -> bool:
+    """Whether ``keep`` has a sampler of a user's own read each row of its share once.
+
+    Under ``exact`` and ``pad``, a pass that doesn't raises by itself.
+    """
+    from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
+    from annbatch_distributed.passes.traits import is_wrapper, n_draws
+
+    is_known = is_annbatchs_own(sampler) or is_wrapper(sampler)
+    return not is_known and plan.remainder == "keep" and n_draws(sampler, n_rows) is None
 
 
 def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: EpochPlan | None) -> Verdict:
-    """Compare what all processes have read with what was planned.
-
-    Parameters
-    ----------
-    texts
-        For each process, what it says.
-    numbers
-        For each process, its number.
-    plan
-        The plan of the epoch; None if there is none.
-    """
-    readings = read_all(texts, numbers, Reading.of_text)
+    """Compare what processes with some numbers have read with what was planned, if there is a plan."""
+    readings = read_all(texts, numbers, Reading.of_content)
     if isinstance(readings, Verdict):
         return readings
     if found := find_disagreement([reading.description for reading in readings], numbers):
         return found
-    if plan is None:  # which this process has said, and nobody has heard
+    if plan is None:  # a problem that this process has said, and nobody has heard
         return disagreement("The ranks of this job can't be compared:", ["what one of them has said was not handed on"])
-    # of those that have the same share, one counts
+    # one counts of those that have the same share
     shares = {reading.description.rank: reading for reading in readings}
     pairs = zip(numbers, readings, strict=True)
-    problems = [
-        _told(number, reading, plan.batch_size)
-        for number, reading in pairs
-        if not _is_as_planned(reading) or _is_too_large(reading, plan.batch_size)
-    ]
+    problems = [problem for number, reading in pairs if (problem := _problem(number, reading, plan.batch_size))]
     total = sum((share.read for share in shares.values()), Tally())
     is_whole = not plan.shares_draws and total == all_shares(plan)
     if not problems and not is_whole and all(share.is_share for share in shares.values()):
@@ -115,19 +182,17 @@ def all_shares(plan: EpochPlan) -> Tally:
     return total
 
 
-def _is_as_planned(reading: Reading) -> bool:
-    return reading.read == reading.planned and reading.read.n_batches == reading.planned.n_batches
-
-
-def _is_too_large(reading: Reading, batch_size: int | None) -> bool:
-    return batch_size is not None and reading.read.largest > batch_size
-
-
-def _told(number: int, reading: Reading, batch_size: int | None) -> str:
-    read, planned = (_counted(it) for it in (reading.read, reading.planned))
-    what = f"read {read}, not {planned}" if read != planned else f"read {read} as planned, but other rows"
-    if _is_as_planned(reading):
+def _problem(number: int, reading: Reading, batch_size: int | None) -> str:
+    """Return what a process has read otherwise than planned; empty if nothing."""
+    read, planned = _counted(reading.read), _counted(reading.planned)
+    if read != planned:
+        what = f"read {read}, not {planned}"
+    elif reading.read != reading.planned:
+        what = f"read {read} as planned, but other rows"
+    elif batch_size is not None and reading.read.largest > batch_size:
         what = f"read {read} as planned, but one of {reading.read.largest} rows, with batch size {batch_size}"
+    else:
+        return ""
     peer = f" (process {number})" if reading.description.n_peers != 1 else ""
     return f"rank {reading.description.rank}{peer} has {what}"
 

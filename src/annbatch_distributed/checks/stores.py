@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, override
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as TorchsStore
+
+__all__ = ["JaxStore", "Store", "TorchStore"]
 
 
 class Store(Protocol):
@@ -29,58 +30,49 @@ class Store(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class TorchStore:
+class TorchStore(Store):
     """The store of torch's default process group."""
 
-    store: TorchsStore
-    """Torch's own."""
+    def __init__(self, store: TorchsStore) -> None:
+        self.store = store
 
     @classmethod
     def current(cls) -> TorchStore:
-        """Return it.
-
-        Raises
-        ------
-        RuntimeError
-            If the processes met elsewhere, as those of torch's MPI backend do.
-        """
+        """Return it; a RuntimeError if the processes met elsewhere, as those of torch's MPI backend do."""
         # torch has no public way to it; tests/checks/test_exchange.py notices if it is kept elsewhere
         from torch.distributed.distributed_c10d import _get_default_store
 
         found = _get_default_store()
         if found is None:
-            msg = (
+            raise RuntimeError(
                 "torch's processes have no store through which they could be checked. Pass gather=, a function that is "
                 "given a text and returns those of all processes, for instance one around all_gather_object."
             )
-            raise RuntimeError(msg)
         return cls(found)
 
+    @override
     def set(self, key: str, text: str) -> None:
-        """Write a text."""
         self.store.set(key, text)
 
+    @override
     def add(self, key: str) -> int:
-        """Count up, from 1, and return the number."""
         return int(self.store.add(key, 1))
 
+    @override
     def get(self, key: str) -> str | None:
-        """Return a text, None if there is none."""
-        # what is no text is read as one that isn't what anybody says
+        # bytes that are no text become a text that nobody says
         return self.store.get(key).decode(errors="replace") if self.store.check([key]) else None
 
+    @override
     def delete(self, key: str) -> None:
-        """Delete a text."""
         self.store.delete_key(key)
 
 
-@dataclass(frozen=True)
-class JaxStore:
+class JaxStore(Store):
     """The store of JAX's coordination service."""
 
-    client: Any
-    """This process's connection to the service; JAX has no type for it."""
+    def __init__(self, client: Any) -> None:  # noqa: ANN401 JAX has no type for a connection to the service
+        self._client = client
 
     @classmethod
     def current(cls) -> JaxStore:
@@ -90,25 +82,25 @@ class JaxStore:
 
         return cls(global_state.client)
 
+    @override
     def set(self, key: str, text: str) -> None:
-        """Write a text."""
-        self.client.key_value_set(key, text, allow_overwrite=True)
+        self._client.key_value_set(key, text, allow_overwrite=True)
 
+    @override
     def add(self, key: str) -> int:
-        """Count up, from 1, and return the number."""
-        return int(self.client.key_value_increment(key, 1))
+        return int(self._client.key_value_increment(key, 1))
 
+    @override
     def get(self, key: str) -> str | None:
-        """Return a text, None if there is none."""
         import jax
 
         try:
-            return str(self.client.key_value_try_get(key))
+            return str(self._client.key_value_try_get(key))
         except jax.errors.JaxRuntimeError as error:
             if "NOT_FOUND" in str(error):
                 return None
             raise
 
+    @override
     def delete(self, key: str) -> None:
-        """Delete a text."""
-        self.client.key_value_delete(key)
+        self._client.key_value_delete(key)

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from numbers import Integral
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.checks.messages import shown
+from annbatch_distributed.resume.state import shown
 from annbatch_distributed.sharding import Rows
+from annbatch_distributed.sharding.integers import integer
+
+__all__ = ["Tally"]
 
 type Words = npt.NDArray[np.uint64]
 
@@ -73,35 +75,24 @@ class Tally:
     """
 
     def __init__(self, n_batches: int = 0, n_rows: int = 0, value: int = 0, largest: int = 0) -> None:
-        self.n_batches = _counted("n_batches", n_batches)
-        self.n_rows = _counted("n_rows", n_rows)
-        self._value = _counted("value", value, below=_P)
-        self.largest = _counted("largest", largest)
+        self.n_batches = integer("n_batches of a Tally", n_batches, least=0)
+        self.n_rows = integer("n_rows of a Tally", n_rows, least=0)
+        self._value = integer("value of a Tally", value, least=0, below=_P)
+        self.largest = integer("largest of a Tally", largest, least=0)
         if self._value and not self.n_rows:
-            msg = f"A Tally of no rows has the value 0, got {shown(value)}. Make it of what to_dict() has returned."
-            raise ValueError(msg)
-        # counted together, since numpy takes as long for a few rows as for thousands
-        self._waiting: Words = np.empty(0, dtype=np.uint64)
-        self._n_waiting = 0
+            raise ValueError(
+                f"A Tally of no rows has the value 0, got {shown(value)}. Make it of what to_dict() has returned."
+            )
+        # rows that are still to be counted, together since numpy takes as long for a few as for thousands
+        self._pending: Words = np.empty(0, dtype=np.uint64)
+        self._n_pending = 0
 
     @classmethod
     def of_rows(cls, rows: Rows) -> Self:
-        """Count rows that are kept as pieces, without looking at each row of a range.
-
-        Parameters
-        ----------
-        rows
-            Global rows.
-
-        Raises
-        ------
-        TypeError
-            If they are other than :class:`~annbatch_distributed.sharding.Rows`.
-        """
+        """Count global rows that are kept as pieces, without looking at each row of a range."""
         if not isinstance(rows, Rows):
             kind = type(rows).__name__
-            msg = f"rows must be Rows, as a plan has them, got {kind}. Count others with Tally().add(rows)."
-            raise TypeError(msg)
+            raise TypeError(f"rows must be Rows, as a plan has them, got {kind}. Count others with Tally().add(rows).")
         tally = cls()
         step = 8 * _AT_ONCE
         for start in range(0, len(rows), step):
@@ -117,9 +108,9 @@ class Tally:
     @property
     def value(self) -> int:
         """What tells other rows apart."""
-        if self._n_waiting:
-            self._value = (self._value + _sum(_powers(self._waiting[: self._n_waiting]))) % _P
-            self._n_waiting = 0
+        if self._n_pending:
+            self._value = (self._value + _sum(_powers(self._pending[: self._n_pending]))) % _P
+            self._n_pending = 0
         return self._value
 
     def add(self, rows: npt.ArrayLike) -> None:
@@ -140,50 +131,41 @@ class Tally:
         """
         found = np.asarray(rows)
         if found.size and found.dtype.kind not in "iu":
-            msg = (
+            raise TypeError(
                 f"Rows must be integers, got {found.dtype}: make the loader with return_index=True, for batch['index']."
             )
-            raise TypeError(msg)
         if found.ndim > 1:
-            msg = f"Rows must have one dimension, got an array of shape {found.shape}: pass batch['index'] as it is."
-            raise ValueError(msg)
+            raise ValueError(
+                f"Rows must have one dimension, got an array of shape {found.shape}: pass batch['index'] as it is."
+            )
         found = found.reshape(-1)
         if found.size:
             _check_rows(found, found)
-        if self._n_waiting + found.size > _AT_ONCE:
+        if self._n_pending + found.size > _AT_ONCE:
             self._value = self.value
         if found.size > _AT_ONCE:
             parts = (found[start : start + _AT_ONCE] for start in range(0, found.size, _AT_ONCE))
             self._value = (self._value + sum(_sum(_powers(part)) for part in parts)) % _P
         elif found.size:
-            if not self._waiting.size:
-                self._waiting = np.empty(_AT_ONCE, dtype=np.uint64)
+            if not self._pending.size:
+                self._pending = np.empty(_AT_ONCE, dtype=np.uint64)
             # a copy: whoever has the batch may change it
-            self._waiting[self._n_waiting : self._n_waiting + found.size] = found
-            self._n_waiting += found.size
+            self._pending[self._n_pending : self._n_pending + found.size] = found
+            self._n_pending += found.size
         self.n_batches += 1
         self.n_rows += found.size
         self.largest = max(self.largest, found.size)
 
     def to_dict(self) -> dict[str, int]:
         """Return it as numbers that JSON can hold."""
-        numbers = {"n_batches": self.n_batches, "n_rows": self.n_rows, "value": self.value, "largest": self.largest}
-        return {name: int(number) for name, number in numbers.items()}
+        return {name: int(getattr(self, name)) for name in ("n_batches", "n_rows", "value", "largest")}
 
     @classmethod
     def of_dict(cls, numbers: Mapping[str, int]) -> Self:
-        """Read such numbers.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If they aren't what :meth:`to_dict` has returned.
-        """
-        names = ", ".join(cls().to_dict())
-        found: object = numbers
-        if not isinstance(found, Mapping) or found.keys() != cls().to_dict().keys():
-            msg = f"Expected a dict with {names}, as to_dict() returns it, got {shown(numbers)}."
-            raise TypeError(msg)
+        """Read such numbers; a TypeError or a ValueError if they aren't what :meth:`to_dict` has returned."""
+        names, found = cls().to_dict().keys(), cast("object", numbers)
+        if not isinstance(found, Mapping) or found.keys() != names:
+            raise TypeError(f"Expected a dict with {', '.join(names)}, as to_dict() returns it, got {shown(numbers)}.")
         return cls(**numbers)
 
     def __eq__(self, other: object) -> bool:
@@ -209,27 +191,13 @@ class Tally:
         return ", ".join(f"{name}={number}" for name, number in self.to_dict().items()).join(("Tally(", ")"))
 
 
-def _counted(name: str, number: int, *, below: int | None = None) -> int:
-    """Check a number of a tally."""
-    if not isinstance(number, Integral) or isinstance(number, bool):
-        msg = f"{name} of a Tally must be an integer, got {shown(number)}."
-        raise TypeError(msg)
-    if number < 0 or (below is not None and number >= below):
-        bounds = "at least 0" if below is None else f"at least 0 and below {below}"
-        msg = f"{name} of a Tally must be {bounds}, got {shown(number)}."
-        raise ValueError(msg)
-    return int(number)
-
-
 def _check_rows(lowest: npt.NDArray[Any], highest: npt.NDArray[Any]) -> None:
     """Raise unless rows can be told apart."""
     first, last = int(lowest.min()), int(highest.max())
     if first < 0:
-        msg = f"Rows are counted from 0, got {first}."
-        raise ValueError(msg)
+        raise ValueError(f"Rows are counted from 0, got {first}.")
     if last >= _END:
-        msg = f"Rows must be below {_END}, got {last}."
-        raise ValueError(msg)
+        raise ValueError(f"Rows must be below {_END}, got {last}.")
 
 
 def _powers(rows: npt.NDArray[Any]) -> Words:
