@@ -270,11 +270,10 @@ class StatefulLoader(Loader[Any, Any]):
     def _yielded(self) -> Tally:
         """The rows that this loader has yielded of the last pass."""
         if self._sampler.is_with_workers:
-            msg = (
+            raise RuntimeError(
                 "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "
                 "Make a Tally, add each batch['index'] to it, and pass it."
             )
-            raise RuntimeError(msg)
         begun = self._sampler.begun
         stream = None if begun is None else self._streams.get(begun)
         return Tally() if stream is None else stream.read  # the pass of another loader, or of no loader

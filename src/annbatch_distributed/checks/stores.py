@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, override
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as TorchsStore
@@ -10,27 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["JaxStore", "Store", "TorchStore"]
 
 
-class Store(Protocol):
-    """Texts by key, the same for all processes."""
-
-    def set(self, key: str, text: str) -> None:
-        """Write a text."""
-        ...
-
-    def add(self, key: str) -> int:
-        """Count up, from 1, and return the number."""
-        ...
-
-    def get(self, key: str) -> str | None:
-        """Return a text that nobody deletes meanwhile, None if there is none."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Delete a text."""
-        ...
-
-
-class TorchStore(Store):
+class TorchStore:
     """The store of torch's default process group."""
 
     def __init__(self, store: TorchsStore) -> None:
@@ -50,25 +30,25 @@ class TorchStore(Store):
             )
         return cls(found)
 
-    @override
     def set(self, key: str, text: str) -> None:
+        """Write a text."""
         self.store.set(key, text)
 
-    @override
     def add(self, key: str) -> int:
+        """Count up, from 1, and return the number."""
         return int(self.store.add(key, 1))
 
-    @override
     def get(self, key: str) -> str | None:
+        """Return a text that nobody deletes meanwhile, None if there is none."""
         # bytes that are no text become a text that nobody says
         return self.store.get(key).decode(errors="replace") if self.store.check([key]) else None
 
-    @override
     def delete(self, key: str) -> None:
+        """Delete a text."""
         self.store.delete_key(key)
 
 
-class JaxStore(Store):
+class JaxStore:
     """The store of JAX's coordination service."""
 
     def __init__(self, client: Any) -> None:  # noqa: ANN401 JAX has no type for a connection to the service
@@ -82,16 +62,16 @@ class JaxStore(Store):
 
         return cls(global_state.client)
 
-    @override
     def set(self, key: str, text: str) -> None:
+        """Write a text."""
         self._client.key_value_set(key, text, allow_overwrite=True)
 
-    @override
     def add(self, key: str) -> int:
+        """Count up, from 1, and return the number."""
         return int(self._client.key_value_increment(key, 1))
 
-    @override
     def get(self, key: str) -> str | None:
+        """Return a text that nobody deletes meanwhile, None if there is none."""
         import jax
 
         try:
@@ -101,6 +81,10 @@ class JaxStore(Store):
                 return None
             raise
 
-    @override
     def delete(self, key: str) -> None:
+        """Delete a text."""
         self._client.key_value_delete(key)
+
+
+#: Texts by key, the same for all processes.
+type Store = TorchStore | JaxStore
