@@ -116,7 +116,12 @@ def told(thing: Any) -> Any:
     if isinstance(thing, np.ndarray):
         return thing.dtype.str, thing.tolist()
     if isinstance(thing, DistributedSampler):
-        return repr(thing), thing.state_dict(batches_done=0), thing.rng.bit_generator.state, repr(thing.begun)
+        return (
+            repr(thing),
+            thing.state_dict(batches_done=0),
+            thing.rng.bit_generator.state,
+            repr(thing._cursor.last(None)),
+        )
     if hasattr(thing, "state_dict"):
         return thing.n_obs, thing.state_dict(), told(thing.sampler)
     return repr(thing)

@@ -80,7 +80,8 @@ class CountingConsumer(Consumer):
             yield rows, batch["repeated"].tolist() if "repeated" in batch else _no_repeats(rows)
 
     def state(self, done: int) -> dict[str, Any]:
-        done_by_workers = {"batches_done": done} if self.sampler.is_with_workers else {}
+        last = self.sampler._cursor.last(None)
+        done_by_workers = {"batches_done": done} if last is not None and last.is_by_workers else {}
         state: dict[str, Any] = self.resumable.state_dict(**done_by_workers)
         return state
 

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from annbatch_distributed.ranks.worker import current, undivided
+from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from tests.samplers import batches, flat
 from tests.strategies import jobs
 from tests.workers import Workers, as_worker, forked, in_turn, share
@@ -317,14 +317,14 @@ def test_hardly_a_chunk_is_read_by_more_than_one_worker(kind: str, shared: int) 
 
 
 def test_in_a_worker_others_are_told_that_there_is_none() -> None:
-    assert current() is None
-    with undivided():
-        assert current() is None
+    assert current_worker() is None
+    with worker_info_hidden(current_worker()):
+        assert current_worker() is None
     with as_worker(1, 3):
-        assert current() == (1, 3)
-        with undivided():
+        assert current_worker() == (1, 3)
+        with worker_info_hidden(current_worker()):
             assert get_worker_info() is None
-        with pytest.raises(RuntimeError, match="left"), undivided():
+        with pytest.raises(RuntimeError, match="left"), worker_info_hidden(current_worker()):
             raise RuntimeError("left")
         assert get_worker_info().id == 1
 
@@ -332,9 +332,9 @@ def test_in_a_worker_others_are_told_that_there_is_none() -> None:
 def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
     def hide() -> None:
         for _ in range(200):
-            with undivided():
+            with worker_info_hidden(current_worker()):
                 assert get_worker_info() is None
-            found.append(current())
+            found.append(current_worker())
 
     found: list[Any] = []
     with as_worker(1, 3):
@@ -343,7 +343,7 @@ def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert current() == (1, 3)
+        assert current_worker() == (1, 3)
     assert found == [(1, 3)] * 800
 
 
@@ -499,7 +499,7 @@ def test_threads_that_set_epochs_and_start_workers_at_once_leave_each_other_whol
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(set_and_fork) for _ in range(4)]:
             done.result()
-    folder = made._bookmark._journal._folder
+    folder = made._cursor._journal._folder
     assert folder is not None
     assert sorted(int(entry.name) for entry in folder.iterdir()) == list(range(len(list(folder.iterdir()))))
     alone = distributed(sharding="shuffled")
@@ -630,7 +630,7 @@ def test_iterations_that_two_threads_begin_at_once_have_a_whole_pass_each() -> N
 def test_what_a_worker_that_was_killed_has_left_half_written_is_not_read() -> None:
     made = distributed()
     killed, *others = [forked(made) for _ in range(3)]
-    folder = killed._bookmark._journal._folder
+    folder = killed._cursor._journal._folder
     assert folder is not None
     (folder / "aside-1-2").write_text('{"begin": [')
     found = []
@@ -647,7 +647,7 @@ def test_nothing_is_left_behind_when_a_loader_is_gone_also_if_its_workers_were_g
     made = loader()
     list(islice(iter(torchs(made)), 2))
     rows(torchs(made))
-    journal = made.sampler._bookmark._journal._folder
+    journal = made.sampler._cursor._journal._folder
     assert len(list(journal.iterdir())) >= 2
     del made
     gc.collect()
@@ -659,7 +659,7 @@ def test_workers_whose_journal_is_gone_say_where_it_should_be() -> None:
     made = loader()
     collected = torchs(made, persistent_workers=True)
     rows(collected)
-    journal = made.sampler._bookmark._journal._folder
+    journal = made.sampler._cursor._journal._folder
     shutil.rmtree(journal)
     with pytest.raises(RuntimeError, match=rf"through files in {journal}, which isn't there.* Let TMPDIR be"):
         rows(collected)
@@ -674,7 +674,7 @@ def test_loaders_that_come_of_one_pickle_have_workers_of_their_own() -> None:
 
 def _read_with_workers(made: StatefulLoader, folders: Any) -> None:
     rows(torchs(made, timeout=20))
-    folders.put(made.sampler._bookmark._journal._folder)
+    folders.put(made.sampler._cursor._journal._folder)
 
 
 @forks

@@ -34,13 +34,13 @@ def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Sour
 
 
 def share(source: DistributedSampler, duplicate: DistributedSampler) -> None:
-    """Let one sampler have the bookmark of another, as if that were one of another process."""
-    start = source._bookmark.started()
-    journal = copy.copy(source._bookmark._journal)
-    vars(duplicate._bookmark).update(vars(source._bookmark), _journal=journal, _owner=-1, _runs=[])
-    duplicate._bookmark._open = dict(source._bookmark._open)
-    duplicate._bookmark._n_begun = copy.copy(source._bookmark._n_begun)
-    duplicate._bookmark._start = start
+    """Let one sampler have the cursor of another, as if that were one of another process."""
+    start = source._cursor._count_start()
+    journal = copy.copy(source._cursor._journal)
+    vars(duplicate._cursor).update(vars(source._cursor), _journal=journal, _owner=-1, _records=[])
+    duplicate._cursor._open = dict(source._cursor._open)
+    duplicate._cursor._n_begun = copy.copy(source._cursor._n_begun)
+    duplicate._cursor._start = start
 
 
 class Workers:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
 from annbatch.abc import Sampler
@@ -22,7 +21,7 @@ from annbatch_distributed.checks import Tally
 from annbatch_distributed.integrations.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.integrations.torch import WorkerDataLoader
 from annbatch_distributed.passes.requests import batches_of
-from annbatch_distributed.ranks.worker import current
+from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sampler import DistributedSampler
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.resume.state import Begun
+    from annbatch_distributed.resume.cursor import PassRecord
 
 
 class StatefulLoader(Loader[Any, Any]):
@@ -79,16 +78,15 @@ class StatefulLoader(Loader[Any, Any]):
 
     def __init__(self, *, batch_sampler: DistributedSampler, **kwargs: Any) -> None:  # noqa: ANN401 annbatch's own
         if not isinstance(batch_sampler, DistributedSampler):
-            msg = (
+            raise TypeError(
                 f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
                 "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
-            raise TypeError(msg)
         self._recorder = _Recorder(batch_sampler)
         super().__init__(batch_sampler=self._recorder, **kwargs)
         self._sampler = batch_sampler
-        # what was yielded of the passes that the sampler still knows
-        self._streams: dict[Begun, _Stream] = {}
+        # the passes of this loader that a state may still be about
+        self._passes: list[_LoaderPass] = []
         self._is_new = False
 
     @property
@@ -135,28 +133,27 @@ class StatefulLoader(Loader[Any, Any]):
             If a ``DataLoader`` asks that has a batch size of its own instead of ``batch_size=None``.
         """
         check_not_collated()
-        self._sampler.check_data_sets(data_sets_of(self))
+        self._sampler._check_data_sets(data_sets_of(self))
         # whoever keeps the states of workers asks for one before the first batch
-        self._is_new = current() is not None
+        self._is_new = current_worker() is not None
         return self._batches()
 
     def _batches(self) -> Generator[Any]:
-        stream = _Stream()
         batches = super().__iter__()
-        with self._recorder.recording(stream):  # the pass begins with its first batch
-            first = next(batches, None)
-        begun = stream.begun
-        assert begun is not None
-        self._streams = {known: self._streams[known] for known in self._sampler.passes if known in self._streams}
-        self._streams[begun] = stream
+        one = self._recorder.passes[threading.get_ident()] = _LoaderPass()
+        first = next(batches, None)  # the pass begins with its first batch
+        record, cursor = one.record, self._sampler._cursor
+        assert record is not None
+        self._passes = [known for known in self._passes if cursor.knows(known.record)] + [one]
         self._is_new = False
         for batch in batches if first is None else chain([first], batches):
-            asked, repeats = stream.recorded.popleft()
+            asked, repeats = one.asked.popleft()
             index: npt.NDArray[Any] | None = batch["index"]
-            stream.read.add(asked if index is None else index)
-            stream.n_yielded += 1  # before it is yielded: whoever saves a state has been given this batch
-            if stream.n_yielded == begun.n_due:
-                self._sampler.finish(begun)  # a consumer who knows the number doesn't come to ask for more
+            one.read.add(asked if index is None else index)
+            one.n_yielded += 1  # before it is yielded: whoever saves a state has been given this batch
+            if one.n_yielded == record.n_due:
+                # a consumer who knows the number doesn't come to ask for more
+                cursor.note_request(current_worker(), is_end=True, record=record)
             yield batch if repeats is None else {**batch, "repeated": repeats}
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
@@ -176,23 +173,28 @@ class StatefulLoader(Loader[Any, Any]):
         """
         if batches_done is not None:
             return self._named(self._sampler.state_dict(batches_done=batches_done))
-        if self._sampler.is_with_workers:
-            msg = (
+        worker, cursor = current_worker(), self._sampler._cursor
+        last = cursor.last(worker)
+        if last is not None and last.is_by_workers:
+            raise RuntimeError(
                 "The workers of a DataLoader take the batches, so that it isn't known here how many were trained on. "
                 "Pass it as state_dict(batches_done=...), or use torchdata's StatefulDataLoader, which knows."
             )
-            raise RuntimeError(msg)
-        begun = None if self._is_new else self._sampler.under_way()
-        if begun is None:  # something was set or loaded since, or nothing was begun
-            return self._named(self._sampler.state_after(None, 0))
-        stream = self._streams.get(begun)
-        if stream is None:
-            msg = (
+        record = None if self._is_new else cursor.under_way(worker)
+        if record is None:  # something was set or loaded since, or nothing was begun
+            position = cursor.next(worker, self._sampler.world_size)
+            return self._named(self._sampler._state(replace(position, worker=cursor.part(worker, position))))
+        one = self._pass_of(record)
+        if one is None:
+            raise RuntimeError(
                 "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
                 "or of sampler.sample(...). Give each loader a sampler of its own."
             )
-            raise RuntimeError(msg)
-        return self._named(self._sampler.state_after(begun, stream.n_yielded))
+        return self._named(self._sampler._state(record.position_after(one.n_yielded)))
+
+    def _pass_of(self, record: PassRecord | None) -> _LoaderPass | None:
+        """The pass of this loader that has a record; None if it is that of another loader, or of no loader."""
+        return next((one for one in self._passes if one.record is record), None)
 
     def _named(self, state: dict[str, Any]) -> dict[str, Any]:
         """A state of this loader's sampler, with what only the loader knows."""
@@ -269,14 +271,14 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _yielded(self) -> Tally:
         """The rows that this loader has yielded of the last pass."""
-        if self._sampler.is_with_workers:
+        last = self._sampler._cursor.last(current_worker())
+        if last is not None and last.is_by_workers:
             raise RuntimeError(
                 "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "
                 "Make a Tally, add each batch['index'] to it, and pass it."
             )
-        begun = self._sampler.begun
-        stream = None if begun is None else self._streams.get(begun)
-        return Tally() if stream is None else stream.read  # the pass of another loader, or of no loader
+        one = self._pass_of(last)
+        return Tally() if one is None else one.read
 
     def to_dataloader(self, *, num_workers: int, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
@@ -322,7 +324,7 @@ class StatefulLoader(Loader[Any, Any]):
         Add all data sets before, in the order that they had: what a state can't be gone on with then is refused here,
         and not when the next pass begins.
         """
-        self._sampler.load_for(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+        self._sampler._load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
 
 
 def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, int]]:
@@ -337,39 +339,30 @@ def data_sets_of(loader: Loader[Any, Any]) -> str | None:
     return brief(", ".join(shapes)) if shapes else None
 
 
-class _Recorded(NamedTuple):
-    """What the sampler says of a batch."""
-
-    rows: npt.NDArray[np.integer[Any]]
-    """Which rows it has."""
-    repeats: npt.NDArray[np.bool_] | None
-    """For each of them, whether it is a repeat; None if nothing is said."""
-
-
 @dataclass(eq=False)
-class _Stream:
-    """The batches of one pass."""
+class _LoaderPass:
+    """A pass whose batches a loader yields."""
 
-    begun: Begun | None = None
-    """The pass; None until it is begun."""
-    recorded: deque[_Recorded] = field(default_factory=deque)
-    """What the sampler says of the batches that are still to be yielded."""
+    record: PassRecord | None = None
+    """What the sampler knows it by; None until it is begun."""
+    asked: deque[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.bool_] | None]] = field(default_factory=deque)
+    """Of each batch that is still to be yielded, the rows, and for each row whether it is a repeat, if that is said."""
     n_yielded: int = 0
     """How many batches were yielded."""
     read: Tally = field(default_factory=Tally)
     """Their rows."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"recorded": deque()}  # a copy of a loader can't go on with a pass
+        return vars(self) | {"asked": deque()}  # a copy of a loader can't go on with a pass
 
 
 class _Recorder(Sampler):
-    """A sampler that does what another one does, and keeps what it says of the batches of each pass."""
+    """A sampler that does what another one does, and keeps what each load request asks for."""
 
     def __init__(self, sampler: DistributedSampler) -> None:
         self._recorded = sampler
-        # for each thread, the stream whose pass it is about to begin
-        self._beginning: dict[int, _Stream] = {}
+        #: For each thread, the pass that it is about to begin.
+        self.passes: dict[int, _LoaderPass] = {}
 
     @property
     def batch_size(self) -> int | None:
@@ -385,28 +378,19 @@ class _Recorder(Sampler):
     def validate(self, n_obs: int) -> None:
         self._recorded.validate(n_obs)
 
-    @contextmanager
-    def recording(self, stream: _Stream) -> Iterator[None]:
-        """Keep in a stream what is said of the pass that this thread begins in this context."""
-        self._beginning[threading.get_ident()] = stream
-        try:
-            yield
-        finally:
-            del self._beginning[threading.get_ident()]
-
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         requests = self._recorded.sample(n_obs)
-        stream = self._beginning[threading.get_ident()]
-        stream.begun = requests.begun
-        return self._record(requests, stream.recorded)
+        one = self.passes.pop(threading.get_ident())
+        one.record = requests.record
+        return self._record(requests, one)
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)
 
     @staticmethod
-    def _record(requests: Iterator[LoadRequest], recorded: deque[_Recorded]) -> Iterator[LoadRequest]:
+    def _record(requests: Iterator[LoadRequest], one: _LoaderPass) -> Iterator[LoadRequest]:
         for request in requests:
             marks: Any = request.get("repeated")
             for split, rows in zip(request["splits"], batches_of(request), strict=True):
-                recorded.append(_Recorded(rows, None if marks is None else marks[split]))
+                one.asked.append((rows, None if marks is None else marks[split]))
             yield request

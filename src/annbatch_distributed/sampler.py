@@ -46,12 +46,11 @@ from annbatch_distributed.passes.traits import (
     set_draws,
 )
 from annbatch_distributed.ranks import Deferred, Membership, merged, resolve
-from annbatch_distributed.ranks.worker import current, undivided
-from annbatch_distributed.resume.cursor import Bookmark
+from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
+from annbatch_distributed.resume.cursor import Cursor
 from annbatch_distributed.resume.planner import Planner, check_done, check_segments
-from annbatch_distributed.resume.state import Begun, Position, Progress, Share, brief
+from annbatch_distributed.resume.state import Position, brief, differences, from_state, to_state
 from annbatch_distributed.sharding import resolve_mask
-from annbatch_distributed.sharding.batches import hand, left
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.remainder import POLICIES
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.resume.state import Identity
     from annbatch_distributed.sharding import EpochPlan, Remainder, Rows, Sharding
-    from annbatch_distributed.sharding.batches import Dealings
+    from annbatch_distributed.sharding.batches import Worker
 
 
 class DistributedSampler(Sampler):
@@ -199,7 +198,7 @@ class DistributedSampler(Sampler):
         self._own_rng = _checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None
-        self._bookmark = Bookmark(keeps_order=not self._sampler.shuffle)
+        self._cursor = Cursor(keeps_order=not self._sampler.shuffle)
         # which collection a state that was loaded is of, as far as it says
         self._of_state: Identity = {}
         self._warned: set[str] = set()
@@ -279,7 +278,7 @@ class DistributedSampler(Sampler):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._bookmark.set(Position(self.epoch), changed=True)
+        self._cursor.set(current_worker(), Position(self.epoch), has_changes=True)
         self._of_state, self._planner = {}, self._new_planner()
 
     def _new_planner(self) -> Planner:
@@ -308,9 +307,14 @@ class DistributedSampler(Sampler):
         self._begin_anew()
 
     @property
+    def _position(self) -> Position:
+        """Where the next pass begins."""
+        return self._cursor.position(current_worker())
+
+    @property
     def epoch(self) -> int:
         """Which epoch the next pass belongs to: 0 until :meth:`set_epoch` says otherwise."""
-        return self._bookmark.position.epoch
+        return self._position.epoch
 
     @property
     def next_epoch(self) -> int:
@@ -319,13 +323,13 @@ class DistributedSampler(Sampler):
         After a state was loaded, this is where a training goes on:
         ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
-        position = self._bookmark.next(self.world_size)
+        position = self._cursor.next(current_worker(), self.world_size)
         return position.epoch + bool(position.passes and not position.resumes)
 
     @property
     def batches_done(self) -> int:
         """How many batches of the epoch every rank had done before the next pass: 0 unless an epoch is resumed."""
-        return sum(segment.done for segment in self._bookmark.position.segments)
+        return sum(segment.done for segment in self._position.segments)
 
     @property
     def sampler(self) -> Self:
@@ -360,7 +364,7 @@ class DistributedSampler(Sampler):
         4:6
         """
         epoch = integer("epoch", epoch, least=0, below=BOUND)
-        if self._bookmark.set_epoch(epoch):
+        if self._cursor.set_epoch(current_worker(), epoch):
             self._of_state = {}
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
@@ -391,27 +395,10 @@ class DistributedSampler(Sampler):
         (2, 6)
         """
         batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        begun = self._bookmark.under_way()
-        if begun is not None and begun.was_loaded:
-            msg = (
-                "The workers of a DataLoader have loaded a state each, which this process doesn't know. Save the "
-                "DataLoader's own state_dict()."
-            )
-            raise RuntimeError(msg)
-        position = self._bookmark.next(self.world_size) if begun is None else begun.position
-        before = sum(segment.done for segment in position.segments[:-1])
-        if batches_done < before:
-            msg = f"batches_done must be at least {before}, which were done before this pass, got {batches_done}."
-            raise ValueError(msg)
-        if begun is not None and begun.n_batches is not None and batches_done > begun.n_batches:
-            msg = f"batches_done must be at most {begun.n_batches}, the batches of this pass, got {batches_done}."
-            raise ValueError(msg)
-        if begun is not None and batches_done == begun.n_batches:
-            return self._state(position.after().going_on(self.world_size, 1))
-        return self._state(position.moved_to(batches_done - before))
+        return self._state(self._cursor.position_at(current_worker(), batches_done, self.world_size))
 
     def _state(self, position: Position) -> dict[str, Any]:
-        return Progress(position, self._identity()).to_state()
+        return to_state(position, self._identity())
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank.
@@ -439,124 +426,99 @@ class DistributedSampler(Sampler):
             done than it has, because too little is left for so many ranks, or because the job has another number of
             ranks and the wrapped sampler was told how many rows each of them is to draw. The sampler is then as it was.
         """
-        self.load_for(state, strict=strict)
+        self._load(state, strict=strict)
 
-    def load_for(
+    def _load(
         self, state: Mapping[str, Any], *, strict: bool, n_obs: int | None = None, data_sets: str | None = None
     ) -> None:
         """Load a state for a collection of which the number of rows is known, or also its data sets."""
-        progress = Progress.of_state(state)
-        position = progress.position.without_idle_segments()
-        self._check_whose(position)
+        worker = current_worker()
+        position, saved = from_state(state)
+        position = position.without_idle_segments()
+        _check_whose(position, worker)
         check_segments(position.going_on(self.world_size, 1))
         if strict:
             identity = self._identity()
             if position.resumes:
                 identity |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
             else:  # there is no order to bring back
-                identity["root"] = progress.identity.get("root")
-                identity["data sets"] = None
-            progress = self._compared_as_written(progress, identity)
-            if differences := progress.differences(identity):
-                listed = "; ".join(differences)
-                msg = (
-                    f"The state is of a sampler with other settings: {listed}. Make the sampler as it was made then, "
-                    "with all data sets added in the same order, or pass strict=False. (The root is what the order "
-                    "follows from: a seed=..., or else the generator of the wrapped sampler, which must be seeded "
-                    "alike in every process.)"
+                identity |= {"data sets": None, "root": saved.get("root")}
+            with worker_info_hidden(worker):
+                saved = self._as_written_today(saved, identity, position)
+            if found := differences(saved, identity):
+                raise ValueError(
+                    f"The state is of a sampler with other settings: {'; '.join(found)}. Make the sampler as it was "
+                    "made then, with all data sets added in the same order, or pass strict=False. (The root is what "
+                    "the order follows from: a seed=..., or else the generator of the wrapped sampler, which must be "
+                    "seeded alike in every process.)"
                 )
-                raise ValueError(msg)
         others = position.before(self.world_size)
         if others and not draws(self._sharding):
             check_can_go_on(self._sampler, others[-1].world_size, self.world_size)
-        of_state = {name: progress.identity.get(name) for name in ("n_obs", "data sets")} if strict else {}
-        tried = self._tried(position, of_state.get("n_obs") if n_obs is None else n_obs)
-        self._bookmark.set(position, loaded=True)
+        of_state = {name: saved.get(name) for name in ("n_obs", "data sets")} if strict else {}
+        with worker_info_hidden(worker):
+            planner = self._tried(position, of_state.get("n_obs") if n_obs is None else n_obs)
+        self._cursor.set(worker, position, was_loaded=True)
         self._of_state = of_state
-        self._planner = tried
+        self._planner = planner
 
     def _tried(self, position: Position, n_obs: Any) -> Planner:  # noqa: ANN401 what a state has
         """Plan what is left of an epoch, and return the planner that has; raise if it can't be gone on with."""
         trial = copy.copy(self._planner)  # so that nothing is lost if that fails
         if position.resumes and n_obs is not None:
             try:
-                with undivided():
-                    check_done(trial.plan(n_obs, position, self.world_size), position.done(self.world_size))
+                check_done(trial.plan(n_obs, position, self.world_size), position.done(self.world_size))
             except ValueError as error:
-                msg = (
+                raise ValueError(
                     f"The state can't be gone on with here. {error} To give up what is left of epoch {position.epoch}, "
                     f"call set_epoch({position.epoch + 1}) instead."
-                )
-                raise ValueError(msg) from error
+                ) from error
         return trial
 
-    def check_data_sets(self, data_sets: str | None) -> None:
+    def _check_data_sets(self, data_sets: str | None) -> None:
         """Raise if the next pass goes on with the state of other data sets, or of those in another order."""
         of_state = self._of_state.get("data sets")
-        if self._bookmark.position.resumes and None not in (of_state, data_sets) and of_state != data_sets:
-            msg = (
+        if self._position.resumes and None not in (of_state, data_sets) and of_state != data_sets:
+            raise ValueError(
                 f"The state is of the data sets {of_state}, and these are {data_sets} (rows x columns of each). Add "
                 "those of the state in the same order, and load it after that."
             )
-            raise ValueError(msg)
 
-    def _compared_as_written(self, progress: Progress, identity: Identity) -> Progress:
-        """Return a state with its sampler and sharding as texts of today, by which they can be compared and shown.
+    def _as_written_today(self, saved: Identity, identity: Identity, position: Position) -> Identity:
+        """Return the identity of a state with texts of today for its sampler and sharding, to compare and show them.
 
-        Raises
-        ------
-        ValueError
-            If the state is of a time when wrappers within each other lost other rows.
+        It is a ValueError if the state is of a time when wrappers within each other lost other rows.
         """
-        saved = dict(progress.identity)
+        saved = dict(saved)
         for name, thing in (("sampler", self._sampler), ("sharding", self._sharding)):
             if saved.get(name) == brief(identity[name]):
                 continue
             is_same = saved.get(name) == brief(written_out(thing))
             saved[name] = identity[name] if is_same else without_secrets(saved.get(name))
-            if (
-                is_same
-                and name == "sampler"
-                and progress.position.resumes
-                and rows_per_step(self._sampler) != self.batch_size
-            ):
-                self._check_lost_the_same(saved.get("n_obs"), progress.position.epoch)
-        return replace(progress, identity=saved)
+            if is_same and name == "sampler" and position.resumes and rows_per_step(self._sampler) != self.batch_size:
+                self._check_lost_the_same(saved.get("n_obs"), position.epoch)
+        return saved
 
     def _check_lost_the_same(self, n_obs: object, epoch: int) -> None:
         """Raise unless each of the wrappers within each other would have lost the rows that are lost by all as one."""
         if isinstance(n_obs, int):
-            with undivided():
-                plan = self._plan(n_obs, Position(epoch))
+            plan = self._plan(n_obs, Position(epoch))
             if replace(plan.division, rows_per_step=plan.batch_size).dealt(0).n_lost == plan.n_lost:
                 return
-        name = type(self).__name__
-        msg = (
-            f"The state is of an earlier version, in which {name}s within each other lost other rows under "
-            "remainder='drop': to go on in the middle of its epoch would read rows again, and others not at all. Begin "
-            f"the epoch anew, with set_epoch({epoch})."
+        raise ValueError(
+            f"The state is of an earlier version, in which {type(self).__name__}s within each other lost other rows "
+            "under remainder='drop': to go on in the middle of its epoch would read rows again, and others not at all. "
+            f"Begin the epoch anew, with set_epoch({epoch})."
         )
-        raise ValueError(msg)
-
-    def _check_whose(self, position: Position) -> None:
-        """Raise if a state is that of one DataLoader worker, and this is none, or one of others."""
-        worker = current()
-        if position.share is not None and (worker is None or worker.n_workers != position.share.n_workers):
-            msg = (
-                f"The state is that of worker {position.share.worker} of {position.share.n_workers} of a DataLoader. "
-                "Load the whole state of the DataLoader into one with as many workers. For another number of workers, "
-                "save what state_dict(batches_done=...) of the loader itself returns."
-            )
-            raise ValueError(msg)
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
         mask = self.mask if isinstance(self.mask, list) else [self.mask]
-        begun = self._bookmark.begun
+        last = self._cursor.last(current_worker())
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
         return {
-            "n_obs": self._of_state.get("n_obs") if begun is None or begun.n_obs is None else begun.n_obs,
+            "n_obs": self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs,
             "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
             "batch_size": self.batch_size,
             "remainder": self._remainder,
@@ -580,8 +542,9 @@ class DistributedSampler(Sampler):
             If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
             rank.
         """
-        n_obs, position = integer("n_obs", n_obs, least=0), self._bookmark.position
-        with undivided():
+        n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
+        position = self._cursor.position(worker)
+        with worker_info_hidden(worker):
             return self._plan(n_obs, position)
 
     def _plan(self, n_obs: int, position: Position) -> EpochPlan:
@@ -616,7 +579,7 @@ class DistributedSampler(Sampler):
         ValueError
             As for :meth:`plan`.
         """
-        plan, done = self.plan(n_obs), self._bookmark.position.done(self.world_size)
+        plan, done = self.plan(n_obs), self._position.done(self.world_size)
         check_done(plan, done)
         return max(0, plan.n_batches(self.rank) - done)
 
@@ -734,15 +697,15 @@ class DistributedSampler(Sampler):
 
     def _description(self, job: Membership, n_obs: int, more: Mapping[str, int | str]) -> Description:
         """Return what this process says of its next pass, and what more must be the same in all processes."""
-        position = self._bookmark.position
+        position = self._position
         return self._described(job, n_obs, position, {"passes since set_epoch": position.passes, **more})
 
     def _reading(self, job: Membership, n_obs: int, read: Tally) -> Reading:
         """Return what this process says of its last pass."""
-        begun = self._bookmark.begun
-        position = self._bookmark.position if begun is None else begun.position
+        last = self._cursor.last(current_worker())
+        position = self._position if last is None else last.position
         description, plan = self._described(job, n_obs, position, {}), self._plan(n_obs, position)
-        return Reading.of(description, begun, read, plan, sampler=self._sampler, rank=self.rank, root=self._root)
+        return Reading.of(description, last, read, plan, sampler=self._sampler, rank=self.rank, root=self._root)
 
     def _described(self, job: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
         n_obs = integer("n_obs", n_obs, least=0)
@@ -770,82 +733,24 @@ class DistributedSampler(Sampler):
             of those that it was given.
         """
         check_not_within_annbatchs()
-        n_obs, position = integer("n_obs", n_obs, least=0), self._bookmark.take(self.world_size)
-        with undivided():
+        n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
+        position = self._cursor.claim(worker, self.world_size)
+        with worker_info_hidden(worker):
             plan = self._plan(n_obs, position)
-        worker, share = current(), self._share(position)
         # workers that are started anew for every pass don't know that another one has warned
-        warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.id
+        warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.number
         if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
-        dealings = _dealings(position, self.world_size)
-        check_done(plan, sum(done for _, done in dealings))
-        n_batches = plan.n_batches(self.rank)
-        n_left = sum(map(len, left(n_batches, dealings[:-1])))
-        due = hand(
-            n_batches, dealings, worker=share.worker, n_workers=share.n_workers, keeps_order=self._bookmark.keeps_order
-        )
-        begun = Begun(
-            position,
-            n_obs,
-            n_batches=sum(segment.done for segment in position.before(self.world_size)) + plan.most_batches,
-            n_due=sum(map(len, due.own)),
-            share=None if worker is None else share,
-            ends=share.worker == (n_left - 1) % share.n_workers,
-        )
-        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes, begun=begun)
-        if begun.n_due < n_batches:
-            requests.hand = due
-        requests.when_taken = self._bookmark.taken
-        self._bookmark.begin(begun, requests)
-        return requests
-
-    def _share(self, position: Position) -> Share:
-        """Which part of a pass this process has: all of it, unless it is a worker."""
-        worker = current()
-        if worker is None:
-            return Share(0, 1)
-        # torch begins to collect from worker 0, whosoever's turn it was
-        return position.share or Share((worker.id + position.segments[-1].done) % worker.n_workers, worker.n_workers)
-
-    @property
-    def begun(self) -> Begun | None:
-        """The pass that was begun or taken from last, None if something was set or loaded since."""
-        return self._bookmark.begun
-
-    @property
-    def passes(self) -> list[Begun]:
-        """The passes that were begun here since something was set or loaded, but for those that were given up."""
-        return self._bookmark.passes
-
-    def under_way(self) -> Begun | None:
-        """Return the pass that a state is about, None if something was set or loaded since."""
-        return self._bookmark.under_way()
-
-    def finish(self, begun: Begun) -> None:
-        """Take what was left of a resumed epoch for done."""
-        self._bookmark.taken(begun, is_end=True)
-
-    def state_after(self, begun: Begun | None, n_yielded: int) -> dict[str, Any]:
-        """Return the state after so many batches of a pass were yielded here, or at the beginning of the next one."""
-        if begun is None:
-            position = self._bookmark.next(self.world_size)
-            return self._state(position if current() is None else replace(position, share=self._share(position)))
-        if begun.share is None and n_yielded == begun.n_due:
-            return self._state(begun.position.after().going_on(self.world_size, 1))
-        return self._state(replace(begun.moved_by(n_yielded), share=begun.share))
-
-    @property
-    def is_with_workers(self) -> bool:
-        """Whether the pass that was begun last is that of ``DataLoader`` workers, and this is their process."""
-        return self.begun is not None and not self.begun.is_here
+        check_done(plan, position.done(self.world_size))
+        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes)
+        return self._cursor.begin(worker, position, requests)
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
-        vars(duplicate).update(vars(self), _bookmark=copy.deepcopy(self._bookmark))
+        vars(duplicate).update(vars(self), _cursor=copy.deepcopy(self._cursor))
         return duplicate
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -982,9 +887,15 @@ def _asked_twice(name: str, own: Membership, other: Membership) -> str:
     )
 
 
-def _dealings(position: Position, world_size: int) -> Dealings:
-    """Return how the batches of a pass by so many ranks have been dealt to workers."""
-    return tuple((segment.n_workers, segment.done) for segment in position.of(world_size))
+def _check_whose(position: Position, worker: Worker | None) -> None:
+    """Raise if a state is that of one DataLoader worker, and this is none, or one of others."""
+    if position.worker is not None and (worker is None or worker.n_workers != position.worker.n_workers):
+        number, n_workers = position.worker
+        raise ValueError(
+            f"The state is that of worker {number} of {n_workers} of a DataLoader. Load the whole state of the "
+            "DataLoader into one with as many workers. For another number of workers, save what "
+            "state_dict(batches_done=...) of the loader itself returns."
+        )
 
 
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:

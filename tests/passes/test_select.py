@@ -22,7 +22,7 @@ from annbatch_distributed.passes.requests import (
     translate,
 )
 from annbatch_distributed.sharding import Rows
-from annbatch_distributed.sharding.batches import Hand
+from annbatch_distributed.sharding.batches import WorkerBatches
 from tests.samplers import batches, request_rows
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_exactly_the_batches_in_hand_are_kept_and_read(stream: list[LoadRequest]
         n += len(request["splits"])
     left = {number for number in range(n) if data.draw(st.booleans())}
     own = {number for number in left if data.draw(st.booleans())}
-    found = [request for request in select(stream, Hand(pieces(left), pieces(own))) if request["splits"]]
+    found = [request for request in select(stream, WorkerBatches(pieces(left), pieces(own))) if request["splits"]]
 
     expected = []
     with_own = [(request, numbers) for request, numbers in numbered if own.intersection(numbers)]
@@ -114,7 +114,7 @@ def test_a_request_is_read_wholly_if_others_have_the_rest_and_its_own_rows_are_s
     splits: list[list[int]], own: range, left: range, read: Any
 ) -> None:
     request: LoadRequest = {"requests": [slice(100, 108)], "splits": [np.array(split) for split in splits]}
-    [kept] = select([request], Hand((left,), (own,)))
+    [kept] = select([request], WorkerBatches((left,), (own,)))
     assert request_rows(kept) == [100 + row for row in read]
     assert batches([kept]) == [[100 + row for row in splits[number]] for number in own]
 
@@ -136,17 +136,17 @@ def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_in_hand_unless_th
         (range(2, 4), range(4), [0, 1, 2, 3, -1]),
     ]:
         drawn.clear()
-        kept = list(select(requests(), Hand((left,), (own,))))
+        kept = list(select(requests(), WorkerBatches((left,), (own,))))
         assert sum(len(request["splits"]) for request in kept) == len(own)
         assert drawn == expected
     drawn.clear()
-    assert list(select(requests(), Hand((range(8),), ()))) == []
+    assert list(select(requests(), WorkerBatches((range(8),), ()))) == []
     assert drawn == [0]
     single: Iterator[LoadRequest] = iter([{"requests": [slice(0, 2)], "splits": [np.arange(2)]}] * 4)
-    assert list(select(single, Hand((range(4),), ()))) == []
+    assert list(select(single, WorkerBatches((range(4),), ()))) == []
     assert len(list(single)) == 3
     drawn.clear()
-    assert list(select(requests(), Hand((), ()))) == []
+    assert list(select(requests(), WorkerBatches((), ()))) == []
     assert drawn == [0, 1, 2, 3, -1]
 
 

@@ -275,7 +275,7 @@ def everything(source: Any) -> list[Any]:
     following = copy.deepcopy(sampler)
     passes = [batches(following.sample(N_OBS)) for _ in range(2)]
     plan = str(copy.deepcopy(sampler).plan(N_OBS))
-    held = [dict(vars(thing)) for thing in (source, sampler, sampler._bookmark)]
+    held = [dict(vars(thing)) for thing in (source, sampler, sampler._cursor)]
     return [state, sampler.epoch, sampler.batches_done, plan, passes, held]
 
 

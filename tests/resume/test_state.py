@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from annbatch_distributed.resume.state import Position, Progress, Segment, Share, shown
+from annbatch_distributed.resume.state import Position, Segment, differences, from_state, shown, to_state
+from annbatch_distributed.sharding.batches import Worker
 
 #: As a file would have it, written by hand.
 STATE: dict[str, Any] = {
@@ -32,51 +33,50 @@ IDENTITY: dict[str, int | str | None] = {
 
 
 def test_what_is_read_of_a_state_is_what_is_written_in_it() -> None:
-    progress = Progress.of_state(STATE)
-    at = progress.position
+    at, identity = from_state(STATE)
     assert (at.epoch, at.passes) == (2, 1)
     first, second = at.segments
     assert (first.world_size, first.n_workers, first.done) == (3, 1, 5)
     assert (second.world_size, second.n_workers, second.done) == (4, 2, 7)
-    assert at.share is not None
-    assert (at.share.worker, at.share.n_workers) == (0, 2)
-    assert progress.identity == IDENTITY
-    assert Progress.of_state({name: value for name, value in STATE.items() if name != "worker"}).position.share is None
+    assert at.worker is not None
+    assert (at.worker.number, at.worker.n_workers) == (0, 2)
+    assert identity == IDENTITY
+    assert from_state({name: value for name, value in STATE.items() if name != "worker"})[0].worker is None
 
 
 def test_what_is_written_to_a_state_is_what_was_said() -> None:
     segments = (Segment(world_size=3, n_workers=1, done=5), Segment(world_size=4, n_workers=2, done=7))
-    position = Position(epoch=2, passes=1, segments=segments, share=Share(worker=0, n_workers=2))
-    assert json.loads(json.dumps(Progress(position, IDENTITY).to_state())) == STATE
-    whole = Progress(Position(epoch=2, passes=1, segments=segments), IDENTITY).to_state()
+    position = Position(epoch=2, passes=1, segments=segments, worker=Worker(number=0, n_workers=2))
+    assert json.loads(json.dumps(to_state(position, IDENTITY))) == STATE
+    whole = to_state(Position(epoch=2, passes=1, segments=segments), IDENTITY)
     assert whole == {name: value for name, value in STATE.items() if name != "worker"}
 
 
 def test_a_state_stays_small_whatever_is_in_the_identity() -> None:
     long: dict[str, int | str | None] = {"mask": "x" * 10**6, "sampler": "y" * 10**6}
-    state = Progress(Position(10**9, 2**63 - 1, (Segment(1024, 64, 10**9),)), long).to_state()
+    state = to_state(Position(10**9, 2**63 - 1, (Segment(1024, 64, 10**9),)), long)
     assert len(json.dumps(state)) < 2_000
-    assert Progress.of_state(state).differences(long) == []
+    assert differences(from_state(state)[1], long) == []
     changed = long | {"mask": "x" * 10**6 + "y"}
-    assert [text.split()[0] for text in Progress.of_state(state).differences(changed)] == ["mask"]
+    assert [text.split()[0] for text in differences(from_state(state)[1], changed)] == ["mask"]
 
 
 def test_what_differs_is_named_with_both_values_and_what_need_not_be_known_does_not_if_it_is_not() -> None:
-    progress = Progress.of_state(STATE)
-    assert progress.differences(IDENTITY) == []
-    assert progress.differences(IDENTITY | {"n_obs": None}) == []
-    assert progress.differences(IDENTITY | {"data sets": "100x3"}) == []
-    assert progress.differences(IDENTITY | {"n_obs": 101, "seed": 3}) == [
+    _, saved = from_state(STATE)
+    assert differences(saved, IDENTITY) == []
+    assert differences(saved, IDENTITY | {"n_obs": None}) == []
+    assert differences(saved, IDENTITY | {"data sets": "100x3"}) == []
+    assert differences(saved, IDENTITY | {"n_obs": 101, "seed": 3}) == [
         "n_obs is 100 in the state and 101 here",
         "seed is None in the state and 3 here",
     ]
-    assert progress.differences({"n_obs": 100}) == [
+    assert differences(saved, {"n_obs": 100}) == [
         "mask is '0:' in the state and None here",
         "sampler is 'RandomSampler(batch_size=8)' in the state and None here",
     ]
-    knowing = Progress.of_state(STATE | {"identity": IDENTITY | {"data sets": "60x3, 40x3"}})
-    assert knowing.differences(IDENTITY) == []
-    assert knowing.differences(IDENTITY | {"data sets": "40x3, 60x3"}) == [
+    _, knowing = from_state(STATE | {"identity": IDENTITY | {"data sets": "60x3, 40x3"}})
+    assert differences(knowing, IDENTITY) == []
+    assert differences(knowing, IDENTITY | {"data sets": "40x3, 60x3"}) == [
         "data sets is '60x3, 40x3' in the state and '40x3, 60x3' here"
     ]
 
@@ -227,9 +227,9 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(("changes", "message"), DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_state_is_an_error_that_says_what_is_wrong(changes: dict[str, Any], message: str) -> None:
-    Progress.of_state(STATE)
+    from_state(STATE)
     with pytest.raises(ValueError, match=message) as error:
-        Progress.of_state(STATE | changes)
+        from_state(STATE | changes)
     assert len(str(error.value)) < 1_000
     assert "Load " in str(error.value)
 
@@ -237,7 +237,7 @@ def test_a_damaged_state_is_an_error_that_says_what_is_wrong(changes: dict[str, 
 @pytest.mark.parametrize("name", sorted(STATE.keys() - {"worker"}))
 def test_a_truncated_state_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"The state is damaged: its '{name}'"):
-        Progress.of_state({key: value for key, value in STATE.items() if key != name})
+        from_state({key: value for key, value in STATE.items() if key != name})
 
 
 #: What is no state at all.
@@ -261,7 +261,7 @@ NO_STATES: list[Any] = [
 @pytest.mark.parametrize("state", NO_STATES, ids=range(len(NO_STATES)))
 def test_what_is_no_dict_is_a_type_error(state: Any) -> None:
     with pytest.raises(TypeError, match="A state must be a dict that state_dict has returned, got") as error:
-        Progress.of_state(state)
+        from_state(state)
     assert len(str(error.value)) < 300
 
 
@@ -283,19 +283,19 @@ def test_what_is_no_dict_is_a_type_error(state: Any) -> None:
     ],
 )
 def test_what_other_libraries_make_of_a_state_is_the_same_state(changes: dict[str, Any]) -> None:
-    progress = Progress.of_state(MappingProxyType(STATE | changes))
-    assert progress == Progress.of_state(STATE)
+    found = from_state(MappingProxyType(STATE | changes))
+    assert found == from_state(STATE)
     # JSON takes Python's own integers only
-    assert json.loads(json.dumps(progress.to_state())) == STATE
+    assert json.loads(json.dumps(to_state(*found))) == STATE
 
 
 def test_the_largest_numbers_that_a_state_can_have_are_read() -> None:
     most = 2**63 - 1
     segments = [[2**20, 2**20, most]] * 100
     state = STATE | {"epoch": most, "pass": most, "segments": segments, "worker": [2**20 - 1, 2**20]}
-    at = Progress.of_state(state).position
-    assert at == Position(most, most, (Segment(2**20, 2**20, most),) * 100, Share(2**20 - 1, 2**20))
-    assert len(json.dumps(Progress(at, IDENTITY).to_state())) < 5_000
+    at, _ = from_state(state)
+    assert at == Position(most, most, (Segment(2**20, 2**20, most),) * 100, Worker(2**20 - 1, 2**20))
+    assert len(json.dumps(to_state(at, IDENTITY))) < 5_000
 
 
 def test_a_value_is_shown_in_few_words() -> None:
@@ -306,7 +306,7 @@ def test_a_value_is_shown_in_few_words() -> None:
 
 def test_an_identity_may_be_as_large_as_its_bounds_and_no_larger() -> None:
     def of(identity: Any) -> Any:
-        return Progress.of_state(STATE | {"identity": identity}).identity
+        return from_state(STATE | {"identity": identity})[1]
 
     largest: dict[str, Any] = {str(number): number for number in range(98)} | {"n" * 160: "t" * 160, "none": None}
     assert of(largest) == largest
@@ -314,4 +314,4 @@ def test_an_identity_may_be_as_large_as_its_bounds_and_no_larger() -> None:
         with pytest.raises(ValueError, match="The state is damaged: its 'identity'"):
             of(too_large)
     with pytest.raises(TypeError, match=r"that state_dict has returned, got \[1, 2\]\."):
-        Progress.of_state([1, 2])
+        from_state([1, 2])

@@ -22,7 +22,7 @@ from annbatch_distributed.checks.agreement import (
 )
 from annbatch_distributed.checks.exchange import Verdict
 from annbatch_distributed.checks.tally import Tally
-from annbatch_distributed.sharding.batches import Hand, left
+from annbatch_distributed.sharding.batches import WorkerBatches, batches_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.checks.exchange import Gather, Timeout
     from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.resume.state import Begun
+    from annbatch_distributed.resume.cursor import PassRecord
     from annbatch_distributed.sharding import EpochPlan
 
 __all__ = ["Reading", "all_shares", "compare_readings", "epoch_read"]
@@ -56,7 +56,7 @@ class Reading:
     def of(
         cls,
         description: Description,
-        begun: Begun | None,
+        last: PassRecord | None,
         read: Tally,
         plan: EpochPlan,
         *,
@@ -68,22 +68,22 @@ class Reading:
 
         It raises a ValueError or a TypeError if it isn't known what was planned or read.
         """
-        if begun is None:
+        if last is None:
             raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
-        if begun.was_loaded:
+        if last.was_loaded:
             raise ValueError("the workers have loaded a state each, which isn't known here")
-        if begun.n_obs not in (None, plan.n_obs):
-            raise ValueError(f"n_obs must be that of the last pass, {begun.n_obs}, got {plan.n_obs}")
+        if last.n_obs not in (None, plan.n_obs):
+            raise ValueError(f"n_obs must be that of the last pass, {last.n_obs}, got {plan.n_obs}")
         if not isinstance(read, Tally):
             raise TypeError(f"read must be a Tally, got {read!r}")
-        position, n_batches, share = begun.position, plan.n_batches(rank), Tally.of_rows(plan.shard(rank).rows)
-        due = left(n_batches, tuple((segment.n_workers, segment.done) for segment in position.of(plan.world_size)))
+        position, n_batches, share = last.position, plan.n_batches(rank), Tally.of_rows(plan.shard(rank).rows)
+        due = batches_left(n_batches, position.collected(plan.world_size))
         if read == share and n_batches == sum(map(len, due)) and not plan.shares_draws:
             planned = Tally(n_batches, share.n_rows, share.value)
             return cls(description, read, planned, is_share=True, plan=plan)
         # a part of the share, or what the wrapped sampler draws of it
         rerun = partial(_rerun, sampler, plan, rank, root, position.passes)
-        planned = rerun(Hand(due, due))
+        planned = rerun(WorkerBatches(due, due))
         if _must_read_each_row(sampler, plan, share.n_rows) and rerun(None) != share:
             name = type(sampler).__name__
             raise ValueError(
@@ -127,14 +127,16 @@ def epoch_read(
     return exchange_statements(member, statement, Reading, timeout=timeout, gather=gather)
 
 
-def _rerun(sampler: Sampler, plan: EpochPlan, rank: int, root: int, passes: int, hand: Hand | None) -> Tally:
-    """Run a pass once more, without reading, and count the rows of its batches: of all, or of those in a hand."""
+def _rerun(
+    sampler: Sampler, plan: EpochPlan, rank: int, root: int, passes: int, batches: WorkerBatches | None
+) -> Tally:
+    """Run a pass once more, without reading, and count the rows of its batches: of all, or of some of them."""
     # imported here, since what only compares texts needs no annbatch
     from annbatch_distributed.passes.requests import batches_of
     from annbatch_distributed.passes.run import Pass
 
     found = Tally()
-    for request in Pass(sampler, plan, rank, root, passes, hand=hand):
+    for request in Pass(sampler, plan, rank, root, passes, batches=batches):
         for rows in batches_of(request):
             found.add(rows)
     return found

@@ -13,45 +13,36 @@ from __future__ import annotations
 
 import sys
 
+__all__ = ["check_not_collated", "check_not_dispatched"]
+
 _ACCELERATE = "accelerate.data_loader"
 _DATALOADER = "torch.utils.data._utils.fetch"
 
 
 def check_not_dispatched() -> None:
-    """Raise if what accelerate's ``prepare`` has made of a ``DataLoader`` calls the function that asks this.
-
-    Raises
-    ------
-    RuntimeError
-        If it is accelerate that calls.
-    """
+    """Raise a RuntimeError if what accelerate's ``prepare`` made of a ``DataLoader`` calls the function that asks."""
     caller = sys._getframe(2)
     if caller.f_globals.get("__name__") != _ACCELERATE:
         return
     arrived = type(caller.f_locals.get("self")).__name__
-    msg = (
+    raise RuntimeError(
         "A StatefulLoader must be iterated over as it is: it reads this rank's share of the rows. Here accelerate's "
         f"{arrived}, which comes from accelerator.prepare(DataLoader(loader)), is about to share out its batches "
         "once more, and rows would never be read. Leave the DataLoader out, and iterate over the StatefulLoader "
         "itself; prepare(loader) returns it unchanged."
     )
-    raise RuntimeError(msg)
 
 
 def check_not_collated() -> None:
-    """Raise if a torch ``DataLoader`` that would put batches into batches calls the function that asks this.
+    """Raise a ValueError if a torch ``DataLoader`` that would put batches into batches calls the function that asks.
 
-    Raises
-    ------
-    ValueError
-        If it does, by torch's own rule: what a ``collate_fn`` of the user's makes of batches is the user's business.
+    It would by torch's own rule: what a ``collate_fn`` of the user's makes of batches is the user's business.
     """
     caller = sys._getframe(2)
     if caller.f_globals.get("__name__") != _DATALOADER or not caller.f_locals.get("auto_collation"):
         return
     if caller.f_locals.get("collate_fn") is sys.modules["torch.utils.data"].default_collate:
-        msg = (
+        raise ValueError(
             "The loader makes the batches, but a DataLoader with a batch size of its own puts several of them into one "
             "(without one, torch takes 1). Pass batch_size=None: DataLoader(loader, batch_size=None, ...)."
         )
-        raise ValueError(msg)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader import StatefulLoader
     from annbatch_distributed.resume.state import Position
     from annbatch_distributed.sampler import DistributedSampler
+
+__all__ = ["WorkerDataLoader"]
 
 #: What torch would divide rows by, or collect batches out of order with.
 _REFUSED = "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"
@@ -42,11 +45,10 @@ class WorkerDataLoader:
 
         num_workers = integer("num_workers", num_workers, least=0)
         if refused := [name for name in _REFUSED if name in options]:
-            msg = (
+            raise TypeError(
                 f"to_dataloader takes the options of torch's DataLoader but for {', '.join(_REFUSED)}, got "
                 f"{', '.join(refused)}. The loader makes the batches: give its sampler a batch_size."
             )
-            raise TypeError(msg)
         if num_workers:
             # zarrs's threads don't survive a fork, and a worker that is started anew takes seconds to import
             options = {"multiprocessing_context": "spawn", "persistent_workers": True} | options
@@ -99,15 +101,14 @@ class WorkerDataLoader:
         batches = iter(self._dataloader)
         for n_taken in count():
             if number != self._n_iterations:
-                msg = (
+                raise RuntimeError(
                     "Another iteration over this DataLoader was begun, so that this one can't go on: its workers read "
                     "for that one now. For a look at a batch in the middle of an epoch, make another loader."
                 )
-                raise RuntimeError(msg)
             batch = next(batches, _END)
             if not n_taken:  # later on, the one that was begun last may be that of another DataLoader
-                begun = sampler.begun
-                self._began_at = None if begun is None else begun.position
+                last = sampler._cursor.last(current_worker())
+                self._began_at = None if last is None else last.position
             if batch is _END:
                 self._is_finished = True
                 return
@@ -123,17 +124,15 @@ class WorkerDataLoader:
         RuntimeError
             If the loader has begun another pass since, so that it can't be told which of them the state is to be about.
         """
-        sampler = self._loader.sampler
-        begun = sampler.under_way()
-        if begun is None or self._began_at is None:
+        record = self._loader.sampler._cursor.under_way(current_worker())
+        if record is None or self._began_at is None:
             return self._loader.state_dict()
-        if begun.position != self._began_at:
-            msg = (
+        if record.position != self._began_at:
+            raise RuntimeError(
                 "The pass that was begun last is not one of this DataLoader, but of another one around the same "
                 "loader, or of the loader itself. Give each a loader and a sampler of its own."
             )
-            raise RuntimeError(msg)
-        n_done = begun.n_batches if self._is_finished and begun.n_batches is not None else self._n_done
+        n_done = record.n_batches if self._is_finished and record.n_batches is not None else self._n_done
         return self._loader.state_dict(batches_done=n_done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:

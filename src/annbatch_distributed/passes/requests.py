@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.sharding import Rows
-    from annbatch_distributed.sharding.batches import Hand
+    from annbatch_distributed.sharding.batches import WorkerBatches
     from annbatch_distributed.sharding.rows import Int64Array
 
 
@@ -234,23 +234,23 @@ def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]
     return [*splits[:index], *np.array_split(splits[index], 2), *splits[index + 1 :]]
 
 
-def select(requests: Iterable[LoadRequest], hand: Hand) -> Iterator[LoadRequest]:
+def select(requests: Iterable[LoadRequest], batches: WorkerBatches) -> Iterator[LoadRequest]:
     """Keep the batches that are left of a pass, or those of one ``DataLoader`` worker.
 
     Where batches of a request are done, only the rows that the others need are read. Where they are another worker's,
     all rows are read, unless every batch is a stretch of rows: to read single rows takes far longer than it saves.
     """
     n_before = 0
-    last, end = (max((part[-1] for part in numbers), default=-1) for numbers in (hand.own, hand.left))
+    last, end = (max((part[-1] for part in numbers), default=-1) for numbers in (batches.own, batches.left))
     for request in requests:
         n_here = len(request["splits"])
         numbers = range(n_before, n_before + n_here)
         n_before += n_here
-        kept = [index for index, number in enumerate(numbers) if contains(hand.own, number)]
+        kept = [index for index, number in enumerate(numbers) if contains(batches.own, number)]
         if len(kept) == n_here:
             yield request
         elif kept:
-            are_left = all(contains(hand.left, number) for number in numbers)
+            are_left = all(contains(batches.left, number) for number in numbers)
             yield _part(request, kept, whole_unless_stretches=are_left)
         if last < n_before and last < end:  # whoever has the last batch sees whether the sampler keeps its promise
             return

@@ -33,12 +33,14 @@ from annbatch_distributed.passes.requests import (
 )
 from annbatch_distributed.passes.shard import localize
 from annbatch_distributed.passes.traits import is_wrapper, set_draws
-from annbatch_distributed.ranks.worker import undivided
+from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 
 if TYPE_CHECKING:
-    from annbatch_distributed.resume.state import Begun
+    from annbatch_distributed.resume.cursor import PassRecord
     from annbatch_distributed.sharding import EpochPlan
-    from annbatch_distributed.sharding.batches import Hand
+    from annbatch_distributed.sharding.batches import Worker, WorkerBatches
+
+__all__ = ["Pass", "follow_epoch"]
 
 
 @dataclass(eq=False)
@@ -55,34 +57,35 @@ class Pass(Iterator[LoadRequest]):
     """What the job's randomness begins from."""
     passes: int
     """How many passes this rank began before, since the epoch was set."""
-    hand: Hand | None = None
+    batches: WorkerBatches | None = None
     """Which of its batches it yields; None means all."""
-    taken: int = 0
+    n_taken: int = 0
     """How many load requests have been taken from this pass."""
     closed: bool = False
     """Whether the pass was closed, and gives no more load requests."""
-    begun: Begun | None = field(default=None, repr=False)
-    """What the sampler that began it knows it by."""
-    when_taken: Callable[[Begun, bool], None] | None = field(default=None, repr=False)
-    """What is told of every load request that is taken, and, with True, of the end; copies don't tell."""
+    record: PassRecord | None = field(default=None, repr=False)
+    """What stays known of it when it is gone; None if it is only run through."""
+    on_request: Callable[[Worker | None, bool], None] | None = field(default=None, repr=False)
+    """Called for every load request that is taken, and, with True, at the end; by this worker, and not by copies."""
     _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)
 
     def __next__(self) -> LoadRequest:
+        worker = current_worker()
         try:
-            with undivided():
+            with worker_info_hidden(worker):
                 if self._stream is None:
-                    self._stream = iter(()) if self.closed else islice(self._requests(), self.taken, None)
+                    self._stream = iter(()) if self.closed else islice(self._requests(), self.n_taken, None)
                 request = next(self._stream)
         except StopIteration:
-            self._tell(is_end=True)
+            self._notify(worker, is_end=True)
             raise
-        self.taken += 1
-        self._tell(is_end=False)
+        self.n_taken += 1
+        self._notify(worker, is_end=False)
         return request
 
-    def _tell(self, *, is_end: bool) -> None:
-        if self.when_taken is not None and self.begun is not None and not self.closed:
-            self.when_taken(self.begun, is_end)
+    def _notify(self, worker: Worker | None, *, is_end: bool) -> None:
+        if self.on_request is not None and not self.closed:
+            self.on_request(worker, is_end)
 
     def close(self) -> None:
         """End the pass."""
@@ -116,8 +119,8 @@ class Pass(Iterator[LoadRequest]):
             requests = enforce_promise(requests, promise, name=name)
         promised_batches, planned_batches = plan.sampler_batches[self.rank], plan.n_batches(self.rank)
         requests = enforce_n_batches(requests, promised=promised_batches, planned=planned_batches, name=name)
-        if self.hand is not None:
-            requests = select(requests, self.hand)
+        if self.batches is not None:
+            requests = select(requests, self.batches)
         if plan.remainder == "pad":
             # a shard that is a mask is one range, and its requests are for global rows already
             first = next(iter(shard.rows)) if restricted else 0
@@ -127,7 +130,7 @@ class Pass(Iterator[LoadRequest]):
         return translate(requests, shard.rows, name=name, ahead=is_annbatchs_own(sampler))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_stream": None, "when_taken": None}
+        return vars(self) | {"_stream": None, "on_request": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # nothing but the stream, which a copy leaves out, ever changes in place
@@ -151,6 +154,7 @@ def _run(sampler: Sampler, n_obs: int) -> Iterator[LoadRequest]:
         sampler.validate(n_obs)
         requests = sampler._sample(n_obs)
     if not isinstance(requests, Iterable):
-        msg = f"{type(sampler).__name__} must yield load requests for its rows, got {requests!r} in place of them."
-        raise TypeError(msg)
+        raise TypeError(
+            f"{type(sampler).__name__} must yield load requests for its rows, got {requests!r} in place of them."
+        )
     return iter(requests)

@@ -10,7 +10,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.ranks.resolve import asker
-from annbatch_distributed.ranks.worker import current
+from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class Deferred:
         """Return which member of a job this process is."""
         if self._answer is None:
             # a DataLoader's worker is in no process group, and belongs to the rank that has started it
-            self._answer = (self._answer_of_parent if current() is not None else None) or self._ask()
+            self._answer = (self._answer_of_parent if current_worker() is not None else None) or self._ask()
         return self._answer
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

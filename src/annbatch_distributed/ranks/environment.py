@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
-from annbatch_distributed.ranks.worker import current
+from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,7 +58,7 @@ _LAST_STEP = 0xFFFF_FFF0
 def launcher() -> Membership:
     """Return which member of a job this process is, as its launcher's variables say: see :func:`launched`."""
     variables: Mapping[str, str] = os.environ
-    if multiprocessing.parent_process() is not None and current() is None:
+    if multiprocessing.parent_process() is not None and current_worker() is None:
         # only what was set for this process itself; all others are those of the process that has started it
         variables = {name: value for name, value in variables.items() if name in {_TORCHRUN.rank, _TORCHRUN.world_size}}
     return launched(variables)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from annbatch_distributed.sharding.batches import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
+__all__ = ["current_worker", "worker_info_hidden"]
 
 #: What is hidden is hidden from all threads, so that they take turns.
 _hiding = threading.RLock()
@@ -31,17 +33,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_hide_anew)
 
 
-class Worker(NamedTuple):
-    """A worker process of a torch ``DataLoader``."""
+def current_worker() -> Worker | None:
+    """Return which worker this process is; None if it is none.
 
-    id: int
-    """Which of the workers, from 0."""
-    n_workers: int
-    """How many there are."""
-
-
-def current() -> Worker | None:
-    """Return which worker this process is; None if it is none."""
+    A process becomes a worker after it was started, so that the answer is for the call at hand only.
+    """
     torch = sys.modules.get("torch")  # in a worker, torch has been imported
     if torch is None:
         return None
@@ -50,19 +46,21 @@ def current() -> Worker | None:
     return None if info is None else Worker(info.id, info.num_workers)
 
 
-def undivided() -> AbstractContextManager[None]:
-    """Let whoever asks torch in this context hear that there are no workers."""
-    return nullcontext() if current() is None else _hidden()
-
-
 @contextmanager
-def _hidden() -> Iterator[None]:
+def worker_info_hidden(worker: Worker | None) -> Iterator[None]:
+    """Have torch say in this context that this process is no worker, to annbatch's samplers in particular.
+
+    ``worker`` is what :func:`current_worker` has returned: if it is None, there is nothing to hide.
+    """
+    if worker is None:
+        yield
+        return
     # torch has no public way to set this; tests/test_workers.py notices if it is kept elsewhere
-    from torch.utils.data._utils import worker
+    from torch.utils.data._utils import worker as torchs
 
     with _hiding:
-        info, worker._worker_info = worker._worker_info, None
+        info, torchs._worker_info = torchs._worker_info, None
         try:
             yield
         finally:
-            worker._worker_info = info
+            torchs._worker_info = info

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["Entry", "Journal"]
+
+#: What JSON can hold.
 type Entry = dict[str, Any]
 
 
@@ -31,6 +34,11 @@ class Journal:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._n_read = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a folder, or was one."""
+        return self._folder is not None
 
     def open(self) -> None:
         """Make the folder, in the process that answers for it, before others can write."""
@@ -52,24 +60,15 @@ class Journal:
     def write(self, entry: Entry) -> bool:
         """Write an entry behind those that were read, which counts as read; return False if there is another one.
 
-        Parameters
-        ----------
-        entry
-            What JSON can hold.
-
-        Raises
-        ------
-        RuntimeError
-            If the journal is not open, or not any more.
+        A journal that is not open, or whose folder is gone, is a RuntimeError.
         """
         if self._folder is None or not self._folder.exists():
             where = self._folder or f"a folder in {tempfile.gettempdir()}"
-            msg = (
+            raise RuntimeError(
                 f"The workers of a DataLoader agree on their pass through files in {where}, which isn't there: "
                 "either the loader is gone, or its process couldn't make the folder. Let TMPDIR be a folder that can "
                 "be written to."
             )
-            raise RuntimeError(msg)
         aside = self._folder / f"aside-{os.getpid()}-{threading.get_ident()}"
         aside.write_text(json.dumps(entry))
         try:
@@ -77,8 +76,9 @@ class Journal:
         except FileExistsError:
             return False
         except OSError as error:
-            msg = f"The workers of a DataLoader need hard links in {self._folder}: {error}. Let TMPDIR be elsewhere."
-            raise RuntimeError(msg) from error
+            raise RuntimeError(
+                f"The workers of a DataLoader need hard links in {self._folder}: {error}. Let TMPDIR be elsewhere."
+            ) from error
         finally:
             aside.unlink()
         self._n_read += 1

@@ -72,8 +72,10 @@ class Planner:
         for number, (size, segments) in enumerate(stretches):
             plan = self._plan_segment(n_obs, position.epoch, number, self._division(rows, n_samples, position, size))
             check_done(plan, sum(segment.done for segment in segments))
-            dealings = tuple((segment.n_workers, segment.done) for segment in segments)
-            rows, n_samples = remaining(self._sampler, plan, root=self._root, passes=position.passes, dealings=dealings)
+            collected = tuple((segment.n_workers, segment.done) for segment in segments)
+            rows, n_samples = remaining(
+                self._sampler, plan, root=self._root, passes=position.passes, collected=collected
+            )
         division = self._division(rows, n_samples, position, world_size)
         return self._plan_segment(n_obs, position.epoch, len(stretches), division)
 

@@ -16,7 +16,7 @@ from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
 from annbatch_distributed.passes.requests import bounds_of
 from annbatch_distributed.passes.run import Pass
 from annbatch_distributed.sharding import Rows
-from annbatch_distributed.sharding.batches import contains, done
+from annbatch_distributed.sharding.batches import batches_done, contains
 from annbatch_distributed.sharding.division import Order
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.sharding import EpochPlan
-    from annbatch_distributed.sharding.batches import Dealings, Numbers
+    from annbatch_distributed.sharding.batches import Collected, Numbers
     from annbatch_distributed.sharding.rows import Int64Array
 
 __all__ = ["MOST_REPLAYED", "remaining"]
@@ -37,12 +37,12 @@ MOST_REPLAYED = 1 << 14
 
 
 def remaining(
-    sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, dealings: Dealings
+    sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, collected: Collected
 ) -> tuple[Rows, int | None]:
     """Return the rows of a plan that remain to be read or drawn from, and, if ranks share out draws, how many remain.
 
     ``root`` is the job's root seed, and ``passes`` how many passes every rank began before, since the epoch was set.
-    ``dealings`` says for each number of ``DataLoader`` workers how many batches every rank has done; a rank has done
+    ``collected`` says for each number of ``DataLoader`` workers how many batches every rank has done; a rank has done
     fewer, where it had no more.
 
     Raises
@@ -60,7 +60,7 @@ def remaining(
                 f"run through, and {MOST_REPLAYED} of them can be. Go on with as many ranks, or begin the next epoch "
                 f"with set_epoch({plan.epoch + 1})."
             )
-        numbers = done(plan.n_batches(rank), dealings)
+        numbers = batches_done(plan.n_batches(rank), collected)
         for request, splits in _batches(Pass(sampler, plan, rank, root, passes), numbers):
             n_drawn += sum(map(len, splits))
             if not plan.shares_draws:

@@ -1,4 +1,4 @@
-"""Progress: how far an epoch is, as a state that can be saved and loaded.
+"""States: how far an epoch is, as a position, and as a dict that can be saved and loaded.
 
 A state is a dict of a few integers and strings that JSON can hold, the same on every rank and small however large the
 collection is:
@@ -29,7 +29,21 @@ from reprlib import Repr
 from typing import Any, NamedTuple
 
 from annbatch_distributed.ranks.rank import MOST_RANKS
+from annbatch_distributed.sharding.batches import Collected, Worker
 from annbatch_distributed.sharding.integers import BOUND
+
+__all__ = [
+    "MOST_SEGMENTS",
+    "VERSION",
+    "Identity",
+    "Position",
+    "Segment",
+    "brief",
+    "differences",
+    "from_state",
+    "shown",
+    "to_state",
+]
 
 #: The format of states; a state of a newer one can't be read.
 VERSION = 1
@@ -46,27 +60,19 @@ _MOST_NAMES = 100
 #: What a state or a sampler need not know of the collection, and what is told apart only if both know it.
 _NEED_NOT_KNOW = "n_obs", "data sets"
 
+#: What the rows and their order follow from, by name.
 type Identity = dict[str, int | str | None]
 
 
 class Segment(NamedTuple):
-    """A stretch of an epoch that was run by so many processes."""
+    """A stretch of an epoch that was run with one world size and one number of workers."""
 
     world_size: int
     """How many ranks there were."""
     n_workers: int
-    """How many ``DataLoader`` workers each rank's batches were dealt to: 1 if there are none, or it doesn't matter."""
+    """How many ``DataLoader`` workers shared each rank's batches: 1 if there are none, or it doesn't matter."""
     done: int
     """How many batches every rank has done."""
-
-
-class Share(NamedTuple):
-    """The part of a pass that one ``DataLoader`` worker has."""
-
-    worker: int
-    """Its batches are collected as those with the numbers ``worker``, ``worker + n_workers``, ... of the segment."""
-    n_workers: int
-    """How many workers there are."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,8 @@ class Position:
     """How many passes were begun before it, since the epoch was set."""
     segments: tuple[Segment, ...] = ()
     """What was run of the epoch."""
-    share: Share | None = None
-    """Whose part it is, if it isn't the whole rank's."""
+    worker: Worker | None = None
+    """Whose part of the last segment it is, if it isn't the whole rank's."""
 
     @property
     def resumes(self) -> bool:
@@ -91,29 +97,30 @@ class Position:
         """Return the same position, without segments in which nothing was done."""
         return replace(self, segments=tuple(segment for segment in self.segments if segment.done))
 
-    def of(self, world_size: int) -> tuple[Segment, ...]:
-        """Return the last segments, as far as they were run by so many ranks."""
-        others = len(self.segments)
-        while others and self.segments[others - 1].world_size == world_size:
-            others -= 1
-        return self.segments[others:]
-
     def before(self, world_size: int) -> tuple[Segment, ...]:
-        """Return the segments before those."""
-        return self.segments[: len(self.segments) - len(self.of(world_size))]
+        """Return the segments but for the last ones, as far as they have this world size."""
+        n_others = len(self.segments)
+        while n_others and self.segments[n_others - 1].world_size == world_size:
+            n_others -= 1
+        return self.segments[:n_others]
+
+    def collected(self, world_size: int) -> Collected:
+        """Return the number of workers and the batches done of each of the last segments with this world size."""
+        last = self.segments[len(self.before(world_size)) :]
+        return tuple((segment.n_workers, segment.done) for segment in last)
 
     def done(self, world_size: int) -> int:
-        """Return how many batches were done in the last segments by so many ranks."""
-        return sum(segment.done for segment in self.of(world_size))
+        """Return how many batches were done in the last segments with this world size."""
+        return sum(done for _, done in self.collected(world_size))
 
     def going_on(self, world_size: int, n_workers: int) -> Position:
-        """Return the same position, with a last segment of so many ranks and workers."""
+        """Return the same position, with a last segment of this world size and number of workers."""
         if self.segments and self.segments[-1][:2] == (world_size, n_workers):
             return self
         return replace(self, segments=(*self.segments, Segment(world_size, n_workers, 0)))
 
     def moved_to(self, done: int) -> Position:
-        """Return the same position, with so many batches done in the last segment."""
+        """Return the same position, with ``done`` batches in the last segment."""
         *others, last = self.segments
         return replace(self, segments=(*others, last._replace(done=done)))
 
@@ -121,107 +128,75 @@ class Position:
         """Return where the next pass begins, once this one has come to its end."""
         return Position(self.epoch, self.passes + 1)
 
-
-@dataclass(frozen=True, eq=False)
-class Begun:
-    """A pass that was begun; two of them are never equal, whatever they hold."""
-
-    position: Position
-    """Where it began; the last segment is the one that it goes on with."""
-    n_obs: int | None
-    """Rows of the collection, if that is known."""
-    n_batches: int | None
-    """How many batches the epoch has on the rank that has the most, if that is known."""
-    n_due: int
-    """How many batches it yields here."""
-    share: Share | None = None
-    """Which part of the rank's pass it is, in a ``DataLoader`` worker."""
-    ends: bool = True
-    """Whether the last batch of the rank's pass is in that part."""
-    is_here: bool = True
-    """Whether it isn't that of the workers of this process."""
-    was_loaded: bool = False
-    """Whether workers have loaded the position, so that their process doesn't know it."""
-
-    def moved_by(self, n_yielded: int) -> Position:
-        """Return the position after so many batches were yielded here, with those that others have yielded by then."""
-        done = self.position.segments[-1].done
-        if not n_yielded or self.share is None:
-            return self.position.moved_to(done + n_yielded)
-        worker, n_workers = self.share
-        own = len(range(worker, done, n_workers)) + n_yielded
-        return self.position.moved_to((own - 1) * n_workers + worker + 1)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an epoch is.
-
-    Examples
-    --------
-    >>> progress = Progress(Position(epoch=3, segments=(Segment(8, 1, 120),)), identity={"n_obs": 10_000})
-    >>> Progress.of_state(progress.to_state()) == progress
-    True
-    """
-
-    position: Position
-    """Where to go on, with at least one segment."""
-    identity: Identity
-    """What the rows and their order follow from, by name."""
-
-    def to_state(self) -> dict[str, Any]:
-        """Return it as a state."""
-        at = self.position
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a dict that JSON can hold."""
         return {
-            "version": VERSION,
-            "epoch": at.epoch,
-            "pass": at.passes,
-            "segments": [list(segment) for segment in at.segments],
-            **({} if at.share is None else {"worker": list(at.share)}),
-            "identity": {name: brief(value) for name, value in self.identity.items()},
+            "epoch": self.epoch,
+            "pass": self.passes,
+            "segments": [list(segment) for segment in self.segments],
+            **({} if self.worker is None else {"worker": list(self.worker)}),
         }
 
     @classmethod
-    def of_state(cls, state: object) -> Progress:
-        """Read a state.
-
-        Raises
-        ------
-        TypeError
-            If it is not a mapping.
-        ValueError
-            If it is of a newer format, or damaged.
-        """
-        if not isinstance(state, Mapping):
-            msg = f"A state must be a dict that state_dict has returned, got {shown(state)}."
-            raise TypeError(msg)
-        version = _integer(state.get("version"))
-        if version is not None and version > VERSION:
-            msg = (
-                f"The state has format {shown(version)}, and this version of annbatch-distributed reads formats up to "
-                f"{VERSION}. Load it with the version that saved it, or a newer one."
-            )
-            raise ValueError(msg)
-        if version != VERSION:
-            raise _damaged("version", f"must be {VERSION}", state.get("version"))
-        position = Position(
-            epoch=_counted("epoch", state.get("epoch")),
-            passes=_counted("pass", state.get("pass")),
-            segments=_segments(state.get("segments")),
-            share=_share(state.get("worker")),
+    def from_json(cls, json: Mapping[str, Any]) -> Position:
+        """Return the position that :meth:`to_json` has written."""
+        segments, worker = json["segments"], json.get("worker")
+        return cls(
+            json["epoch"],
+            json["pass"],
+            tuple(Segment(*segment) for segment in segments),
+            None if worker is None else Worker(*worker),
         )
-        return cls(position, _identity(state.get("identity")))
 
-    def differences(self, identity: Identity) -> list[str]:
-        """Return what differs from the identity of a sampler, each as a text."""
-        own = {name: brief(value) for name, value in identity.items()}
-        found = []
-        for name in own.keys() | self.identity.keys():
-            saved, here = brief(self.identity.get(name)), own.get(name)
-            unknown = name in _NEED_NOT_KNOW and None in (saved, here)
-            if saved != here and not unknown:
-                found.append(f"{name} is {saved!r} in the state and {here!r} here")
-        return sorted(found)
+
+def to_state(position: Position, identity: Identity) -> dict[str, Any]:
+    """Return a position, which has a segment at least, and what its rows and their order follow from, as a state.
+
+    Examples
+    --------
+    >>> state = to_state(Position(epoch=3, segments=(Segment(8, 1, 120),)), {"n_obs": 10_000})
+    >>> state
+    {'version': 1, 'epoch': 3, 'pass': 0, 'segments': [[8, 1, 120]], 'identity': {'n_obs': 10000}}
+    >>> from_state(state)[0].segments
+    (Segment(world_size=8, n_workers=1, done=120),)
+    """
+    return {
+        "version": VERSION,
+        **position.to_json(),
+        "identity": {name: brief(value) for name, value in identity.items()},
+    }
+
+
+def from_state(state: object) -> tuple[Position, Identity]:
+    """Return the position and the identity of a state.
+
+    What is no mapping is a TypeError; what is of a newer format, or damaged, a ValueError.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"A state must be a dict that state_dict has returned, got {shown(state)}.")
+    version = _integer(state.get("version"))
+    if version is not None and version > VERSION:
+        raise ValueError(
+            f"The state has format {shown(version)}, and this version of annbatch-distributed reads formats up to "
+            f"{VERSION}. Load it with the version that saved it, or a newer one."
+        )
+    if version != VERSION:
+        raise _damaged("version", f"must be {VERSION}", state.get("version"))
+    checks = {"epoch": _checked_count, "pass": _checked_count, "segments": _checked_segments, "worker": _checked_worker}
+    position = Position.from_json({name: check(name, state.get(name)) for name, check in checks.items()})
+    return position, _checked_identity("identity", state.get("identity"))
+
+
+def differences(saved: Identity, own: Identity) -> list[str]:
+    """Return what differs between the identity of a state and that of a sampler, each as a text."""
+    own = {name: brief(value) for name, value in own.items()}
+    found = []
+    for name in own.keys() | saved.keys():
+        values = brief(saved.get(name)), own.get(name)
+        unknown = name in _NEED_NOT_KNOW and None in values
+        if values[0] != values[1] and not unknown:
+            found.append(f"{name} is {values[0]!r} in the state and {values[1]!r} here")
+    return sorted(found)
 
 
 def brief[Value: int | str | None](value: Value) -> Value | str:
@@ -251,62 +226,64 @@ class _Short(Repr):
 
 _SHORT = _Short()
 
-
-def _segments(value: object) -> tuple[Segment, ...]:
-    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MOST_SEGMENTS:
-        raise _damaged("segments", _SEGMENTS, value)
-    return tuple(map(_segment, value))
-
-
 _SEGMENTS = (
     f"must be a list of 1 to {MOST_SEGMENTS} [world size, number of workers, batches done], with world sizes and "
     f"numbers of workers from 1 to {MOST_RANKS}, and batches that count from 0 and are below 2**63"
 )
 
 
-def _segment(value: object) -> Segment:
-    numbers = _integers(value, 3)
-    if numbers is None:
-        raise _damaged("segments", _SEGMENTS, value)
-    world_size, n_workers, done = numbers
-    if not (1 <= world_size <= MOST_RANKS and 1 <= n_workers <= MOST_RANKS and 0 <= done < BOUND):
-        raise _damaged("segments", _SEGMENTS, value)
-    return Segment(world_size, n_workers, done)
+def _checked_segments(name: str, value: object) -> list[list[int]]:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MOST_SEGMENTS:
+        raise _damaged(name, _SEGMENTS, value)
+    segments = []
+    for segment in value:
+        world_size, n_workers, done = numbers = _integers(segment, 3) or [0, 0, 0]
+        if not (1 <= world_size <= MOST_RANKS and 1 <= n_workers <= MOST_RANKS and 0 <= done < BOUND):
+            raise _damaged(name, _SEGMENTS, segment)
+        segments.append(numbers)
+    return segments
 
 
-def _share(value: object) -> Share | None:
+def _checked_worker(name: str, value: object) -> list[int] | None:
     if value is None:
         return None
     numbers = _integers(value, 2)
     if numbers is None or not 0 <= numbers[0] < numbers[1] <= MOST_RANKS:
         expected = f"must be [worker, number of workers], with a worker from 0 below a number of at most {MOST_RANKS}"
-        raise _damaged("worker", expected, value)
-    return Share(*numbers)
+        raise _damaged(name, expected, value)
+    return numbers
 
 
-def _identity(value: object) -> Identity:
+def _checked_identity(name: str, value: object) -> Identity:
     if not isinstance(value, Mapping) or len(value) > _MOST_NAMES:
-        raise _damaged("identity", f"must be a dict of at most {_MOST_NAMES} names", value)
+        raise _damaged(name, f"must be a dict of at most {_MOST_NAMES} names", value)
     identity: Identity = {}
-    for name, held in value.items():
-        if not isinstance(name, str) or len(name) > _LONGEST:
-            raise _damaged("identity", f"must have names of at most {_LONGEST} characters", name)
+    for key, held in value.items():
+        if not isinstance(key, str) or len(key) > _LONGEST:
+            raise _damaged(name, f"must have names of at most {_LONGEST} characters", key)
         if held is None or (isinstance(held, str) and len(held) <= _LONGEST):
-            identity[name] = held
+            identity[key] = held
             continue
         number = _integer(held)
         if number is None or not 0 <= number < BOUND:
             expected = (
                 f"must hold texts of at most {_LONGEST} characters, integers from 0 and below 2**63, or None, and not "
-                f"as {shown(name)}"
+                f"as {shown(key)}"
             )
-            raise _damaged("identity", expected, held)
-        identity[name] = number
+            raise _damaged(name, expected, held)
+        identity[key] = number
     return identity
 
 
+def _checked_count(name: str, value: object) -> int:
+    number = _integer(value)
+    if number is None or not 0 <= number < BOUND:
+        raise _damaged(name, "must count from 0 and be below 2**63", value)
+    return number
+
+
 def _integers(value: object, length: int) -> list[int] | None:
-    """So many integers; None if it is something else."""
+    """A list of ``length`` integers; None if it is something else."""
     if not isinstance(value, list | tuple) or len(value) != length:
         return None
     numbers = [number for number in map(_integer, value) if number is not None]
@@ -321,13 +298,6 @@ def _integer(value: object) -> int | None:
         return int(index(value))
     except TypeError:  # arrays have the method, whatever they hold
         return None
-
-
-def _counted(name: str, value: object) -> int:
-    number = _integer(value)
-    if number is None or not 0 <= number < BOUND:
-        raise _damaged(name, "must count from 0 and be below 2**63", value)
-    return number
 
 
 def _damaged(name: str, expected: str, value: object) -> ValueError:

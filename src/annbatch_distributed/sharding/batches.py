@@ -1,14 +1,14 @@
-"""Dealing: which of a rank's batches each worker of a torch ``DataLoader`` has.
+"""Batches of workers: which of a rank's batches each worker of a torch ``DataLoader`` has.
 
 The batches of a rank have numbers, in the order of its pass. torch collects them from its workers in turn, so that the
-batches that are collected as w-th, (w + K)-th, ... are those of worker w of K. Which ones these are is a *dealing*:
+batches that are collected as w-th, (w + K)-th, ... are those of worker w of K. Which numbers these batches have:
 
-- A sampler that keeps an order has its batches dealt out one by one: they are collected in that order.
-- One that shuffles has them dealt in stretches, of as many batches as each worker is asked for: the batches of a load
-  request then belong to one worker, or at the ends of stretches to two, so that hardly anything is read twice.
+- Of a sampler that keeps an order, they are every K-th: batches are collected in that order.
+- Of one that shuffles, they are consecutive, as many as the worker is asked for: the batches of a load request then
+  belong to one worker, or at the ends of its stretch to two, so that hardly anything is read twice.
 
 Either way a rank's batches are what they would be without workers, and as many. How many were collected says for every
-worker which it still has; if the number of workers changes, what is left is dealt anew.
+worker which it still has; if the number of workers changes, the batches that are left are divided anew.
 """
 
 from __future__ import annotations
@@ -21,20 +21,42 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+__all__ = [
+    "Collected",
+    "Numbers",
+    "Worker",
+    "WorkerBatches",
+    "batches_done",
+    "batches_left",
+    "batches_of_worker",
+    "contains",
+    "cut",
+]
+
 #: Ascending numbers of batches.
 type Numbers = tuple[range, ...]
 
-#: For each number of workers that a pass has had, how many batches were collected. Without workers, one has them all.
-type Dealings = tuple[tuple[int, int], ...]
+#: For each number of workers that a pass has had, that number (1 without workers), and how many batches were collected.
+type Collected = tuple[tuple[int, int], ...]
 
 
-class Hand(NamedTuple):
-    """What one worker has still to do."""
+class Worker(NamedTuple):
+    """A worker of a torch ``DataLoader``, or its part of a pass."""
+
+    number: int
+    """Which of the workers, from 0. Of a pass, it has the batches that are collected ``number``-th, ``number +
+    n_workers``-th, ...."""
+    n_workers: int
+    """How many workers there are."""
+
+
+class WorkerBatches(NamedTuple):
+    """The batches of a pass that are left for one worker."""
 
     left: Numbers
-    """The batches that any worker has left."""
+    """The batches that are left for all workers."""
     own: Numbers
-    """Those of this worker."""
+    """The batches that are left for this worker."""
 
 
 def cut(numbers: Numbers, bounds: Iterable[int]) -> Numbers:
@@ -60,72 +82,58 @@ def cut(numbers: Numbers, bounds: Iterable[int]) -> Numbers:
     return tuple(found)
 
 
-def left(n_batches: int, dealings: Dealings) -> Numbers:
-    """Return the batches that are left of a pass.
-
-    Parameters
-    ----------
-    n_batches
-        How many batches the pass has.
-    dealings
-        For each number of workers that it has had, that number and how many batches were collected.
+def batches_left(n_batches: int, collected: Collected) -> Numbers:
+    """Return the batches that are left of a pass of ``n_batches``.
 
     Examples
     --------
     Two workers have batches 0 to 4 and 5 to 9. Three are collected: 0, 5 and 1.
 
-    >>> left(10, ((2, 3),))
+    >>> batches_left(10, ((2, 3),))
     (range(2, 5), range(6, 10))
     """
     numbers: Numbers = (range(n_batches),)
-    for n_workers, done in dealings:
-        numbers = _without_collected(numbers, n_workers, done)
+    for n_workers, n_collected in collected:
+        numbers = _without_collected(numbers, n_workers, n_collected)
     return numbers
 
 
-def done(n_batches: int, dealings: Dealings) -> Numbers:
-    """Return the batches that are not left of a pass.
+def batches_done(n_batches: int, collected: Collected) -> Numbers:
+    """Return the batches that are not left of a pass of ``n_batches``.
 
     Examples
     --------
-    >>> done(10, ((2, 3),))
+    >>> batches_done(10, ((2, 3),))
     (range(0, 2), range(5, 6))
     """
-    bounds = chain.from_iterable((part.start, part.stop) for part in left(n_batches, dealings))
+    bounds = chain.from_iterable((part.start, part.stop) for part in batches_left(n_batches, collected))
     return cut((range(n_batches),), [0, *bounds, n_batches])
 
 
-def hand(n_batches: int, dealings: Dealings, *, worker: int, n_workers: int, keeps_order: bool) -> Hand:
-    """Return what a worker has still to do.
+def batches_of_worker(n_batches: int, collected: Collected, worker: Worker, *, keeps_order: bool) -> WorkerBatches:
+    """Return the batches of a pass of ``n_batches`` that are left for a worker.
 
-    Parameters
-    ----------
-    n_batches, dealings
-        As for :func:`left`; the last dealing is to this number of workers, unless an order is kept, and then to 1.
-    worker
-        Whose batches are collected as those with the numbers ``worker``, ``worker + n_workers``, ... of that dealing.
-    n_workers
-        How many workers there are.
-    keeps_order
-        Whether batches are to be collected in their order.
+    What was collected ends with what was collected from as many workers as now; or from 1, if batches are to be
+    collected in their order. The worker's number counts from the beginning of that.
 
     Examples
     --------
-    >>> hand(10, ((2, 3),), worker=1, n_workers=2, keeps_order=False).own
+    >>> batches_of_worker(10, ((2, 3),), Worker(1, 2), keeps_order=False).own
     (range(6, 10),)
-    >>> [*hand(10, ((1, 3),), worker=1, n_workers=2, keeps_order=True).own[0]]
+    >>> [*batches_of_worker(10, ((1, 3),), Worker(1, 2), keeps_order=True).own[0]]
     [3, 5, 7, 9]
     """
-    *before, (_, collected) = dealings
-    all_left = left(n_batches, dealings)
+    *before, (_, n_collected) = collected
+    number, n_workers = worker
+    all_left = batches_left(n_batches, collected)
     if n_workers == 1:
-        return Hand(all_left, all_left)
-    numbers = left(n_batches, tuple(before))
+        return WorkerBatches(all_left, all_left)
+    numbers = batches_left(n_batches, tuple(before))
     if keeps_order:
-        dealt = _every(numbers, worker, n_workers)
+        whole = _every(numbers, number, n_workers)
     else:
-        dealt = cut(numbers, _stretch(sum(map(len, numbers)), n_workers, worker))
-    return Hand(all_left, cut(dealt, [len(range(worker, collected, n_workers)), n_batches]))
+        whole = cut(numbers, _stretch(sum(map(len, numbers)), n_workers, number))
+    return WorkerBatches(all_left, cut(whole, [len(range(number, n_collected, n_workers)), n_batches]))
 
 
 def contains(numbers: Numbers, number: int) -> bool:
@@ -134,12 +142,12 @@ def contains(numbers: Numbers, number: int) -> bool:
     return which < len(numbers) and number in numbers[which]
 
 
-def _every(numbers: Numbers, worker: int, n_workers: int) -> Numbers:
-    """Every so many-th number, from the one that this worker is asked for first."""
+def _every(numbers: Numbers, first: int, step: int) -> Numbers:
+    """Every ``step``-th number, from the one at the place ``first``."""
     found = []
     for part in numbers:
-        found.append(part[worker % n_workers :: n_workers])
-        worker -= len(part)
+        found.append(part[first % step :: step])
+        first -= len(part)
     return tuple(piece for piece in found if piece)
 
 
@@ -150,14 +158,14 @@ def _stretch(n_numbers: int, n_workers: int, worker: int) -> tuple[int, int]:
     return start, start + size + (worker < n_longer)
 
 
-def _without_collected(numbers: Numbers, n_workers: int, done: int) -> Numbers:
-    """Return what is left of numbers that are dealt in stretches, of which so many were collected in turn.
+def _without_collected(numbers: Numbers, n_workers: int, n_collected: int) -> Numbers:
+    """Return what is left of numbers that workers have in stretches, once some were collected from them in turn.
 
     It takes as long as there are workers of which any was collected, however many others there are.
     """
     n_numbers = sum(map(len, numbers))
     bounds = []
-    for worker in range(min(n_workers, n_numbers, done)):
+    for worker in range(min(n_workers, n_numbers, n_collected)):
         start, stop = _stretch(n_numbers, n_workers, worker)
-        bounds += [start, min(stop, start + len(range(worker, done, n_workers)))]
+        bounds += [start, min(stop, start + len(range(worker, n_collected, n_workers)))]
     return cut(numbers, [0, *bounds, n_numbers])
