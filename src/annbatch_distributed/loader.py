@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.ranks import Membership
     from annbatch_distributed.resume.cursor import PassRecord
+    from annbatch_distributed.resume.state import Position
 
 
 class StatefulLoader(Loader[Any, Any]):
@@ -171,8 +172,14 @@ class StatefulLoader(Loader[Any, Any]):
             If it isn't known; or if more than one pass may be gone on with, so that it can't be told which of them the
             state is to be about. (A look at a batch, as ``next(iter(loader))``, is none: its iterator is gone at once.)
         """
-        if batches_done is not None:
-            return self._named(self._sampler.state_dict(batches_done=batches_done))
+        if batches_done is None:
+            state = self._sampler._state(self._position())
+        else:
+            state = self._sampler.state_dict(batches_done=batches_done)
+        return state | {"identity": state["identity"] | {"data sets": data_sets_of(self)}}
+
+    def _position(self) -> Position:
+        """How far this loader's consumer is."""
         worker, cursor = current_worker(), self._sampler._cursor
         last = cursor.last(worker)
         if last is not None and last.is_by_workers:
@@ -183,22 +190,18 @@ class StatefulLoader(Loader[Any, Any]):
         record = None if self._is_new else cursor.under_way(worker)
         if record is None:  # something was set or loaded since, or nothing was begun
             position = cursor.next(worker, self._sampler.world_size)
-            return self._named(self._sampler._state(replace(position, worker=cursor.part(worker, position))))
+            return replace(position, worker=cursor.part(worker, position))
         one = self._pass_of(record)
         if one is None:
             raise RuntimeError(
                 "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
                 "or of sampler.sample(...). Give each loader a sampler of its own."
             )
-        return self._named(self._sampler._state(record.position_after(one.n_yielded)))
+        return record.position_after(one.n_yielded)
 
     def _pass_of(self, record: PassRecord | None) -> _LoaderPass | None:
         """The pass of this loader that has a record; None if it is that of another loader, or of no loader."""
         return next((one for one in self._passes if one.record is record), None)
-
-    def _named(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state of this loader's sampler, with what only the loader knows."""
-        return state | {"identity": state["identity"] | {"data sets": data_sets_of(self)}}
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.

@@ -12,11 +12,11 @@ from annbatch_distributed.sharding.batches import (
     Collected,
     Numbers,
     Worker,
+    _cut,
     batches_done,
     batches_left,
     batches_of_worker,
     contains,
-    cut,
 )
 
 #: How many workers there are, and how many batches are collected.
@@ -115,7 +115,7 @@ def test_the_numbers_at_some_places_are_those_that_stand_there(lengths: list[int
     numbers: Numbers = tuple(range(10 * which, 10 * which + length) for which, length in enumerate(lengths))
     bounds = sorted(bounds)[len(bounds) % 2 :]
     standing = list(chain(*numbers))
-    found = cut(numbers, bounds)
+    found = _cut(numbers, bounds)
     assert all(found)
     assert list(chain(*found)) == [
         number for place, number in enumerate(standing) if sum(bound <= place for bound in bounds) % 2

@@ -53,7 +53,7 @@ class Pass(Iterator[LoadRequest]):
     """Every rank's rows and batches in this epoch."""
     rank: int
     """Whose pass this is."""
-    root: int
+    root_seed: int
     """What the job's randomness begins from."""
     passes: int
     """How many passes this rank began before, since the epoch was set."""
@@ -97,7 +97,7 @@ class Pass(Iterator[LoadRequest]):
             return iter(())
         plan, shard = self.plan, self.plan.shard(self.rank)
         name = type(self.sampler).__name__
-        rng = generator(self.root, rank=self.rank, epoch=plan.epoch, passes=self.passes, segment=plan.segment)
+        rng = generator(self.root_seed, rank=self.rank, epoch=plan.epoch, passes=self.passes, segment=plan.segment)
         sampler = private_copy(self.sampler, rng)
         restricted = restrict_by_mask(sampler, shard.rows)
         if not restricted:

@@ -9,34 +9,22 @@ Which workers are of the same iteration is seen from how they were started. torc
 after the other, worker 0 first, so that the number of the start less that of the worker is the same for all of them and
 for no others. Persistent workers count their iterations from there.
 
-What changes in the process of a rank. A *generation* is a number of positions; what workers began in an earlier one is
-no longer current, unless the position is the same. An entry of the journal is written only if there may be workers:
+===========================  ==========================  ==================  =======================================
+event                        where                       the next position   what others read in the journal
+===========================  ==========================  ==================  =======================================
+a position is set            process of the rank         that position       "set"; persistent workers begin there next
+a position is set            a worker                    there, that one     nothing: each worker sets its own
+a whole pass begins          process of the rank         the pass after it   "set"
+a whole pass begins          workers                     the pass after it   "begin", by the first of the workers
+the rest of an epoch begins  process of the rank         the same            "set"
+the rest of an epoch begins  workers                     the same            "begin", by the first of the workers
+such a rest comes to an end  process of the rank         the pass after it   "set"
+such a rest comes to an end  worker with the last batch  the pass after it   "about": that it is finished
+===========================  ==========================  ==================  =======================================
 
-======================================  =====================  ===================================================
-event                                   the next position      what else
-======================================  =====================  ===================================================
-``set``                                 what is set            new generation, entry "set"; passes are forgotten
-``begin`` a whole pass                  the pass after it      new generation, entry "set"; the pass is noted
-``begin`` the rest of an epoch          the same               new generation, entry "set"; the pass is noted
-such a rest comes to its end            the pass after it      new generation, entry "set"; the pass is finished
-workers begin a whole pass              the pass after it      read as entry "begin": the latest iteration
-workers begin the rest of an epoch      the same               read as entry "begin": the latest iteration
-such a rest comes to its end            the pass after it      read as entry "end": the iteration is finished
-a process is started                    the same               it is counted, and the journal opened
-======================================  =====================  ===================================================
-
-In a worker:
-
-======================================  ============================================================================
-event                                   what changes
-======================================  ============================================================================
-the process ``set`` a position          read as entry "set"; from the worker's second pass on, it begins there
-``set`` in the worker itself            it begins there itself, in an iteration with workers that have set as many
-``next``                                the iteration that comes next is decided: read as entry "begin", or written
-``claim``                               that iteration is claimed, and none decided; passes begun here are one more
-``begin``, in the first of its workers  entry "about": how many rows and batches the epoch has
-the last batch of the pass is taken     entry "end", by the worker that has it
-======================================  ============================================================================
+Every position that the process sets or goes on to is a *generation*: what workers began in an earlier one is no longer
+current, unless the position is the same. A worker decides which iteration is next (``next``) and claims it (``claim``)
+before it is planned, so that one that can't be planned isn't begun again; ``begin`` then says what it is "about".
 """
 
 from __future__ import annotations
@@ -191,7 +179,7 @@ class Cursor:
         self._journal = Journal()
         # for each thread, how many processes it has started
         self._n_started: dict[int, int] = {}
-        # the iteration that workers have begun last, and those that other workers have still to begin
+        # the iteration that workers have begun last, and those that other workers may have still to begin
         self._latest: _Iteration | None = None
         self._open: dict[_Key, _Iteration] = {}
         # in a worker: the thread and the number of its start; how many passes it has begun, by any copy, so that none
@@ -252,14 +240,13 @@ class Cursor:
     @_in_turn
     def position_at(self, worker: Worker | None, batches_done: int, world_size: int) -> Position:
         """Return the position when every rank has done a number of batches of the epoch, before resumes included."""
-        record = self.under_way(worker)
-        if record is not None and record.was_loaded:
+        record = self.under_way(worker) or PassRecord(self.next(worker, world_size))
+        if record.was_loaded:
             raise RuntimeError(
                 "The workers of a DataLoader have loaded a state each, which this process doesn't know. Save the "
                 "DataLoader's own state_dict()."
             )
-        position = self.next(worker, world_size) if record is None else record.position
-        n_batches = None if record is None else record.n_batches
+        position, n_batches = record.position, record.n_batches
         before = sum(segment.done for segment in position.segments[:-1])
         if batches_done < before:
             raise ValueError(
@@ -301,10 +288,9 @@ class Cursor:
             return self.position(worker).going_on(world_size, 1)
         if self._next is None:
             self._next = self._decide(worker, world_size)
-        # a worker that has loaded a state has a part of its own
-        return (
-            self._set.going_on(world_size, self._n_workers(worker)) if self._is_set_here else self._next.record.position
-        )
+        if self._is_set_here:  # a worker that has loaded a state has a part of its own
+            return self._set.going_on(world_size, self._n_workers(worker))
+        return self._next.record.position
 
     @_in_turn
     def claim(self, worker: Worker | None, world_size: int) -> Position:
@@ -329,9 +315,9 @@ class Cursor:
     def begin(self, worker: Worker | None, position: Position, pass_: Pass) -> Pass:
         """Begin the pass from a position that was claimed: let it yield what is left here, and say how far it is."""
         plan, part = pass_.plan, self.part(worker, position)
-        number, n_workers = part or (0, 1)
+        number, n_workers = own = part or Worker(0, 1)
         n_batches, collected = plan.n_batches(pass_.rank), position.collected(plan.world_size)
-        due = batches_of_worker(n_batches, collected, Worker(number, n_workers), keeps_order=self._keeps_order)
+        due = batches_of_worker(n_batches, collected, own, keeps_order=self._keeps_order)
         n_in_segment = sum(map(len, batches_left(n_batches, collected[:-1])))
         record = PassRecord(
             position,
@@ -416,19 +402,15 @@ class Cursor:
         """Return the thread and the number of the start of a process that may be a worker."""
         self._detach()
         self._sync(None)
-        self._open = {key: iteration for key, iteration in self._open.items() if self._is_open(None, iteration)}
+        # some of an iteration's workers have still to be started
+        self._open = {
+            key: one for key, one in self._open.items() if self._n_started.get(key[0], 0) < key[1] + one.n_workers - 1
+        }
         thread = threading.get_ident()
         self._n_started[thread] = self._n_started.get(thread, 0) + 1
         if not self._journal.is_open:
             self._journal.open()
         return thread, self._n_started[thread]
-
-    def _is_open(self, worker: Worker | None, iteration: _Iteration) -> bool:
-        """Whether there are workers that have still to begin it: in a worker, whether it may be one of them."""
-        thread, first, *_ = iteration.key
-        if worker is not None:
-            return self._start == (thread, first + worker.number)
-        return self._n_started.get(thread, 0) < first + iteration.n_workers - 1
 
     # a worker
 
@@ -480,7 +462,7 @@ class Cursor:
         # a worker that has made the loader itself shares nothing
         is_written = (worker is not None and self._is_owner) or self._journal.write(entry)
         if is_written:
-            self._note(worker, entry)
+            self._note(entry)
         else:
             self._sync(worker)
         return is_written
@@ -489,9 +471,9 @@ class Cursor:
         """Read what others wrote: the workers of this process; or in a worker, its process and the other workers."""
         if self._is_owner == (worker is None):
             for entry in self._journal.read():
-                self._note(worker, entry)
+                self._note(entry)
 
-    def _note(self, worker: Worker | None, entry: Entry) -> None:
+    def _note(self, entry: Entry) -> None:
         match entry:
             case {"set": position, "generation": generation, "n_changes": n_changes}:
                 self._set_by_process = generation, n_changes, Position.from_json(position)
@@ -500,8 +482,7 @@ class Cursor:
                 found = _Iteration(tuple(key), record=record, **others)
                 if self._latest is None or found.generation >= self._latest.generation:
                     self._latest = found  # others were started before the last position was set
-                if self._is_open(worker, found):
-                    self._open[found.key] = found
+                self._open[found.key] = found
             case {"about": key, **what} if self._latest is not None and self._latest.key == tuple(key):
                 self._latest = self._latest._replace(record=replace(self._latest.record, **what))
 

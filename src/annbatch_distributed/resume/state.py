@@ -32,18 +32,7 @@ from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.sharding.batches import Collected, Worker
 from annbatch_distributed.sharding.integers import BOUND
 
-__all__ = [
-    "MOST_SEGMENTS",
-    "VERSION",
-    "Identity",
-    "Position",
-    "Segment",
-    "brief",
-    "differences",
-    "from_state",
-    "shown",
-    "to_state",
-]
+__all__ = ["MOST_SEGMENTS", "Identity", "Position", "Segment", "brief", "differences", "from_state", "to_state"]
 
 #: The format of states; a state of a newer one can't be read.
 VERSION = 1

@@ -30,7 +30,6 @@ __all__ = [
     "batches_left",
     "batches_of_worker",
     "contains",
-    "cut",
 ]
 
 #: Ascending numbers of batches.
@@ -59,12 +58,12 @@ class WorkerBatches(NamedTuple):
     """The batches that are left for this worker."""
 
 
-def cut(numbers: Numbers, bounds: Iterable[int]) -> Numbers:
+def _cut(numbers: Numbers, bounds: Iterable[int]) -> Numbers:
     """Return the numbers at some places: from the first bound to the second, from the third to the fourth, ascending.
 
     Examples
     --------
-    >>> cut((range(0, 3), range(7, 9)), [0, 1, 2, 4])
+    >>> _cut((range(0, 3), range(7, 9)), [0, 1, 2, 4])
     (range(0, 1), range(2, 3), range(7, 8))
     """
     found = []
@@ -87,7 +86,7 @@ def batches_left(n_batches: int, collected: Collected) -> Numbers:
 
     Examples
     --------
-    Two workers have batches 0 to 4 and 5 to 9. Three are collected: 0, 5 and 1.
+    Two workers have batches 0 to 4 and 5 to 9. Three are collected, 0, 5 and 1:
 
     >>> batches_left(10, ((2, 3),))
     (range(2, 5), range(6, 10))
@@ -99,15 +98,9 @@ def batches_left(n_batches: int, collected: Collected) -> Numbers:
 
 
 def batches_done(n_batches: int, collected: Collected) -> Numbers:
-    """Return the batches that are not left of a pass of ``n_batches``.
-
-    Examples
-    --------
-    >>> batches_done(10, ((2, 3),))
-    (range(0, 2), range(5, 6))
-    """
+    """Return the batches that are not left of a pass of ``n_batches``."""
     bounds = chain.from_iterable((part.start, part.stop) for part in batches_left(n_batches, collected))
-    return cut((range(n_batches),), [0, *bounds, n_batches])
+    return _cut((range(n_batches),), [0, *bounds, n_batches])
 
 
 def batches_of_worker(n_batches: int, collected: Collected, worker: Worker, *, keeps_order: bool) -> WorkerBatches:
@@ -132,8 +125,8 @@ def batches_of_worker(n_batches: int, collected: Collected, worker: Worker, *, k
     if keeps_order:
         whole = _every(numbers, number, n_workers)
     else:
-        whole = cut(numbers, _stretch(sum(map(len, numbers)), n_workers, number))
-    return WorkerBatches(all_left, cut(whole, [len(range(number, n_collected, n_workers)), n_batches]))
+        whole = _cut(numbers, _stretch(sum(map(len, numbers)), n_workers, number))
+    return WorkerBatches(all_left, _cut(whole, [len(range(number, n_collected, n_workers)), n_batches]))
 
 
 def contains(numbers: Numbers, number: int) -> bool:
@@ -168,4 +161,4 @@ def _without_collected(numbers: Numbers, n_workers: int, n_collected: int) -> Nu
     for worker in range(min(n_workers, n_numbers, n_collected)):
         start, stop = _stretch(n_numbers, n_workers, worker)
         bounds += [start, min(stop, start + len(range(worker, n_collected, n_workers)))]
-    return cut(numbers, [0, *bounds, n_numbers])
+    return _cut(numbers, [0, *bounds, n_numbers])
