@@ -347,6 +347,35 @@ def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
     assert found == [(1, 3)] * 800
 
 
+def test_when_a_pass_begins_torch_is_asked_once_whether_this_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin, asked = distributed(), []
+    made = forked(origin)
+
+    def ask() -> Any:
+        asked.append(get_worker_info())
+        return asked[-1]
+
+    with as_worker(1, 3):
+        made.plan(N_OBS)  # for which annbatch's samplers ask as well
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", ask)
+        made.sample(N_OBS)
+    assert [info.id for info in asked] == [1]
+
+
+@pytest.mark.timeout(60)
+def test_threads_of_a_worker_begin_passes_while_others_run_a_wrapper_that_is_hidden_from() -> None:
+    within = DistributedSampler(SAMPLERS["random"], dist_info=Rank(0, 1), seed=0, remainder="exact")
+    origin = DistributedSampler(within, dist_info=Rank(0, 2), seed=0, remainder="exact")
+    made = forked(origin)
+
+    def read(_: int) -> list[int]:
+        return sorted(flat(batches(copy.deepcopy(made).sample(N_OBS))))
+
+    with as_worker(0, 1), ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(read, range(12)))
+    assert found == [list(range(N_OBS // 2))] * 12
+
+
 # states of workers
 
 
