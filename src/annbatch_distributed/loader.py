@@ -141,18 +141,18 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _batches(self) -> Generator[Any]:
         batches = super().__iter__()
-        one = self._recorder.passes[threading.get_ident()] = _LoaderPass()
+        pass_ = self._recorder.passes[threading.get_ident()] = _LoaderPass()
         first = next(batches, None)  # the pass begins with its first batch
-        record, cursor = one.record, self._sampler._cursor
+        record, cursor = pass_.record, self._sampler._cursor
         assert record is not None
-        self._passes = [known for known in self._passes if cursor.knows(known.record)] + [one]
+        self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
         self._is_new = False
         for batch in batches if first is None else chain([first], batches):
-            asked, repeats = one.asked.popleft()
+            asked, repeats = pass_.asked.popleft()
             index: npt.NDArray[Any] | None = batch["index"]
-            one.read.add(asked if index is None else index)
-            one.n_yielded += 1  # before it is yielded: whoever saves a state has been given this batch
-            if one.n_yielded == record.n_due:
+            pass_.read.add(asked if index is None else index)
+            pass_.n_yielded += 1  # before it is yielded: whoever saves a state has been given this batch
+            if pass_.n_yielded == record.n_due:
                 # a consumer who knows the number doesn't come to ask for more
                 cursor.note_request(current_worker(), is_end=True, record=record)
             yield batch if repeats is None else {**batch, "repeated": repeats}
@@ -191,17 +191,17 @@ class StatefulLoader(Loader[Any, Any]):
         if record is None:  # something was set or loaded since, or nothing was begun
             position = cursor.next(worker, self._sampler.world_size)
             return replace(position, worker=cursor.part(worker, position))
-        one = self._pass_of(record)
-        if one is None:
+        pass_ = self._pass_of(record)
+        if pass_ is None:
             raise RuntimeError(
                 "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
                 "or of sampler.sample(...). Give each loader a sampler of its own."
             )
-        return record.position_after(one.n_yielded)
+        return record.position_after(pass_.n_yielded)
 
     def _pass_of(self, record: PassRecord | None) -> _LoaderPass | None:
         """The pass of this loader that has a record; None if it is that of another loader, or of no loader."""
-        return next((one for one in self._passes if one.record is record), None)
+        return next((pass_ for pass_ in self._passes if pass_.record is record), None)
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
@@ -280,8 +280,8 @@ class StatefulLoader(Loader[Any, Any]):
                 "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "
                 "Make a Tally, add each batch['index'] to it, and pass it."
             )
-        one = self._pass_of(last)
-        return Tally() if one is None else one.read
+        pass_ = self._pass_of(last)
+        return Tally() if pass_ is None else pass_.read
 
     def to_dataloader(self, *, num_workers: int, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
@@ -383,17 +383,17 @@ class _Recorder(Sampler):
 
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         requests = self._recorded.sample(n_obs)
-        one = self.passes.pop(threading.get_ident())
-        one.record = requests.record
-        return self._record(requests, one)
+        pass_ = self.passes.pop(threading.get_ident())
+        pass_.record = requests.record
+        return self._record(requests, pass_)
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)
 
     @staticmethod
-    def _record(requests: Iterator[LoadRequest], one: _LoaderPass) -> Iterator[LoadRequest]:
+    def _record(requests: Iterator[LoadRequest], pass_: _LoaderPass) -> Iterator[LoadRequest]:
         for request in requests:
             marks: Any = request.get("repeated")
             for split, rows in zip(request["splits"], batches_of(request), strict=True):
-                one.asked.append((rows, None if marks is None else marks[split]))
+                pass_.asked.append((rows, None if marks is None else marks[split]))
             yield request
