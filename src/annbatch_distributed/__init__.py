@@ -41,8 +41,7 @@ __path__.append(f"{__path__[0]}/passes/doors")
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'sharding')}"), name)
     return found
 

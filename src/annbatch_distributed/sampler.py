@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,10 +23,14 @@ from annbatch.abc import Sampler
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Reading
 from annbatch_distributed.passes.compatibility import (
+    check_batch_size,
     check_interface,
     check_not_within_annbatchs,
     check_shares_out_nothing,
-    rank_attribute,
+    checked_rng,
+    looks_aware_of_ranks,
+    own_mask,
+    resolve_remainder,
     resolve_sharding,
 )
 from annbatch_distributed.passes.counts import check_can_go_on
@@ -45,7 +48,7 @@ from annbatch_distributed.passes.traits import (
     rows_per_step,
     set_draws,
 )
-from annbatch_distributed.ranks import Deferred, Membership, merged, resolve
+from annbatch_distributed.ranks import Deferred, Membership, check_asked_once, merged, resolve
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.resume.cursor import Cursor
 from annbatch_distributed.resume.planner import Planner, check_done, check_segments
@@ -53,7 +56,6 @@ from annbatch_distributed.resume.state import Position, brief, differences, from
 from annbatch_distributed.sharding import resolve_mask
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
-from annbatch_distributed.sharding.remainder import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,18 +186,18 @@ class DistributedSampler(Sampler):
     ) -> None:
         if not isinstance(sampler, Sampler):
             hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
-            msg = f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}"
-            raise TypeError(msg)
+            raise TypeError(f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}")
         check_interface(sampler)
         self._member = dist_info if isinstance(dist_info, Deferred) else resolve(dist_info)
         self._within = self._check_what_is_within(sampler)
-        self._remainder = _resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
-        _check_promise(self._remainder, sampler)
+        self._remainder = resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
+        check_batch_size(sampler, self._remainder)
+        _check_policy_within(self._remainder, sampler)
         self._seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         self._sampler = private_copy(sampler)
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
-        self._own_rng = _checked_rng(first_generator(self._sampler)) if self._seed is None else None
+        self._own_rng = checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None
         self._cursor = Cursor(keeps_order=not self._sampler.shuffle)
@@ -205,7 +207,7 @@ class DistributedSampler(Sampler):
         self._within_another = False
         if isinstance(self._sampler, DistributedSampler):
             self._sampler._within_another = True
-        self.mask = _own_mask(sampler) if mask is None else mask
+        self.mask = own_mask(sampler) if mask is None else mask
 
     def _check_what_is_within(self, sampler: Sampler) -> tuple[Membership | Deferred, ...]:
         """Return who says the ranks of the wrappers within this one; raise if they'd share out rows a second time."""
@@ -215,28 +217,15 @@ class DistributedSampler(Sampler):
                 within += [held._member, *held._within]
                 continue
             check_shares_out_nothing(held)
-            if name := rank_attribute(held):
-                warnings.warn(_aware(type(held).__name__, name), UserWarning, skip_file_prefixes=_PACKAGES)
+            if warning := looks_aware_of_ranks(held):
+                warnings.warn(warning, UserWarning, skip_file_prefixes=_PACKAGES)
         if len(within) >= _MOST_WITHIN:
-            msg = (
+            raise ValueError(
                 f"There can be at most {_MOST_WITHIN} {type(self).__name__}s within each other, got "
                 f"{len(within) + 1}. Use one for each level of the job's ranks, such as nodes and ranks within a node."
             )
-            raise ValueError(msg)
-        self._check_asked_once([self._member, *within], even_if_deferred=False)
+        check_asked_once(type(self).__name__, [self._member, *within], even_if_deferred=False)
         return tuple(within)
-
-    def _check_asked_once(self, members: Sequence[Membership | Deferred], *, even_if_deferred: bool) -> None:
-        """Raise if the first of some members is another one's again."""
-        own, *others = (
-            (member.membership() if even_if_deferred or member.is_known else None)
-            if isinstance(member, Deferred)
-            else member
-            for member in members
-        )
-        for other in others:
-            if own is not None and other is not None and own.asks_again(other):
-                raise ValueError(_asked_twice(type(self).__name__, own, other))
 
     @property
     def _membership(self) -> Membership:
@@ -302,7 +291,7 @@ class DistributedSampler(Sampler):
 
     @rng.setter
     def rng(self, value: np.random.Generator | None) -> None:
-        self._own_rng = copy.deepcopy(_checked_rng(value))
+        self._own_rng = copy.deepcopy(checked_rng(value))
         self._root = draw_root_seed(self._own_rng)
         self._begin_anew()
 
@@ -549,12 +538,11 @@ class DistributedSampler(Sampler):
 
     def _plan(self, n_obs: int, position: Position) -> EpochPlan:
         if position.resumes and self._of_state.get("n_obs") not in (None, n_obs):
-            msg = (
+            raise ValueError(
                 f"The state is of a collection of {self._of_state['n_obs']} rows, and this one has {n_obs}. Load a "
                 "state of this collection."
             )
-            raise ValueError(msg)
-        self._check_asked_once([self._member, *self._within], even_if_deferred=True)
+        check_asked_once(type(self).__name__, [self._member, *self._within], even_if_deferred=True)
         plan = self._planner.plan(n_obs, position, self.world_size)
         classes = self._planner.classes or ()
         if len({drawable for _, drawable in classes}) > 1:
@@ -867,26 +855,6 @@ _SAME_ROWS = (
 )
 
 
-def _aware(name: str, attribute: str) -> str:
-    """The warning for a sampler that may share out rows by itself."""
-    return (
-        f"{name} has an attribute {attribute!r}. If it gives each rank a part of the rows by itself, the "
-        "DistributedSampler around it shares out that part once more, and most rows are never read. Wrap a sampler "
-        "that knows nothing of ranks, or one that was made as if there were a single rank."
-    )
-
-
-def _asked_twice(name: str, own: Membership, other: Membership) -> str:
-    """The error for wrappers that have each process at the same place."""
-    asked, again = (one.source if one.name is None else repr(one.name) for one in (own, other))
-    return (
-        f"The rank is asked for twice: a {name} asks {asked}, and another one within it asks {again}, which tells the "
-        "same processes apart. Each would have its share of its share, and rows would never be read. Use one of the "
-        f"two {name}s; or, for ranks within nodes, give the outer one the place of the node as dist_info, such as "
-        "mesh_ranks(mesh, 'node'), and the inner one the place within the node, such as mesh_ranks(mesh, 'local')."
-    )
-
-
 def _check_whose(position: Position, worker: Worker | None) -> None:
     """Raise if a state is that of one DataLoader worker, and this is none, or one of others."""
     if position.worker is not None and (worker is None or worker.n_workers != position.worker.n_workers):
@@ -910,41 +878,6 @@ def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> 
     )
 
 
-def _own_mask(sampler: Sampler) -> slice | Sequence[slice]:
-    """Return what a sampler has for a mask, once it is known to be one."""
-    mask: slice | None = sampler.mask  # a user's sampler may have none
-    try:
-        resolve_mask(slice(None) if mask is None else mask)
-    except (TypeError, ValueError) as error:
-        msg = f"{type(sampler).__name__}.mask can't be shared out: {error} Or pass mask=..., which takes its place."
-        raise type(error)(msg) from None
-    return slice(None) if mask is None else mask
-
-
-def _resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool) -> Remainder:
-    if not isinstance(enforce_equal_batches, bool | np.bool_):
-        msg = (
-            f"enforce_equal_batches must be True or False, got {enforce_equal_batches!r} of type "
-            f"{type(enforce_equal_batches).__name__}. Pass True for remainder='drop', False for remainder='keep'."
-        )
-        raise TypeError(msg)
-    if remainder is not None and not isinstance(remainder, str):
-        msg = f"remainder must be one of {', '.join(map(repr, POLICIES))}, or None, got {remainder!r}."
-        raise TypeError(msg)
-    if remainder is None:
-        remainder = "drop" if enforce_equal_batches else "keep"
-    if remainder not in POLICIES:
-        msg = f"Unknown remainder {remainder!r}. Expected one of {', '.join(map(repr, POLICIES))}, or None."
-        raise ValueError(msg)
-    if not enforce_equal_batches and remainder != "keep":
-        msg = (
-            f"remainder={remainder!r} gives every rank the same number of batches, but enforce_equal_batches=False was "
-            "passed as well. Leave enforce_equal_batches out."
-        )
-        raise ValueError(msg)
-    return remainder
-
-
 #: For each policy, what a wrapper that is wrapped again may have, so that both keep their promises.
 _WITHIN: dict[Remainder, tuple[Remainder, ...]] = {
     "drop": ("drop", "exact", "pad"),
@@ -954,33 +887,11 @@ _WITHIN: dict[Remainder, tuple[Remainder, ...]] = {
 }
 
 
-def _check_promise(remainder: Remainder, sampler: Sampler) -> None:
-    """Raise if what a policy promises can't be kept, whatever the rows."""
-    name = type(sampler).__name__
-    size: object = sampler.batch_size
-    if size is not None and (not isinstance(size, Integral) or isinstance(size, bool)):
-        msg = f"{name} has batch_size {size!r} of type {type(size).__name__}, but it must be an integer or None."
-        raise TypeError(msg)
-    if size is not None and size < 1:
-        msg = f"{name} has batch_size {size}, but a batch needs at least one row."
-        raise ValueError(msg)
-    if sampler.batch_size is None and remainder != "keep":
-        msg = (
-            f"{name} has batch_size None, so that equal numbers of batches on every rank can't be promised, as "
-            f"remainder={remainder!r} does. Give it a batch_size, or pass enforce_equal_batches=False."
-        )
-        raise ValueError(msg)
+def _check_policy_within(remainder: Remainder, sampler: Sampler) -> None:
+    """Raise if a wrapper that is wrapped again can't keep what the policy around it promises."""
     if isinstance(sampler, DistributedSampler) and sampler._remainder not in _WITHIN[remainder]:
         within = " or ".join(map(repr, _WITHIN[remainder]))
-        msg = (
-            f"remainder={remainder!r} around a {name} needs remainder={within} in that one as well, got "
-            f"remainder={sampler._remainder!r}, under which its promise could not be kept."
+        raise ValueError(
+            f"remainder={remainder!r} around a {type(sampler).__name__} needs remainder={within} in that one as well, "
+            f"got remainder={sampler._remainder!r}, under which its promise could not be kept."
         )
-        raise ValueError(msg)
-
-
-def _checked_rng(rng: object) -> np.random.Generator | None:
-    if rng is not None and not isinstance(rng, np.random.Generator):
-        msg = f"rng must be a numpy.random.Generator or None, got {rng!r}. Make one with numpy.random.default_rng(...)."
-        raise TypeError(msg)
-    return rng

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from annbatch.samplers import DistributedSampler
 
 from annbatch_distributed.passes.private_copy import attributes
 from annbatch_distributed.passes.traits import chunk_size, drawable_classes, n_draws, set_draws
-from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
+from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, resolve_mask
 from annbatch_distributed.sharding.contract import checked_sharding, draws
+from annbatch_distributed.sharding.remainder import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import Sharding
+    from annbatch_distributed.sharding import Remainder, Sharding
 
 __all__ = [
     "ShardingName",
+    "check_batch_size",
     "check_interface",
     "check_not_within_annbatchs",
     "check_shares_out_nothing",
-    "rank_attribute",
+    "checked_rng",
+    "looks_aware_of_ranks",
+    "own_mask",
+    "resolve_remainder",
     "resolve_sharding",
 ]
 
@@ -94,11 +101,18 @@ def check_not_within_annbatchs() -> None:
     )
 
 
-def rank_attribute(sampler: Sampler) -> str | None:
-    """Return the attribute by which a sampler seems to know its rank; None if it has none."""
+def looks_aware_of_ranks(sampler: Sampler) -> str | None:
+    """Return the warning that a sampler may share out rows by itself, if it has an attribute of a rank; None if not."""
     # without asking a property, which may raise anything before there is a process group
     names = attributes(sampler).keys() | {name for cls in type(sampler).__mro__ for name in vars(cls)}
-    return next((name for name in ("rank", "world_size") if name in names), None)
+    name, attribute = type(sampler).__name__, next((name for name in ("rank", "world_size") if name in names), None)
+    if attribute is None:
+        return None
+    return (
+        f"{name} has an attribute {attribute!r}. If it gives each rank a part of the rows by itself, the "
+        "DistributedSampler around it shares out that part once more, and most rows are never read. Wrap a sampler "
+        "that knows nothing of ranks, or one that was made as if there were a single rank."
+    )
 
 
 def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffled:
@@ -140,3 +154,62 @@ def _check_draws(sharding: Sharding, sampler: Sampler) -> None:
         )
     if set_draws.dispatch(type(sampler)) is set_draws.dispatch(object):
         set_draws(sampler, 1)  # raises, and says what to do
+
+
+def own_mask(sampler: Sampler) -> slice | Sequence[slice]:
+    """Return what a sampler has for a mask, once it is known to be one."""
+    mask: slice | None = sampler.mask  # a user's sampler may have none
+    try:
+        resolve_mask(slice(None) if mask is None else mask)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"{type(sampler).__name__}.mask can't be shared out: {error} Or pass mask=..., which takes its place."
+        ) from None
+    return slice(None) if mask is None else mask
+
+
+def resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool) -> Remainder:
+    """Return the policy that two arguments name; raise if they are wrong or contradict each other."""
+    if not isinstance(enforce_equal_batches, bool | np.bool_):
+        raise TypeError(
+            f"enforce_equal_batches must be True or False, got {enforce_equal_batches!r} of type "
+            f"{type(enforce_equal_batches).__name__}. Pass True for remainder='drop', False for remainder='keep'."
+        )
+    if remainder is not None and not isinstance(remainder, str):
+        raise TypeError(f"remainder must be one of {', '.join(map(repr, POLICIES))}, or None, got {remainder!r}.")
+    if remainder is None:
+        remainder = "drop" if enforce_equal_batches else "keep"
+    if remainder not in POLICIES:
+        raise ValueError(f"Unknown remainder {remainder!r}. Expected one of {', '.join(map(repr, POLICIES))}, or None.")
+    if not enforce_equal_batches and remainder != "keep":
+        raise ValueError(
+            f"remainder={remainder!r} gives every rank the same number of batches, but enforce_equal_batches=False was "
+            "passed as well. Leave enforce_equal_batches out."
+        )
+    return remainder
+
+
+def check_batch_size(sampler: Sampler, remainder: Remainder) -> None:
+    """Raise if a sampler has no batch size that a policy can keep its promise with, whatever the rows."""
+    name = type(sampler).__name__
+    size: object = sampler.batch_size
+    if size is not None and (not isinstance(size, Integral) or isinstance(size, bool)):
+        raise TypeError(
+            f"{name} has batch_size {size!r} of type {type(size).__name__}, but it must be an integer or None."
+        )
+    if size is not None and size < 1:
+        raise ValueError(f"{name} has batch_size {size}, but a batch needs at least one row.")
+    if sampler.batch_size is None and remainder != "keep":
+        raise ValueError(
+            f"{name} has batch_size None, so that equal numbers of batches on every rank can't be promised, as "
+            f"remainder={remainder!r} does. Give it a batch_size, or pass enforce_equal_batches=False."
+        )
+
+
+def checked_rng(rng: object) -> np.random.Generator | None:
+    """Return what was given as a generator, once it is known to be one."""
+    if rng is not None and not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            f"rng must be a numpy.random.Generator or None, got {rng!r}. Make one with numpy.random.default_rng(...)."
+        )
+    return rng
