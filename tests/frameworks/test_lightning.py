@@ -12,9 +12,9 @@ from annbatch.samplers import RandomSampler
 from lightning import LightningModule, Trainer
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from tests.frameworks.rows import BATCH_SIZE, check_goes_on, check_reads_everything, read, several
 from tests.processes.configurations import N_OBS
-from tests.processes.launch import run
+from tests.processes.launch import forked_ranks, run, torchrun
+from tests.processes.rows import BATCH_SIZE, check_goes_on, check_reads_everything, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,28 +30,27 @@ HELD_OUT = list(range(N_TRAIN, N_OBS))
 
 @pytest.fixture(scope="module")
 def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of what jobs wrote down that run one after another: of one process, of two, and of one again."""
+    """Folder of what jobs wrote down that run one after another, the first of two processes by torchrun itself."""
     folder = tmp_path_factory.mktemp("lightning")
 
     def job(name: str, devices: int, resume: str | None = None) -> list[object]:
         (folder / name).mkdir()
-        options = ["--collection", collection, "--epochs", 3, "--devices", devices, "--rows", folder / name]
+        options = [SCRIPT, "--collection", collection, "--epochs", 3, "--devices", devices, "--rows", folder / name]
         if resume is None:
             return [*options, "--checkpoints", folder / f"{name}-checkpoints", "--every", 1]
         return [*options, "--checkpoints", folder / "unused", "--every", 1000, "--resume", folder / resume]
 
-    one = [job("one", 1)]
-    two = [
-        job("two", 2),
+    run(*forked_ranks(*job("one", 1), ranks=1), seconds=90)
+    run(torchrun(*job("two", 2), ranks=2), seconds=90)
+    for name, devices, checkpoint in (
         # with more to come than is done: otherwise a length of what is left alone would pass too, since Lightning then
         # begins to count anew
-        job("middle", 2, "two-checkpoints/epoch=1-step=5.ckpt"),
-        job("last batch", 2, "two-checkpoints/epoch=0-step=4.ckpt"),
-        job("grown", 2, "one-checkpoints/epoch=0-step=3.ckpt"),
-    ]
-    one_again = [job("shrunk", 1, "two-checkpoints/epoch=0-step=1.ckpt")]
-    for jobs, ranks in ((one, 1), (two, 2), (one_again, 1)):
-        run(several(SCRIPT, *jobs, ranks=ranks), seconds=180)
+        ("middle", 2, "two-checkpoints/epoch=1-step=5.ckpt"),
+        ("last batch", 2, "two-checkpoints/epoch=0-step=4.ckpt"),
+        ("grown", 2, "one-checkpoints/epoch=0-step=3.ckpt"),
+        ("shrunk", 1, "two-checkpoints/epoch=0-step=1.ckpt"),
+    ):
+        run(*forked_ranks(*job(name, devices, checkpoint), ranks=devices), seconds=90)
     return folder
 
 

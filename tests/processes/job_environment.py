@@ -25,12 +25,11 @@ class Asked:
     rows: list[int]
 
 
-def main(folder: Path) -> None:
-    """Ask, and write down the answer in a file of this process."""
+def ask() -> Asked:
+    """Ask, and read."""
     sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info="env", remainder="keep")
-    asked = Asked(sampler.rank, sampler.world_size, flat(batches(list(sampler.sample(N_OBS)))))
-    (folder / f"process{os.getpid()}.json").write_text(json.dumps(asdict(asked)))
+    return Asked(sampler.rank, sampler.world_size, flat(batches(list(sampler.sample(N_OBS)))))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (Path(sys.argv[1]) / f"process{os.getpid()}.json").write_text(json.dumps(asdict(ask())))

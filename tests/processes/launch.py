@@ -1,20 +1,32 @@
-"""Start the processes of a job, wait for all of them, and leave none behind."""
+"""Start the processes of a job, wait for all of them, and leave none behind.
+
+A Python that imports this package, torch and JAX takes four seconds of CPU to start. `torchrun` and `python` start such
+processes; `forked` has them forked by one process that has imported everything, which takes no time. Where a test is
+about ranks and not about a launcher, they are forked.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from multiprocessing.context import ForkServerContext
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
@@ -22,6 +34,18 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
     "TQDM_DISABLE": "1",
 }
+
+#: What the fork server imports. None of it starts a thread that matters after a fork, or initialises JAX's backends.
+PRELOADED = [
+    "accelerate",
+    "annbatch_distributed.integrations.jax",
+    "annbatch_distributed.loader",
+    "jax.experimental.multihost_utils",
+    "lightning",
+    "torch.distributed.device_mesh",
+    "torchdata.stateful_dataloader",
+    "zarrs",
+]
 
 #: Open MPI's launcher, which the tests bring along.
 MPIRUN = str(Path(sys.executable).with_name("mpirun"))
@@ -45,6 +69,33 @@ def torchrun(*arguments: object, ranks: int, restarts: int = 0) -> list[str]:
     return python("-m", "torch.distributed.run", *options, *arguments)
 
 
+@dataclass(frozen=True)
+class Forked:
+    """A command of Python, as `python` takes it, that the fork server carries out."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def forked(*arguments: object) -> Forked:
+    """Return the command that runs something in a forked process."""
+    return Forked(list(map(str, arguments)))
+
+
+def forked_ranks(*arguments: object, ranks: int) -> list[Forked]:
+    """Return the commands of the ranks of a job, with the variables that torchrun sets on one machine."""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    job |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+    job |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_USE_AGENT_STORE": False}
+    return [
+        Forked(
+            list(map(str, arguments)),
+            {name: str(value) for name, value in (job | {"RANK": rank, "LOCAL_RANK": rank}).items()},
+        )
+        for rank in range(ranks)
+    ]
+
+
 def free_port() -> int:
     """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
@@ -53,7 +104,7 @@ def free_port() -> int:
 
 
 def run(
-    *commands: Sequence[str],
+    *commands: Sequence[str] | Forked,
     seconds: float,
     environments: Sequence[Mapping[str, str]] = (),
     expect: int | Sequence[int] = 0,
@@ -74,19 +125,14 @@ def run(
     codes = [expect] * len(commands) if isinstance(expect, int) else expect
     with ExitStack() as stack:
         outputs = [
-            (stack.enter_context(tempfile.TemporaryFile("w+")), stack.enter_context(tempfile.TemporaryFile("w+")))
+            (
+                stack.enter_context(tempfile.NamedTemporaryFile("w+")),
+                stack.enter_context(tempfile.NamedTemporaryFile("w+")),
+            )
             for _ in commands
         ]
         processes = [
-            subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=os.environ | ENVIRONMENT | dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
+            _start(command, os.environ | ENVIRONMENT | dict(environment), Path(stdout.name), Path(stderr.name))
             for command, environment, (stdout, stderr) in zip(
                 commands, environments or [{}] * len(commands), outputs, strict=True
             )
@@ -103,22 +149,93 @@ def run(
                 _end(process)
         done = []
         for command, process, streams in zip(commands, processes, outputs, strict=True):
-            for stream in streams:
-                stream.seek(0)
-            stdout, stderr = (stream.read() for stream in streams)
-            done.append(subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr))
+            stdout, stderr = (Path(stream.name).read_text() for stream in streams)
+            arguments = command.arguments if isinstance(command, Forked) else command
+            done.append(subprocess.CompletedProcess(list(arguments), process.poll() or 0, stdout, stderr))
         problems = [f"{' '.join(one.args)}\nexit code {one.returncode}\n{one.stdout}\n{one.stderr}" for one in done]
         assert not late, "not done in time:\n" + "\n".join(problems)
         assert [one.returncode for one in done] == list(codes), "\n".join(problems)
         return done
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+class _Process(Protocol):
+    """What there is of `subprocess.Popen` for a process however it was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> object: ...
+
+
+def _start(command: Sequence[str] | Forked, environment: Mapping[str, str], stdout: Path, stderr: Path) -> _Process:
+    if isinstance(command, Forked):
+        return _Rank(command.arguments, dict(environment | command.environment), stdout, stderr)
+    with stdout.open("w") as out, stderr.open("w") as error:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=error,
+            start_new_session=True,
+        )
+
+
+@cache
+def _fork_server() -> ForkServerContext:
+    """Start the process that ranks are forked from, the only one of this process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with mock.patch.dict(os.environ, ENVIRONMENT):  # libraries count their threads when they are loaded
+        forkserver.ensure_running()
+    return context
+
+
+class _Rank:
+    """A process of the fork server."""
+
+    def __init__(self, *job: object) -> None:
+        self._process = _fork_server().Process(target=_carry_out, args=job)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked rank", timeout or 0)
+
+
+def _carry_out(arguments: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> None:
+    """Do in a forked process what ``python`` does with arguments."""
+    os.setsid()
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    for path, stream in ((stdout, sys.stdout), (stderr, sys.stderr)):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _end(process: _Process) -> None:
     """End a process and its group: first in a way that torchrun takes as a reason to end its ranks."""
     for end, wait in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
         if process.poll() is not None:
             return
-        os.killpg(process.pid, end)
+        with suppress(ProcessLookupError):  # a forked process that has no group of its own yet
+            os.killpg(process.pid, end)
         try:
             process.wait(wait)
         except subprocess.TimeoutExpired:

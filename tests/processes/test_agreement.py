@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes.disagreements import N_OBS, ODD_READINGS, ODD_SAMPLERS, Told
-from tests.processes.launch import free_port, python, run, torchrun
+from tests.processes.launch import forked, forked_ranks, free_port, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("results")
     for meeting in ("torch", "gather"):
         (results / meeting).mkdir()
-    run(torchrun("-m", "tests.processes.job_agreement_torch", results, ranks=3), seconds=SECONDS)
+    run(*forked_ranks("-m", "tests.processes.job_agreement_torch", results, ranks=3), seconds=SECONDS)
     return results
 
 
@@ -70,7 +70,7 @@ def jax(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     """What each JAX process told."""
     results = tmp_path_factory.mktemp("results")
     job = "-m", "tests.processes.job_agreement_jax", results, f"127.0.0.1:{free_port()}", 3
-    run(*(python(*job, process) for process in range(3)), seconds=SECONDS)
+    run(*(forked(*job, process) for process in range(3)), seconds=SECONDS)
     return [Told.read(path) for path in sorted(results.iterdir())]
 
 

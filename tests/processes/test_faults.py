@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes.configurations import N_OBS
 from tests.processes.job_faults import DIES_IN, EPOCHS, EVERY, WORLD_SIZE, Model, Step
-from tests.processes.launch import free_port, python, run, torchrun
+from tests.processes.launch import forked_ranks, free_port, python, run, torchrun
 from tests.samplers import flat
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def test_after_a_rank_was_killed_a_job_of_fewer_ranks_goes_on_from_the_checkpoin
     collection: Path, folder: Path
 ) -> None:
     job = *JOB, collection, folder, "drop", "rank"
-    run(torchrun(*job, ranks=WORLD_SIZE), seconds=SECONDS / 2, expect=1)
-    run(torchrun(*job, ranks=2), seconds=SECONDS / 2)
+    run(*forked_ranks(*job, ranks=WORLD_SIZE), seconds=SECONDS / 2, expect=[1, -signal.SIGKILL, 1])
+    run(*forked_ranks(*job, ranks=2), seconds=SECONDS / 2)
     check(folder, 2, "drop")
 
 

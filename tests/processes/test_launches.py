@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes.configurations import BATCH_SIZE, CLASSES, CUT_CLASSES, DRAWS, GOOD, HELD_OUT, TRAINING, WRONG
-from tests.processes.launch import free_port, python, run, torchrun
+from tests.processes.launch import forked, forked_ranks, free_port, python, run, torchrun
 from tests.processes.rank import Told
 from tests.samplers import flat
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.processes.rank import OnePass
 
-LAUNCHES = ["torchrun_with_2_ranks", "torchrun_with_3_ranks", "two_agents", "two_jax_processes"]
+LAUNCHES = ["torchrun_with_2_ranks", "three_ranks", "two_agents", "two_jax_processes"]
 EQUAL = [name for name, one in GOOD.items() if one.remainder != "keep"]
 SHARED_OUT = [name for name in GOOD if name not in ("classes", "independent")]  # class samplers draw with replacement
 
@@ -34,10 +34,10 @@ def torchrun_with_2_ranks(collection: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def torchrun_with_3_ranks(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+def three_ranks(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     """What each rank told of a job on one machine, where nothing divides evenly."""
     results = tmp_path_factory.mktemp("results")
-    run(torchrun(*JOB, collection, results, ranks=3), seconds=SECONDS)
+    run(*forked_ranks(*JOB, collection, results, ranks=3), seconds=SECONDS)
     return [Told.read(path) for path in sorted(results.iterdir())]
 
 
@@ -57,7 +57,7 @@ def two_jax_processes(collection: Path, tmp_path_factory: pytest.TempPathFactory
     """What each process told of a JAX job."""
     results = tmp_path_factory.mktemp("results")
     job = "-m", "tests.processes.job_jax", collection, results, f"127.0.0.1:{free_port()}", 2
-    run(*(python(*job, process) for process in range(2)), seconds=SECONDS)
+    run(*(forked(*job, process) for process in range(2)), seconds=SECONDS)
     return [Told.read(path) for path in sorted(results.iterdir())]
 
 

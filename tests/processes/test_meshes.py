@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.launch import run, torchrun
+from tests.processes.launch import forked_ranks, run
 from tests.processes.meshes import N_OBS, OnMesh
 from tests.samplers import flat
 
@@ -35,7 +35,7 @@ RANKS = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[OnMesh]:
     """What each of four ranks told."""
     results: Path = tmp_path_factory.mktemp("results")
-    run(torchrun("-m", "tests.processes.job_mesh", results, ranks=4), seconds=200)
+    run(*forked_ranks("-m", "tests.processes.job_mesh", results, ranks=4), seconds=200)
     return [OnMesh.read(path) for path in sorted(results.iterdir())]
 
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tests.processes.configurations import N_OBS
-from tests.processes.launch import free_port, torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 BATCH_SIZE = 32  # of the examples
-
-
-def several(script: str, *runs: Sequence[object], ranks: int) -> list[str]:
-    """Return the command that runs a script several times, in the same processes."""
-    arguments = json.dumps([[free_port(), [str(argument) for argument in one]] for one in runs])
-    return torchrun("-m", "tests.frameworks.several", script, arguments, ranks=ranks)
 
 
 def read(folder: Path, name: str, ranks: int = 2) -> list[list[int]]:
