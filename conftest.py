@@ -1,4 +1,6 @@
-"""Every example of the README, of the documentation and of the docstrings is run by the tests.
+"""Which tests are run, and every example of the README, of the documentation and of the docstrings among them.
+
+Tests that start many processes take longer than all others. They are run where they are named, or with ``--all``.
 
 The pages show whole programs, so they run where such programs would: in a folder with a collection ``cells.zarr``,
 under a launcher. Here the launcher is this process, and it started a single rank.
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+#: What is left out where nothing is named.
+MANY_PROCESSES = ["tests/frameworks", "tests/processes"]
+
 pages = Sybil(
     name="pages",
     parsers=[PythonCodeBlockParser()],
@@ -28,6 +33,29 @@ pages = Sybil(
 docstrings = Sybil(name="docstrings", parsers=[DocTestParser()], path="src", patterns=["*.py"])
 
 pytest_collect_file = (pages + docstrings).pytest()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that leaves nothing out."""
+    parser.addoption("--all", action="store_true", help=f"run {' and '.join(MANY_PROCESSES)} too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave nothing out of what is named."""
+    # pytest-xdist gives its workers the options of the process that has started them, and names what to collect
+    if config.args_source is not config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
+        config.option.all = True
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say what is left out."""
+    return None if config.option.all else f"left out, unless with --all: {', '.join(MANY_PROCESSES)}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave it out."""
+    left_out = not config.option.all and collection_path in {config.rootpath / folder for folder in MANY_PROCESSES}
+    return left_out or None
 
 
 @pytest.fixture(scope="session")
