@@ -108,7 +108,8 @@ def launched_beside_the_cells(cells: Path) -> Iterator[None]:
         for name, value in (torchrun | slurm).items():
             patch.setenv(name, value)
         _end_jobs()  # jax joins a job only as long as it has computed nothing, and an earlier test may have
-        if "jax" in sys.modules:  # it has read its variables
+        # jax has read its variables if it is there; old versions have no such service
+        if "jax" in sys.modules and hasattr(sys.modules["jax"].config, "jax_enable_preemption_service"):
             sys.modules["jax"].config.update("jax_enable_preemption_service", False)
         yield
         _end_jobs()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from tests.processes.launch import forked, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def lines_of(script: str, *arguments: str | Path) -> list[str]:
     """What a benchmark prints."""
-    command = [sys.executable, BENCHMARKS / script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=110).stdout.splitlines()
+    (done,) = run(forked(f"benchmarks/{script}", *arguments), seconds=110)
+    return done.stdout.splitlines()
 
 
 def test_the_sampling_benchmark_compares_every_configuration_and_answers() -> None:
@@ -33,6 +34,14 @@ def test_the_resume_benchmark_measures_every_configuration() -> None:
     assert names.split()[0] == "chunk/preload/batch"
     assert [line.split()[0] for line in lines] == ["512/32/4096", "256/32/4096", "64/32/256"]
     assert all(float(line.split()[-1]) > 0 for line in lines)
+
+
+def test_the_workers_benchmark_measures_every_configuration() -> None:
+    title, names, *lines = lines_of("workers.py", "--small")
+    assert title.startswith("4e+04 cells read by 2 workers")
+    assert names.split()[0] == "chunk/preload/batch"
+    assert [line.split()[0] for line in lines] == ["512/32/4096", "64/32/256"]
+    assert all(float(line.split()[3]) > 0 for line in lines)
 
 
 def test_sorted_rows_are_represented_as_the_sharding_lets_expect(tmp_path: Path) -> None:

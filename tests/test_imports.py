@@ -37,11 +37,11 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def loaded(statement: str) -> set[str]:
-    """Modules that there are in a fresh process after a statement."""
-    code = f"import json, sys\n{statement}\nprint(json.dumps(list(sys.modules)))"
+def loaded(*statements: str) -> list[set[str]]:
+    """Modules that there are in a fresh process after each of some statements."""
+    code = "import json, sys\n" + "\n".join(f"{one}\nprint(json.dumps(list(sys.modules)))" for one in statements)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    return set(json.loads(run.stdout))
+    return [set(json.loads(line)) for line in run.stdout.splitlines()]
 
 
 def test_every_module_is_in_a_room() -> None:
@@ -74,14 +74,14 @@ def test_the_search_for_imports_finds_them() -> None:
 
 @pytest.mark.parametrize("module", ARITHMETIC)
 def test_arithmetic_loads_neither_annbatch_nor_a_framework(module: str) -> None:
-    roots = {name.partition(".")[0] for name in loaded(f"import {module}")}
+    (modules,) = loaded(f"import {module}")
+    roots = {name.partition(".")[0] for name in modules}
     assert roots.isdisjoint({"annbatch", "anndata", "dask", "jax", "pandas", "scipy", "torch", "zarr"})
     assert "annbatch_distributed" in roots
 
 
 def test_a_public_name_loads_nothing_that_annbatch_does_not() -> None:
-    alone = loaded("import annbatch")
-    with_ours = loaded("from annbatch_distributed import DistributedSampler, StatefulLoader")
+    alone, with_ours = loaded("import annbatch", "from annbatch_distributed import DistributedSampler, StatefulLoader")
     assert {name.partition(".")[0] for name in with_ours - alone} <= {"annbatch_distributed"}
     assert "annbatch" in alone
     assert "annbatch_distributed.loader" in with_ours

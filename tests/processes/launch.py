@@ -185,7 +185,7 @@ def _start(command: Sequence[str] | Forked, environment: Mapping[str, str], stdo
 
 
 @cache
-def _fork_server() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
     """Start the process that ranks are forked from, the only one of this process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -198,7 +198,7 @@ class _Rank:
     """A process of the fork server."""
 
     def __init__(self, *job: object) -> None:
-        self._process = _fork_server().Process(target=_carry_out, args=job)
+        self._process = fork_server().Process(target=_carry_out, args=job)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from annbatch.samplers import RandomSampler
 from torch.utils.data._utils import worker as torchs
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
+from tests.processes.launch import fork_server
 from tests.samplers import batches
 
 if TYPE_CHECKING:
@@ -148,8 +148,9 @@ def _ask() -> int:
     return int(_HERE["sampler"].rank)
 
 
-def _asked_in_a_spawned_process(sampler: DistributedSampler, rank: int | None, worker: int | None) -> int:
-    with get_context("spawn").Pool(1, _keep, [sampler, rank, worker]) as pool:
+def _asked_in_another_process(sampler: DistributedSampler, rank: int | None, worker: int | None) -> int:
+    """What it is told in a process that begins without any rank."""
+    with fork_server().Pool(1, _keep, [sampler, rank, worker]) as pool:
         return int(pool.apply_async(_ask).get(60))
 
 
@@ -160,16 +161,16 @@ def test_a_process_that_is_spawned_asks_for_itself_whatever_this_one_is(
     if known:
         monkeypatch.setitem(_HERE, "rank", 0)
     sampler = make(deferred(_of_this_process))
-    assert _asked_in_a_spawned_process(sampler, 1, None) == 1
+    assert _asked_in_another_process(sampler, 1, None) == 1
     with pytest.raises(KeyError, match="rank"):
-        _asked_in_a_spawned_process(sampler, None, None)
+        _asked_in_another_process(sampler, None, None)
 
 
 def test_a_spawned_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_started_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(_HERE, "rank", 1)
-    assert _asked_in_a_spawned_process(make(deferred(_of_this_process)), None, 0) == 1
+    assert _asked_in_another_process(make(deferred(_of_this_process)), None, 0) == 1
 
 
 def test_a_loader_has_no_length_before_the_rank_is_known() -> None:
