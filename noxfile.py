@@ -11,7 +11,14 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
 
 PYTHONS = ["3.12", "3.13"]
-NEWEST = PYTHONS[-1]
+OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
+
+# two files at once: the examples of a page follow each other, and tests of processes start up to four
+PYTEST = "-m", "pytest", "--numprocesses=2", "--dist=loadfile"
+# what has a session of its own; pytest leaves out tests/processes and tests/frameworks where nothing is named
+BENCHMARKS, DEMO = "tests/test_benchmarks.py", "tests/processes/test_demo.py"
+# the laws have more examples on the other Python, and in ./dev test
+FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
 
 def sync(session: nox.Session, *selection: str) -> None:
@@ -28,29 +35,6 @@ def sync(session: nox.Session, *selection: str) -> None:
     )
 
 
-@nox.session(python=PYTHONS)
-def tests(session: nox.Session) -> None:
-    """Run the tests; on the newest Python with all real processes, and what is covered is measured, in them too."""
-    sync(session, "--all-extras", "--group=test")
-    # two files at once: the examples of a page follow each other, and tests of processes start up to four
-    pytest = "pytest", "--numprocesses=2", "--dist=loadfile"
-    if session.python != NEWEST:  # no line is there for one Python only, and jobs start as they do on any
-        folders = ("--ignore=tests/frameworks", "--ignore=tests/processes")
-        session.run("python", "-m", *pytest, *folders, *session.posargs)
-        return
-    # the laws have more examples on the other Python, and in ./dev test
-    session.run("coverage", "run", "-m", *pytest, *session.posargs, env={"HYPOTHESIS_PROFILE": "brief"})
-    session.notify("coverage")
-
-
-@nox.session(python=NEWEST)
-def coverage(session: nox.Session) -> None:
-    """Add up what the tests and their subprocesses covered, and ask for enough."""
-    sync(session, "--only-group=coverage")
-    session.run("coverage", "combine", "--quiet")
-    session.run("coverage", "report")
-
-
 @nox.session(python=NEWEST)
 def lint(session: nox.Session) -> None:
     """Check style, format and types."""
@@ -58,6 +42,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    session.run("basedpyright")
 
 
 @nox.session(python=NEWEST)
@@ -78,13 +63,67 @@ def wheel(session: nox.Session) -> None:
 
 
 @nox.session(python=NEWEST)
+def demo(session: nox.Session) -> None:
+    """Run the demo and its tests, with what ./dev demo installs."""
+    sync(session, "--extra=torch", "--extra=testing", "--group=demo", "--group=pytest")
+    session.run("python", *PYTEST, DEMO, *session.posargs)
+
+
+@nox.session(python=NEWEST)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
-    sync(session, "--extra=torch", "--group=bench")
-    session.run("python", "benchmarks/sampling.py", "--small", *session.posargs)
-    session.run("python", "benchmarks/resume.py", "--small", *session.posargs)
-    session.run("python", "benchmarks/workers.py", "--small", *session.posargs)
-    session.run("python", "benchmarks/representativeness.py", "--small", f"--out={session.create_tmp()}/figure.svg")
+    sync(session, "--extra=torch", "--extra=testing", "--group=bench", "--group=pytest")
+    session.run("python", *PYTEST, BENCHMARKS, *session.posargs)
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Run the tests but those that start many processes; on the newest Python, what is covered is measured."""
+    sync(session, "--all-extras", "--group=test")
+    arguments = *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs
+    if session.python == NEWEST:
+        session.run("coverage", "run", *arguments, env=FEWER_EXAMPLES)
+    else:  # no line is there for one Python only
+        session.run("python", *arguments)
+
+
+@nox.session(python=NEWEST)
+def processes(session: nox.Session) -> None:
+    """Run the tests that start many processes, by launchers and under frameworks; what is covered is measured."""
+    sync(session, "--all-extras", "--group=test")
+    folders = "tests/processes", "tests/frameworks", f"--ignore={DEMO}"
+    session.run("coverage", "run", *PYTEST, *folders, *session.posargs, env=FEWER_EXAMPLES)
+
+
+@nox.session(python=NEWEST)
+def coverage(session: nox.Session) -> None:
+    """Add up what the sessions "tests" and "processes" and their subprocesses covered, and ask for enough."""
+    sync(session, "--only-group=coverage")
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+
+
+@nox.session(python=OLDEST)
+def lowest(session: nox.Session) -> None:
+    """Run the tests with the oldest Python and the oldest dependencies that pyproject.toml allows."""
+    # not by uv sync, which would write these versions into the lock file
+    project = "--editable=.[torch,jax,testing]", "--group=test"
+    session.run_install("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *project)
+    session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
+
+
+@nox.session(python="3.14", default=False)
+def coming(session: nox.Session) -> None:
+    """Run the tests on a Python that .ci/run does not ask for."""
+    sync(session, "--all-extras", "--group=test")
+    session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
+
+
+@nox.session(python=NEWEST, default=False)
+def thorough(session: nox.Session) -> None:
+    """Run all tests, or those that are named, with 1,000 examples of each law, which takes long."""
+    sync(session, "--all-extras", "--group=test")
+    session.run("python", *PYTEST, "--all", *session.posargs, env={"HYPOTHESIS_PROFILE": "thorough"})
 
 
 @nox.session(python=NEWEST, default=False)
