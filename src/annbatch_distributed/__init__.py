@@ -39,11 +39,13 @@ _HOMES = {"DistributedSampler": "sampler", "StatefulLoader": "loader", "Tally": 
 __path__.append(f"{__path__[0]}/passes/doors")
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'sharding')}"), name)
-    return found
+if not TYPE_CHECKING:  # else type checkers take any name for one that is there
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'sharding')}"), name)
+        return found
 
 
 def __dir__() -> list[str]:

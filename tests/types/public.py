@@ -1,0 +1,215 @@
+"""What type checkers know of the public names: read by mypy and pyright, never run.
+
+A type that is lost, for instance to Any because a name is imported lazily, is an error in ``assert_type``. Where a call
+is wrong, the comment that lets it pass is an error as soon as the call is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, assert_type
+
+import numpy as np
+import numpy.typing as npt
+from annbatch.abc import Sampler
+from annbatch.types import LoadRequest
+from hypothesis.strategies import SearchStrategy
+
+import annbatch_distributed
+from annbatch_distributed import (
+    Contiguous,
+    DistributedSampler,
+    EpochPlan,
+    Independent,
+    Rank,
+    Shuffled,
+    StatefulLoader,
+    Tally,
+    deferred,
+    mesh_ranks,
+)
+from annbatch_distributed.integrations.jax import global_batch, pmap_batch
+from annbatch_distributed.integrations.torch import WorkerDataLoader
+from annbatch_distributed.passes import chunk_size, localize, n_draws, set_draws, settings
+from annbatch_distributed.ranks import Deferred, Membership
+from annbatch_distributed.sharding import Remainder, Rows, Sharding
+from annbatch_distributed.sharding import Shuffled as ShuffledThere
+from annbatch_distributed.testing import Deal, check_sharding, deals, masks
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, NamedSharding
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def lazy_names_are_those_of_their_modules() -> None:
+    assert_type(annbatch_distributed.Shuffled(64), ShuffledThere)
+    assert_type(annbatch_distributed.Rank(0, 2), Rank)
+    annbatch_distributed.Distributed  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+
+
+def a_rank_comes_from_anything_that_says_it(
+    sampler: Sampler, group: ProcessGroup, torch_mesh: DeviceMesh, jax_mesh: Mesh, sharding: NamedSharding
+) -> None:
+    assert_type(Rank(0, 2).rank, int)
+    assert_type(Rank(0, 2).world_size, int)
+    assert_type(deferred("torch"), Deferred)
+    assert_type(mesh_ranks(torch_mesh, "dp"), Membership)
+    assert_type(mesh_ranks(jax_mesh, ("dp", "fsdp")), Membership)
+    assert_type(mesh_ranks(sharding), Membership)
+    DistributedSampler(sampler, dist_info="torch")
+    DistributedSampler(sampler, dist_info="jax")
+    DistributedSampler(sampler, dist_info="env")
+    DistributedSampler(sampler, dist_info=Rank(0, 2))
+    DistributedSampler(sampler, dist_info=lambda: (0, 2))
+    DistributedSampler(sampler, dist_info=group)
+    DistributedSampler(sampler, dist_info=torch_mesh)
+    DistributedSampler(sampler, dist_info=mesh_ranks(sharding))
+    DistributedSampler(sampler, dist_info=deferred(lambda: Rank(0, 2)))
+    DistributedSampler(sampler, dist_info="trch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    DistributedSampler(sampler)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler, remainder: Remainder) -> None:
+    as_annbatchs: Sampler = sampler
+    assert_type(as_annbatchs.n_batches(100), int)
+    DistributedSampler(wrapped, dist_info="env", remainder=remainder, sharding="shuffled", mask=slice(0, 9), seed=0)
+    DistributedSampler(wrapped, dist_info="env", remainder="pad", sharding=Shuffled(64), mask=[slice(0, 9)])
+    DistributedSampler(wrapped, dist_info="env", enforce_equal_batches=False, sharding=Contiguous())
+    DistributedSampler(wrapped, dist_info="env", sharding=Independent())
+    DistributedSampler(wrapped, dist_info="env", remainder="dorp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    DistributedSampler(wrapped, dist_info="env", sharding=Rank(0, 2))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(sampler.rank, int)
+    assert_type(sampler.world_size, int)
+    assert_type(sampler.batch_size, int | None)
+    assert_type(sampler.shuffle, bool)
+    assert_type(sampler.mask, slice | list[slice])
+    assert_type(sampler.rng, np.random.Generator)
+    assert_type(sampler.epoch, int)
+    assert_type(sampler.next_epoch, int)
+    assert_type(sampler.batches_done, int)
+    assert_type(sampler.sampler, DistributedSampler)
+    assert_type(sampler.plan(100), EpochPlan)
+    for request in sampler.sample(100):
+        assert_type(request, LoadRequest)
+    sampler.mask = [slice(0, 9), slice(20, 30)]
+    sampler.rng = np.random.default_rng(0)
+    sampler.set_epoch(1)
+    sampler.validate(100)
+    state = sampler.state_dict(batches_done=1)
+    assert_type(state, dict[str, Any])
+    sampler.load_state_dict(state, strict=False)
+    sampler.state_dict()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def ranks_check_each_other(sampler: DistributedSampler, loader: StatefulLoader) -> None:
+    def gather(text: str) -> list[str]:
+        return [text]
+
+    tally = Tally()
+    tally.add(np.arange(3))
+    sampler.check_ranks_agree(100, timeout=60, gather=gather)
+    loader.check_ranks_agree(gather=gather)
+    assert_type(sampler.check_epoch_read(100, tally, timeout=60), str)
+    assert_type(loader.check_epoch_read(), str)
+    assert_type(loader.check_epoch_read(tally, gather=gather), str)
+    assert_type(tally.n_rows, int)
+    assert_type(tally + tally, Tally)
+    sampler.check_ranks_agree(100, gather=len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def a_loader_has_a_state(loader: StatefulLoader, wrapped: Sampler) -> None:
+    StatefulLoader(batch_sampler=DistributedSampler(wrapped, dist_info="env"), return_index=True)
+    StatefulLoader(batch_sampler=wrapped)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(loader.sampler, DistributedSampler)
+    assert_type(loader.batch_sampler, DistributedSampler)
+    assert_type(loader.next_epoch, int)
+    assert_type(len(loader), int)
+    loader.set_epoch(1)
+    assert_type(loader.state_dict(), dict[str, Any])
+    loader.load_state_dict(loader.state_dict(batches_done=3), strict=False)
+    batches = loader.to_dataloader(num_workers=2, prefetch_factor=2)
+    assert_type(batches, WorkerDataLoader)
+    assert_type(batches.sampler, DistributedSampler)
+    assert_type(batches.state_dict(), dict[str, Any])
+    assert_type(len(batches), int)
+    batches.set_epoch(2)
+
+
+def a_plan_says_who_reads_what(plan: EpochPlan) -> None:
+    assert_type(plan.n_obs, int)
+    assert_type(plan.world_size, int)
+    assert_type(plan.epoch, int)
+    assert_type(plan.n_batches(0), int)
+    assert_type(plan.window, Rows)
+    assert_type(plan.lost, Rows)
+    assert_type(plan.n_lost, int)
+    assert_type(plan.n_repeated, int)
+    assert_type(plan.shard(1).rows, Rows)
+    assert_type(plan.shard(1).repeated, Rows)
+    assert_type(str(plan), str)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A sharding of a user's own: all ranks one after the other, in reverse."""
+
+    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows | Sequence[Rows]:
+        return Rows.of(rows.to_array()[::-1])
+
+
+class NoSharding:
+    """Deals in another way than it is asked to."""
+
+    def deal(self, rows: Rows) -> Rows:
+        return rows
+
+
+def a_sharding_of_ones_own_is_one(wrapped: Sampler) -> None:
+    sharding: Sharding = Own()
+    rows = sharding.deal(Rows.of(range(9)), world_size=2, epoch=0, seed=None)
+    assert_type(rows, Rows | Sequence[Rows])
+    assert_type(Rows.of([1, 2]).to_array(), npt.NDArray[np.int64])
+    assert_type(Rows.of(np.arange(3)).cyclic(0, 2), Rows)
+    assert_type(Rows.of([1, 2]).within(0, 1), Rows)
+    assert_type(Rows.of([1, 2]).to_global(np.array([0])), npt.NDArray[np.int64])
+    assert_type(next(iter(Rows.of([1, 2]))), int)
+    DistributedSampler(wrapped, dist_info="env", sharding=Own())
+    check_sharding(Own(), n_obs=20, max_world_size=3)
+    check_sharding(NoSharding())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(deals(20), SearchStrategy[Deal])
+    assert_type(masks(20), SearchStrategy[slice | list[slice] | None])
+    asked = Deal(20, slice(0, 9), world_size=2, epoch=0, seed=None)
+    assert_type(asked.rows, Rows)
+    assert_type(asked.ask(Own()), Rows | Sequence[Rows])
+
+
+class Mine(Sampler):
+    """A sampler of a user's own."""
+
+    chunk_size: int
+
+
+@localize.register
+def _(sampler: Mine, rows: Rows, n_obs: int) -> Sampler:
+    return sampler
+
+
+@chunk_size.register
+def _(sampler: Mine) -> int:
+    return sampler.chunk_size
+
+
+def a_sampler_of_ones_own_says_what_is_special_about_it(sampler: Sampler) -> None:
+    assert_type(localize(sampler, Rows.of([1]), 9), Sampler)
+    assert_type(chunk_size(sampler), int | None)
+    assert_type(n_draws(sampler, 9), int | None)
+    assert_type(settings(sampler), dict[str, Any])
+    set_draws(sampler, 3)
+
+
+def batches_become_arrays_of_jax(batch: Mapping[str, object], sharding: NamedSharding, mesh: Mesh) -> None:
+    global_batch(batch, sharding)
+    pmap_batch(batch, devices=2)
+    global_batch(batch, mesh)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
