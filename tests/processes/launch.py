@@ -171,7 +171,7 @@ class _Process(Protocol):
 
 def _start(command: Sequence[str] | Forked, environment: Mapping[str, str], stdout: Path, stderr: Path) -> _Process:
     if isinstance(command, Forked):
-        return _Rank(command.arguments, dict(environment | command.environment), stdout, stderr)
+        return _Rank(command.arguments, {**environment, **command.environment}, stdout, stderr)
     with stdout.open("w") as out, stderr.open("w") as error:
         return subprocess.Popen(
             command,
