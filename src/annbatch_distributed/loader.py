@@ -22,6 +22,7 @@ from annbatch_distributed.integrations.callers import check_not_collated, check_
 from annbatch_distributed.integrations.torch import WorkerDataLoader
 from annbatch_distributed.passes.requests import batches_of
 from annbatch_distributed.ranks.worker import current_worker
+from annbatch_distributed.resume.cursor import PassRecord
 from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sampler import DistributedSampler
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.resume.cursor import PassRecord
     from annbatch_distributed.resume.state import Position
 
 
@@ -144,7 +144,7 @@ class StatefulLoader(Loader[Any, Any]):
         pass_ = self._recorder.passes[threading.get_ident()] = _LoaderPass()
         first = next(batches, None)  # the pass begins with its first batch
         record, cursor = pass_.record, self._sampler._cursor
-        assert record is not None
+        assert isinstance(record, PassRecord)
         self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
         self._is_new = False
         for batch in batches if first is None else chain([first], batches):
@@ -346,7 +346,7 @@ def data_sets_of(loader: Loader[Any, Any]) -> str | None:
 class _LoaderPass:
     """A pass whose batches a loader yields."""
 
-    record: PassRecord | None = None
+    record: object = None
     """What the sampler knows it by; None until it is begun."""
     asked: deque[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.bool_] | None]] = field(default_factory=deque)
     """Of each batch that is still to be yielded, the rows, and for each row whether it is a repeat, if that is said."""

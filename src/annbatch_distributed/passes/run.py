@@ -36,7 +36,6 @@ from annbatch_distributed.passes.traits import is_wrapper, set_draws
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 
 if TYPE_CHECKING:
-    from annbatch_distributed.resume.cursor import PassRecord
     from annbatch_distributed.sharding import EpochPlan
     from annbatch_distributed.sharding.batches import Worker, WorkerBatches
 
@@ -63,8 +62,8 @@ class Pass(Iterator[LoadRequest]):
     """How many load requests have been taken from this pass."""
     closed: bool = False
     """Whether the pass was closed, and gives no more load requests."""
-    record: PassRecord | None = field(default=None, repr=False)
-    """What stays known of it when it is gone; None if it is only run through."""
+    record: object = field(default=None, repr=False)
+    """What whoever began the pass knows of it, also when it is gone; None if it is only run through."""
     on_request: Callable[[Worker | None, bool], None] | None = field(default=None, repr=False)
     """Called for every load request that is taken, and, with True, at the end; by this worker, and not by copies."""
     _stream: Iterator[LoadRequest] | None = field(default=None, repr=False)

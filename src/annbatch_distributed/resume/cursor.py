@@ -210,8 +210,8 @@ class Cursor:
         by_workers = self._begun_by_workers(worker)
         return by_workers or (self._records[-1] if self._records else None)
 
-    def knows(self, record: PassRecord | None) -> bool:
-        """Whether a state may be about a pass that was begun here."""
+    def knows(self, record: object) -> bool:
+        """Whether a record is that of a pass that a state may be about."""
         return any(known is record for known in self._records)
 
     @_in_turn
@@ -402,10 +402,6 @@ class Cursor:
         """Return the thread and the number of the start of a process that may be a worker."""
         self._detach()
         self._sync(None)
-        # some of an iteration's workers have still to be started
-        self._open = {
-            key: one for key, one in self._open.items() if self._n_started.get(key[0], 0) < key[1] + one.n_workers - 1
-        }
         thread = threading.get_ident()
         self._n_started[thread] = self._n_started.get(thread, 0) + 1
         if not self._journal.is_open:
@@ -472,6 +468,11 @@ class Cursor:
         if self._is_owner == (worker is None):
             for entry in self._journal.read():
                 self._note(entry)
+        if worker is None:  # only workers that are still to be started begin what others have begun
+            n_started = self._n_started
+            self._open = {
+                key: one for key, one in self._open.items() if n_started.get(key[0], 0) < key[1] + one.n_workers - 1
+            }
 
     def _note(self, entry: Entry) -> None:
         match entry:
