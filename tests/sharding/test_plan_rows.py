@@ -112,7 +112,7 @@ def test_shards_have_the_sizes_that_the_policy_promises(made: EpochPlan) -> None
     if isinstance(made.sharding, Uneven):
         dealt = list(made.sharding.sizes)
         assert isinstance(made.dealt, Shares)
-        assert made.dealt.lengths == made.sharding.sizes
+        assert made.dealt.uneven.lengths == made.sharding.sizes
     if made.remainder == "drop":
         assert len(set(made.sizes)) == 1
         n_full = max(n for n in range(42) if all(n * batch_size <= size for size in dealt))

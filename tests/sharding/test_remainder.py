@@ -10,25 +10,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from annbatch_distributed.sharding.remainder import (
+    Even,
     Remainder,
     Rotation,
+    Uneven,
     check,
     check_sizes,
     drop_offset,
-    filled,
-    n_lost,
     rotations,
-    stretch,
 )
 
 job = st.tuples(st.integers(1, 200), st.integers(1, 9), st.integers(1, 12))
 
 
 def positions(policy: Remainder, n_rows: int, world_size: int, batch_size: int, offset: int = 0) -> list[list[int]]:
-    """Every rank's positions, enumerated from what ``stretch`` says."""
+    """Every rank's positions, enumerated from what ``Even`` says."""
     found = []
     for rank in range(world_size):
-        start, own, length = stretch(policy, n_rows=n_rows, world_size=world_size, batch_size=batch_size, rank=rank)
+        start, own, length = Even(policy, n_rows, world_size, batch_size).stretch(rank)
         assert own <= length
         found.append([(offset + start + step) % n_rows for step in range(length)])
     return found
@@ -47,7 +46,7 @@ def test_drop_in_epoch_0_deals_the_front_of_the_window_in_equal_numbers_of_full_
     found = positions("drop", n_rows, world_size, batch_size)
     assert [len(rank) for rank in found] == [len(rank) for rank in dealt]
     assert [position for rank in found for position in rank] == list(range(n_rows - len(undealt)))
-    assert n_lost("drop", n_rows=n_rows, world_size=world_size, batch_size=batch_size) == len(undealt)
+    assert Even("drop", n_rows, world_size, batch_size).n_lost == len(undealt)
 
 
 @pytest.mark.parametrize("policy", ["keep", "exact"])
@@ -58,7 +57,7 @@ def test_keep_and_exact_cut_the_window_as_evenly_as_can_be_the_longer_stretches_
     n_rows, world_size, batch_size = sizes
     expected = [part.tolist() for part in np.array_split(np.arange(n_rows)[::-1], world_size)]
     assert [rank[::-1] for rank in positions(policy, n_rows, world_size, batch_size)] == expected[::-1]
-    assert n_lost(policy, n_rows=n_rows, world_size=world_size, batch_size=batch_size) == 0
+    assert Even(policy, n_rows, world_size, batch_size).n_lost == 0
 
 
 @given(job)
@@ -79,7 +78,7 @@ def test_the_lost_positions_are_never_dealt_and_move_with_the_epoch(
 ) -> None:
     n_rows, world_size, batch_size = sizes
     assume(n_rows >= world_size * batch_size)
-    lost = n_lost("drop", n_rows=n_rows, world_size=world_size, batch_size=batch_size)
+    lost = Even("drop", n_rows, world_size, batch_size).n_lost
     left_out = []
     for e in (epoch, epoch + 1):
         offset = drop_offset(rotations(rotation, e), lost=lost, n_rows=n_rows)
@@ -111,12 +110,12 @@ def test_too_few_rows_is_an_error_that_counts_them(
 ) -> None:
     n_rows, world_size, batch_size = sizes
     with pytest.raises(ValueError, match=message):
-        check(policy, n_rows=n_rows, world_size=world_size, batch_size=batch_size, what=f"The window has {n_rows} rows")
-    check(policy, n_rows=n_rows + 1, world_size=world_size, batch_size=batch_size, what="")
+        check(Even(policy, n_rows, world_size, batch_size), f"The window has {n_rows} rows")
+    check(Even(policy, n_rows + 1, world_size, batch_size), "")
 
 
 def test_pad_needs_a_single_row() -> None:
-    check("pad", n_rows=1, world_size=5, batch_size=7, what="")
+    check(Even("pad", 1, 5, 7), "")
     assert positions("pad", 1, 5, 7) == [[0] * 7] * 5
 
 
@@ -127,7 +126,7 @@ def test_shares_are_cut_or_filled_to_the_same_number_of_full_batches_or_stay_as_
     for rank, size in enumerate(sizes):
 
         def found(policy: Remainder, rank: int = rank) -> tuple[int, int, int]:
-            return filled(policy, sizes=sizes, batch_size=batch_size, rotations=turn, rank=rank)
+            return Uneven(policy, tuple(sizes), batch_size, turn).stretch(rank)
 
         assert found("keep") == found("exact") == (0, size, size)
         cut = next(n for n in range(21, 0, -1) if n % batch_size == 0 and all(n <= other for other in sizes))
@@ -159,16 +158,16 @@ def test_a_share_that_is_too_small_is_an_error_that_names_the_rank(
     policy: Remainder, sizes: list[int], batch_size: int | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        check_sizes(policy, sizes=sizes, batch_size=batch_size, name="It")
+        check_sizes(Uneven(policy, tuple(sizes), batch_size, 0), "It")
     enough = batch_size if policy == "drop" and batch_size else 1
-    check_sizes(policy, sizes=[max(size, enough) for size in sizes], batch_size=batch_size, name="It")
+    check_sizes(Uneven(policy, tuple(max(size, enough) for size in sizes), batch_size, 0), "It")
 
 
 def test_no_rows_are_too_few_for_any_policy() -> None:
     with pytest.raises(ValueError, match="The window has 0 rows, and there must be at least one"):
-        check("pad", n_rows=0, world_size=2, batch_size=3, what="The window has 0 rows")
+        check(Even("pad", 0, 2, 3), "The window has 0 rows")
     with pytest.raises(ValueError, match="too few for 2 ranks"):
-        check("keep", n_rows=0, world_size=2, batch_size=None, what="The window has 0 rows")
+        check(Even("keep", 0, 2, None), "The window has 0 rows")
     assert drop_offset(3, lost=0, n_rows=0) == 0
 
 
@@ -182,8 +181,6 @@ def test_an_epoch_loses_the_rows_before_those_that_the_last_one_lost() -> None:
 
 @given(st.integers(1, 60), st.integers(1, 7))
 def test_padded_stretches_begin_where_those_before_them_end(n_rows: int, world_size: int) -> None:
-    found = [
-        stretch("pad", n_rows=n_rows, world_size=world_size, batch_size=3, rank=rank) for rank in range(world_size)
-    ]
+    found = [Even("pad", n_rows, world_size, 3).stretch(rank) for rank in range(world_size)]
     assert [part.start for part in found] == [0, *accumulate(part.own for part in found)][:-1]
     assert sum(part.own for part in found) == n_rows

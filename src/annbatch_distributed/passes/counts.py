@@ -61,14 +61,15 @@ def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
     ValueError
         If any rank could not run, or could not have the number of batches that the policy promises.
     """
-    dealt, name = division.dealt(0), type(sampler).__name__
-    if dealt.is_drawn:
-        _check_enough(sampler, division, division.n_samples, f"{name} draws {division.n_samples} samples")
-    else:
-        _check_enough(sampler, division, len(division.window), f"The window has {len(division.window)} rows")
+    what = f"The window has {len(division.window)} rows"
+    if division.n_samples is not None:
+        what = f"{type(sampler).__name__} draws {division.n_samples} samples"
+    if division.rows_per_step != sampler.batch_size:
+        what += f" (and a batch on each of the ranks within a rank takes {division.rows_per_step})"
+    check(division.even, what)
+    dealt = division.dealt(0)
     if isinstance(dealt, Shares):
-        name = type(division.sharding).__name__
-        check_sizes(division.remainder, sizes=dealt.lengths, batch_size=division.rows_per_step, name=name)
+        check_sizes(dealt.uneven, type(division.sharding).__name__)
     asked = _Asked(sampler, division, n_obs)
     counts, classes = asked.count(dealt)
     if dealt.is_drawn:
@@ -83,14 +84,6 @@ def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
     if odd_counts != counts:
         return Counts(counts, "stay", classes)
     return Counts(counts, "alternate", classes + odd_classes)
-
-
-def _check_enough(sampler: Sampler, division: Division, n_rows: int | None, what: str) -> None:
-    assert n_rows is not None
-    step, world_size = division.rows_per_step, division.world_size
-    if step != sampler.batch_size:
-        what += f" (and a batch on each of the ranks within a rank takes {step})"
-    check(division.remainder, n_rows=n_rows, world_size=world_size, batch_size=step, what=what)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, ClassVar
 
 from annbatch_distributed.sharding.contract import draws
-from annbatch_distributed.sharding.remainder import drop_offset, filled, n_lost, stretch
+from annbatch_distributed.sharding.remainder import Even, Uneven, drop_offset
 from annbatch_distributed.sharding.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.remainder import Remainder, Stretch
@@ -54,22 +54,20 @@ class Order:
     """The rows that the epoch keeps, in the order of the sharding."""
     lost: Rows
     """The rows of the window that no rank has in this epoch."""
-    remainder: Remainder
-    world_size: int
-    rows_per_step: int | None
-    """Rows of a rank that become a batch, or a batch on each of the ranks within it."""
+    even: Even
+    """How the rows are cut."""
 
     is_drawn: ClassVar[bool] = False
     """Whether ranks draw from their rows instead of reading each of them once."""
 
     def shard(self, rank: int) -> Shard:
         """Return the rows of a rank."""
-        return _cut(self.rows, self._stretch(rank))
+        return _cut(self.rows, self.even.stretch(rank))
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """For each rank, how many rows its shard has."""
-        return _sizes(len(self.rows), self.world_size, self._stretch)
+        return self.even.sizes
 
     @property
     def n_lost(self) -> int:
@@ -81,15 +79,6 @@ class Order:
         """How many rows are read a second time, over all ranks."""
         return sum(self.sizes) - len(self.rows)
 
-    def _stretch(self, rank: int) -> Stretch:
-        return stretch(
-            self.remainder,
-            n_rows=len(self.rows),
-            world_size=self.world_size,
-            batch_size=self.rows_per_step,
-            rank=rank,
-        )
-
 
 @dataclass(frozen=True)
 class Shares:
@@ -97,34 +86,26 @@ class Shares:
 
     rows: tuple[Rows, ...]
     """For each rank, what it was dealt."""
-    remainder: Remainder
-    rows_per_step: int | None
-    """As for :class:`Order`."""
-    rotations: int
-    """How often the rows that ``drop`` loses have moved on."""
+    uneven: Uneven
+    """How they are cut off or filled up."""
 
     is_drawn: ClassVar[bool] = False
 
     def shard(self, rank: int) -> Shard:
         """Return the rows of a rank."""
-        return _cut(self.rows[rank], self._stretch(rank))
-
-    @cached_property
-    def lengths(self) -> tuple[int, ...]:
-        """For each rank, how many rows it was dealt."""
-        return tuple(map(len, self.rows))
+        return _cut(self.rows[rank], self.uneven.stretch(rank))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """For each rank, how many rows its shard has."""
-        return tuple(self._stretch(rank).length for rank in range(len(self.rows)))
+        return tuple(self.uneven.stretch(rank).length for rank in range(len(self.rows)))
 
     @property
     def lost(self) -> Rows:
         """The rows of the window that no rank has in this epoch."""
         pieces: list[Piece] = []
         for rank, share in enumerate(self.rows):
-            place = self._stretch(rank)
+            place = self.uneven.stretch(rank)
             n_lost = max(0, len(share) - place.length)
             pieces += share.cyclic(place.start - n_lost, n_lost).pieces
         return Rows(tuple(pieces))
@@ -132,17 +113,12 @@ class Shares:
     @property
     def n_lost(self) -> int:
         """How many rows of the window no rank has."""
-        return max(0, sum(self.lengths) - sum(self.sizes))
+        return max(0, sum(self.uneven.lengths) - sum(self.sizes))
 
     @property
     def n_repeated(self) -> int:
         """How many rows are read a second time, over all ranks."""
-        return max(0, sum(self.sizes) - sum(self.lengths))
-
-    def _stretch(self, rank: int) -> Stretch:
-        return filled(
-            self.remainder, sizes=self.lengths, batch_size=self.rows_per_step, rotations=self.rotations, rank=rank
-        )
+        return max(0, sum(self.sizes) - sum(self.uneven.lengths))
 
 
 @dataclass(frozen=True)
@@ -151,11 +127,8 @@ class Draws:
 
     rows: tuple[Rows, ...]
     """For each rank, the rows to draw from."""
-    n_samples: int
-    """How many samples the wrapped sampler would draw alone."""
-    remainder: Remainder
-    rows_per_step: int | None
-    """As for :class:`Order`."""
+    even: Even
+    """How the samples are shared out that the wrapped sampler would draw alone."""
 
     is_drawn: ClassVar[bool] = True
     lost: ClassVar[Rows] = Rows()
@@ -169,16 +142,7 @@ class Draws:
     @property
     def sizes(self) -> tuple[int, ...]:
         """For each rank, how many samples it draws."""
-        return _sizes(self.n_samples, len(self.rows), self._stretch)
-
-    def _stretch(self, rank: int) -> Stretch:
-        return stretch(
-            self.remainder,
-            n_rows=self.n_samples,
-            world_size=len(self.rows),
-            batch_size=self.rows_per_step,
-            rank=rank,
-        )
+        return self.even.sizes
 
 
 type Dealt = Order | Shares | Draws
@@ -213,8 +177,7 @@ class Division:
     @property
     def is_exhausted(self) -> bool:
         """Whether there is too little for every rank to read."""
-        n_rows = len(self.window) if self.n_samples is None else self.n_samples
-        return n_rows < (self.world_size * (self.rows_per_step or 1) if self.remainder == "drop" else 1)
+        return self.even.n_rows < (self.world_size * (self.rows_per_step or 1) if self.remainder == "drop" else 1)
 
     def dealt(self, rotations: int) -> Dealt:
         """Return what every rank has when the rows that ``drop`` loses have moved on a number of times."""
@@ -227,25 +190,29 @@ class Division:
         """What was worked out before, which can take a while where the rest of an epoch is dealt."""
         return {}
 
+    @property
+    def even(self) -> Even:
+        """The rows of the window, or the samples, shared out evenly."""
+        n_rows = len(self.window) if self.n_samples is None else self.n_samples
+        return Even(self.remainder, n_rows, self.world_size, self.rows_per_step)
+
     def _deal(self, rotations: int) -> Dealt:
-        answer = self.answer
+        answer, even = self.answer, self.even
         if self.n_samples is not None:
             assert isinstance(answer, tuple)
-            return Draws(answer, self.n_samples, self.remainder, self.rows_per_step)
+            return Draws(answer, even)
         if isinstance(answer, tuple):
-            return Shares(answer, self.remainder, self.rows_per_step, rotations)
-        n_rows = len(self.window)
-        n_spare = n_lost(self.remainder, n_rows=n_rows, world_size=self.world_size, batch_size=self.rows_per_step)
-        offset = drop_offset(rotations, lost=n_spare, n_rows=n_rows)
-        if n_spare:
-            answer = self._asked(self.window.cyclic(offset, n_rows - n_spare))
+            return Shares(answer, Uneven(self.remainder, tuple(map(len, answer)), self.rows_per_step, rotations))
+        n_rows, n_lost = even.n_rows, even.n_lost
+        offset = drop_offset(rotations, lost=n_lost, n_rows=n_rows)
+        if n_lost:
+            answer = self._asked(self.window.cyclic(offset, n_rows - n_lost))
             if not isinstance(answer, Rows):
                 name = type(self.sharding).__name__
                 raise TypeError(
                     f"{name}.deal must return one Rows for every window, or a list of them for every window."
                 )
-        lost = self.window.cyclic(offset - n_spare, n_spare)
-        return Order(answer, lost, self.remainder, self.world_size, self.rows_per_step)
+        return Order(answer, self.window.cyclic(offset - n_lost, n_lost), even._replace(n_rows=len(answer)))
 
     def _asked(self, rows: Rows) -> Rows | tuple[Rows, ...]:
         """Ask the sharding, and check what can be checked at once."""
@@ -283,12 +250,6 @@ def in_short(rows: Rows) -> str:
 def _cut(order: Rows, place: Stretch) -> Shard:
     own = order.cyclic(place.start, place.own).runs_first()
     return Shard(own + order.cyclic(place.start + place.own, place.length - place.own), place.own)
-
-
-def _sizes(n_rows: int, world_size: int, stretch_of: Callable[[int], Stretch]) -> tuple[int, ...]:
-    """The lengths of even stretches, of which the last ones may be a row longer."""
-    n_longer = n_rows % world_size
-    return (stretch_of(0).length,) * (world_size - n_longer) + (stretch_of(world_size - 1).length,) * n_longer
 
 
 def _is_within(rows: Rows, share: Rows) -> bool:

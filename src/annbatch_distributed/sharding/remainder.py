@@ -23,23 +23,19 @@ How 10 rows go to 2 ranks with a batch size of 2 (repeats in brackets)::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
 __all__ = [
     "POLICIES",
+    "Even",
     "Remainder",
     "Rotation",
     "Stretch",
+    "Uneven",
     "check",
     "check_sizes",
     "drop_offset",
-    "filled",
-    "n_lost",
     "rotations",
-    "stretch",
 ]
 
 type Remainder = Literal["drop", "keep", "exact", "pad"]
@@ -58,57 +54,80 @@ class Stretch(NamedTuple):
     """How many positions in all."""
 
 
-def stretch(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, rank: int) -> Stretch:
-    """Return the positions that a rank reads of an order of ``n_rows`` rows that all ranks share out evenly.
+class Even(NamedTuple):
+    """Positions of an order of rows, or a number of draws, that all ranks share out evenly.
 
-    ``batch_size`` is the rows of a full batch, or of a batch on each rank within a rank; only ``keep`` and ``exact`` do
-    without.
-
-    >>> [stretch("pad", n_rows=10, world_size=2, batch_size=2, rank=r) for r in (0, 1)]
+    >>> [Even("pad", 10, world_size=2, batch_size=2).stretch(rank) for rank in (0, 1)]
     [Stretch(start=0, own=5, length=6), Stretch(start=5, own=5, length=6)]
     """
-    rows, extra = divmod(n_rows, world_size)
-    if policy == "drop":
-        assert batch_size is not None
-        length = rows // batch_size * batch_size
-        return Stretch(rank * length, length, length)
-    n_small = world_size - extra  # the ranks that don't have a row more come first
-    start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
-    if policy == "pad":
-        assert batch_size is not None
-        return Stretch(start, own, -(-n_rows // (world_size * batch_size)) * batch_size)
-    return Stretch(start, own, own)
+
+    policy: Remainder
+    n_rows: int
+    world_size: int
+    batch_size: int | None
+    """Rows of a full batch, or of a batch on each rank within a rank; only ``keep`` and ``exact`` do without."""
+
+    def stretch(self, rank: int) -> Stretch:
+        """Return the positions that a rank reads."""
+        rows, extra = divmod(self.n_rows, self.world_size)
+        if self.policy == "drop":
+            assert self.batch_size is not None
+            length = rows // self.batch_size * self.batch_size
+            return Stretch(rank * length, length, length)
+        n_small = self.world_size - extra  # the ranks that don't have a row more come first
+        start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
+        if self.policy == "pad":
+            assert self.batch_size is not None
+            return Stretch(start, own, -(-self.n_rows // (self.world_size * self.batch_size)) * self.batch_size)
+        return Stretch(start, own, own)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """For each rank, how many positions it reads."""
+        n_longer = self.n_rows % self.world_size
+        first, last = self.stretch(0).length, self.stretch(self.world_size - 1).length
+        return (first,) * (self.world_size - n_longer) + (last,) * n_longer
+
+    @property
+    def n_lost(self) -> int:
+        """How many positions no rank reads."""
+        if self.policy != "drop":
+            return 0
+        assert self.batch_size is not None
+        return self.n_rows % (self.world_size * self.batch_size)
 
 
-def filled(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, rotations: int, rank: int) -> Stretch:
-    """Return the positions that a rank reads of its own share, where rank ``r`` was dealt ``sizes[r]`` rows.
+class Uneven(NamedTuple):
+    """Positions of shares, of which rank ``r`` was dealt ``lengths[r]`` rows.
 
     ``drop`` takes as many full batches from every share as the smallest one has, from where :func:`rotations` have
     moved what it loses; ``pad`` repeats rows of each share until it has as many full batches as the largest one.
     ``keep`` and ``exact`` take shares as they are.
 
-    >>> filled("drop", sizes=[5, 8], batch_size=2, rotations=1, rank=1)
+    >>> Uneven("drop", (5, 8), batch_size=2, rotations=1).stretch(1)
     Stretch(start=4, own=4, length=4)
-    >>> filled("pad", sizes=[5, 8], batch_size=2, rotations=0, rank=0)
+    >>> Uneven("pad", (5, 8), batch_size=2, rotations=0).stretch(0)
     Stretch(start=0, own=5, length=8)
     """
-    size = sizes[rank]
-    if policy == "drop":
-        assert batch_size is not None
-        length = min(sizes) // batch_size * batch_size
-        return Stretch(drop_offset(rotations, lost=size - length, n_rows=size), length, length)
-    if policy == "pad":
-        assert batch_size is not None
-        return Stretch(0, size, -(-max(sizes) // batch_size) * batch_size)
-    return Stretch(0, size, size)
 
+    policy: Remainder
+    lengths: tuple[int, ...]
+    batch_size: int | None
+    """As for :class:`Even`."""
+    rotations: int
+    """How often the rows that ``drop`` loses have moved on."""
 
-def n_lost(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None) -> int:
-    """Return how many rows of an order that is shared out evenly no rank reads in an epoch."""
-    if policy != "drop":
-        return 0
-    assert batch_size is not None
-    return n_rows % (world_size * batch_size)
+    def stretch(self, rank: int) -> Stretch:
+        """Return the positions that a rank reads of its share."""
+        size = self.lengths[rank]
+        if self.policy == "drop":
+            assert self.batch_size is not None
+            length = min(self.lengths) // self.batch_size * self.batch_size
+            return Stretch(drop_offset(self.rotations, lost=size - length, n_rows=size), length, length)
+        if self.policy == "pad":
+            assert self.batch_size is not None
+            return Stretch(0, size, -(-max(self.lengths) // self.batch_size) * self.batch_size)
+        return Stretch(0, size, size)
 
 
 #: How the rows that ``drop`` loses move from epoch to epoch, see :func:`rotations`.
@@ -147,12 +166,13 @@ def drop_offset(rotations: int, *, lost: int, n_rows: int) -> int:
     return rotations * lost % n_rows if lost else 0
 
 
-def check(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | None, what: str) -> None:
+def check(even: Even, what: str) -> None:
     """Raise a ValueError if there are too few rows, or samples, for the policy: the same on every rank.
 
     Under ``exact`` it takes the sampler to tell whether a rank is a batch short, so that this only looks for a row
     per rank there. ``what`` says how many there are, as the beginning of a sentence.
     """
+    policy, n_rows, world_size, batch_size = even
     if policy == "drop":
         assert batch_size is not None
         if n_rows < world_size * batch_size:
@@ -169,12 +189,13 @@ def check(policy: Remainder, *, n_rows: int, world_size: int, batch_size: int | 
         raise ValueError(f"{what}, and there must be at least one.")
 
 
-def check_sizes(policy: Remainder, *, sizes: Sequence[int], batch_size: int | None, name: str) -> None:
+def check_sizes(uneven: Uneven, name: str) -> None:
     """Raise a ValueError if the share that a sharding, called ``name``, has dealt to a rank is too small."""
-    smallest = min(sizes)
-    needed = batch_size if policy == "drop" and batch_size is not None else 1
+    smallest = min(uneven.lengths)
+    needed = uneven.batch_size if uneven.policy == "drop" and uneven.batch_size is not None else 1
     if smallest < needed:
         raise ValueError(
-            f"{name} gives rank {sizes.index(smallest)} of {len(sizes)} only {smallest} rows, but under "
-            f"remainder={policy!r} every rank needs at least {needed}. Use fewer ranks, or another sharding."
+            f"{name} gives rank {uneven.lengths.index(smallest)} of {len(uneven.lengths)} only {smallest} rows, but "
+            f"under remainder={uneven.policy!r} every rank needs at least {needed}. Use fewer ranks, or another "
+            "sharding."
         )
