@@ -198,7 +198,7 @@ class DistributedSampler(Sampler):
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
         self._own_rng = checked_rng(first_generator(self._sampler)) if self._seed is None else None
-        self._root = draw_root_seed(self._own_rng) if self._seed is None else self._seed
+        self._root_seed = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None
         self._cursor = Cursor(keeps_order=not self._sampler.shuffle)
         # which collection a state that was loaded is of, as far as it says
@@ -277,7 +277,7 @@ class DistributedSampler(Sampler):
             remainder=self._remainder,
             sharding=self._sharding,
             seed=self._seed,
-            root=self._root,
+            root_seed=self._root_seed,
         )
 
     @property
@@ -287,12 +287,12 @@ class DistributedSampler(Sampler):
         Reading or using it changes no pass. Assigning another begins anew from that one, instead of the seed. Which
         rows a rank owns doesn't change with it: ``"shuffled"`` goes on with the blocks of the seed.
         """
-        return np.random.default_rng(self._root) if self._own_rng is None else copy.deepcopy(self._own_rng)
+        return np.random.default_rng(self._root_seed) if self._own_rng is None else copy.deepcopy(self._own_rng)
 
     @rng.setter
     def rng(self, value: np.random.Generator | None) -> None:
         self._own_rng = copy.deepcopy(checked_rng(value))
-        self._root = draw_root_seed(self._own_rng)
+        self._root_seed = draw_root_seed(self._own_rng)
         self._begin_anew()
 
     @property
@@ -412,7 +412,7 @@ class DistributedSampler(Sampler):
         TypeError, ValueError
             If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. If
             the epoch can't be gone on with, as far as that is known without the collection: because more batches are
-            done than it has, because too little is left for so many ranks, or because the job has another number of
+            done than it has, because too little is left for this number of ranks, or because the job has another number of
             ranks and the wrapped sampler was told how many rows each of them is to draw. The sampler is then as it was.
         """
         self._load(state, strict=strict)
@@ -513,7 +513,7 @@ class DistributedSampler(Sampler):
             "remainder": self._remainder,
             "sharding": fingerprint(self._sharding),
             "seed": self._seed,
-            "root": self._root if is_random(self._sampler) else None,
+            "root": self._root_seed if is_random(self._sampler) else None,
             "sampler": self._fingerprint,
         }
 
@@ -693,7 +693,9 @@ class DistributedSampler(Sampler):
         last = self._cursor.last(current_worker())
         position = self._position if last is None else last.position
         description, plan = self._described(job, n_obs, position, {}), self._plan(n_obs, position)
-        return Reading.of(description, last, read, plan, sampler=self._sampler, rank=self.rank, root=self._root)
+        return Reading.of(
+            description, last, read, plan, sampler=self._sampler, rank=self.rank, root_seed=self._root_seed
+        )
 
     def _described(self, job: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
         n_obs = integer("n_obs", n_obs, least=0)
@@ -730,7 +732,7 @@ class DistributedSampler(Sampler):
         if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
         check_done(plan, position.done(self.world_size))
-        requests = Pass(self._sampler, plan, self.rank, self._root, position.passes)
+        requests = Pass(self._sampler, plan, self.rank, self._root_seed, position.passes)
         return self._cursor.begin(worker, position, requests)
 
     def _sample(self, n_obs: int) -> Pass:

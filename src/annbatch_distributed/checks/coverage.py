@@ -62,7 +62,7 @@ class Reading:
         *,
         sampler: Sampler,
         rank: int,
-        root: int,
+        root_seed: int,
     ) -> Self:
         """Return what a rank says of the pass that it began last, by a plan, with the wrapped sampler and a root seed.
 
@@ -82,7 +82,7 @@ class Reading:
             planned = Tally(n_batches, share.n_rows, share.value)
             return cls(description, read, planned, is_share=True, plan=plan)
         # a part of the share, or what the wrapped sampler draws of it
-        rerun = partial(_rerun, sampler, plan, rank, root, position.passes)
+        rerun = partial(_rerun, sampler, plan, rank, root_seed, position.passes)
         planned = rerun(WorkerBatches(due, due))
         if _must_read_each_row(sampler, plan, share.n_rows) and rerun(None) != share:
             name = type(sampler).__name__
@@ -128,7 +128,7 @@ def epoch_read(
 
 
 def _rerun(
-    sampler: Sampler, plan: EpochPlan, rank: int, root: int, passes: int, batches: WorkerBatches | None
+    sampler: Sampler, plan: EpochPlan, rank: int, root_seed: int, passes: int, batches: WorkerBatches | None
 ) -> Tally:
     """Run a pass once more, without reading, and count the rows of its batches: of all, or of some of them."""
     # imported here, since what only compares texts needs no annbatch
@@ -136,7 +136,7 @@ def _rerun(
     from annbatch_distributed.passes.run import Pass
 
     found = Tally()
-    for request in Pass(sampler, plan, rank, root, passes, batches=batches):
+    for request in Pass(sampler, plan, rank, root_seed, passes, batches=batches):
         for rows in batches_of(request):
             found.add(rows)
     return found

@@ -73,7 +73,7 @@ def n_draws(sampler: Sampler, n_rows: int) -> int | None:
 
 @singledispatch
 def set_draws(sampler: Sampler, n_draws: int) -> None:
-    """Make a sampler draw so many samples in a pass: a rank's part of the job's.
+    """Make a sampler draw a number of samples in a pass: a rank's part of the samples of the job.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ class PassRecord:
     """A pass that was begun, as it is known after it is gone; two of them are never equal, whatever they hold."""
 
     position: Position
-    """Where it began; the last segment is the one that it goes on with."""
+    """Where it began; the pass belongs to the last segment."""
     n_obs: int | None = None
     """Rows of the collection, if that is known."""
     n_batches: int | None = None
@@ -283,7 +283,7 @@ class Cursor:
 
     @_in_turn
     def next(self, worker: Worker | None, world_size: int) -> Position:
-        """Return where the next pass begins, with a last segment of this world size that it goes on with."""
+        """Return where the next pass begins; its last segment, of this world size, is that of the pass."""
         if worker is None:
             return self.position(worker).going_on(world_size, 1)
         if self._next is None:

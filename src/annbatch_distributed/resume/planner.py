@@ -36,14 +36,21 @@ __all__ = ["Planner", "check_done", "check_segments"]
 class Planner:
     """Plans epochs of one configuration; it keeps the last plan, and what the sampler has answered.
 
-    ``sampler`` is the wrapped sampler, of which only private copies are run, and ``root`` the job's root seed.
+    ``sampler`` is the wrapped sampler, of which only private copies are run, and ``root_seed`` the job's root seed.
     """
 
     def __init__(
-        self, sampler: Sampler, *, mask: Mask, remainder: Remainder, sharding: Sharding, seed: int | None, root: int
+        self,
+        sampler: Sampler,
+        *,
+        mask: Mask,
+        remainder: Remainder,
+        sharding: Sharding,
+        seed: int | None,
+        root_seed: int,
     ) -> None:
         self._sampler, self._mask, self._remainder = sampler, mask, remainder
-        self._sharding, self._seed, self._root = sharding, seed, root
+        self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
 
@@ -74,7 +81,7 @@ class Planner:
             check_done(plan, sum(segment.done for segment in segments))
             collected = tuple((segment.n_workers, segment.done) for segment in segments)
             rows, n_samples = remaining(
-                self._sampler, plan, root=self._root, passes=position.passes, collected=collected
+                self._sampler, plan, root_seed=self._root_seed, passes=position.passes, collected=collected
             )
         division = self._division(rows, n_samples, position, world_size)
         return self._plan_segment(n_obs, position.epoch, len(stretches), division)

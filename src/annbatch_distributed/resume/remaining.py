@@ -37,11 +37,11 @@ MOST_REPLAYED = 1 << 14
 
 
 def remaining(
-    sampler: Sampler, plan: EpochPlan, *, root: int, passes: int, collected: Collected
+    sampler: Sampler, plan: EpochPlan, *, root_seed: int, passes: int, collected: Collected
 ) -> tuple[Rows, int | None]:
     """Return the rows of a plan that remain to be read or drawn from, and, if ranks share out draws, how many remain.
 
-    ``root`` is the job's root seed, and ``passes`` how many passes every rank began before, since the epoch was set.
+    ``passes`` is how many passes every rank began before, since the epoch was set.
     ``collected`` says for each number of ``DataLoader`` workers how many batches every rank has done; a rank has done
     fewer, where it had no more.
 
@@ -61,7 +61,7 @@ def remaining(
                 f"with set_epoch({plan.epoch + 1})."
             )
         numbers = batches_done(plan.n_batches(rank), collected)
-        for request, splits in _batches(Pass(sampler, plan, rank, root, passes), numbers):
+        for request, splits in _batches(Pass(sampler, plan, rank, root_seed, passes), numbers):
             n_drawn += sum(map(len, splits))
             if not plan.shares_draws:
                 done_bounds.append(bounds_of(request, splits, once=is_annbatchs_own(sampler)))
@@ -75,7 +75,7 @@ def remaining(
 
 
 def _with_own_rows(plan: EpochPlan) -> range:
-    """Return the ranks that may have rows of their own: with more ranks than rows, others repeat those of the last."""
+    """Return the ranks that may have rows of their own: with more ranks than rows, the first ones only repeat rows."""
     n_repeating = max(0, plan.world_size - len(plan.window)) if isinstance(plan.dealt, Order) else 0
     return range(n_repeating, plan.world_size)
 

@@ -51,7 +51,7 @@ class Sharding(Protocol):
         Raises
         ------
         ValueError
-            If these rows can't be dealt to so many ranks.
+            If these rows can't be dealt to this number of ranks.
         """
 
 

@@ -81,7 +81,7 @@ def deals(n_obs: int | None = None, max_world_size: int = 6) -> st.SearchStrateg
     n_obs
         Rows of the collection, for shardings that are made for one; None draws up to 300.
     max_world_size
-        At most so many ranks.
+        The largest number of ranks.
 
     Raises
     ------
