@@ -412,8 +412,8 @@ class DistributedSampler(Sampler):
         TypeError, ValueError
             If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. If
             the epoch can't be gone on with, as far as that is known without the collection: because more batches are
-            done than it has, because too little is left for this number of ranks, or because the job has another number of
-            ranks and the wrapped sampler was told how many rows each of them is to draw. The sampler is then as it was.
+            done than it has, because too little is left for the ranks, or because their number is another one and the
+            wrapped sampler was told how many rows each rank is to draw. The sampler is then as it was.
         """
         self._load(state, strict=strict)
 
