@@ -103,7 +103,7 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "report")
 
 
-@nox.session(python=OLDEST)
+@nox.session(python=OLDEST, default=False)
 def lowest(session: nox.Session) -> None:
     """Run the tests with the oldest Python and the oldest dependencies that pyproject.toml allows."""
     # not by uv sync, which would write these versions into the lock file
