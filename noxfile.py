@@ -42,7 +42,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
-    session.run("basedpyright")
+    # else it takes .venv, where that is, which has what ./dev installed last
+    session.run("basedpyright", f"--pythonpath={session.bin}/python")
 
 
 @nox.session(python=NEWEST)
