@@ -9,6 +9,7 @@ annbatch, torch, jax and all that they bring along.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ __path__.append(f"{__path__[0]}/passes/doors")
 if not TYPE_CHECKING:  # else type checkers take any name for one that is there
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'sharding')}"), name)
-        return found
+        if name in __all__:
+            found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'sharding')}"), name)
+            return found
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

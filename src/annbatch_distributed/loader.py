@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks import Membership
     from annbatch_distributed.resume.state import Position
 
+__all__ = ["StatefulLoader"]
+
 
 class StatefulLoader(Loader[Any, Any]):
     """An annbatch Loader that can be saved in the middle of an epoch, and go on there.

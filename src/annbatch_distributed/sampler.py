@@ -59,6 +59,7 @@ from annbatch_distributed.sharding.integers import BOUND, integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from annbatch_distributed.checks import Gather, Tally, Timeout
     from annbatch_distributed.passes.compatibility import ShardingName
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.resume.state import Identity
     from annbatch_distributed.sharding import EpochPlan, Remainder, Rows, Sharding
     from annbatch_distributed.sharding.batches import Worker
+
+__all__ = ["DistributedSampler"]
 
 
 class DistributedSampler(Sampler):
@@ -201,6 +204,8 @@ class DistributedSampler(Sampler):
         self._root_seed = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None
         self._cursor = Cursor(keeps_order=not self._sampler.shuffle)
+        # the plan of which warnings were given
+        self._last_plan: EpochPlan | None = None
         # which collection a state that was loaded is of, as far as it says
         self._of_state: Identity = {}
         self._warned: set[str] = set()
@@ -268,7 +273,7 @@ class DistributedSampler(Sampler):
 
     def _begin_anew(self) -> None:
         self._cursor.set(current_worker(), Position(self.epoch), has_changes=True)
-        self._of_state, self._planner = {}, self._new_planner()
+        self._of_state, self._planner, self._last_plan = {}, self._new_planner(), None
 
     def _new_planner(self) -> Planner:
         return Planner(
@@ -432,7 +437,7 @@ class DistributedSampler(Sampler):
                 identity |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
             else:  # there is no order to bring back
                 identity |= {"data sets": None, "root": saved.get("root")}
-            with worker_info_hidden(worker):
+            with self._hidden_from_samplers(worker):
                 saved = self._as_written_today(saved, identity, position)
             if found := differences(saved, identity):
                 raise ValueError(
@@ -445,7 +450,7 @@ class DistributedSampler(Sampler):
         if others and not draws(self._sharding):
             check_can_go_on(self._sampler, others[-1].world_size, self.world_size)
         of_state = {name: saved.get(name) for name in ("n_obs", "data sets")} if strict else {}
-        with worker_info_hidden(worker):
+        with self._hidden_from_samplers(worker):
             planner = self._tried(position, of_state.get("n_obs") if n_obs is None else n_obs)
         self._cursor.set(worker, position, was_loaded=True)
         self._of_state = of_state
@@ -532,9 +537,14 @@ class DistributedSampler(Sampler):
             rank.
         """
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
-        position = self._cursor.position(worker)
-        with worker_info_hidden(worker):
-            return self._plan(n_obs, position)
+        with self._hidden_from_samplers(worker):
+            return self._plan(n_obs, self._cursor.position(worker))
+
+    def _hidden_from_samplers(self, worker: Worker | None) -> AbstractContextManager[None]:
+        """Hide a worker from samplers, once all ranks are known: a worker has them from its process."""
+        if self._within or isinstance(self._member, Deferred):
+            check_asked_once(type(self).__name__, [self._member, *self._within], even_if_deferred=True)
+        return worker_info_hidden(worker)
 
     def _plan(self, n_obs: int, position: Position) -> EpochPlan:
         if position.resumes and self._of_state.get("n_obs") not in (None, n_obs):
@@ -542,11 +552,12 @@ class DistributedSampler(Sampler):
                 f"The state is of a collection of {self._of_state['n_obs']} rows, and this one has {n_obs}. Load a "
                 "state of this collection."
             )
-        check_asked_once(type(self).__name__, [self._member, *self._within], even_if_deferred=True)
         plan = self._planner.plan(n_obs, position, self.world_size)
-        classes = self._planner.classes or ()
-        if len({drawable for _, drawable in classes}) > 1:
-            self._warn_once(_other_classes(type(self._sampler).__name__, classes))
+        if plan is not self._last_plan:
+            classes = self._planner.classes or ()
+            if len({drawable for _, drawable in classes}) > 1:
+                self._warn_once(_other_classes(type(self._sampler).__name__, classes))
+            self._last_plan = plan
         return plan
 
     def _warn_once(self, message: str) -> None:
@@ -567,7 +578,10 @@ class DistributedSampler(Sampler):
         ValueError
             As for :meth:`plan`.
         """
-        plan, done = self.plan(n_obs), self._position.done(self.world_size)
+        n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
+        position = self._cursor.position(worker)
+        with self._hidden_from_samplers(worker):
+            plan, done = self._plan(n_obs, position), position.done(self.world_size)
         check_done(plan, done)
         return max(0, plan.n_batches(self.rank) - done)
 
@@ -690,8 +704,9 @@ class DistributedSampler(Sampler):
 
     def _reading(self, job: Membership, n_obs: int, read: Tally) -> Reading:
         """Return what this process says of its last pass."""
-        last = self._cursor.last(current_worker())
-        position = self._position if last is None else last.position
+        worker = current_worker()
+        last = self._cursor.last(worker)
+        position = self._cursor.position(worker) if last is None else last.position
         description, plan = self._described(job, n_obs, position, {}), self._plan(n_obs, position)
         return Reading.of(
             description, last, read, plan, sampler=self._sampler, rank=self.rank, root_seed=self._root_seed
@@ -725,7 +740,7 @@ class DistributedSampler(Sampler):
         check_not_within_annbatchs()
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
         position = self._cursor.claim(worker, self.world_size)
-        with worker_info_hidden(worker):
+        with self._hidden_from_samplers(worker):
             plan = self._plan(n_obs, position)
         # workers that are started anew for every pass don't know that another one has warned
         warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.number
@@ -740,13 +755,13 @@ class DistributedSampler(Sampler):
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
-        vars(duplicate).update(vars(self), _cursor=copy.deepcopy(self._cursor))
+        vars(duplicate).update(vars(self), _cursor=copy.deepcopy(self._cursor), _planner=copy.copy(self._planner))
         return duplicate
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays
         # and plans and shardings are frozen
-        for shared in (self._sampler, self._sharding):
+        for shared in (self._sampler, self._sharding, self._last_plan):
             memo[id(shared)] = shared
         duplicate = memo[id(self)] = object.__new__(type(self))
         vars(duplicate).update(copy.deepcopy(vars(self), memo))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.checks.agreement import Description, compare
-from annbatch_distributed.checks.exchange import listed
+from annbatch_distributed.checks.exchange import Verdict, listed
 from annbatch_distributed.ranks import Membership, deferred
 from tests.alterations import altered, noise, says_the_same
 from tests.meeting import heard, met
@@ -38,7 +38,7 @@ def described(rank: int, world_size: int, n_peers: int = 1) -> Description:
 
 def said(processes: list[Description], numbers: list[int] | None = None) -> str:
     """What they hear."""
-    return compare([process.to_text() for process in processes], numbers or range(len(processes))).text
+    return compare([process.to_json() for process in processes], numbers or range(len(processes))).text
 
 
 def agreement(ranks: list[DistributedSampler], n_obs: int = 100) -> list[str]:
@@ -85,7 +85,7 @@ def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_
 def test_what_one_process_says_is_agreed_to_only_as_it_was_said_whatever_has_come_of_it(
     odd: int, data: st.DataObject
 ) -> None:
-    texts = [replace(described(number // 2, 2, 2), source="a mesh").to_text() for number in range(4)]
+    texts = [replace(described(number // 2, 2, 2), source="a mesh").to_json() for number in range(4)]
     before = texts[odd]
     texts[odd] = data.draw(altered(before))
     verdict = compare(texts, range(4))
@@ -286,6 +286,25 @@ def test_who_has_a_wrong_argument_and_nobody_to_tell_hears_of_it_at_once() -> No
         checking(0, timeout=None)()
     with pytest.raises(TypeError, match="gather must be a function"):
         checking(0, gather=5)()
+
+
+def test_a_process_whose_rank_is_not_known_waits_for_the_others_as_long_as_it_was_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_early() -> tuple[int, int]:
+        raise RuntimeError("the job has not begun")
+
+    def nobody_comes(text: str, judge: Any, job: Any, *, seconds: float, gather: Any) -> Verdict:
+        waited.append(seconds)
+        return Verdict("timeout", "")
+
+    waited: list[float] = []
+    monkeypatch.setattr("annbatch_distributed.checks.agreement.initialized", lambda: "torch")
+    monkeypatch.setattr("annbatch_distributed.checks.agreement.exchange", nobody_comes)
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred(too_early))
+    with pytest.raises(RuntimeError, match="the job has not begun"):
+        sampler.check_ranks_agree(100, timeout=1)
+    assert waited == [1]
 
 
 def test_a_wrong_timeout_is_told_through_gather_too() -> None:

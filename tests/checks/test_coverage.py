@@ -126,7 +126,7 @@ def test_shares_that_are_not_the_whole_are_found_although_each_rank_has_read_its
 
     def compared(*read: Tally) -> str:
         readings = [Reading(one, tally, tally, is_share=True) for one, tally in zip(who, read, strict=True)]
-        return compare_readings([reading.to_text() for reading in readings], range(2), plan=plan).text
+        return compare_readings([reading.to_json() for reading in readings], range(2), plan=plan).text
 
     assert "as planned" in compared(*shares)
     assert compared(shares[0], shares[0]).endswith("the shares of all ranks, 40 rows, are not those of the plan")
@@ -139,7 +139,7 @@ def test_what_a_rank_says_that_it_has_read_is_as_planned_only_as_it_was_said(odd
     for rank in range(2):
         rows = list(plan.shard(rank).rows)
         read = tally(rows[start : start + 4] for start in range(0, 20, 4))
-        texts.append(Reading(Description(rank, 2, 1, "", {}, "", {}), read, read, is_share=True).to_text())
+        texts.append(Reading(Description(rank, 2, 1, "", {}, "", {}), read, read, is_share=True).to_json())
     honest = compare_readings(texts, range(2), plan=plan)
     assert honest.text.endswith("as planned. Each of the 40 rows was read once")
     before = texts[odd]

@@ -143,7 +143,7 @@ def test_anything_is_shown_in_short() -> None:
     "text", ["", "garbage", "{}", '{"kind": "good", "text": ""}', '{"kind": "fine", "text": 1}', "[" * 10**5]
 )
 def test_a_verdict_that_is_none_is_an_error_and_never_fine(text: str) -> None:
-    verdict = Verdict.of_text(text)
+    verdict = Verdict.from_json(text)
     assert verdict.kind == "disagreement"
     with pytest.raises(ValueError, match="The ranks can't be checked, since their verdict can't be read"):
         verdict.raise_or_return()
@@ -152,12 +152,12 @@ def test_a_verdict_that_is_none_is_an_error_and_never_fine(text: str) -> None:
 @given(st.sampled_from(["fine", "disagreement", "timeout"]), st.text())
 def test_a_verdict_is_what_was_written(kind: Any, text: str) -> None:
     verdict = Verdict(kind, text)
-    assert Verdict.of_text(verdict.to_text()) == verdict
+    assert Verdict.from_json(verdict.to_json()) == verdict
 
 
 def test_what_a_verdict_says_is_bounded_and_can_be_printed() -> None:
     assert len(Verdict("fine", "x" * 10**6).text) < 10**5
-    assert Verdict.of_text(Verdict("fine", "\x1b" * 10**6).to_text()).kind == "fine"
+    assert Verdict.from_json(Verdict("fine", "\x1b" * 10**6).to_json()).kind == "fine"
     assert Verdict("fine", "a\nb\x1b[31m\ud800\N{GREEK SMALL LETTER ALPHA}").raise_or_return() == (
         "a\nb\\x1b[31m\\ud800\N{GREEK SMALL LETTER ALPHA}"
     )

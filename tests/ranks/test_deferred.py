@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from tests.samplers import batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.context import BaseContext
 
 N_OBS = 100
 
@@ -148,10 +150,21 @@ def _ask() -> int:
     return int(_HERE["sampler"].rank)
 
 
-def _asked_in_another_process(sampler: DistributedSampler, rank: int | None, worker: int | None) -> int:
+def _count_batches() -> int:
+    return int(_HERE["sampler"].n_batches(N_OBS))
+
+
+def _asked_in_another_process(
+    sampler: DistributedSampler,
+    rank: int | None,
+    worker: int | None,
+    *,
+    ask: Callable[[], int] = _ask,
+    context: BaseContext | None = None,
+) -> int:
     """What it is told in a process that begins without any rank."""
-    with fork_server().Pool(1, _keep, [sampler, rank, worker]) as pool:
-        return int(pool.apply_async(_ask).get(60))
+    with (context or fork_server()).Pool(1, _keep, [sampler, rank, worker]) as pool:
+        return int(pool.apply_async(ask).get(60))
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -170,7 +183,19 @@ def test_a_spawned_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(_HERE, "rank", 1)
-    assert _asked_in_another_process(make(deferred(_of_this_process)), None, 0) == 1
+    spawn = multiprocessing.get_context("spawn")
+    assert _asked_in_another_process(make(deferred(_of_this_process)), None, 0, context=spawn) == 1
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_worker_can_ask_for_the_number_of_batches_before_anything_else(
+    is_within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_HERE, "rank", 1)
+    sampler = make(deferred(_of_this_process))
+    if is_within:
+        sampler = DistributedSampler(sampler, dist_info=lambda: (0, 1))
+    assert _asked_in_another_process(sampler, None, 0, ask=_count_batches) == sampler.n_batches(N_OBS)
 
 
 def test_a_loader_has_no_length_before_the_rank_is_known() -> None:

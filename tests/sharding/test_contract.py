@@ -31,7 +31,15 @@ def test_ranks_draw_where_the_sharding_says_so_and_only_there() -> None:
     assert not any(map(draws, (Own(), ReadsOnce(), Contiguous(), Shuffled(2))))
 
 
-@pytest.mark.parametrize("answer", [None, 1, "yes", lambda: True], ids=["None", "1", "yes", "a method"])
+def test_a_method_of_the_same_name_says_nothing() -> None:
+    class WithAMethod(Own):
+        def draws(self) -> bool:
+            return True
+
+    assert not draws(WithAMethod())
+
+
+@pytest.mark.parametrize("answer", [None, 1, "yes"])
 def test_whether_ranks_draw_is_true_or_false(answer: Any) -> None:
     class Odd(Own):
         pass

@@ -81,3 +81,15 @@ def test_a_row_that_is_repeated_in_batches_of_a_million_is_a_few_pieces_of_a_pla
     [request] = sampler.sample(3)
     assert request["requests"][:3] == [slice(1, 3), slice(0, 3), slice(0, 3)]
     assert sum(part.stop - part.start for part in request["requests"]) == 10**6
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("sharding", ["contiguous", "independent"])
+def test_a_plan_of_100000_ranks_that_differ_by_a_batch_takes_no_time_for_each_pair_of_them(sharding: str) -> None:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4, replacement=sharding == "independent")
+    world_size = 100_000
+    made = DistributedSampler(sampler, dist_info=Rank(0, world_size), remainder="exact", sharding=sharding).plan(
+        17 * world_size // 2
+    )
+    assert {made.n_batches(rank) for rank in (0, world_size - 1)} == {3}
+    assert (made.sizes[0], made.sizes[-1]) == (8, 9)

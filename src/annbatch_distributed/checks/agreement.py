@@ -63,7 +63,7 @@ _ROOT = "randomness (a seed makes it the same)"
 class _Statement(Protocol):
     """What a process says of itself in a check."""
 
-    def to_text(self) -> str: ...
+    def to_json(self) -> str: ...
 
     @classmethod
     def of_content(cls, content: object) -> Self: ...
@@ -115,7 +115,7 @@ class Description:
         problem = cut(f"{type(error).__name__}: {error}", _LONGEST)
         return cls(job.rank.rank, job.rank.world_size, job.n_peers, cut(job.source, _LONG), {}, "", {}, problem)
 
-    def to_text(self) -> str:
+    def to_json(self) -> str:
         """Return it as a message."""
         return message("check_ranks_agree", asdict(self))
 
@@ -175,22 +175,32 @@ def exchange_statements[S: _Statement](
     ``member`` returns which process this is, and ``statement`` what it states. If one of them raises, or if ``timeout``
     or ``gather`` are wrong, which are as the user passed them, ``statement_of_failure`` makes a statement of that.
     """
-    job, seconds, problem = Membership(Rank(0, 1), source=""), 300.0, None
+    job, problem = Membership(Rank(0, 1), source=""), None
+    seconds, wrong_timeout = _tried(lambda: seconds_of(timeout), 300.0)
     try:
         job = member()
-        seconds = seconds_of(timeout)
+        if wrong_timeout is not None:
+            raise wrong_timeout
         check_gather(gather)
         stated = statement(job)
-        stated.of_content(_call_and_content(stated.to_text())["said"])  # what others could not read is wrong here
+        stated.of_content(_call_and_content(stated.to_json())["said"])  # what others could not read is wrong here
     except Exception as error:
         if not callable(gather) and initialized() is None:  # there is nobody to tell
             raise
         stated, problem = statement_of_failure(Description.of_failure(job, error)), error
     usable = gather if callable(gather) else None
-    verdict = exchange(stated.to_text(), stated.judge, job, seconds=seconds, gather=usable)
+    verdict = exchange(stated.to_json(), stated.judge, job, seconds=seconds, gather=usable)
     if problem is not None and verdict.kind == "timeout":  # nobody has heard it
         raise problem
     return verdict.raise_or_return()
+
+
+def _tried[T](compute: Callable[[], T], default: T) -> tuple[T, Exception | None]:
+    """Return a value, and None; or a default, and why the value can't be computed."""
+    try:
+        return compute(), None
+    except (TypeError, ValueError) as error:
+        return default, error
 
 
 def _version(name: str) -> str:
@@ -214,7 +224,7 @@ def compare(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
     """Compare what processes with some numbers say of their configurations.
 
     >>> ranks = [Description(rank, 2, 1, "", {"n_obs": 100 - rank}, "plan", {}) for rank in range(2)]
-    >>> print(compare([rank.to_text() for rank in ranks], range(2)).text)
+    >>> print(compare([rank.to_json() for rank in ranks], range(2)).text)
     The ranks of this job don't agree:
       n_obs: 100 on rank 0; 99 on rank 1
     Every process must make its sampler with the same arguments, and be in the same epoch.

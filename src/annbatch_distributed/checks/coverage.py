@@ -93,7 +93,7 @@ class Reading:
             )
         return cls(description, read, planned, plan=plan)
 
-    def to_text(self) -> str:
+    def to_json(self) -> str:
         """Return it as a message."""
         read, planned = self.read.to_dict(), self.planned.to_dict()
         own = {"description": asdict(self.description), "read": read, "planned": planned, "is_share": self.is_share}

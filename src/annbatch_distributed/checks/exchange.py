@@ -60,12 +60,12 @@ class Verdict:
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", messages.cut(self.text, _LONGEST_VERDICT))
 
-    def to_text(self) -> str:
+    def to_json(self) -> str:
         """Return it as a text."""
         return messages.written(asdict(self))
 
     @classmethod
-    def of_text(cls, text: str) -> Verdict:
+    def from_json(cls, text: str) -> Verdict:
         """Read such a text; if it is none, that is the verdict."""
         fields = {"kind": messages.one_of("fine", "disagreement", "timeout"), "text": messages.text(_LONGEST_VERDICT)}
         try:
@@ -246,12 +246,12 @@ class Rendezvous:
         return self._read() or verdict
 
     def _write(self, verdict: Verdict) -> None:
-        self._store.set(self._key("verdict"), verdict.to_text())
+        self._store.set(self._key("verdict"), verdict.to_json())
         self._store.set(f"{self.place}/open", str(self._round + 1))
 
     def _read(self) -> Verdict | None:
         text = self._get("verdict")
-        return None if text is None else Verdict.of_text(text)
+        return None if text is None else Verdict.from_json(text)
 
     def _wait(self, seconds: float) -> Verdict | None:
         deadline, pause = time.monotonic() + seconds, 0.002

@@ -137,9 +137,9 @@ def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffle
 
 def _check_draws(sharding: Sharding, sampler: Sampler) -> None:
     name = type(sampler).__name__
-    rule, what = "sharding='independent'", "every row"
-    if type(sharding) is not Independent:
-        rule, what = f"sharding={type(sharding).__name__}", "every row that it is dealt"
+    name_of = {kind: repr(name) for name, kind in _NAMES.items()}
+    rule = f"sharding={name_of.get(type(sharding), type(sharding).__name__)}"
+    what = "every row" if type(sharding) in name_of else "every row that it is dealt"
     if n_draws(sampler, 1) is None:
         if drawable_classes(sampler):
             raise ValueError(

@@ -114,13 +114,14 @@ class _Asked:
         """For each rank, what makes a difference to the sampler."""
         if not dealt.is_drawn:
             return range(self.division.world_size) if needs_global_rows(self.sampler) else dealt.sizes
-        shards = (dealt.shard(rank) for rank in range(self.division.world_size))
-        rows = [shard.rows if needs_global_rows(self.sampler) else len(shard) for shard in shards]
+        shards = [dealt.shard(rank).rows for rank in range(self.division.world_size)]
+        # by identity, since rows of many pieces take long to compare
+        rows = map(id if needs_global_rows(self.sampler) else len, shards)
         return list(zip(rows, dealt.sizes, strict=True))
 
     def _count(self, dealt: Dealt, rank: int) -> tuple[Sampler, int]:
         """Ask about one rank."""
-        sampler, shard, size = self.sampler, dealt.shard(rank), dealt.sizes[rank]
+        sampler, shard, size = self.sampler, dealt.shard(rank), dealt.size(rank)
         try:
             local = localize(private_copy(sampler), shard.rows, self.n_obs)
             if dealt.is_drawn:
@@ -146,7 +147,7 @@ class _Asked:
             return
         short = [rank for rank, count in enumerate(counts) if count < most]
         if remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
-            short = [rank for rank in short if not self._is_full(dealt, counts[rank], dealt.sizes[rank])]
+            short = [rank for rank in short if not self._is_full(dealt, counts[rank], dealt.size(rank))]
         if not short:
             return
         rank, what = short[0], "samples" if dealt.is_drawn else "rows"
@@ -155,7 +156,7 @@ class _Asked:
         )
         raise ValueError(
             f"remainder={remainder!r} promises the same number of batches on each of the {len(counts)} ranks, but "
-            f"{type(self.sampler).__name__} makes {counts[rank]} of the {dealt.sizes[rank]} {what} of rank {rank}, and "
+            f"{type(self.sampler).__name__} makes {counts[rank]} of the {dealt.size(rank)} {what} of rank {rank}, and "
             f"{most} on rank {counts.index(most)}. {halved if remainder == 'exact' else ''}Use another batch_size, "
             "mask or number of ranks, or remainder='keep' without a collective in each step."
         )

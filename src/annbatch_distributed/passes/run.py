@@ -102,7 +102,7 @@ class Pass(Iterator[LoadRequest]):
         if not restricted:
             sampler = localize(sampler, shard.rows, plan.n_obs)
         if plan.shares_draws:
-            set_draws(sampler, plan.sizes[self.rank])
+            set_draws(sampler, plan.dealt.size(self.rank))
         # where rng is worked out instead of held, and in a sampler that has just been made for these rows
         if sampler.rng is not None and sampler.rng is not rng:
             sampler.rng = rng
@@ -113,7 +113,7 @@ class Pass(Iterator[LoadRequest]):
             requests = add_missing_splits(
                 requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name
             )
-            n_rows = plan.sizes[self.rank] if plan.shares_draws else len(shard)
+            n_rows = plan.dealt.size(self.rank)
             promise = promised(self.sampler, plan.remainder, n_rows, is_drawn=plan.shares_draws)
             requests = enforce_promise(requests, promise, name=name)
         promised_batches, planned_batches = plan.sampler_batches[self.rank], plan.n_batches(self.rank)

@@ -20,7 +20,11 @@ the rest of an epoch begins  process of the rank         the same            "se
 the rest of an epoch begins  workers                     the same            "begin", by the first of the workers
 such a rest comes to an end  process of the rank         the pass after it   "set"
 such a rest comes to an end  worker with the last batch  the pass after it   "about": that it is finished
+a pass has been planned      the first of the workers    the same            "about": how many rows and batches it has
+a whole pass has been read   worker with the last batch  the same            "about": that it is finished
 ===========================  ==========================  ==================  =======================================
+
+There is a journal as soon as a process was started that may be a worker.
 
 Every position that the process sets or goes on to is a *generation*: what workers began in an earlier one is no longer
 current, unless the position is the same. A worker decides which iteration is next (``next``) and claims it (``claim``)
@@ -402,11 +406,19 @@ class Cursor:
         """Return the thread and the number of the start of a process that may be a worker."""
         self._detach()
         self._sync(None)
+        self._open = {key: one for key, one in self._open.items() if self._is_open(None, one)}
         thread = threading.get_ident()
         self._n_started[thread] = self._n_started.get(thread, 0) + 1
         if not self._journal.is_open:
             self._journal.open()
         return thread, self._n_started[thread]
+
+    def _is_open(self, worker: Worker | None, iteration: _Iteration) -> bool:
+        """Whether workers have still to begin an iteration: for a worker, whether it may be one of them."""
+        thread, first, *_ = iteration.key
+        if worker is not None:
+            return self._start == (thread, first + worker.number)
+        return self._n_started.get(thread, 0) < first + iteration.n_workers - 1
 
     # a worker
 
@@ -458,7 +470,7 @@ class Cursor:
         # a worker that has made the loader itself shares nothing
         is_written = (worker is not None and self._is_owner) or self._journal.write(entry)
         if is_written:
-            self._note(entry)
+            self._note(worker, entry)
         else:
             self._sync(worker)
         return is_written
@@ -467,14 +479,9 @@ class Cursor:
         """Read what others wrote: the workers of this process; or in a worker, its process and the other workers."""
         if self._is_owner == (worker is None):
             for entry in self._journal.read():
-                self._note(entry)
-        if worker is None:  # only workers that are still to be started begin what others have begun
-            n_started = self._n_started
-            self._open = {
-                key: one for key, one in self._open.items() if n_started.get(key[0], 0) < key[1] + one.n_workers - 1
-            }
+                self._note(worker, entry)
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, worker: Worker | None, entry: Entry) -> None:
         match entry:
             case {"set": position, "generation": generation, "n_changes": n_changes}:
                 self._set_by_process = generation, n_changes, Position.from_json(position)
@@ -483,7 +490,8 @@ class Cursor:
                 found = _Iteration(tuple(key), record=record, **others)
                 if self._latest is None or found.generation >= self._latest.generation:
                     self._latest = found  # others were started before the last position was set
-                self._open[found.key] = found
+                if self._is_open(worker, found):
+                    self._open[found.key] = found
             case {"about": key, **what} if self._latest is not None and self._latest.key == tuple(key):
                 self._latest = self._latest._replace(record=replace(self._latest.record, **what))
 
@@ -492,10 +500,12 @@ class Cursor:
     def __getstate__(self) -> dict[str, Any]:
         worker = current_worker()
         with _turn:
-            last = self.last(worker)
-            known: dict[str, Any] = {"_records": [] if last is None else [last]}
+            known: dict[str, Any] = {}
             if worker is None and get_spawning_popen() is not None:  # which may start a worker
                 known["_start"] = self._count_start()
+            last = self.last(worker)
+            known["_records"] = [] if last is None else [last]
+            if "_start" in known:
                 # it is pickled when others may have their turn
                 known |= {name: copy.copy(vars(self)[name]) for name in ("_journal", "_open", "_n_started")}
             elif worker is None:  # a copy knows what was begun, and has its own from then on

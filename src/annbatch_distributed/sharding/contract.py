@@ -58,6 +58,8 @@ class Sharding(Protocol):
 def draws(sharding: Sharding) -> bool:
     """Return whether the ranks draw from the rows that a sharding deals to them. A TypeError if it doesn't say so."""
     answer: object = getattr(sharding, "draws", False)
+    if callable(answer):  # a method of the user's own, which says nothing
+        return False
     if not isinstance(answer, bool):
         raise TypeError(
             f"{type(sharding).__name__}.draws must be True, if ranks draw with replacement from the rows that they are "

@@ -64,6 +64,10 @@ class Order:
         """Return the rows of a rank."""
         return _cut(self.rows, self.even.stretch(rank))
 
+    def size(self, rank: int) -> int:
+        """Return how many rows the shard of a rank has."""
+        return self.even.stretch(rank).length
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """For each rank, how many rows its shard has."""
@@ -94,6 +98,10 @@ class Shares:
     def shard(self, rank: int) -> Shard:
         """Return the rows of a rank."""
         return _cut(self.rows[rank], self.uneven.stretch(rank))
+
+    def size(self, rank: int) -> int:
+        """Return how many rows the shard of a rank has."""
+        return self.sizes[rank]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -138,6 +146,10 @@ class Draws:
     def shard(self, rank: int) -> Shard:
         """Return the rows that a rank draws from."""
         return Shard(self.rows[rank], len(self.rows[rank]))
+
+    def size(self, rank: int) -> int:
+        """Return how many samples a rank draws."""
+        return self.even.stretch(rank).length
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -195,4 +195,4 @@ class EpochPlan:
     def _line(self, rank: int) -> tuple[str, str, str, str, str]:
         shard = self.shard(rank)
         n_repeated = len(shard) - shard.n_own
-        return str(rank), str(self.n_batches(rank)), str(self.sizes[rank]), str(n_repeated), in_short(shard.rows)
+        return str(rank), str(self.n_batches(rank)), str(self.dealt.size(rank)), str(n_repeated), in_short(shard.rows)
