@@ -13,6 +13,7 @@ installed = {name for name in frameworks if importlib.util.find_spec(name)}
 assert not installed, f"this check is for an environment without {installed}"
 assert not frameworks & sys.modules.keys()
 assert (files("annbatch_distributed") / "py.typed").is_file()
+assert importlib.util.find_spec("annbatch_distributed.localize")  # a door to what is elsewhere
 
 base = SequentialSampler(chunk_size=2, preload_nchunks=2, batch_size=2)
 rows = [

@@ -8,11 +8,16 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import annbatch_distributed
 from annbatch_distributed import passes
+from annbatch_distributed.integrations import torch
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 PACKAGE = Path(annbatch_distributed.__file__).parent
 
@@ -119,10 +124,16 @@ def test_a_name_that_is_not_public_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "names"),
-    [("localize", ["localize"]), ("traits", ["chunk_size", "n_draws", "set_draws"]), ("fingerprint", ["settings"])],
+    ("module", "home", "names"),
+    [
+        ("localize", passes, ["localize"]),
+        ("traits", passes, ["chunk_size", "n_draws", "set_draws"]),
+        ("fingerprint", passes, ["settings"]),
+        ("dataloader", torch, ["WorkerDataLoader"]),
+    ],
 )
-def test_what_samplers_of_ones_own_register_with_is_found_where_it_was(module: str, names: list[str]) -> None:
+def test_what_the_docs_have_named_is_found_where_it_was(module: str, home: ModuleType, names: list[str]) -> None:
     door = import_module(f"annbatch_distributed.{module}")
+    assert door.__all__ == names
     for name in names:
-        assert getattr(door, name) is getattr(passes, name)
+        assert getattr(door, name) is getattr(home, name)

@@ -36,8 +36,8 @@ _HOMES = {"DistributedSampler": "sampler", "StatefulLoader": "loader", "Tally": 
     ("Rank", "deferred", "mesh_ranks"), "ranks"
 )
 
-# what was found in the modules localize, traits and fingerprint is in passes now; the doors to it are not in the way
-__path__.append(f"{__path__[0]}/passes/doors")
+# modules that were here before there were rooms; the doors to what was in them are not in the way
+__path__.append(f"{__path__[0]}/integrations/doors")
 
 
 if not TYPE_CHECKING:  # else type checkers take any name for one that is there
