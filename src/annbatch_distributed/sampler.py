@@ -28,8 +28,8 @@ from annbatch_distributed.passes.compatibility import (
     check_not_within_annbatchs,
     check_shares_out_nothing,
     checked_rng,
-    looks_aware_of_ranks,
     own_mask,
+    rank_warning,
     resolve_remainder,
     resolve_sharding,
 )
@@ -222,7 +222,7 @@ class DistributedSampler(Sampler):
                 within += [held._member, *held._within]
                 continue
             check_shares_out_nothing(held)
-            if warning := looks_aware_of_ranks(held):
+            if warning := rank_warning(held):
                 warnings.warn(warning, UserWarning, skip_file_prefixes=_PACKAGES)
         if len(within) >= _MOST_WITHIN:
             raise ValueError(

@@ -30,8 +30,8 @@ __all__ = [
     "check_not_within_annbatchs",
     "check_shares_out_nothing",
     "checked_rng",
-    "looks_aware_of_ranks",
     "own_mask",
+    "rank_warning",
     "resolve_remainder",
     "resolve_sharding",
 ]
@@ -101,7 +101,7 @@ def check_not_within_annbatchs() -> None:
     )
 
 
-def looks_aware_of_ranks(sampler: Sampler) -> str | None:
+def rank_warning(sampler: Sampler) -> str | None:
     """Return the warning that a sampler may share out rows by itself, if it has an attribute of a rank; None if not."""
     # without asking a property, which may raise anything before there is a process group
     names = attributes(sampler).keys() | {name for cls in type(sampler).__mro__ for name in vars(cls)}
