@@ -34,7 +34,7 @@ def runnable(drawn: Job, epoch: int = 0) -> list[DistributedSampler]:
 
 
 def drops_rows(drawn: Job) -> bool:
-    """Whether the wrapped sampler was told to leave out what doesn't fill a batch."""
+    """Whether the wrapped sampler leaves out what doesn't fill a batch."""
     return bool(getattr(drawn.sampler, "_drop_last", False))
 
 

@@ -356,7 +356,7 @@ def test_where_two_passes_may_be_gone_on_with_a_state_is_an_error_until_one_of_t
         with pytest.raises(RuntimeError, match=r"2 passes were begun .*Read a pass to its end or close its iterator"):
             ask()
     list(second)  # which of the two was the epoch?
-    with pytest.raises(RuntimeError, match="it can't be told which of them"):
+    with pytest.raises(RuntimeError, match="it isn't known which of them"):
         made.state_dict()
     first.close()
     assert made.state_dict()["pass"] == 2
@@ -387,7 +387,7 @@ def test_of_two_loaders_that_share_a_sampler_the_state_is_that_of_the_one_that_i
         other.state_dict()
     list(other)
     for made in (one, other):
-        with pytest.raises(RuntimeError, match="it can't be told which of them"):
+        with pytest.raises(RuntimeError, match="it isn't known which of them"):
             made.state_dict()
     list(batches)
     with pytest.raises(RuntimeError, match="is not one of this loader"):

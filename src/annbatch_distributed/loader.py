@@ -171,7 +171,7 @@ class StatefulLoader(Loader[Any, Any]):
         Raises
         ------
         RuntimeError
-            If it isn't known; or if more than one pass may be gone on with, so that it can't be told which of them the
+            If it isn't known; or if more than one pass may be gone on with, so that it isn't known which of them the
             state is to be about. (A look at a batch, as ``next(iter(loader))``, is none: its iterator is gone at once.)
         """
         if batches_done is None:
@@ -242,7 +242,7 @@ class StatefulLoader(Loader[Any, Any]):
         Parameters
         ----------
         read
-            The rows of each batch that this process was given in the pass. None takes those of the batches that the
+            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
             loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
             known where it is iterated over, and not where the workers of a ``DataLoader`` do so.
         timeout, gather

@@ -52,7 +52,7 @@ from annbatch_distributed.ranks import Deferred, Membership, check_asked_once, m
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.resume.cursor import Cursor
 from annbatch_distributed.resume.planner import Planner, check_done, check_segments
-from annbatch_distributed.resume.state import Position, brief, differences, from_state, to_state
+from annbatch_distributed.resume.state import Position, brief, check_identity, check_worker, from_state, to_state
 from annbatch_distributed.sharding import resolve_mask
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
@@ -418,7 +418,7 @@ class DistributedSampler(Sampler):
             If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. If
             the epoch can't be gone on with, as far as that is known without the collection: because more batches are
             done than it has, because too little is left for the ranks, or because their number is another one and the
-            wrapped sampler was told how many rows each rank is to draw. The sampler is then as it was.
+            wrapped sampler was given the number of rows that each rank is to draw. The sampler is then as it was.
         """
         self._load(state, strict=strict)
 
@@ -429,7 +429,7 @@ class DistributedSampler(Sampler):
         worker = current_worker()
         position, saved = from_state(state)
         position = position.without_idle_segments()
-        _check_whose(position, worker)
+        check_worker(position, worker)
         check_segments(position.going_on(self.world_size, 1))
         if strict:
             identity = self._identity()
@@ -439,35 +439,19 @@ class DistributedSampler(Sampler):
                 identity |= {"data sets": None, "root": saved.get("root")}
             with self._hidden_from_samplers(worker):
                 saved = self._as_written_today(saved, identity, position)
-            if found := differences(saved, identity):
-                raise ValueError(
-                    f"The state is of a sampler with other settings: {'; '.join(found)}. Make the sampler as it was "
-                    "made then, with all data sets added in the same order, or pass strict=False. (The root is what "
-                    "the order follows from: a seed=..., or else the generator of the wrapped sampler, which must be "
-                    "seeded alike in every process.)"
-                )
+            check_identity(saved, identity)
         others = position.before(self.world_size)
         if others and not draws(self._sharding):
             check_can_go_on(self._sampler, others[-1].world_size, self.world_size)
         of_state = {name: saved.get(name) for name in ("n_obs", "data sets")} if strict else {}
-        with self._hidden_from_samplers(worker):
-            planner = self._tried(position, of_state.get("n_obs") if n_obs is None else n_obs)
+        planner = copy.copy(self._planner)  # so that nothing is lost if it raises
+        n_planned: Any = of_state.get("n_obs") if n_obs is None else n_obs  # a state may have anything
+        if position.resumes and n_planned is not None:
+            with self._hidden_from_samplers(worker):
+                planner.check_resumable(n_planned, position, self.world_size)
         self._cursor.set(worker, position, was_loaded=True)
         self._of_state = of_state
         self._planner = planner
-
-    def _tried(self, position: Position, n_obs: Any) -> Planner:  # noqa: ANN401 what a state has
-        """Plan what is left of an epoch, and return the planner that has; raise if it can't be gone on with."""
-        trial = copy.copy(self._planner)  # so that nothing is lost if that fails
-        if position.resumes and n_obs is not None:
-            try:
-                check_done(trial.plan(n_obs, position, self.world_size), position.done(self.world_size))
-            except ValueError as error:
-                raise ValueError(
-                    f"The state can't be gone on with here. {error} To give up what is left of epoch {position.epoch}, "
-                    f"call set_epoch({position.epoch + 1}) instead."
-                ) from error
-        return trial
 
     def _check_data_sets(self, data_sets: str | None) -> None:
         """Raise if the next pass goes on with the state of other data sets, or of those in another order."""
@@ -475,7 +459,7 @@ class DistributedSampler(Sampler):
         if self._position.resumes and None not in (of_state, data_sets) and of_state != data_sets:
             raise ValueError(
                 f"The state is of the data sets {of_state}, and these are {data_sets} (rows x columns of each). Add "
-                "those of the state in the same order, and load it after that."
+                "the state's data sets in the same order, and load it after that."
             )
 
     def _as_written_today(self, saved: Identity, identity: Identity, position: Position) -> Identity:
@@ -614,9 +598,9 @@ class DistributedSampler(Sampler):
             For how many seconds to wait for the other processes, or for how long, as a :class:`datetime.timedelta`:
             more than nothing, and finite.
         gather
-            How the processes reach each other where neither torch.distributed nor JAX knows them: a function that is
-            given a text and returns the list of those of all processes, in the same order everywhere, such as mpi4py's
-            ``comm.allgather``. It waits as long as it likes.
+            How the processes reach each other where neither torch.distributed nor JAX knows them: a function that
+            takes a text and returns the list of the texts of all processes, in the same order everywhere, such as
+            mpi4py's ``comm.allgather``. It waits as long as it likes.
 
         Raises
         ------
@@ -870,17 +854,6 @@ _SAME_ROWS = (
     "other epochs have the rows dealt anew or lose other ones. Call set_epoch(epoch) on every rank before each epoch. "
     "(A torch DataLoader hides set_epoch from Lightning; what loader.to_dataloader(num_workers=...) returns doesn't.)"
 )
-
-
-def _check_whose(position: Position, worker: Worker | None) -> None:
-    """Raise if a state is that of one DataLoader worker, and this is none, or one of others."""
-    if position.worker is not None and (worker is None or worker.n_workers != position.worker.n_workers):
-        number, n_workers = position.worker
-        raise ValueError(
-            f"The state is that of worker {number} of {n_workers} of a DataLoader. Load the whole state of the "
-            "DataLoader into one with as many workers. For another number of workers, save what "
-            "state_dict(batches_done=...) of the loader itself returns."
-        )
 
 
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:

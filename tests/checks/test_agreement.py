@@ -268,7 +268,7 @@ def test_a_wrong_timeout_of_any_rank_is_the_same_error_on_all(
 def test_a_gather_that_cannot_be_called_is_the_same_error_on_all(gather: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (told,) = set(met([checking(0), checking(1, gather=gather)], monkeypatch))
     assert (
-        f"TypeError: gather must be a function that is given a text and returns those of all processes, got {gather!r}"
+        f"TypeError: gather must be a function that takes a text and returns the texts of all processes, got {gather!r}"
         in told
     )
 

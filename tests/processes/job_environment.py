@@ -18,7 +18,7 @@ N_OBS = 21
 
 @dataclass(frozen=True)
 class Asked:
-    """What a process was told that asked."""
+    """What a process has learned that asked."""
 
     rank: int
     world_size: int

@@ -51,7 +51,7 @@ def _outside_of_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(folder: Path) -> list[Asked]:
-    """What every process of a job was told, by rank."""
+    """What every process of a job has learned, by rank."""
     told = [Asked(**json.loads(path.read_text())) for path in folder.iterdir()]
     return sorted(told, key=lambda one: one.rank)
 

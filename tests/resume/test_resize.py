@@ -263,11 +263,11 @@ def test_independent_ranks_go_on_with_the_draws_that_are_left(remainder: Any, ol
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (RandomSampler(4, 4, 8, num_samples=80), "RandomSampler was told how many rows to draw on each rank"),
+        (RandomSampler(4, 4, 8, num_samples=80), "RandomSampler was given the number of rows to draw on each rank"),
         (RandomSampler(4, 4, 8, replacement=True), "With sharding='independent' the job makes the draws that are left"),
         (
             ClassSampler(4, 4, 8, classes=LABELS, num_samples=80),
-            "ClassSampler was told how many rows to draw on each rank",
+            "ClassSampler was given the number of rows to draw on each rank",
         ),
         (
             DistributedSampler(SequentialSampler(4, 4, 8), dist_info=Rank(0, 2), remainder="exact"),

@@ -170,7 +170,7 @@ def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: Epoc
     total = sum((share.read for share in shares.values()), Tally())
     is_whole = not plan.shares_draws and total == all_shares(plan)
     if not problems and not is_whole and all(share.is_share for share in shares.values()):
-        problems = [f"the shares of all ranks, {total.n_rows} rows, are not those of the plan"]
+        problems = [f"the shares of all ranks, {total.n_rows} rows, differ from the plan"]
     if problems:
         return disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned:", problems)
     return Verdict("fine", _summary(plan, total, len(shares), is_whole=is_whole))

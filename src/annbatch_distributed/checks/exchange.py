@@ -107,7 +107,7 @@ def check_gather(gather: object) -> None:
     """Raise a TypeError unless something is a function to gather with, or None."""
     if gather is not None and not callable(gather):
         raise TypeError(
-            f"gather must be a function that is given a text and returns those of all processes, got {shown(gather)}."
+            f"gather must be a function that takes a text and returns the texts of all processes, got {shown(gather)}."
         )
 
 
@@ -127,7 +127,7 @@ def exchange(text: str, judge: Judge, membership: Membership, *, seconds: float,
         raise RuntimeError(
             f"The {membership.rank.world_size} ranks can't reach each other: neither torch.distributed nor "
             "jax.distributed is initialized. Initialize one of them first, or pass gather=, a function that is given a "
-            "text and returns those of all processes, for instance mpi4py's comm.allgather."
+            "text and returns the texts of all processes, for instance mpi4py's comm.allgather."
         )
     here = torch.default_group() if framework == "torch" else jax.all_processes()
     store = TorchStore.current() if framework == "torch" else JaxStore.current()

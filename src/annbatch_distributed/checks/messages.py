@@ -27,7 +27,7 @@ __all__ = ["Reader", "count", "cut", "flag", "one_of", "optional", "parsed", "re
 #: Returns what a field holds, or raises a ValueError that says what it must be.
 type Reader[T] = Callable[[object], T]
 
-#: How many characters a message has at most, where those of this package need a few thousand.
+#: How many characters a message has at most; this package's need a few thousand.
 _LONGEST = 1 << 20
 #: How deep records may be nested.
 _DEEPEST = 8

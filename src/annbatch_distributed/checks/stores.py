@@ -18,7 +18,7 @@ class TorchStore:
 
     @classmethod
     def current(cls) -> TorchStore:
-        """Return it; a RuntimeError if the processes met elsewhere, as those of torch's MPI backend do."""
+        """Return it; a RuntimeError if the processes met elsewhere, as under torch's MPI backend."""
         # torch has no public way to it; tests/checks/test_exchange.py notices if it is kept elsewhere
         from torch.distributed.distributed_c10d import _get_default_store
 
@@ -26,7 +26,7 @@ class TorchStore:
         if found is None:
             raise RuntimeError(
                 "torch's processes have no store through which they could be checked. Pass gather=, a function that is "
-                "given a text and returns those of all processes, for instance one around all_gather_object."
+                "given a text and returns the texts of all processes, for instance one around all_gather_object."
             )
         return cls(found)
 

@@ -1,7 +1,7 @@
 """Tally: which rows were read, and how often, as one number.
 
 Reading row ``i`` adds ``x ** i`` to a sum modulo the prime ``p = 2**61 - 1``, for a fixed ``x``. The sum doesn't depend
-on the order, those of ranks add up to that of the job, and that of a range of rows is a geometric series, so that what
+on the order, the ranks' sums add up to the job's, and the sum of a range of rows is a geometric series, so that what
 was read can be compared with a plan of 10^9 rows without looking at each. Tallies of other rows are other polynomials
 in ``x``, of a degree below ``n_obs``, and two of them agree in fewer than ``n_obs`` of the ``p`` places: in one of 10^9
 at most, for collections of up to 2 * 10^9 rows, and for rows that were chosen without regard to ``x``. (The comparison
@@ -29,7 +29,7 @@ _P = (1 << 61) - 1
 _LOW_30, _LOW_31 = np.uint64((1 << 30) - 1), np.uint64((1 << 31) - 1)
 #: Where the polynomials are compared: an arbitrary number whose powers all differ, up to ``(p - 1) / 2`` of them.
 _X = 0x1234_5678_9ABC_DEF1 % _P
-#: A row's power is the product of those of its digits, which are looked up.
+#: A row's power is the product of its digits' powers, which are looked up.
 _DIGIT_BITS = 16
 _DIGIT = np.uint64((1 << _DIGIT_BITS) - 1)
 #: Rows are below that, since the powers come again from there on.

@@ -57,7 +57,7 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
         - a nullable column of pandas and a masked array, floats with NaN for what is missing, also where nothing is;
         - None, None.
 
-        Numbers stay what they are, or are an error. JAX keeps 32 bits unless it is told otherwise, so that whole
+        Numbers stay what they are, or are an error. JAX keeps 32 bits unless it is configured otherwise, so that whole
         numbers must lie within -2**31 and 2**31 - 1, unsigned ones below 2**32, those of a nullable column within
         -2**24 and 2**24, up to which a float holds each. Floats are rounded to the nearest of 32 bits, as JAX does;
         that makes those beyond 3.4e38 an error, and those nearer to 0 than 7e-46 a 0.

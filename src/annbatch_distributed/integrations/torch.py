@@ -122,7 +122,7 @@ class WorkerDataLoader:
         Raises
         ------
         RuntimeError
-            If the loader has begun another pass since, so that it can't be told which of them the state is to be about.
+            If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
         """
         record = self._loader.sampler._cursor.under_way(current_worker())
         if record is None or self._began_at is None:

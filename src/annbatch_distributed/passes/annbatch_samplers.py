@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.sharding import Rows
 
-__all__ = ["SETTINGS", "is_annbatchs_own", "labels_and_weights", "restrict_by_mask", "was_told_n_samples"]
+__all__ = ["SETTINGS", "has_fixed_n_samples", "is_annbatchs_own", "labels_and_weights", "restrict_by_mask"]
 
 _SHARED = ("_batch_size", "_chunk_size", "_drop_last", "_num_samples", "_preload_nchunks")
 _OF_CHUNKS = (*_SHARED, "_in_memory_size", "_replacement", "_shuffle")
@@ -59,8 +59,8 @@ def restrict_by_mask(sampler: Sampler, rows: Rows) -> bool:
     return False
 
 
-def was_told_n_samples(sampler: Sampler) -> bool:
-    """Whether a ``RandomSampler`` was told how many rows to draw."""
+def has_fixed_n_samples(sampler: Sampler) -> bool:
+    """Whether a ``RandomSampler`` was given the number of rows to draw."""
     return isinstance(sampler, RandomSampler) and sampler._num_samples is not None
 
 
@@ -99,7 +99,7 @@ def _chunk_size(sampler: ClassSampler | RandomSampler | SequentialSampler) -> in
 
 @n_draws.register(ClassSampler)
 def _n_draws_of_classes(sampler: ClassSampler, n_rows: int) -> int:
-    del n_rows  # it is always told how many
+    del n_rows  # it is always given the number
     return _without_the_last(sampler, sampler._num_samples)
 
 

@@ -43,7 +43,7 @@ type Classes = tuple[int, frozenset[str]]
 
 
 class Counts(NamedTuple):
-    """What asking the wrapped sampler about every rank's shard has told."""
+    """The wrapped sampler's answers about every rank's shard."""
 
     sampler_batches: tuple[int, ...]
     """For each rank, the batches that the sampler gives for its shard by itself."""
@@ -176,7 +176,7 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
         "integer of at least 0 and below 2**63, got "
     )
     if isinstance(n_batches, bool) or not isinstance(n_batches, Integral | float | np.floating):
-        # not what it is: other ranks are told of this, and a user's own object may show anything
+        # not what it is: other ranks see this, and a user's own object may show anything
         raise TypeError(f"{expected}something of type {type(n_batches).__name__}. Return an int.")
     if not 0 <= float(n_batches) < BOUND or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
         advice = "Round a quotient up with math.ceil where the last batch may be short, else down with //."
@@ -193,8 +193,8 @@ def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
         why = f"A {name} in another one can't go on with other numbers. Use one {name}, with the rank in the whole job."
     else:
         why = (
-            f"{name} was told how many rows to draw on each rank, so that what is left depends on how many there are. "
-            "With sharding='independent' the job makes the draws that are left, if it draws with replacement; or begin "
+            f"{name} was given the number of rows to draw on each rank, so that what is left depends on the number of "
+            "ranks. With sharding='independent' the job makes the draws that are left, if it draws with replacement; or begin "
             "the next epoch with set_epoch."
         )
     raise ValueError(f"The state is of a job of {old} ranks, and this one has {new}. {why}")

@@ -6,7 +6,7 @@ its own policy. Of any other sampler, what each of its passes yields is held to 
 1. Batches have rows, and no more than ``batch_size``. Under ``drop`` and ``pad`` all of them are full.
 2. Under ``exact`` and ``pad`` every row is read, and read once.
 
-A sampler that was told how many rows to draw (``num_samples``, or a function registered with
+A sampler that was given the number of rows to draw (``num_samples``, or a function registered with
 :func:`~annbatch_distributed.passes.n_draws`) keeps to that under every policy. Where the ranks share out draws, it
 makes all of its own.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from annbatch_distributed.passes.annbatch_samplers import was_told_n_samples
+from annbatch_distributed.passes.annbatch_samplers import has_fixed_n_samples
 from annbatch_distributed.passes.requests import rows_of
 from annbatch_distributed.passes.traits import is_wrapper, n_draws
 
@@ -63,7 +63,7 @@ def promised(sampler: Sampler, remainder: Remainder, n_rows: int, *, is_drawn: b
 
 def reads_every_row(sampler: Sampler) -> bool:
     """Whether a sampler is one that is meant to read all of its rows once, rather than to draw some of them."""
-    return not (was_told_n_samples(sampler) or is_wrapper(sampler)) and n_draws(sampler, 1) is None
+    return not (has_fixed_n_samples(sampler) or is_wrapper(sampler)) and n_draws(sampler, 1) is None
 
 
 def refuse_impossible(n_batches: int, promise: Promise, what: str) -> None:
@@ -80,7 +80,7 @@ def refuse_impossible(n_batches: int, promise: Promise, what: str) -> None:
     if n_batches > (n_rows // size if promise.full else n_rows):
         kind = f"full batches of {size} rows" if promise.full else "batches"
         raise ValueError(
-            f"it makes {n_batches} batches, and its {n_rows} {what} are too few for so many {kind}, which "
+            f"it makes {n_batches} batches, and its {n_rows} {what} are too few for that many {kind}, which "
             f"remainder={promise.policy!r} promises. Mend its n_batches, or use remainder='keep'."
         )
 

@@ -6,7 +6,7 @@ Each step is a generator over load requests, and they are put together in this o
 2. ``add_missing_splits`` adds the splits that a sampler left out.
 3. ``enforce_promise``, in :mod:`promises`, refuses batches that break what the policy promises of them.
 4. ``enforce_n_batches`` makes the number of batches the planned one.
-5. ``select`` leaves out batches that are done, if an epoch is resumed, and those of other ``DataLoader`` workers.
+5. ``select`` leaves out batches that are done, if an epoch is resumed, and batches of other ``DataLoader`` workers.
 6. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
 7. ``translate`` turns local rows into global ones.
 
@@ -235,7 +235,7 @@ def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]
 
 
 def select(requests: Iterable[LoadRequest], batches: WorkerBatches) -> Iterator[LoadRequest]:
-    """Keep the batches that are left of a pass, or those of one ``DataLoader`` worker.
+    """Keep the batches that are left of a pass, or the part of one ``DataLoader`` worker.
 
     Where batches of a request are done, only the rows that the others need are read. Where they are another worker's,
     all rows are read, unless every batch is a stretch of rows: to read single rows takes far longer than it saves.

@@ -162,7 +162,7 @@ def _in_turn[**Asked, Answer](method: Callable[Asked, Answer]) -> Callable[Asked
 class Cursor:
     """Where the next pass begins, and which passes were begun.
 
-    Its methods are told by which worker of a ``DataLoader`` they are called, or None: a process becomes a worker after
+    Its methods are given the worker of a ``DataLoader`` that calls them, or None: a process becomes a worker after
     it was started, with a copy of the cursor that it has from its parent.
 
     ``keeps_order`` says whether the batches of a pass stay in their order, however many workers there are.
@@ -173,7 +173,7 @@ class Cursor:
         self._set = Position(0)
         self._was_loaded = False
         # positions that are set have a generation, which tells passes begun before from passes begun since; if an equal
-        # position is set again, what was begun before may still be what is under way
+        # position is set again, a pass begun before may still be under way
         self._generation = self._equal_since = 0
         self._n_changes = 0
         # the passes that this process has begun since a position was set; the one that was taken from last is the last
@@ -236,7 +236,7 @@ class Cursor:
         if len(candidates) > 1:
             raise RuntimeError(
                 f"{len(candidates)} passes were begun since the epoch was set, and more than one of them may still go "
-                "on, so that it can't be told which of them the state is to be about. Read a pass to its end or close "
+                "on, so that it isn't known which of them the state is to be about. Read a pass to its end or close "
                 "its iterator before another one begins, and call set_epoch before each epoch."
             )
         return candidates[0] if candidates else None
@@ -454,7 +454,7 @@ class Cursor:
         if found.n_changes != self._n_changes:
             raise RuntimeError(
                 "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
-                "which can't be told. Make a new DataLoader."
+                "which can't learn of it. Make a new DataLoader."
             )
         self._generation = found.generation
         return found
@@ -508,7 +508,7 @@ class Cursor:
             if "_start" in known:
                 # it is pickled when others may have their turn
                 known |= {name: copy.copy(vars(self)[name]) for name in ("_journal", "_open", "_n_started")}
-            elif worker is None:  # a copy knows what was begun, and has its own from then on
+            elif worker is None:  # a copy knows the passes that were begun, and has its own from then on
                 known |= {"_set": self.position(worker), "_was_loaded": self._was_loaded, "_n_changes": self._n_changes}
                 return vars(Cursor(keeps_order=self._keeps_order)) | known
             return vars(self) | known

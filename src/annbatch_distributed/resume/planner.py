@@ -110,6 +110,16 @@ class Planner:
         batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
         return EpochPlan(n_obs, batch_size, segment, division, dealt, counts.sampler_batches)
 
+    def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:
+        """Raise if the epoch of a state can't go on with this collection and number of ranks."""
+        try:
+            check_done(self.plan(n_obs, position, world_size), position.done(world_size))
+        except ValueError as error:
+            raise ValueError(
+                f"The state can't be gone on with here. {error} To give up what is left of epoch {position.epoch}, "
+                f"call set_epoch({position.epoch + 1}) instead."
+            ) from error
+
     @property
     def classes(self) -> tuple[Classes, ...] | None:
         """What each rank can draw, if the sampler is a class sampler; None before the first plan."""

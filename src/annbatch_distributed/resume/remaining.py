@@ -83,7 +83,7 @@ def _with_own_rows(plan: EpochPlan) -> range:
 def _batches(requests: Pass, numbers: Numbers) -> Iterator[tuple[LoadRequest, list[npt.NDArray[Any]]]]:
     """Run through a pass to the last of some batches; yield each load request that has some of them, with their splits.
 
-    ``numbers`` are those of the batches in the order of the pass.
+    ``numbers`` counts the batches in the order of the pass.
     """
     n_before, n_missing = 0, sum(map(len, numbers))
     while n_missing:

@@ -32,7 +32,19 @@ from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.sharding.batches import Collected, Worker
 from annbatch_distributed.sharding.integers import BOUND
 
-__all__ = ["MOST_SEGMENTS", "Identity", "Position", "Segment", "brief", "differences", "from_state", "to_state"]
+__all__ = [
+    "MOST_SEGMENTS",
+    "Identity",
+    "Position",
+    "Segment",
+    "brief",
+    "check_identity",
+    "check_worker",
+    "differences",
+    "from_state",
+    "shown",
+    "to_state",
+]
 
 #: The format of states; a state of a newer one can't be read.
 VERSION = 1
@@ -186,6 +198,28 @@ def differences(saved: Identity, own: Identity) -> list[str]:
         if values[0] != values[1] and not unknown:
             found.append(f"{name} is {values[0]!r} in the state and {values[1]!r} here")
     return sorted(found)
+
+
+def check_identity(saved: Identity, own: Identity) -> None:
+    """Raise if a state is of a sampler with another identity; the message names each difference."""
+    if found := differences(saved, own):
+        raise ValueError(
+            f"The state is of a sampler with other settings: {'; '.join(found)}. Make the sampler as it was "
+            "made then, with all data sets added in the same order, or pass strict=False. (The root is what the order "
+            "follows from: a seed=..., or else the generator of the wrapped sampler, which must be seeded alike in "
+            "every process.)"
+        )
+
+
+def check_worker(position: Position, worker: Worker | None) -> None:
+    """Raise if a state is that of one DataLoader worker, and this is none, or one of others."""
+    if position.worker is not None and (worker is None or worker.n_workers != position.worker.n_workers):
+        number, n_workers = position.worker
+        raise ValueError(
+            f"The state is that of worker {number} of {n_workers} of a DataLoader. Load the whole state of the "
+            "DataLoader into one with as many workers. For another number of workers, save what "
+            "state_dict(batches_done=...) of the loader itself returns."
+        )
 
 
 def brief[Value: int | str | None](value: Value) -> Value | str:

@@ -1,7 +1,7 @@
 """Batches of workers: which of a rank's batches each worker of a torch ``DataLoader`` has.
 
 The batches of a rank have numbers, in the order of its pass. torch collects them from its workers in turn, so that the
-batches that are collected as w-th, (w + K)-th, ... are those of worker w of K. Which numbers these batches have:
+batches that are collected as w-th, (w + K)-th, ... are worker w's of K. Which numbers these batches have:
 
 - Of a sampler that keeps an order, they are every K-th: batches are collected in that order.
 - Of one that shuffles, they are consecutive, as many as the worker is asked for: the batches of a load request then

@@ -228,7 +228,7 @@ class Division:
 
     def _asked(self, rows: Rows) -> Rows | tuple[Rows, ...]:
         """Ask the sharding, and check what can be checked at once."""
-        name = type(self.sharding).__name__  # its own text may show what other ranks, who are told, mustn't see
+        name = type(self.sharding).__name__  # its own text may show what other ranks, who see this, mustn't see
         answer = self.sharding.deal(rows, world_size=self.world_size, epoch=self.epoch, seed=self.seed)
         shares = answer if isinstance(answer, Sequence) else [answer]
         is_drawn = draws(self.sharding)
@@ -265,7 +265,7 @@ def _cut(order: Rows, place: Stretch) -> Shard:
 
 
 def _is_within(rows: Rows, share: Rows) -> bool:
-    """Whether a share holds none but some rows, as far as that can be told from ranges alone."""
+    """Whether a share holds none but some rows, as far as ranges alone show."""
     ranges = [piece for piece in _ascending(rows.pieces).pieces if isinstance(piece, range)]
     starts = [stretch.start for stretch in ranges]
     for piece in share.pieces:
@@ -277,7 +277,7 @@ def _is_within(rows: Rows, share: Rows) -> bool:
 
 
 def _each_once(rows: Rows, shares: Sequence[Rows]) -> bool:
-    """Whether shares hold each of some rows once and no others, as far as that can be told from ranges alone."""
+    """Whether shares hold each of some rows once and no others, as far as ranges alone show."""
     if sum(map(len, shares)) != len(rows):
         return False
     if list(shares) == [rows]:  # as they were, which there can be very many pieces of in the rest of an epoch

@@ -53,7 +53,7 @@ def integers(name: str, values: object, *, below: int | None = None) -> Int64Arr
         return array.astype(np.int64)
     if array.dtype.kind == "b":
         raise TypeError(
-            f"{name} must be integers, got bool. For those of a boolean mask, pass numpy.flatnonzero(mask)."
+            f"{name} must be integers, got bool. For the rows of a boolean mask, pass numpy.flatnonzero(mask)."
         )
     if array.dtype.kind not in "iu":
         raise TypeError(
