@@ -194,8 +194,8 @@ def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
     else:
         why = (
             f"{name} was given the number of rows to draw on each rank, so that what is left depends on the number of "
-            "ranks. With sharding='independent' the job makes the draws that are left, if it draws with replacement; or begin "
-            "the next epoch with set_epoch."
+            "ranks. With sharding='independent' the job makes the draws that are left, if it draws with replacement. "
+            "Or begin the next epoch with set_epoch."
         )
     raise ValueError(f"The state is of a job of {old} ranks, and this one has {new}. {why}")
 
