@@ -11,6 +11,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 from hypothesis import strategies as st
 
 from annbatch_distributed import Shuffled
+from annbatch_distributed.sharding import Rows
 from annbatch_distributed.testing import masks
 from tests.samplers import IndexArrays, MaskBlind, job
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
     from annbatch_distributed import DistributedSampler
+    from annbatch_distributed.sharding import AnyMask
 
 POLICIES = ("drop", "keep", "exact", "pad")
 #: Samplers that read every row of their range once.
@@ -25,6 +27,19 @@ PASSING = ("random", "sequential", "mask-blind", "index-arrays")
 #: Samplers that draw with replacement.
 REPLACING = ("class", "weighted-class", "random-replacement")
 DRAWING = (*REPLACING, "random-num-samples")
+
+
+def selected(mask: AnyMask | None, n_obs: int) -> list[int]:
+    """The rows that a mask selects, enumerated."""
+    match mask:
+        case Rows():
+            return sorted(mask)
+        case np.ndarray():
+            return sorted((np.flatnonzero(mask) if mask.dtype == np.bool_ else mask).tolist())
+        case list():
+            return sorted(row for part in mask for row in range(*part.indices(n_obs)))
+        case _:
+            return list(range(*(slice(None) if mask is None else mask).indices(n_obs)))
 
 
 @dataclass(frozen=True)
@@ -47,9 +62,7 @@ class Job:
 
     def window(self) -> list[int]:
         """The rows to share out, enumerated."""
-        mask = self.options["mask"]
-        slices = mask if isinstance(mask, list) else [slice(None) if mask is None else mask]
-        return sorted(row for part in slices for row in range(*part.indices(self.n_obs)))
+        return selected(self.options["mask"], self.n_obs)
 
 
 @st.composite

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, deferred
+from annbatch_distributed.sharding import Rows
 from tests.samplers import (
     IndexArrays,
     Locked,
@@ -28,7 +30,7 @@ from tests.samplers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from annbatch.types import LoadRequest
 
@@ -67,14 +69,68 @@ def test_the_users_own_mask_is_honoured() -> None:
         assert set(order(one(random(mask=slice(60, None)), rank))) <= set(range(60, 100))
 
 
-def test_a_mask_on_the_wrapper_replaces_the_wrapped_samplers() -> None:
-    folds = [slice(0, 20), slice(40, 100)]
-    read = [order(one(random(mask=slice(0, 60)), rank, mask=folds, remainder="exact")) for rank in range(2)]
-    assert sorted(flat(read)) == [*range(20), *range(40, 100)]
+@pytest.mark.parametrize(
+    ("mask", "rows"),
+    [
+        (None, range(10, 60)),
+        (slice(None), range(10, 60)),
+        (slice(0, None), range(10, 60)),
+        (slice(None, 30), range(10, 30)),
+        (slice(30, None), range(30, 60)),
+        ([slice(None, 20), slice(40, None)], [*range(10, 20), *range(40, 60)]),
+        (np.arange(100) % 60 >= 50, range(50, 60)),
+        (np.array([59, 10, 30]), [10, 30, 59]),
+        (Rows((range(10, 60),)), range(10, 60)),
+    ],
+)
+def test_a_mask_on_the_wrapper_narrows_down_the_wrapped_samplers(mask: Any, rows: Sequence[int]) -> None:
+    if isinstance(mask, np.ndarray) and mask.dtype == np.bool_:
+        mask[60:] = False
+    read = [order(one(random(mask=slice(10, 60)), rank, mask=mask, remainder="keep")) for rank in range(2)]
+    assert sorted(flat(read)) == [*rows]
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown", "beyond"),
+    [
+        (slice(0, 60), "[0, 60)", "[0, 60)"),
+        (slice(20, 61), "[20, 61)", "[20, 61)"),
+        ([slice(20, 30), slice(50, 70)], "[20, 30), [50, 70)", "[50, 70)"),
+        (np.array([10, 30, 60]), "of 3 rows (10:11, 30:31, 60:61)", "[60, 61)"),
+        (np.arange(100) % 2 == 0, "of 50 rows (0:1, 2:3, 4:5, ...)", "[0, 1)"),
+    ],
+)
+def test_a_mask_beyond_the_wrapped_samplers_is_an_error_that_shows_both(mask: Any, shown: str, beyond: str) -> None:
+    message = f"The mask {shown} reaches beyond [10, 60), the mask of the wrapped sampler: {beyond} is not within it."
+    with pytest.raises(ValueError, match=re.escape(message)):
+        one(random(mask=slice(10, 60)), mask=mask)
+    sampler = one(random(mask=slice(10, 60)))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sampler.mask = mask
+    assert sampler.mask == slice(10, 60)
+
+
+def test_a_mask_in_a_hole_of_the_wrapped_samplers_is_an_error() -> None:
+    wrapped = MaskBlind(2)
+    wrapped.mask = [slice(0, 20), slice(40, None)]  # type: ignore[assignment]  # annbatch's have one
+    assert one(wrapped, mask=slice(50, None)).mask == slice(50, None)
+    with pytest.raises(ValueError, match=re.escape("[10, 90) reaches beyond [0, 20), [40, end)")):
+        one(wrapped, mask=slice(10, 90))
+    outer = one(one(wrapped, world_size=1), world_size=1)
+    with pytest.raises(ValueError, match=re.escape("[10, end) reaches beyond [0, 20), [40, end)")):
+        outer.mask = slice(10, None)
+
+
+def test_a_split_by_rows_is_kept_from_a_wrapper_within_another() -> None:
+    train = np.arange(100) % 3 > 0
+    inner = one(random(), world_size=1, mask=train, remainder="exact")
+    assert sorted(order(one(inner, world_size=1, remainder="exact"))) == np.flatnonzero(train).tolist()
+    with pytest.raises(ValueError, match=r"\[0, 100\) reaches beyond of 66 rows"):
+        one(inner, mask=slice(0, 100), remainder="exact")
 
 
 def test_a_mask_can_be_read_and_assigned_between_passes() -> None:
-    sampler = one(random(mask=slice(None, 60)), remainder="keep", world_size=1)
+    sampler = one(random(), remainder="keep", world_size=1, mask=slice(None, 60))
     assert sampler.mask == slice(0, 60)
     open_pass = sampler.sample(100)
     sampler.mask = [slice(80, None), slice(0, 8)]
@@ -378,13 +434,14 @@ def test_a_property_of_the_wrapped_sampler_that_raises_is_named(name: str, error
     assert raised.value.__cause__ is error
 
 
-@pytest.mark.parametrize("mask", [np.ones(3, dtype=bool), "0:3", 7, [True, False], {"start": 0}])
-def test_a_mask_of_the_wrapped_sampler_that_is_none_is_an_error_and_can_be_replaced(mask: Any) -> None:
+@pytest.mark.parametrize("mask", [np.ones(3), "0:3", 7, [True, False], {"start": 0}])
+def test_a_mask_of_the_wrapped_sampler_that_is_none_is_an_error(mask: Any) -> None:
     wrapped = MaskBlind(2)
     wrapped.mask = mask
     with pytest.raises(TypeError, match=r"MaskBlind\.mask can't be shared out: mask must be a slice"):
         one(wrapped)
-    assert order(one(wrapped, mask=slice(0, 8))) == [0, 1, 2, 3]
+    with pytest.raises(TypeError, match=r"MaskBlind\.mask can't be shared out: mask must be a slice"):
+        one(wrapped, mask=slice(0, 8))
 
 
 def test_several_slices_of_the_wrapped_sampler_are_shared_out() -> None:

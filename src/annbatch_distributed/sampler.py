@@ -14,6 +14,7 @@ import copy
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
 import annbatch
@@ -56,6 +57,7 @@ from annbatch_distributed.resume.state import Position, brief, check_identity, c
 from annbatch_distributed.sharding import resolve_mask
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
+from annbatch_distributed.sharding.window import given_mask, mask_sketch, mask_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.passes.compatibility import ShardingName
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.resume.state import Identity
-    from annbatch_distributed.sharding import EpochPlan, Remainder, Rows, Sharding
+    from annbatch_distributed.sharding import AnyMask, EpochPlan, Remainder, Rows, Sharding
     from annbatch_distributed.sharding.batches import Worker
 
 __all__ = ["DistributedSampler"]
@@ -131,7 +133,10 @@ class DistributedSampler(Sampler):
         an object
             Any rule of your own: see :class:`~annbatch_distributed.sharding.Sharding`.
     mask
-        The rows to share out, as a slice or a list of slices; None takes the wrapped sampler's own mask.
+        The rows to share out: a slice, a list of slices, a boolean array or pandas Series with a value for each row of
+        the collection, an integer array of rows in any order, or :class:`~annbatch_distributed.sharding.Rows`. The
+        rows are shared out in the order of the collection, whatever the order of these. It narrows down the wrapped
+        sampler's own mask and can't reach beyond it; None takes all of that.
     seed
         Makes the order reproducible, within ``[0, 2**63)``; None derives it from the wrapped sampler's generator.
         ``"shuffled"`` deals rows by it, so it must be the same on every rank.
@@ -184,7 +189,7 @@ class DistributedSampler(Sampler):
         enforce_equal_batches: bool = True,
         remainder: Remainder | None = None,
         sharding: ShardingName | Sharding = "contiguous",
-        mask: slice | Sequence[slice] | None = None,
+        mask: AnyMask | None = None,
         seed: int | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler):
@@ -212,7 +217,9 @@ class DistributedSampler(Sampler):
         self._within_another = False
         if isinstance(self._sampler, DistributedSampler):
             self._sampler._within_another = True
-        self.mask = own_mask(sampler) if mask is None else mask
+        # what the wrapped sampler allows
+        self._allowed = own_mask(sampler)
+        self.mask = slice(None) if mask is None else mask
 
     def _check_what_is_within(self, sampler: Sampler) -> tuple[Membership | Deferred, ...]:
         """Return who says the ranks of the wrappers within this one; raise if they'd share out rows a second time."""
@@ -258,17 +265,19 @@ class DistributedSampler(Sampler):
         return self._sampler.shuffle
 
     @property  # type: ignore[override]  # annbatch's samplers know single slices only
-    def mask(self) -> slice | list[slice]:
-        """The rows that the ranks share out: a slice, or several in ascending order.
+    def mask(self) -> slice | list[slice] | Rows:
+        """The rows that the ranks share out: a slice, several in ascending order, or rows.
 
-        Assigning it takes effect with the next pass, which reads all of it.
+        Assigning it takes effect with the next pass, which reads all of it. What can be assigned is what ``mask=``
+        takes; ``slice(0, None)`` stands for all that the wrapped sampler's own mask allows.
         """
-        return list(self._window_mask) if isinstance(self._window_mask, tuple) else self._window_mask
+        return given_mask(self._window_mask)
 
     @mask.setter
-    def mask(self, value: slice | Sequence[slice]) -> None:
+    def mask(self, value: AnyMask) -> None:
         check_not_within_annbatchs()
-        self._window_mask = resolve_mask(value)
+        self._window_mask = resolve_mask(value, self._allowed)
+        self._mask_text: str | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -491,13 +500,14 @@ class DistributedSampler(Sampler):
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
-        mask = self.mask if isinstance(self.mask, list) else [self.mask]
+        if self._mask_text is None:
+            self._mask_text = mask_text(self._window_mask)
         last = self._cursor.last(current_worker())
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
         return {
             "n_obs": self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs,
-            "mask": ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in mask),
+            "mask": self._mask_text,
             "batch_size": self.batch_size,
             "remainder": self._remainder,
             "sharding": fingerprint(self._sharding),
@@ -698,7 +708,8 @@ class DistributedSampler(Sampler):
 
     def _described(self, job: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
         n_obs = integer("n_obs", n_obs, least=0)
-        return Description.of(job, self._identity() | {"n_obs": n_obs}, at, self._plan(n_obs, at), more)
+        plan, identity = self._plan(n_obs, at), self._identity() | {"n_obs": n_obs}
+        return Description.of(job, identity, at, plan, more, mask_sketch(self._window_mask))
 
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.
@@ -758,7 +769,8 @@ class DistributedSampler(Sampler):
             who, source = f"rank={self.rank}, world_size={self.world_size}", self._membership.source
         return (
             f"{type(self).__name__}({type(self._sampler).__name__}, {who}, remainder={self._remainder!r}, "
-            f"sharding={self._sharding}, mask={self.mask}, seed={self._seed}, epoch={self.epoch}, source={source!r})"
+            f"sharding={self._sharding}, mask={shortened(self.mask)}, seed={self._seed}, epoch={self.epoch}, "
+            f"source={source!r})"
         )
 
 
@@ -768,6 +780,7 @@ def _localize_distributed_sampler(sampler: DistributedSampler, rows: Rows, n_obs
     if needs_global_rows(sampler):
         sampler._sampler = localize(private_copy(sampler._sampler), rows, n_obs)
         sampler._fingerprint = None
+    sampler._allowed = slice(0, None)
     sampler.mask = slice(0, None)
     return sampler
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -332,3 +333,34 @@ def test_a_rank_that_is_asked_for_too_early_is_an_error_at_once() -> None:
     sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred("torch"))
     with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
         sampler.check_ranks_agree(100)
+
+
+@pytest.mark.parametrize("n_changed", [1, 3, 400])
+def test_masks_that_differ_are_named_with_the_number_of_rows(n_changed: int) -> None:
+    chosen = np.random.default_rng(0).random(10_000) < 0.8
+    other = chosen.copy()
+    other[np.random.default_rng(1).permutation(10_000)[:n_changed]] ^= True
+    sampler = RandomSampler(8, 2, 8)
+    ranks = [
+        DistributedSampler(sampler, dist_info=Rank(rank, 3), mask=mask, seed=0)
+        for rank, mask in enumerate([chosen, chosen, other])
+    ]
+    (text,) = set(agreement(ranks, 10_000))
+    lines = text.splitlines()
+    assert lines[1].startswith(f"  mask: {chosen.sum()} of ")
+    assert "on ranks 0 and 1; " in lines[1]
+    (about,) = re.findall(r"the masks of rank 0 and rank 2 differ in about (\d+) rows", lines[2])
+    assert int(about) == pytest.approx(n_changed, rel=0.2)
+    assert (
+        agreement([ranks[0], ranks[1], DistributedSampler(sampler, dist_info=Rank(2, 3), mask=chosen, seed=0)], 10_000)
+        == [""] * 3
+    )
+
+
+def test_a_mask_is_the_same_one_as_booleans_and_as_row_numbers() -> None:
+    chosen = np.random.default_rng(0).random(10_000) < 0.8
+    ranks = [
+        DistributedSampler(RandomSampler(8, 2, 8), dist_info=Rank(rank, 2), mask=mask, seed=0)
+        for rank, mask in enumerate([chosen, np.flatnonzero(chosen)[::-1]])
+    ]
+    assert agreement(ranks, 10_000) == ["", ""]

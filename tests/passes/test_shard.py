@@ -114,6 +114,42 @@ def test_a_users_sampler_that_needs_global_rows_runs_once_registered() -> None:
     assert [flat(map(request_rows, rank.sample(8))) for rank in ranks] == [[1, 3], [5, 7]]
 
 
+def test_what_a_sampler_holds_for_each_row_is_gone_through_once_for_all_passes_over_the_same_rows() -> None:
+    class Counted(Weighted):
+        """Says how often it was made to run on some rows."""
+
+    narrowed = []
+
+    @localize.register(Counted)
+    def localize_counted(sampler: Counted, rows: Rows, n_obs: int) -> Counted:
+        narrowed.append(str(rows))
+        return Counted(rows.take(sampler.weights))
+
+    mask = np.arange(40) % 3 > 0
+    sampler = DistributedSampler(Counted(np.arange(40) % 2), dist_info=Rank(0, 1), mask=mask, remainder="keep")
+    sampler.plan(40)
+    planned = len(narrowed)
+    read = [flat(map(request_rows, sampler.sample(40))) for _ in range(3)]
+    assert read == [[row for row in range(40) if row % 3 and row % 2]] * 3
+    assert len(narrowed) == planned + 1
+    sampler.mask = np.arange(40) % 3 > 1
+    assert flat(map(request_rows, sampler.sample(40))) == [5, 11, 17, 23, 29, 35]
+
+
+def test_class_samplers_draw_the_rows_of_their_classes_that_a_mask_selects() -> None:
+    labels = pd.Categorical.from_codes(np.repeat([0, 1, 0, 1], 250), categories=["B", "T"])
+    chosen = np.arange(1000) % 10 > 0
+    sampler = ClassSampler(10, 4, 20, classes=labels, num_samples=400, rng=np.random.default_rng(0))
+    for options in ({"sharding": "independent"}, {"sharding": "contiguous"}):
+        for rank in range(2):
+            distributed = DistributedSampler(sampler, dist_info=Rank(rank, 2), mask=chosen, seed=0, **options)
+            drawn = [batch for _ in range(2) for batch in batches(distributed.sample(1000))]
+            rows = np.array(flat(drawn))
+            assert chosen[rows].all()
+            assert {*labels[rows]} == {"B", "T"}
+            assert all(len(set(labels[batch])) == 1 for batch in drawn)
+
+
 def test_only_class_samplers_and_wrappers_of_them_need_global_rows() -> None:
     def wrapped(sampler: ClassSampler | RandomSampler) -> DistributedSampler:
         return DistributedSampler(sampler, dist_info=Rank(0, 1))

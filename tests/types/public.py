@@ -33,7 +33,7 @@ from annbatch_distributed.integrations.jax import global_batch, pmap_batch
 from annbatch_distributed.integrations.torch import WorkerDataLoader
 from annbatch_distributed.passes import chunk_size, localize, n_draws, set_draws, settings
 from annbatch_distributed.ranks import Deferred, Membership
-from annbatch_distributed.sharding import Remainder, Rows, Sharding
+from annbatch_distributed.sharding import AnyMask, Remainder, Rows, Sharding
 from annbatch_distributed.sharding import Shuffled as ShuffledThere
 from annbatch_distributed.testing import Deal, check_sharding, deals, masks
 
@@ -84,7 +84,7 @@ def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler,
     assert_type(sampler.world_size, int)
     assert_type(sampler.batch_size, int | None)
     assert_type(sampler.shuffle, bool)
-    assert_type(sampler.mask, slice | list[slice])
+    assert_type(sampler.mask, slice | list[slice] | Rows)
     assert_type(sampler.rng, np.random.Generator)
     assert_type(sampler.epoch, int)
     assert_type(sampler.next_epoch, int)
@@ -179,7 +179,7 @@ def a_sharding_of_ones_own_is_one(wrapped: Sampler) -> None:
     check_sharding(Own(), n_obs=20, max_world_size=3)
     check_sharding(NoSharding())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(deals(20), SearchStrategy[Deal])
-    assert_type(masks(20), SearchStrategy[slice | list[slice] | None])
+    assert_type(masks(20), SearchStrategy[AnyMask | None])
     asked = Deal(20, slice(0, 9), world_size=2, epoch=0, seed=None)
     assert_type(asked.rows, Rows)
     assert_type(asked.ask(Own()), Rows | Sequence[Rows])

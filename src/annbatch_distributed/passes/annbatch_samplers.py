@@ -75,11 +75,7 @@ def _localize_class_sampler(sampler: ClassSampler, rows: Rows, n_obs: int) -> Cl
     sampler.validate(n_obs)  # one label per row of the collection
     _close_passes(sampler)
     labels: pd.Categorical = sampler._rle_manager._classes
-    match rows.pieces:
-        case (range() as stretch,):
-            codes = labels.codes[stretch.start : stretch.stop]  # not copied
-        case _:
-            codes = labels.codes[rows.to_array()]
+    codes = rows.take(labels.codes)
     sampler._n_obs = len(codes)
     sampler._rle_manager._classes = pd.Categorical.from_codes(codes, dtype=labels.dtype)
     sampler.mask = slice(0, len(codes))  # looks for the runs of each class again

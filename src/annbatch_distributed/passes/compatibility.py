@@ -17,11 +17,11 @@ from annbatch_distributed.sharding.contract import checked_sharding, draws
 from annbatch_distributed.sharding.remainder import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import Remainder, Sharding
+    from annbatch_distributed.sharding import Mask, Remainder, Sharding
 
 __all__ = [
     "ShardingName",
@@ -156,16 +156,13 @@ def _check_draws(sharding: Sharding, sampler: Sampler) -> None:
         set_draws(sampler, 1)  # raises, and says what to do
 
 
-def own_mask(sampler: Sampler) -> slice | Sequence[slice]:
-    """Return what a sampler has for a mask, once it is known to be one."""
+def own_mask(sampler: Sampler) -> Mask:
+    """Return the mask that a sampler has, resolved: the rows that a wrapper of it may share out."""
     mask: slice | None = sampler.mask  # a user's sampler may have none
     try:
-        resolve_mask(slice(None) if mask is None else mask)
+        return resolve_mask(slice(None) if mask is None else mask)
     except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"{type(sampler).__name__}.mask can't be shared out: {error} Or pass mask=..., which takes its place."
-        ) from None
-    return slice(None) if mask is None else mask
+        raise type(error)(f"{type(sampler).__name__}.mask can't be shared out: {error}") from None
 
 
 def resolve_remainder(remainder: Remainder | None, *, enforce_equal_batches: bool) -> Remainder:

@@ -31,7 +31,7 @@ from annbatch_distributed.passes.requests import (
     select,
     translate,
 )
-from annbatch_distributed.passes.shard import localize
+from annbatch_distributed.passes.shard import localized
 from annbatch_distributed.passes.traits import is_wrapper, set_draws
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 
@@ -100,7 +100,7 @@ class Pass(Iterator[LoadRequest]):
         sampler = private_copy(self.sampler, rng)
         restricted = restrict_by_mask(sampler, shard.rows)
         if not restricted:
-            sampler = localize(sampler, shard.rows, plan.n_obs)
+            sampler = localized(self.sampler, shard.rows, plan.n_obs, rng)
         if plan.shares_draws:
             set_draws(sampler, plan.dealt.size(self.rank))
         # where rng is worked out instead of held, and in a sampler that has just been made for these rows

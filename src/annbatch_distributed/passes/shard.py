@@ -10,15 +10,20 @@ open set that we don't own, which is what ``functools.singledispatch`` is for.
 
 from __future__ import annotations
 
-from functools import singledispatch
+import weakref
+from functools import partial, singledispatch
 from typing import TYPE_CHECKING
 
+from annbatch_distributed.passes.private_copy import private_copy
+from annbatch_distributed.passes.traits import is_wrapper
+
 if TYPE_CHECKING:
+    import numpy as np
     from annbatch.abc import Sampler
 
     from annbatch_distributed.sharding import Rows
 
-__all__ = ["localize", "needs_global_rows"]
+__all__ = ["localize", "localized", "needs_global_rows"]
 
 
 @singledispatch
@@ -74,3 +79,22 @@ def needs_global_rows(sampler: Sampler) -> bool:
     Which rows a shard has then decides whether the sampler can run on it, not only how many.
     """
     return localize.dispatch(type(sampler)) is not localize.dispatch(object)
+
+
+#: For samplers that need global rows, by their ids: the rows that they were made to run on last, and the result.
+_last: dict[int, tuple[weakref.ref[Sampler], Rows, int, Sampler]] = {}
+
+
+def localized(sampler: Sampler, rows: Rows, n_obs: int, rng: np.random.Generator) -> Sampler:
+    """Return a private copy of a sampler that runs on the local rows of a shard, with a generator.
+
+    What takes long is not done again in every pass: a sampler that holds something for each row goes through all rows.
+    """
+    if not needs_global_rows(sampler) or is_wrapper(sampler):
+        return localize(private_copy(sampler, rng), rows, n_obs)
+    known, its_rows, its_n_obs, local = _last.get(id(sampler), (None, None, None, sampler))
+    if known is None or known() is not sampler or (its_rows, its_n_obs) != (rows, n_obs):
+        local = localize(private_copy(sampler), rows, n_obs)
+        gone = partial(_last.pop, id(sampler))  # called with the reference, which is what it returns if there is none
+        _last[id(sampler)] = weakref.ref(sampler, gone), rows, n_obs, local
+    return private_copy(local, rng)

@@ -51,6 +51,7 @@ class Planner:
     ) -> None:
         self._sampler, self._mask, self._remainder = sampler, mask, remainder
         self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
+        self._windowed: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
 
@@ -74,7 +75,9 @@ class Planner:
         return planned[1]
 
     def _plan(self, n_obs: int, position: Position, before: tuple[Segment, ...], world_size: int) -> EpochPlan:
-        rows, n_samples = window(self._mask, n_obs), None
+        if self._windowed is None or self._windowed[0] != n_obs:
+            self._windowed = n_obs, window(self._mask, n_obs)
+        rows, n_samples = self._windowed[1], None
         stretches = [(size, list(group)) for size, group in groupby(before, attrgetter("world_size"))]
         for number, (size, segments) in enumerate(stretches):
             plan = self._plan_segment(n_obs, position.epoch, number, self._division(rows, n_samples, position, size))

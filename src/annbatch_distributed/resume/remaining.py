@@ -18,6 +18,7 @@ from annbatch_distributed.passes.run import Pass
 from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.batches import batches_done, contains
 from annbatch_distributed.sharding.division import Order
+from annbatch_distributed.sharding.selection import Selected, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +110,9 @@ def _without(window: Rows, starts: Int64Array, stops: Int64Array) -> Rows:
 
     What is left begins where the window does or where an interval stops, and stops where one starts or the window does.
     """
-    ranges = [(piece.start, piece.stop) for piece in window.pieces if isinstance(piece, range)]
-    bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
-    return Rows.of_bounds(np.sort(np.append(bounds[:, 0], stops)), np.sort(np.append(bounds[:, 1], starts)))
+    match window.pieces:
+        case (Selected(selection),):
+            left = selection.without(Selection.of_bounds(starts, stops))
+            return Rows((Selected(left, range(len(left))),))
+    window_starts, window_stops = window.bounds()
+    return Rows.of_bounds(np.sort(np.append(window_starts, stops)), np.sort(np.append(window_stops, starts)))

@@ -20,9 +20,10 @@ from annbatch_distributed.sharding.plan import EpochPlan
 from annbatch_distributed.sharding.remainder import Remainder
 from annbatch_distributed.sharding.rows import Rows
 from annbatch_distributed.sharding.shuffled import Shuffled
-from annbatch_distributed.sharding.window import Mask, resolve_mask, window
+from annbatch_distributed.sharding.window import AnyMask, Mask, resolve_mask, window
 
 __all__ = [
+    "AnyMask",
     "Contiguous",
     "Division",
     "EpochPlan",

@@ -3,7 +3,8 @@
 How rows become blocks in a shuffled order:
 
 1. Every range of the rows is cut at the multiples of the block size, so that a row is in the same block in every epoch,
-   and blocks begin where chunks of that size do on disk. What is left at either end of a range is *ragged*.
+   and blocks begin where chunks of that size do on disk. What is left at either end of a range is *ragged*. Of a
+   selection, positions are cut instead: a block has as many rows of it, however far they lie apart.
 2. The whole blocks go into the order of a keyed permutation, which is not kept but worked out.
 3. Each ragged end is put between two of them, at a place that is drawn as well.
 """
@@ -11,6 +12,7 @@ How rows become blocks in a shuffled order:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ import numpy as np
 
 from annbatch_distributed.sharding.permutation import Permutation
 from annbatch_distributed.sharding.rows import Rows
+from annbatch_distributed.sharding.selection import Selected, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +40,7 @@ class Blocks:
     """
 
     rows: Rows
-    """The rows of all blocks, in ranges of whole blocks."""
+    """The rows of all blocks, in pieces of whole blocks."""
     block_size: int
     """Rows of a block."""
     order: Permutation
@@ -49,33 +52,37 @@ class Blocks:
         return len(self.places) * self.block_size
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(map(self._block, self.places))
+        return chain.from_iterable(self._in_block(place, 0, self.block_size) for place in self.places)
+
+    @cached_property
+    def stretch_size(self) -> int:
+        """Consecutive rows of a block."""
+        return self.block_size if all(isinstance(piece, range) for piece in self.rows.pieces) else 1
 
     def __str__(self) -> str:
         return f"{len(self.places)} block{'s' * (len(self.places) > 1)} of {self.block_size}"
 
-    def _block(self, place: int) -> range:
-        """The rows of the block at a place."""
-        start = int(self._starts(np.array([place]))[0])
-        return range(start, start + self.block_size)
+    def _in_block(self, place: int, start: int, stop: int) -> Rows:
+        """The rows at positions ``[start, stop)`` of the block at a place."""
+        return self.rows.cyclic(int(self._starts(np.array([place]))[0]) + start, stop - start)
 
     def _starts(self, places: Int64Array) -> Int64Array:
-        """The first rows of the blocks at some places."""
-        return self.rows.to_global(self.order(places) * self.block_size)
+        """The positions in ``rows`` at which the blocks at some places begin."""
+        return self.order(places) * self.block_size
 
     def part(self, start: int, stop: int) -> Iterator[Piece]:
         """The rows at positions ``[start, stop)``: whole blocks, and a part of one before and one after them."""
         first, last = start // self.block_size, stop // self.block_size
         into_first, into_last = start % self.block_size, stop % self.block_size
         if first == last:
-            yield self._block(self.places[first])[into_first:into_last]
+            yield from self._in_block(self.places[first], into_first, into_last).pieces
             return
         if into_first:
-            yield self._block(self.places[first])[into_first:]
+            yield from self._in_block(self.places[first], into_first, self.block_size).pieces
             first += 1
         yield replace(self, places=self.places[first:last])
         if into_last:
-            yield self._block(self.places[last])[:into_last]
+            yield from self._in_block(self.places[last], 0, into_last).pieces
 
     def joined(self, following: Run) -> Blocks | None:
         places = range(self.places.start, self.places.stop + len(following) // following.block_size)
@@ -83,12 +90,14 @@ class Blocks:
         return joined if following == replace(self, places=range(self.places.stop, places.stop)) else None
 
     def to_array(self) -> Int64Array:
-        starts = self._starts(np.arange(self.places.start, self.places.stop))
-        return (starts[:, np.newaxis] + np.arange(self.block_size)).reshape(-1)
+        return np.concatenate([np.arange(0), *map(self.to_global, chunks(len(self)))])
 
     def to_global(self, positions: Int64Array) -> Int64Array:
         places, into = np.divmod(positions, self.block_size)
-        return self._starts(places + self.places.start) + into
+        # positions mostly come in stretches: a place is looked up once for each stretch that is in it
+        changes = np.diff(places, prepend=-1) != 0
+        starts = self._starts(places[changes] + self.places.start)
+        return self.rows.to_global(starts[np.cumsum(changes) - 1] + into)
 
 
 def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
@@ -98,19 +107,23 @@ def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:
     >>> sorted(order) == list(range(7)), sorted(map(len, order.pieces))[0]
     (True, 1)
     """
-    whole: list[range] = []
-    ragged: list[range] = []
+    whole: list[Piece] = []
+    ragged: list[Piece] = []
     for piece in rows.pieces:
-        if not isinstance(piece, range):
-            raise TypeError(
-                f"Only rows that are made of ranges can be cut into blocks, got {rows}. Shuffle the window itself."
-            )
-        start, stop = -(-piece.start // block_size) * block_size, piece.stop // block_size * block_size
+        match piece:
+            case range():
+                front, back = piece.start, piece.stop
+            case Selected():
+                front, back = piece.places.start, piece.places.stop
+            case _:
+                raise TypeError(f"Only rows in ranges can be cut into blocks, got {rows}. Shuffle the window itself.")
+        start, stop = -(-front // block_size) * block_size, back // block_size * block_size
         if start > stop:  # all of it in one block
             ragged.append(piece)
             continue
-        whole.append(range(start, stop))
-        ragged += [end for end in (range(piece.start, start), range(stop, piece.stop)) if end]
+        part = Rows((piece,)).cyclic
+        whole += part(start - front, stop - start).pieces
+        ragged += [*part(0, start - front).pieces, *part(stop - front, back - stop).pieces]
     blocks = Rows(tuple(whole))
     n_blocks = len(blocks) // block_size
     order = Permutation(n_blocks, (*key, 0))

@@ -7,23 +7,24 @@ cut off one by one, and of :class:`Draws` the number is divided instead of the r
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.remainder import Even, Uneven, drop_offset
 from annbatch_distributed.sharding.rows import Rows
+from annbatch_distributed.sharding.selection import Selected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.remainder import Remainder, Stretch
     from annbatch_distributed.sharding.rows import Piece
+    from annbatch_distributed.sharding.selection import Selection
 
 __all__ = ["Dealt", "Division", "Draws", "Order", "Shard", "Shares", "in_short"]
 
@@ -256,24 +257,22 @@ class Division:
 
 def in_short(rows: Rows) -> str:
     """Return rows as a text of their first few pieces."""
-    return str(rows) if len(rows.pieces) <= 3 else f"{Rows(rows.pieces[:3])}, ..."
+    return rows.in_short(3)
 
 
 def _cut(order: Rows, place: Stretch) -> Shard:
-    own = order.cyclic(place.start, place.own).runs_first()
+    own = order.cyclic(place.start, place.own).blocks_first()
     return Shard(own + order.cyclic(place.start + place.own, place.length - place.own), place.own)
 
 
 def _is_within(rows: Rows, share: Rows) -> bool:
     """Whether a share holds none but some rows, as far as ranges alone show."""
-    ranges = [piece for piece in _ascending(rows.pieces).pieces if isinstance(piece, range)]
-    starts = [stretch.start for stretch in ranges]
-    for piece in share.pieces:
-        if isinstance(piece, range):
-            n_before = bisect_right(starts, piece.start)
-            if not n_before or piece.stop > ranges[n_before - 1].stop:
-                return False
-    return True
+    if any(_is_worked_out(piece) for piece in (*rows.pieces, *share.pieces)):
+        return True
+    starts, stops = _ascending([rows]).bounds()
+    share_starts, share_stops = share.bounds()
+    which = np.searchsorted(starts, share_starts, side="right") - 1
+    return bool(((which >= 0) & (share_stops <= stops[which])).all())
 
 
 def _each_once(rows: Rows, shares: Sequence[Rows]) -> bool:
@@ -282,13 +281,29 @@ def _each_once(rows: Rows, shares: Sequence[Rows]) -> bool:
         return False
     if list(shares) == [rows]:  # as they were, which there can be very many pieces of in the rest of an epoch
         return True
-    ranges = [piece for share in shares for piece in share.pieces if isinstance(piece, range)]
-    if sum(map(len, ranges)) != len(rows):
-        return True  # some are worked out; it would take each of them to tell
-    return _ascending(ranges) == _ascending(rows.pieces)
+    if any(_is_worked_out(piece) for share in shares for piece in share.pieces):
+        return True  # it would take each of them to tell
+    if (stretches := _of_selection(shares)) is not None and (window := _of_selection([rows])) is not None:
+        return stretches == window
+    return _ascending(shares) == _ascending([rows])
 
 
-def _ascending(pieces: Iterable[Piece]) -> Rows:
-    ranges = [piece for piece in pieces if isinstance(piece, range)]
-    ranges.sort(key=lambda stretch: stretch.start)
-    return Rows(tuple(ranges))
+def _is_worked_out(piece: Piece) -> bool:
+    return not isinstance(piece, range | Selected)
+
+
+def _of_selection(parts: Sequence[Rows]) -> tuple[Selection, Rows] | None:
+    """The positions in one selection of all rows, ascending; None if they are not all of one."""
+    pieces = [piece for part in parts for piece in part.pieces if isinstance(piece, Selected)]
+    selections = {id(piece.selection): piece.selection for piece in pieces}
+    if len(selections) != 1 or len(pieces) != sum(len(part.pieces) for part in parts):
+        return None
+    places = sorted((piece.places for piece in pieces), key=lambda places: places.start)
+    return next(iter(selections.values())), Rows(tuple(places))
+
+
+def _ascending(parts: Sequence[Rows]) -> Rows:
+    """The rows of all parts in ascending order."""
+    starts, stops = map(np.concatenate, zip(*(part.bounds() for part in parts), strict=True))
+    order = np.argsort(starts, kind="stable")
+    return Rows.of_bounds(starts[order], stops[order])

@@ -52,9 +52,7 @@ def integers(name: str, values: object, *, below: int | None = None) -> Int64Arr
     if not array.size:
         return array.astype(np.int64)
     if array.dtype.kind == "b":
-        raise TypeError(
-            f"{name} must be integers, got bool. For the rows of a boolean mask, pass numpy.flatnonzero(mask)."
-        )
+        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, see Rows.where(mask).")
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"{name} must be integers, got {array.dtype}. If they are whole numbers, convert them with astype(int)."

@@ -3,7 +3,8 @@
 A window, a shard, the rows lost in an epoch: all are rows in some order, and all are a handful of pieces even where
 they hold 10^10 rows. What is kept is the pieces, so that every operation costs in their number, never in the rows.
 
-A piece is a half-open range, or a :class:`Run`, which works its rows out: blocks in a shuffled order, for one.
+A piece is a half-open range, or a :class:`Run`, which works its rows out: blocks in a shuffled order, for one, or a
+:mod:`selection` of rows here and there.
 Position ``p`` of ``Rows`` (a *local* row) is its ``p``-th row (a *global* row):
 
 1. ``cyclic`` takes a stretch of positions, going on at the front when the end is reached.
@@ -17,12 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, repeat
 from math import gcd
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.sharding.integers import BOUND, integer, integers
+from annbatch_distributed.sharding.selection import BLOCK, Selected, Selection, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,11 +37,15 @@ type Int64Array = npt.NDArray[np.int64]
 
 
 class Run(Protocol):
-    """Rows that are worked out when they are asked for: blocks of consecutive ones, one after the other."""
+    """Rows that are worked out when they are asked for: whole blocks, one after the other."""
 
     @property
     def block_size(self) -> int:
-        """Rows of a block, each of which is whole."""
+        """Rows of a block."""
+
+    @property
+    def stretch_size(self) -> int:
+        """How many rows from the front of a block on are consecutive, again and again; 1 if that depends."""
 
     def __len__(self) -> int: ...
 
@@ -114,7 +121,7 @@ class Rows:
         Parameters
         ----------
         rows
-            Integers of at least 0, in order. Those of a boolean mask are ``numpy.flatnonzero(mask)``.
+            Integers of at least 0, in order. For a boolean array, see :meth:`where`.
 
         Raises
         ------
@@ -133,7 +140,42 @@ class Rows:
         starts = np.flatnonzero(np.diff(listed, prepend=listed[:1] - 2) != 1)
         lengths = np.diff(starts, append=len(listed))
         firsts = listed[starts]
-        return cls._of_joined(map(range, firsts.tolist(), (firsts + lengths).tolist()))
+        return cls._of_joined(_pieces(firsts, firsts + lengths))
+
+    @classmethod
+    def where(cls, flags: npt.ArrayLike) -> Rows:
+        """Return the rows whose flag is set, in ascending order.
+
+        Parameters
+        ----------
+        flags
+            A boolean array of one dimension with a value for each row of the collection. Many ranges are kept as one
+            bit for each of its rows.
+
+        Raises
+        ------
+        TypeError
+            If it is no such array.
+
+        Examples
+        --------
+        >>> Rows.where(np.array([False, True, True, False, True]))
+        Rows(1:3, 4:5)
+        """
+        given = flags
+        flags = np.asarray(given)
+        if flags.dtype != np.bool_ or flags.ndim != 1:
+            raise TypeError(f"Rows.where takes a boolean array of one dimension, got {shortened(given)}.")
+        if sum(int(np.count_nonzero(part[1:] != part[:-1])) for _, part in _overlapping(flags)) > 2 * _LISTED:
+            selection = Selection.of_flags(flags)
+            return cls._of_joined([Selected(selection, range(len(selection)))])
+        changes = [at + 1 + np.flatnonzero(part[1:] != part[:-1]) for at, part in _overlapping(flags)]
+        bounds = np.concatenate([np.arange(0), *changes])
+        if len(flags) and flags[0]:
+            bounds = np.append(0, bounds)
+        if len(flags) and flags[-1]:
+            bounds = np.append(bounds, len(flags))
+        return cls._of_joined(map(range, bounds[::2].tolist(), bounds[1::2].tolist()))
 
     @classmethod
     def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Rows:
@@ -149,8 +191,7 @@ class Rows:
         starts, stops = starts[some], stops[some]
         apart = starts[1:] != stops[:-1]
         ends = np.ones(min(1, len(starts)), dtype=np.bool_)  # the first one starts a piece, the last one stops a piece
-        starts, stops = starts[np.append(ends, apart)], stops[np.append(apart, ends)]
-        return cls._of_joined(map(range, starts.tolist(), stops.tolist()))
+        return cls._of_joined(_pieces(starts[np.append(ends, apart)], stops[np.append(apart, ends)]))
 
     def __len__(self) -> int:
         return self._stops[-1] if self.pieces else 0
@@ -167,8 +208,14 @@ class Rows:
         return f"Rows({self})"
 
     def __str__(self) -> str:
-        texts = (f"{piece.start}:{piece.stop}" if isinstance(piece, range) else str(piece) for piece in self.pieces)
-        return ", ".join(texts) or "none"
+        return self.in_short(_SHOWN)
+
+    def in_short(self, most: int) -> str:
+        """Return the rows as a text of at most so many pieces."""
+        texts = [
+            f"{piece.start}:{piece.stop}" if isinstance(piece, range) else str(piece) for piece in self.pieces[:most]
+        ]
+        return ", ".join([*texts, "..."] if len(self.pieces) > most else texts) or "none"
 
     @cached_property
     def _stops(self) -> tuple[int, ...]:
@@ -191,6 +238,12 @@ class Rows:
             for piece in self.pieces
         ]
         return np.concatenate([np.arange(0), *parts])
+
+    def take[Value: np.generic](self, values: npt.NDArray[Value]) -> npt.NDArray[Value]:
+        """Return the values that an array with one for each row of the collection has for these rows, in order."""
+        if len(self.pieces) == 1 and isinstance(stretch := self.pieces[0], range):
+            return values[stretch.start : stretch.stop]  # not copied
+        return np.concatenate([values[:0], *(values[self._to_global(part)] for part in chunks(len(self)))])
 
     def cyclic(self, start: int, length: int) -> Rows:
         """Return a stretch of these rows, which goes on at the front whenever it reaches the end.
@@ -245,21 +298,37 @@ class Rows:
         Raises
         ------
         TypeError
-            If these rows are not made of ranges only, or a bound is no integer.
+            If these rows are not in ascending ranges, or a bound is no integer.
         """
         start, stop = integer("start", start), integer("stop", stop)
-        pieces = []
+        pieces: list[Piece] = []
         for piece in self.pieces:
-            if not isinstance(piece, range):
-                raise TypeError(f"Only rows that are ranges can be narrowed down to [{start}, {stop}), got {self}.")
-            pieces.append(range(max(piece.start, start), min(piece.stop, stop)))
+            match piece:
+                case range():
+                    pieces.append(range(max(piece.start, start), min(piece.stop, stop)))
+                case Selected(selection, places):
+                    bounds = (min(max(selection.rank(row), places.start), places.stop) for row in (start, stop))
+                    pieces.append(Selected(selection, range(*bounds)))
+                case _:
+                    raise TypeError(f"Only rows in ranges can be narrowed down to [{start}, {stop}), got {self}.")
         return Rows(tuple(pieces))
 
-    def runs_first(self) -> Rows:
-        """Return the rows with the runs first, so that each of their blocks begins at a multiple of the block size."""
+    def bounds(self) -> tuple[Int64Array, Int64Array]:
+        """Return the starts and stops of the ranges of consecutive rows, in order."""
+        if not self._runs:
+            ranges = [(piece.start, piece.stop) for piece in self.pieces if isinstance(piece, range)]
+            starts, stops = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
+            return starts, stops
+        found = [self.slices_to_global(part[:1], part[-1:] + 1)[:2] for part in chunks(len(self))]
+        starts, stops = map(np.concatenate, zip(*found, strict=True))
+        apart = starts[1:] != stops[:-1]  # a range may go on in the next chunk
+        return starts[np.append(True, apart)], stops[np.append(apart, True)]
+
+    def blocks_first(self) -> Rows:
+        """Return the rows with blocks first, so that each of them begins at a multiple of the block size."""
         if not self._runs:
             return self
-        return Rows(tuple(sorted(self.pieces, key=lambda piece: isinstance(piece, range))))
+        return Rows(tuple(sorted(self.pieces, key=lambda piece: isinstance(piece, range | Selected))))
 
     def to_global(self, local: IntArray) -> Int64Array:
         """Return the global rows of an array of local rows, each within ``[0, len(self))``.
@@ -300,15 +369,52 @@ class Rows:
             raise IndexError(
                 f"Slices of local rows must be within [0, {len(self)}), got some from [{starts.min()}, {stops.max()})."
             )
+        if any(run.stretch_size == 1 for _, run in self._runs):
+            return self._one_by_one(starts, stops, given)
         if not (len(self.pieces) == 1 and isinstance(self.pieces[0], range)):
             starts, stops, which = self._cells.cut(starts, stops)
             given = given[which]
         global_starts = self._to_global(starts)
         return global_starts, global_starts + (stops - starts), given
 
+    def _one_by_one(
+        self, starts: Int64Array, stops: Int64Array, given: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Do so for slices that are not empty by working each row out."""
+        lengths = stops - starts
+        ends = np.cumsum(lengths)
+        rows = self._to_global(np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths))
+        apart = np.diff(rows) != 1
+        apart[ends[:-1] - 1] = True
+        first = np.flatnonzero(np.append(rows[:1] > -1, apart))
+        last = np.append(first[1:], len(rows))[: len(first)] - 1
+        return rows[first], rows[last] + 1, given[np.searchsorted(ends, first, side="right")]
+
+
+#: How many pieces a text shows.
+_SHOWN = 8
 
 #: Rows that come again are listed, unless that takes more pieces than this.
 _LISTED = 1024
+
+#: About how many bytes a range takes, and a block of a selection.
+_RANGE_BYTES, _BLOCK_BYTES = 112, BLOCK // 8 + 16
+
+
+def _pieces(starts: Int64Array, stops: Int64Array) -> Iterable[Piece]:
+    """Return ranges that are joined already as pieces: as a selection, if they ascend and it takes less memory."""
+    if len(starts) > _LISTED and (starts[1:] > stops[:-1]).all():
+        n_blocks = int(((stops - 1) // BLOCK - starts // BLOCK + 1).sum())  # blocks in two ranges count twice
+        if n_blocks * _BLOCK_BYTES < len(starts) * _RANGE_BYTES:
+            selection = Selection.of_bounds(starts, stops)
+            return [Selected(selection, range(len(selection)))]
+    return map(range, starts.tolist(), stops.tolist())
+
+
+def _overlapping(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Cut an array into stretches that have one value in common; return where each begins."""
+    step = 1 << 24
+    return ((start, flags[start : start + step + 1]) for start in range(0, len(flags), step))
 
 
 @dataclass(frozen=True)
@@ -328,6 +434,11 @@ class Cycle:
     def block_size(self) -> int:
         """Rows of a block: the largest number of which all pieces are whole blocks."""
         return gcd(*(len(piece) if isinstance(piece, range) else piece.block_size for piece in self.rows.pieces))
+
+    @property
+    def stretch_size(self) -> int:
+        """Consecutive rows of a block."""
+        return gcd(*(len(piece) if isinstance(piece, range) else piece.stretch_size for piece in self.rows.pieces))
 
     def __len__(self) -> int:
         return len(self.rows) * self.times
@@ -372,7 +483,7 @@ class _Cells(NamedTuple):
         stops = np.cumsum(lengths)
         starts = stops - lengths
         fronts = np.array([piece.start if isinstance(piece, range) else 0 for piece in pieces], dtype=np.int64)
-        sizes = [len(piece) if isinstance(piece, range) else piece.block_size for piece in pieces]
+        sizes = [len(piece) if isinstance(piece, range) else piece.stretch_size for piece in pieces]
         counts = lengths // np.array(sizes, dtype=np.int64)
         return cls(stops, starts, fronts - starts, np.array(sizes, dtype=np.int64), np.cumsum(counts) - counts)
 
@@ -400,7 +511,7 @@ class _Cells(NamedTuple):
 
 def _check_piece(piece: object) -> None:
     if not isinstance(piece, range):
-        if not hasattr(piece, "block_size"):
+        if not hasattr(piece, "stretch_size"):
             raise TypeError(
                 f"Rows are made of ranges, got {piece!r} of type {type(piece).__name__} among them. Make Rows of row "
                 "numbers with Rows.of."

@@ -6,40 +6,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from annbatch_distributed.sharding.integers import integer
+import numpy as np
+
+from annbatch_distributed.sharding.integers import BOUND, integer, integers
 from annbatch_distributed.sharding.rows import Rows
+from annbatch_distributed.sharding.selection import Selected, Selection, sketch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import numpy.typing as npt
 
-__all__ = ["Mask", "resolve_mask", "window"]
+    from annbatch_distributed.sharding.rows import Int64Array
 
-#: What ``resolve_mask`` gives: every slice with an integer start, an integer stop or None, and no step.
-type Mask = slice | tuple[slice, ...]
+__all__ = ["AnyMask", "Mask", "RowMask", "given_mask", "mask_sketch", "mask_text", "resolve_mask", "window"]
 
 
-def resolve_mask(mask: slice | Sequence[slice]) -> Mask:
-    """Check a mask, a slice of global rows or several that don't overlap, and fill in its open starts.
+class _Values(Protocol):
+    """A numpy array, a pandas Series, or what else can be turned into an array."""
 
-    A slice becomes a slice; several, in any order, become a tuple of them in ascending order. A TypeError if it is
-    neither, or has bounds that are not integers; a ValueError if a slice is empty, reversed, negative or stepped, if
-    slices overlap, or if there are none.
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+#: What selects rows: a slice or several, a boolean for each row of the collection, the numbers of rows, or ``Rows``.
+type AnyMask = slice | Sequence[slice] | _Values | Rows
+
+
+@dataclass(frozen=True)
+class RowMask:
+    """A mask that was given row by row."""
+
+    rows: Rows
+    """The rows that it selects, ascending."""
+    n_obs: int | None = None
+    """Of how many rows it says whether it selects them, if it says it of each."""
+
+
+#: What ``resolve_mask`` gives: slices have an integer start, an integer stop or None, and no step.
+type Mask = slice | tuple[slice, ...] | RowMask
+
+_ALL = slice(0, None)
+#: Stands for the end of any collection.
+_END = BOUND - 2
+_EXPECTED = (
+    "mask must be a slice or a list of slices of rows, a boolean array with a value for each row, an integer array of "
+    "rows, or Rows"
+)
+
+
+def resolve_mask(mask: AnyMask, within: Mask = _ALL) -> Mask:
+    """Check a mask, and fill in what its slices leave open.
+
+    ``within`` is a resolved mask that it may narrow down and not reach beyond. An open start or stop is that of
+    ``within``, and all that is open selects all of it.
+
+    A TypeError if it is no mask; a ValueError if it selects no row, rows that no collection has, or a row twice, or if
+    it reaches beyond ``within``.
 
     >>> resolve_mask(slice(16_000))
     slice(0, 16000, None)
     >>> resolve_mask([slice(4_000, None), slice(0, 2_000)])
     (slice(0, 2000, None), slice(4000, None, None))
+    >>> resolve_mask(np.array([True, False, True])).rows
+    Rows(0:1, 2:3)
+    >>> resolve_mask(slice(4_000, None), within=slice(0, 8_000))
+    slice(4000, 8000, None)
     """
-    if isinstance(mask, slice):
-        return _resolve_slice(mask)
-    if not isinstance(mask, list | tuple):
-        raise TypeError(f"mask must be a slice or a list of slices of rows, got {mask!r}.")
+    if isinstance(mask, slice) and (mask.stop, mask.step) == (None, None) and _is_front(mask.start):
+        return within
+    resolved = _resolved(mask, *_ends(within))
+    if within != _ALL:
+        _check_within(resolved, within)
+    return resolved
+
+
+def _is_front(start: object) -> bool:
+    return start is None or (isinstance(start, int | np.integer) and not isinstance(start, bool) and start == 0)
+
+
+def _resolved(mask: AnyMask, first: int, stop: int | None) -> Mask:
+    match mask:
+        case slice():
+            return _resolve_slice(mask, first, stop)
+        case Rows():
+            return RowMask(_ascending(mask))
+        case list() | tuple():
+            return _resolve_slices(mask, first, stop)
+        case _ if hasattr(mask, "__array__"):
+            return _resolve_values(cast("_Values", mask))
+        case _:
+            raise TypeError(f"{_EXPECTED}, got {shortened(mask)}.")
+
+
+def _resolve_slices(mask: Sequence[slice], first: int, stop: int | None) -> tuple[slice, ...]:
     if not mask:
         raise ValueError("mask must hold at least one slice, got an empty list. Leave mask out to use all rows.")
-    slices = tuple(sorted((_resolve_slice(part) for part in mask), key=lambda part: part.start))
+    slices = tuple(sorted((_resolve_slice(part, first, stop) for part in mask), key=lambda part: part.start))
     for before, after in pairwise(slices):
         if before.stop is None or before.stop > after.start:
             raise ValueError(
@@ -49,12 +115,12 @@ def resolve_mask(mask: slice | Sequence[slice]) -> Mask:
     return slices
 
 
-def _resolve_slice(part: slice) -> slice:
+def _resolve_slice(part: slice, first: int, last: int | None) -> slice:
     if not isinstance(part, slice):
-        raise TypeError(f"mask must be a slice or a list of slices of rows, got {part!r} in it.")
+        raise TypeError(f"{_EXPECTED}, got a list with {shortened(part)} in it. Make an array of row numbers.")
     try:
-        start = 0 if part.start is None else integer("start", part.start)
-        stop = None if part.stop is None else integer("stop", part.stop)
+        start = first if part.start is None else integer("start", part.start)
+        stop = last if part.stop is None else integer("stop", part.stop)
         step = 1 if part.step is None else integer("step", part.step)
     except TypeError:
         raise TypeError(f"The bounds of a mask must be integers or None, got {part!r}.") from None
@@ -69,22 +135,198 @@ def _resolve_slice(part: slice) -> slice:
     return slice(start, stop)
 
 
+def _resolve_values(mask: _Values) -> RowMask:
+    """The mask of a boolean for each row, or of the numbers of rows."""
+    values = _array(mask)
+    if values.ndim != 1:
+        raise ValueError(f"A mask must have one dimension, got an array of shape {values.shape}.")
+    if values.dtype.kind == "b":
+        rows = Rows.where(values)
+        if not rows:
+            raise ValueError(f"mask must select at least one row, got {len(values)} values that are all False.")
+        return RowMask(rows, len(values))
+    if values.dtype.kind not in "iu":
+        has_nan = values.dtype.kind == "f" and bool(np.isnan(values).any())
+        raise TypeError(
+            f"{_EXPECTED}, got {shortened(mask)}, which has values of {values.dtype}"
+            f"{', NaN among them' if has_nan else ''}. Compare them, as obs['split'] == 'train' does, or convert whole "
+            "numbers of rows with astype(int)."
+        )
+    return RowMask(_of_numbers(integers("mask", values)))
+
+
+def _array(mask: _Values) -> npt.NDArray[Any]:
+    """The values of a mask; of a Series if its index doesn't say that they are of other rows."""
+    series = cast("Any", mask)
+    if not all(hasattr(mask, name) for name in ("index", "dtype", "to_numpy")):
+        return np.asarray(mask)
+    if str(series.dtype) == "boolean":  # pandas' own, with a third value
+        n_missing = int(series.isna().sum())
+        if n_missing:
+            raise ValueError(
+                f"A mask must be True or False for each row, got {n_missing} missing values among {len(series)}. Say "
+                "what they mean with fillna(False) or fillna(True)."
+            )
+        series = series.astype(bool)
+    index = np.asarray(series.index)
+    if index.dtype.kind in "iu" and series.dtype == np.bool_:
+        # data sets that were put together each count from 0
+        wrong = np.flatnonzero((index != np.append(-1, index[:-1]) + 1) & (index != 0))
+        if len(wrong):
+            place = int(wrong[0])
+            raise ValueError(
+                "A Series that is a mask must have the rows of the collection in their order, and its index, which is "
+                f"compared with 0, 1, 2, ... (in each data set), has {index[place]} at place {place}. Don't filter, "
+                "sort or shuffle it. If the index means something else, pass its values with to_numpy()."
+            )
+    return np.asarray(series)
+
+
+def _of_numbers(numbers: Int64Array) -> Rows:
+    """Ascending rows of numbers in any order, each of them once."""
+    if not len(numbers):
+        raise ValueError("mask must select at least one row, got an array of none.")
+    lowest, highest = int(numbers.min()), int(numbers.max())
+    if lowest < 0:
+        raise ValueError(f"The rows of a mask count from 0, the front of the collection, got {lowest}.")
+    if highest >= BOUND - 1:
+        raise ValueError(f"The rows of a mask must be below 2**63 - 1, got {highest}.")
+    if highest < 16 * len(numbers):
+        flags = np.zeros(highest + 1, dtype=np.bool_)
+        flags[numbers] = True
+        n_different, rows = int(np.count_nonzero(flags)), Rows.where(flags)
+    else:
+        different = np.unique(numbers)
+        n_different, rows = len(different), Rows.of(different)
+    if n_different < len(numbers):
+        raise ValueError(
+            f"The rows of a mask must be different ones, got {len(numbers)} of which {len(numbers) - n_different} come "
+            "again. A row would be read twice in an epoch; pass each of them once, numpy.unique(rows) for instance."
+        )
+    return rows
+
+
+def _ascending(rows: Rows) -> Rows:
+    if not rows:
+        raise ValueError("mask must select at least one row, got Rows without any.")
+    if all(isinstance(piece, range | Selected) for piece in rows.pieces):
+        starts, stops = rows.bounds() if len(rows.pieces) > 1 else (np.arange(0), np.arange(0))
+        if (starts[1:] >= stops[:-1]).all():
+            return rows
+    return _of_numbers(rows.to_array())
+
+
+def _ends(mask: Mask) -> tuple[int, int | None]:
+    """Where a mask begins, and where it ends; None if that is the end of the collection."""
+    match mask:
+        case slice():
+            return mask.start, mask.stop
+        case RowMask(rows):
+            first, last = rows.to_global(np.array([0, len(rows) - 1])).tolist()
+            return first, last + 1
+        case _:
+            return mask[0].start, mask[-1].stop
+
+
+def _bounds(mask: Mask) -> tuple[Int64Array, Int64Array]:
+    """The starts and stops of the ranges of a mask, ascending, of which none goes on where another ends."""
+    if isinstance(mask, RowMask):
+        return mask.rows.bounds()
+    parts = mask if isinstance(mask, tuple) else (mask,)
+    starts = [min(part.start, _END - 1) for part in parts]
+    stops = [_END if part.stop is None else min(part.stop, _END) for part in parts]
+    return Rows.of_bounds(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)).bounds()
+
+
+def _check_within(mask: Mask, within: Mask) -> None:
+    """Raise a ValueError if a mask has rows that are not within another one."""
+    (starts, stops), (own_starts, own_stops) = _bounds(mask), _bounds(within)
+    which = np.searchsorted(own_starts, starts, side="right") - 1
+    beyond = np.flatnonzero((which < 0) | (stops > own_stops[which]))
+    if len(beyond):
+        start, stop = int(starts[beyond[0]]), int(stops[beyond[0]])
+        part = _text(slice(start, None if stop == _END else stop))
+        raise ValueError(
+            f"The mask {_shown(mask)} reaches beyond {_shown(within)}, the mask of the wrapped sampler: {part} is not "
+            "within it. What that one leaves out is held out. Pass a mask that narrows it down, or give the wrapped "
+            "sampler a wider one."
+        )
+
+
 def window(mask: Mask, n_obs: int) -> Rows:
     """Return the rows that a resolved mask selects of ``n_obs``; a ValueError if it reaches or begins beyond them.
 
     >>> window((slice(0, 2_000), slice(4_000, None)), 10_000)
     Rows(0:2000, 4000:10000)
     """
-    ranges = []
-    for part in mask if isinstance(mask, tuple) else (mask,):
-        stop = n_obs if part.stop is None else part.stop
-        if stop > n_obs or part.start >= stop:
+    if isinstance(mask, RowMask):
+        if mask.n_obs not in (None, n_obs):
             raise ValueError(
-                f"The mask {_text(part)} must lie within the collection's rows [0, {n_obs}). "
-                "Give a mask that fits, or check that every dataset has been added to the loader."
+                f"The mask has {mask.n_obs} values, one for each row, and the collection has {n_obs} rows. Make it of "
+                "the obs of this collection, or check that every dataset has been added to the loader."
             )
-        ranges.append(range(part.start, stop))
-    return Rows(tuple(ranges))
+        stop = _ends(mask)[1]
+        if stop is not None and stop > n_obs:
+            raise _misfit(_shown(mask), n_obs)
+        return mask.rows
+    parts = mask if isinstance(mask, tuple) else (mask,)
+    last = n_obs if parts[-1].stop is None else parts[-1].stop
+    if last > n_obs or parts[-1].start >= last:
+        raise _misfit(next(_text(part) for part in parts if max(part.start + 1, part.stop or 0) > n_obs), n_obs)
+    if len(parts) == 1:
+        return Rows((range(parts[0].start, last),))
+    starts, stops = [part.start for part in parts], [*(part.stop for part in parts[:-1]), last]
+    return Rows.of_bounds(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
+
+
+def _misfit(shown: str, n_obs: int) -> ValueError:
+    return ValueError(
+        f"The mask {shown} must lie within the collection's rows [0, {n_obs}). "
+        "Give a mask that fits, or check that every dataset has been added to the loader."
+    )
+
+
+def given_mask(mask: Mask) -> slice | list[slice] | Rows:
+    """Return a resolved mask as a user may have given it."""
+    match mask:
+        case RowMask(rows):
+            return rows
+        case tuple():
+            return list(mask)
+        case _:
+            return mask
+
+
+def mask_text(mask: Mask) -> str:
+    """Return a text that is another one for another mask: its ranges, or a digest if there are very many rows apart."""
+    if not isinstance(mask, RowMask):
+        parts = mask if isinstance(mask, tuple) else (mask,)
+        return ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in parts)
+    texts = (
+        f"{piece.start}:{piece.stop}" if isinstance(piece, range) else f"{piece}, digest {piece.selection.digest}"
+        for piece in mask.rows.pieces
+        if isinstance(piece, range | Selected)
+    )
+    return ", ".join(texts)
+
+
+def mask_sketch(mask: Mask) -> str:
+    """Return a text by which rows are counted that are in one of two masks alone; empty if their ranges say it."""
+    match mask:
+        case RowMask(Rows((Selected(selection),))):
+            return sketch(selection)
+        case RowMask(rows):
+            return sketch(Selection.of_bounds(*rows.bounds()))
+        case _:
+            return ""
+
+
+def _shown(mask: Mask) -> str:
+    """What a mask looks like, in a few words."""
+    if isinstance(mask, RowMask):
+        return f"of {len(mask.rows)} rows ({mask.rows.in_short(3)})"
+    parts = mask if isinstance(mask, tuple) else (mask,)
+    return ", ".join([*map(_text, parts[:3]), "..."] if len(parts) > 3 else map(_text, parts))
 
 
 def _text(part: slice) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from hypothesis import strategies as st
 
-from annbatch_distributed.sharding import resolve_mask, window
+from annbatch_distributed.sharding import Rows, resolve_mask, window
 from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.sharding.selection import Selected, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from annbatch_distributed.sharding import Rows, Sharding
+    from annbatch_distributed.sharding import AnyMask, Sharding
 
 __all__ = ["Deal", "deals", "masks"]
 
@@ -24,7 +26,7 @@ class Deal:
 
     n_obs: int
     """Rows of the collection."""
-    mask: slice | list[slice] | None
+    mask: AnyMask | None
     """Which of them are the window, None for all."""
     world_size: int
     """The number of ranks."""
@@ -43,8 +45,11 @@ class Deal:
         return sharding.deal(self.rows, world_size=self.world_size, epoch=self.epoch, seed=self.seed)
 
 
-def masks(n_obs: int) -> st.SearchStrategy[slice | list[slice] | None]:
-    """Draw a mask of a collection: None, a slice, or up to three slices in any order, open at either end at times.
+def masks(n_obs: int) -> st.SearchStrategy[AnyMask | None]:
+    """Draw a mask of a collection, of every kind that there is.
+
+    It is None, a slice, or up to three slices in any order, open at either end at times; or it selects any rows, as a
+    boolean array, an integer array in any order, or Rows.
 
     Parameters
     ----------
@@ -56,11 +61,35 @@ def masks(n_obs: int) -> st.SearchStrategy[slice | list[slice] | None]:
     TypeError, ValueError
         If ``n_obs`` is no integer of at least 1.
     """
-    return _masks(integer("n_obs", n_obs, least=1))
+    n_obs = integer("n_obs", n_obs, least=1)
+    return _slices(n_obs) | _row_masks(n_obs)
 
 
 @st.composite
-def _masks(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
+def _row_masks(draw: st.DrawFn, n_obs: int) -> AnyMask:
+    # runs of rows, of one as well: single booleans would hardly ever make long ones
+    flags = np.zeros(n_obs, dtype=np.bool_)
+    start, value = 0, draw(st.booleans())
+    while start < n_obs:
+        stop = start + draw(st.integers(1, max(1, n_obs // draw(st.sampled_from((1, 10, 100))))))
+        flags[start:stop] = value
+        start, value = stop, not value
+    if not flags.any():
+        flags[draw(st.integers(0, n_obs - 1))] = True
+    kind = draw(st.sampled_from(("boolean", "integers", "rows", "selection")))
+    if kind == "boolean":
+        return flags
+    if kind == "integers":
+        order = np.random.default_rng(draw(st.integers(0, 3)))
+        return order.permutation(np.flatnonzero(flags))
+    if kind == "rows":
+        return Rows.where(flags)
+    selection = Selection.of_flags(flags)  # which Rows.where makes of very many ranges only
+    return Rows((Selected(selection, range(len(selection))),))
+
+
+@st.composite
+def _slices(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
     pieces = draw(st.integers(0, min(3, n_obs // 2)))
     if pieces == 0:
         return None

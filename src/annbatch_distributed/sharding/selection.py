@@ -1,0 +1,251 @@
+"""Selections: any rows of a collection, in ascending order, kept as one bit for each.
+
+A split by what cells are selects rows anywhere: of 10^8 rows, a random 90 % are nine million ranges, which would take
+gigabytes as ranges. As bits they take 12 MB, whichever rows they are. Bits are kept in blocks of consecutive rows, and
+only of blocks that have some, so that a few rows far apart take little as well.
+
+A :class:`Selection` is shared by all that is made of it: a window, shards, blocks are stretches of its positions, which
+:class:`Selected` says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+
+    from annbatch_distributed.sharding.rows import Int64Array, Run
+
+    type Words = npt.NDArray[np.uint64]
+
+__all__ = ["BLOCK", "Selected", "Selection", "chunks", "n_different", "sketch"]
+
+#: Rows of a block.
+BLOCK = 512
+
+#: How many rows are worked out at once where all of them are; they take 8 MiB.
+_AT_ONCE = 1 << 20
+
+
+def chunks(n_rows: int) -> Iterator[Int64Array]:
+    """Return the positions ``[0, n_rows)`` as arrays of a bounded length."""
+    return (np.arange(start, min(start + _AT_ONCE, n_rows)) for start in range(0, n_rows, _AT_ONCE))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Selection:
+    """Ascending rows; the ``p``-th of them is at position ``p``."""
+
+    blocks: Int64Array
+    """The numbers of the blocks that have some, ascending; block ``k`` is rows ``[k * BLOCK, (k + 1) * BLOCK)``."""
+    bits: npt.NDArray[np.uint8]
+    """For each of these blocks, a bit for each of its rows, the first one lowest; of shape (blocks, BLOCK / 8)."""
+
+    def __post_init__(self) -> None:
+        for array in (self.blocks, self.bits):
+            array.flags.writeable = False  # copies share them
+
+    @classmethod
+    def of_flags(cls, flags: npt.NDArray[np.bool_]) -> Selection:
+        """Return the rows whose flag is set."""
+        blocks, bits = [np.empty(0, dtype=np.int64)], [np.empty((0, BLOCK // 8), dtype=np.uint8)]
+        for start in range(0, len(flags), 8 * _AT_ONCE):
+            flat = np.packbits(flags[start : start + 8 * _AT_ONCE], bitorder="little")
+            packed = np.pad(flat, (0, -len(flat) % (BLOCK // 8))).reshape(-1, BLOCK // 8)
+            some = packed.any(axis=1)
+            blocks.append(start // BLOCK + np.flatnonzero(some))
+            bits.append(packed if some.all() else packed[some])
+        return cls(np.concatenate(blocks), np.concatenate(bits))
+
+    @classmethod
+    def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Selection:
+        """Return the rows of half-open ranges, ascending and none of them empty."""
+        first, last = starts // BLOCK, (stops - 1) // BLOCK
+        # a range that begins in the block in which the one before ends has that one from there
+        new = np.maximum(first, np.append(first[:1], last[:-1] + 1))
+        n_new = last - new + 1
+        last_slot = np.cumsum(n_new) - 1
+        n_slots = int(last_slot[-1]) + 1 if len(last_slot) else 0
+        blocks = np.arange(n_slots) + np.repeat(new - (last_slot + 1 - n_new), n_new)
+        # the rows of these blocks alone, numbered through
+        starts = (last_slot - (last - first)) * BLOCK + starts % BLOCK
+        stops = last_slot * BLOCK + (stops - 1) % BLOCK + 1
+        bits = np.empty((n_slots, BLOCK // 8), dtype=np.uint8)
+        step = max(1, _AT_ONCE // BLOCK)
+        for slot in range(0, n_slots, step):
+            low, high = slot * BLOCK, min(slot + step, n_slots) * BLOCK
+            some = slice(np.searchsorted(stops, low, side="right"), np.searchsorted(starts, high))
+            marks = np.zeros(high - low + 1, dtype=np.int8)
+            marks[np.maximum(starts[some] - low, 0)] += 1
+            marks[np.minimum(stops[some], high) - low] -= 1
+            packed = np.packbits(np.cumsum(marks[:-1], dtype=np.int8).view(np.bool_), bitorder="little")
+            bits[slot : slot + step] = packed.reshape(-1, BLOCK // 8)
+        return cls(blocks, bits)
+
+    def __len__(self) -> int:
+        return int(self._stops[-1]) if len(self.blocks) else 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Selection):
+            return NotImplemented
+        same = np.array_equal(self.blocks, other.blocks) and np.array_equal(self.bits, other.bits)
+        return self is other or same
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Selection:
+        return self  # nothing in it ever changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"blocks": self.blocks, "bits": self.bits}
+
+    @cached_property
+    def digest(self) -> str:
+        """A few letters that are others for other rows, and the same for the same on any machine."""
+        parts = (self.blocks.astype("<i8", copy=False), self.bits)
+        return blake2b(b"".join(blake2b(part.data).digest() for part in parts), digest_size=16).hexdigest()
+
+    @cached_property
+    def _stops(self) -> Int64Array:
+        """The position at which each block stops."""
+        return np.cumsum(np.bitwise_count(self.bits).sum(axis=1, dtype=np.int64))
+
+    def rows_at(self, positions: Int64Array) -> Int64Array:
+        """Return the rows at positions, in any order."""
+        if not len(positions):
+            return positions
+        slots = np.searchsorted(self._stops, positions, side="right")
+        # positions mostly come in stretches: a block is unpacked once for each stretch that is in it
+        changes = np.diff(slots, prepend=-1) != 0
+        used, which = slots[changes], np.cumsum(changes) - 1
+        flags = np.unpackbits(self.bits[used], axis=1, bitorder="little").view(np.bool_)
+        found = np.flatnonzero(flags)  # in all of these blocks, one after the other
+        counts = np.bitwise_count(self.bits[used]).sum(axis=1, dtype=np.int64)
+        stops = np.cumsum(counts)
+        into_all = found[positions - (self._stops[used] - stops)[which]]
+        rows: Int64Array = into_all + ((self.blocks[used] - np.arange(len(used))) * BLOCK)[which]
+        return rows
+
+    def rank(self, row: int) -> int:
+        """Return how many of the rows are below a row."""
+        slot = int(np.searchsorted(self.blocks, row // BLOCK))
+        before = int(self._stops[slot - 1]) if slot else 0
+        if slot == len(self.blocks) or self.blocks[slot] != row // BLOCK:
+            return before
+        return before + int(np.unpackbits(self.bits[slot], bitorder="little")[: row % BLOCK].sum())
+
+    def without(self, other: Selection) -> Selection:
+        """Return the rows that are not in another selection."""
+        slots = np.minimum(np.searchsorted(self.blocks, other.blocks), len(self.blocks) - 1)
+        found = self.blocks[slots] == other.blocks if len(self.blocks) else np.zeros(len(slots), dtype=np.bool_)
+        bits = self.bits.copy()
+        bits[slots[found]] &= ~other.bits[found]
+        some = bits.any(axis=1)
+        return Selection(self.blocks[some], bits[some])
+
+
+#: A sketch has that many bits for all rows of a selection, for a sixteenth of them, for a sixteenth of that and so on.
+_BITS, _LEVELS, _HALVED = 1024, 5, 4
+
+
+def sketch(selection: Selection) -> str:
+    """Return a short text of a selection, by which :func:`n_different` tells in how many rows two of them differ.
+
+    Each row is assigned a bit, which says whether an odd number of its rows are selected: an *odd sketch* [1]_.
+
+    .. [1] Mitzenmacher, Pagh and Pham, *Efficient estimation for high similarities using odd sketches*, WWW 2014.
+    """
+    words: Words = selection.bits.view("<u8").reshape(-1).astype(np.uint64, copy=False)
+    in_block = np.arange(BLOCK // 64, dtype=np.uint64)
+    numbers = selection.blocks.astype(np.uint64)[:, np.newaxis] * np.uint64(BLOCK // 64) + in_block
+    mixed = _mixed(numbers.reshape(-1))
+    # a word's rows go to bits at fixed distances from one that is drawn for the word, so that words can be put together
+    drawn = (mixed % np.uint64(_BITS)).astype(np.intp)
+    distances = (_mixed(np.arange(64, dtype=np.uint64)) % np.uint64(_BITS)).astype(np.intp)
+    found = np.zeros((_LEVELS, _BITS), dtype=np.uint8)
+    for level in range(_LEVELS):
+        for _ in range(_HALVED if level else 0):
+            mixed = _mixed(mixed)
+            words = words & mixed
+        together = np.zeros(_BITS, dtype=np.uint64)
+        np.bitwise_xor.at(together, drawn, words)
+        for row, distance in enumerate(distances.tolist()):
+            found[level] ^= np.roll((together >> np.uint64(row)) & np.uint64(1), distance).astype(np.uint8)
+    return np.packbits(found).tobytes().hex()
+
+
+def n_different(first: str, second: str) -> int:
+    """Return about how many rows are in one of two selections alone, by their sketches; up to ten are exact mostly."""
+    found = [np.frombuffer(bytes.fromhex(text), dtype=np.uint8).reshape(_LEVELS, -1) for text in (first, second)]
+    odd: list[int] = np.bitwise_count(found[0] ^ found[1]).sum(axis=1).tolist()
+    # as many of the rows as can be without hiding each other
+    level = next((level for level in range(_LEVELS) if odd[level] < 0.4 * _BITS), _LEVELS - 1)
+    share = min(odd[level] / _BITS, 0.49)
+    share_of_one: float = math.log1p(-2 / _BITS)
+    return round((1 << _HALVED * level) * math.log1p(-2 * share) / share_of_one)
+
+
+def _mixed(numbers: Words) -> Words:
+    """Return words that look random, a different one for each number."""
+    mixed = ((numbers + np.uint64(0x9E3779B97F4A7C15)) ^ (numbers >> np.uint64(30))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A run of the rows of a selection: those at some consecutive positions.
+
+    >>> selection = Selection.of_flags(np.array([True, False, True, True, False, True]))
+    >>> list(Selected(selection, range(1, 4)))
+    [2, 3, 5]
+    """
+
+    selection: Selection
+    """The rows."""
+    places: range
+    """The positions in it."""
+
+    block_size = 1
+    stretch_size = 1
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[int]:
+        for positions in chunks(len(self)):
+            yield from self.to_global(positions).tolist()
+
+    def __str__(self) -> str:
+        first, last = self.to_global(np.array([0, len(self) - 1])).tolist()
+        return f"{len(self)} of {first}:{last + 1}"
+
+    def part(self, start: int, stop: int) -> Iterable[Selected]:
+        """The rows at positions ``[start, stop)``."""
+        return [Selected(self.selection, self.places[start:stop])]
+
+    def joined(self, following: Run) -> Selected | None:
+        """This run and the following one, if that goes on where this one stops."""
+        if not (isinstance(following, Selected) and self.places.stop == following.places.start):
+            return None
+        if self.selection != following.selection:
+            return None
+        return Selected(self.selection, range(self.places.start, following.places.stop))
+
+    def to_array(self) -> Int64Array:
+        """All rows."""
+        return np.concatenate([np.arange(0), *map(self.to_global, chunks(len(self)))])
+
+    def to_global(self, positions: Int64Array) -> Int64Array:
+        """The rows at positions of this run."""
+        return self.selection.rows_at(positions + self.places.start)
