@@ -60,7 +60,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Path to a collection of 20,000 cells with 32 genes and an ``obs`` column ``cell_type``."""
+    """Path to a collection of 20,000 cells with 32 genes, with ``cell_type``, ``donor`` and ``split`` in ``obs``."""
     # imported here because they take seconds, and most tests do without
     import anndata as ad
     import numpy as np
@@ -73,6 +73,9 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     marks_its_type = np.arange(32) % 3 == types[:, None]
     counts = rng.poisson(0.2 + 2.0 * marks_its_type).astype("float32")
     obs = pd.DataFrame({"cell_type": pd.Categorical.from_codes(types, ["B cell", "T cell", "monocyte"])})
+    # in stretches, as samples come one after the other
+    obs["donor"] = pd.Categorical(np.repeat([f"d{number}" for number in range(10)], 2_000))
+    obs["split"] = np.where(obs["donor"].isin(["d3", "d7"]), "test", "train")
     folder = tmp_path_factory.mktemp("collection")
     ad.AnnData(sp.csr_matrix(counts), obs=obs.set_index(obs.index.astype(str))).write_h5ad(folder / "cells.h5ad")
     path = folder / "cells.zarr"

@@ -1,9 +1,9 @@
-"""Train on every rank's own share of the cells, and validate on every held-out cell exactly once.
+"""Train on every rank's own share of the cells of some donors, and validate on every cell of the others exactly once.
 
 Run it with torch's launcher, on cells that it makes up or on a collection of yours::
 
     torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py
-    torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py --collection cells.zarr --label cell_type
+    torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py --collection cells.zarr --donor donor_id
 """
 
 from __future__ import annotations
@@ -29,30 +29,28 @@ from annbatch_distributed import DistributedSampler, StatefulLoader
 BATCH_SIZE = 32
 
 
-def main(collection: Path | None, label: str, epochs: int, log: Path | None) -> None:
+def main(collection: Path | None, label: str, donor: str, epochs: int, log: Path | None) -> None:
     """Run one rank."""
     device = torch.device("cuda", dist.get_node_local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-    classes, n_obs = labels_of(collection, label)
-    n_train = n_obs * 4 // 5
+    cells = made_up_cells(label, donor) if collection is None else DatasetCollection(collection, mode="r")
+    obs = cells.obs if isinstance(cells, ad.AnnData) else cells.obs([label, donor])
+    classes, donors = (pd.Categorical(obs[name]).categories for name in (label, donor))
 
     # two masks of the same cells: what is held out is never trained on
+    is_held_out = obs[donor].isin(donors[-max(1, len(donors) // 5) :])
     train_sampler = DistributedSampler(
-        RandomSampler(
-            chunk_size=BATCH_SIZE,
-            preload_nchunks=8,
-            batch_size=BATCH_SIZE,
-            mask=slice(0, n_train),
-            rng=np.random.default_rng(0),
-        ),
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE, rng=np.random.default_rng(0)),
         dist_info="torch",
+        mask=~is_held_out,
     )
     # "exact": every row once, and still the same number of batches on every rank
     validation_sampler = DistributedSampler(
-        SequentialSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE, mask=slice(n_train, None)),
+        SequentialSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
         dist_info="torch",
         remainder="exact",
+        mask=is_held_out,
     )
-    train, validation = load(train_sampler, collection, label), load(validation_sampler, collection, label)
+    train, validation = load(train_sampler, cells), load(validation_sampler, cells)
     # a rank with another seed, mask or collection is an error on all of them now, instead of a wrong result
     train.check_ranks_agree()
     validation.check_ranks_agree()
@@ -89,29 +87,22 @@ def main(collection: Path | None, label: str, epochs: int, log: Path | None) -> 
         log_rows(log, f"validation-{epoch}", rows)
         dist.all_reduce(counts)
         if dist.get_rank() == 0:
-            print(f"{trained_on}: {counts[0] / counts[1]:.1%} of {counts[1]:,} held-out cells are told right")
+            print(f"{trained_on}: {counts[0] / counts[1]:.1%} of {counts[1]:,} cells of other donors are told right")
 
 
-def labels_of(collection: Path | None, label: str) -> tuple[pd.Index, int]:
-    """Give the labels that there are, and how many cells."""
-    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
-    return pd.Categorical(obs[label]).categories, len(obs)
-
-
-def load(sampler: DistributedSampler, collection: Path | None, label: str) -> StatefulLoader:
+def load(sampler: DistributedSampler, cells: ad.AnnData | DatasetCollection) -> StatefulLoader:
     """Open the cells with a sampler."""
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
-    if collection is None:
-        return loader.add_adata(made_up_cells(label))
-    return loader.use_collection(DatasetCollection(collection, mode="r"))
+    return loader.add_adata(cells) if isinstance(cells, ad.AnnData) else loader.use_collection(cells)
 
 
-def made_up_cells(label: str) -> ad.AnnData:
-    """Make up 2,001 cells of four types, the same on every rank."""
+def made_up_cells(label: str, donor: str) -> ad.AnnData:
+    """Make up 2,001 cells of four types and ten donors, the same on every rank."""
     rng = np.random.default_rng(0)
     types = rng.integers(4, size=2_001)
     counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
-    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+    obs = pd.DataFrame({label: types.astype(str), donor: rng.integers(10, size=2_001).astype(str)})
+    return ad.AnnData(X=counts, obs=obs.set_index(obs.index.astype(str)))
 
 
 def log_rows(folder: Path | None, name: str, rows: list[np.ndarray]) -> None:
@@ -140,6 +131,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collection", type=existing, help="an annbatch collection; without one, cells are made up")
     parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser.add_argument("--donor", default="donor", help="the column of obs by which a fifth is held out")
     parser.add_argument("--epochs", type=positive, default=3)
     parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
     arguments = parser.parse_args()

@@ -53,8 +53,8 @@ class Job:
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    def ranks(self) -> list[DistributedSampler]:
-        return job(self.sampler, self.world_size, **self.options)
+    def ranks(self, **options: Any) -> list[DistributedSampler]:
+        return job(self.sampler, self.world_size, **(self.options | options))
 
     @property
     def independent(self) -> bool:
@@ -131,6 +131,7 @@ def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: 
         "mask": draw(masks(n_obs)),
         "sharding": draw(shardings(kind)),
         "seed": draw(st.integers(0, 3)),
+        "read_through": draw(st.sampled_from([0, 1, 7, 64])),
     }
     if options["sharding"] in ("contiguous", "independent") and draw(st.booleans()):
         options["seed"] = None

@@ -36,6 +36,15 @@ def test_the_resume_benchmark_measures_every_configuration() -> None:
     assert all(float(line.split()[-1]) > 0 for line in lines)
 
 
+def test_the_holes_benchmark_compares_every_way_to_read_what_was_selected() -> None:
+    title, *lines = lines_of("holes.py", "--small")
+    assert title.startswith("6e+03 cells")
+    assert [line.split()[0] for line in lines] == [
+        name for kind in ("sparse", "dense") for name in (kind, "all", "90%", "50%", "20%", "10%", "2%")
+    ]
+    assert all(line.count("(") == 4 for line in lines if "selected" in line)
+
+
 def test_the_workers_benchmark_measures_every_configuration() -> None:
     title, names, *lines = lines_of("workers.py", "--small")
     assert title.startswith("4e+04 cells read by 2 workers")

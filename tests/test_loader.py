@@ -227,7 +227,7 @@ def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due
     array[:] = np.arange(N_OBS, dtype="float32")[:, None] * np.ones(3, dtype="float32")
 
     def reading() -> StatefulLoader:
-        sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
+        sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, read_through=0)
         made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
         return made.add_dataset(array)
 

@@ -36,6 +36,7 @@ from annbatch_distributed.passes.compatibility import (
 )
 from annbatch_distributed.passes.counts import check_can_go_on
 from annbatch_distributed.passes.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
+from annbatch_distributed.passes.holes import LONGEST
 from annbatch_distributed.passes.private_copy import first_generator, private_copy, samplers_in
 from annbatch_distributed.passes.randomness import draw_root_seed
 from annbatch_distributed.passes.run import Pass
@@ -140,6 +141,10 @@ class DistributedSampler(Sampler):
     seed
         Makes the order reproducible, within ``[0, 2**63)``; None derives it from the wrapped sampler's generator.
         ``"shuffled"`` deals rows by it, so it must be the same on every rank.
+    read_through
+        Holes of at most so many rows, between rows that are asked for, are read as well and left out of the batches: to
+        read a row takes less time than to begin another read. 0 reads no row that is in no batch, and takes less memory
+        where few rows of many are selected.
 
     Raises
     ------
@@ -191,6 +196,7 @@ class DistributedSampler(Sampler):
         sharding: ShardingName | Sharding = "contiguous",
         mask: AnyMask | None = None,
         seed: int | None = None,
+        read_through: int = LONGEST,
     ) -> None:
         if not isinstance(sampler, Sampler):
             hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
@@ -202,6 +208,7 @@ class DistributedSampler(Sampler):
         check_batch_size(sampler, self._remainder)
         _check_policy_within(self._remainder, sampler)
         self._seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
+        self._read_through = integer("read_through", read_through, least=0, below=BOUND)
         self._sampler = private_copy(sampler)
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
@@ -742,7 +749,9 @@ class DistributedSampler(Sampler):
         if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
         check_done(plan, position.done(self.world_size))
-        requests = Pass(self._sampler, plan, self.rank, self._root_seed, position.passes)
+        # the rows of a wrapper within another are positions in the other's shard
+        longest = 0 if self._within_another else self._read_through
+        requests = Pass(self._sampler, plan, self.rank, self._root_seed, position.passes, longest)
         return self._cursor.begin(worker, position, requests)
 
     def _sample(self, n_obs: int) -> Pass:

@@ -89,34 +89,10 @@ def test_exactly_the_batches_in_hand_are_kept_and_read(stream: list[LoadRequest]
             if number in own
             for position in split
         }
-        all_left, n_kept = left.issuperset(numbers), len(own.intersection(numbers))
         if own.issuperset(numbers):
             assert request is whole
-        elif all_left and len(stretches(due)) > n_kept:
-            assert request["requests"] is whole["requests"]  # single rows take longer to read than all of them
         else:
             assert request_rows(request) == [rows[position] for position in sorted(due)]
-
-
-@pytest.mark.parametrize(
-    ("splits", "own", "left", "read"),
-    [
-        ([[0, 2, 4, 6], [1, 3], [5, 7]], range(1), range(3), range(8)),
-        ([[0, 2, 4, 6], [1, 3], [5, 7]], range(2, 3), range(3), range(8)),
-        ([[0, 2, 4, 6], [1, 3], [5, 7]], range(1, 3), range(3), range(8)),
-        ([[0, 2, 4, 6], [1, 3], [5, 7]], range(2, 3), range(1, 3), [5, 7]),
-        ([[1, 0], [4, 5], [3, 2], [6, 7]], range(1, 2), range(4), [4, 5]),
-        ([[1, 0], [4, 5], [3, 2], [6, 7]], range(2), range(4), [0, 1, 4, 5]),
-        ([[1, 0], [4, 5], [3, 2], [6, 7]], range(2, 4), range(4), [2, 3, 6, 7]),
-    ],
-)
-def test_a_request_is_read_wholly_if_others_have_the_rest_and_its_own_rows_are_scattered(
-    splits: list[list[int]], own: range, left: range, read: Any
-) -> None:
-    request: LoadRequest = {"requests": [slice(100, 108)], "splits": [np.array(split) for split in splits]}
-    [kept] = select([request], WorkerBatches((left,), (own,)))
-    assert request_rows(kept) == [100 + row for row in read]
-    assert batches([kept]) == [[100 + row for row in splits[number]] for number in own]
 
 
 def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_in_hand_unless_the_pass_ends_with_it() -> None:

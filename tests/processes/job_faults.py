@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding import Remainder
 
 EPOCHS = 3
+#: The donor whose cells are not trained on.
+HELD_OUT = "d4"
 #: Checkpoints are made after so many steps and every multiple: in the middle of a load request, which has four.
 EVERY = 6
 #: The epoch and the step in which a rank dies: between two checkpoints, so that steps are lost.
@@ -91,9 +93,11 @@ def die_once(folder: Path, who: str) -> None:
 def train(collection: Path, folder: Path, remainder: Remainder, who: str) -> None:
     """Train to the end, from the checkpoint if there is one."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = DistributedSampler(RandomSampler(**CHUNKS), dist_info="torch", remainder=remainder, seed=0)
+    cells = DatasetCollection(collection, mode="r")
+    mask = cells.obs(["donor"])["donor"] != HELD_OUT
+    sampler = DistributedSampler(RandomSampler(**CHUNKS), dist_info="torch", remainder=remainder, seed=0, mask=mask)
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
-    loader.use_collection(DatasetCollection(collection, mode="r"))
+    loader.use_collection(cells)
     model, checkpoint = Model({}, {}), folder / "checkpoint.json"
     if checkpoint.exists():
         saved = json.loads(checkpoint.read_text())

@@ -9,10 +9,11 @@ import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from tests.processes.configurations import N_OBS
-from tests.processes.job_faults import DIES_IN, EPOCHS, EVERY, WORLD_SIZE, Model, Step
+from tests.processes.configurations import DONORS
+from tests.processes.job_faults import DIES_IN, EPOCHS, EVERY, HELD_OUT, WORLD_SIZE, Model, Step
 from tests.processes.launch import forked_ranks, free_port, python, run, torchrun
 from tests.samplers import flat
 
@@ -77,10 +78,12 @@ def check(folder: Path, ranks: int, remainder: str) -> tuple[list[Step], list[St
     assert bool(left_out) == (remainder == "drop")
     # as every rank wrote it down, and as the model that went through the checkpoint has it
     rows = flat(step.rows for step in kept + after)
-    assert sorted(rows + left_out) == list(range(N_OBS))
+    trained_on = np.flatnonzero(DONORS != HELD_OUT).tolist()
+    assert sorted(rows + left_out) == trained_on
+    assert HELD_OUT not in DONORS[rows]
     assert Counter(models[0].epochs[EPOCH]) == Counter(rows)
     for epoch in range(EPOCHS):
-        assert sorted(models[0].epochs[epoch] + models[0].lost[epoch]) == list(range(N_OBS))
+        assert sorted(models[0].epochs[epoch] + models[0].lost[epoch]) == trained_on
     return lost, after
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 from hypothesis.strategies import SearchStrategy
@@ -80,6 +81,10 @@ def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler,
     DistributedSampler(wrapped, dist_info="env", sharding=Independent())
     DistributedSampler(wrapped, dist_info="env", remainder="dorp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     DistributedSampler(wrapped, dist_info="env", sharding=Rank(0, 2))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    DistributedSampler(wrapped, dist_info="env", mask=pd.Series([True, False]), read_through=0)
+    DistributedSampler(wrapped, dist_info="env", mask=np.array([True, False]))
+    DistributedSampler(wrapped, dist_info="env", mask=Rows.where([True, False]))
+    DistributedSampler(wrapped, dist_info="env", mask="train")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(sampler.rank, int)
     assert_type(sampler.world_size, int)
     assert_type(sampler.batch_size, int | None)
@@ -148,6 +153,7 @@ def a_plan_says_who_reads_what(plan: EpochPlan) -> None:
     assert_type(plan.n_repeated, int)
     assert_type(plan.shard(1).rows, Rows)
     assert_type(plan.shard(1).repeated, Rows)
+    assert_type(plan.composition(np.array(["a", "b"])), pd.DataFrame)
     assert_type(str(plan), str)
 
 

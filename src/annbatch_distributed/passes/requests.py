@@ -8,7 +8,7 @@ Each step is a generator over load requests, and they are put together in this o
 4. ``enforce_n_batches`` makes the number of batches the planned one.
 5. ``select`` leaves out batches that are done, if an epoch is resumed, and batches of other ``DataLoader`` workers.
 6. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
-7. ``translate`` turns local rows into global ones.
+7. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too.
 
 The first three are for samplers that aren't annbatch's own, whose load requests are right by construction. In every
 step, ``name`` is the sampler's, for messages.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
+from annbatch_distributed.passes import holes
 from annbatch_distributed.sharding.batches import contains
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ __all__ = [
     "bounds_of",
     "check",
     "enforce_n_batches",
+    "is_index_array",
     "mark_repeats",
     "rows_of",
     "select",
@@ -86,7 +88,7 @@ def check(requests: Iterable[object], *, n_rows: int, name: str) -> Iterator[Loa
 def _n_checked_rows(local: object, n_rows: int, name: str) -> int:
     """Return the number of rows of a load request that is right."""
     if isinstance(local, np.ndarray) and local.dtype != object:
-        if local.ndim != 1 or not _is_index_array(local):
+        if local.ndim != 1 or not is_index_array(local):
             what = f"an array of {local.dtype} in {local.ndim} dimensions"
             raise TypeError(f"{_EXPECTED_ROWS.format(name)} {what}.")
         if len(local):
@@ -97,7 +99,7 @@ def _n_checked_rows(local: object, n_rows: int, name: str) -> int:
     if not isinstance(local, list | tuple) or not set(map(type, local)) <= {slice}:
         raise TypeError(f"{_EXPECTED_ROWS.format(name)} {local!r}.")
     starts, stops = (np.array(bounds) for bounds in ([part.start for part in local], [part.stop for part in local]))
-    if local and not (_is_index_array(starts) and _is_index_array(stops)):
+    if local and not (is_index_array(starts) and is_index_array(stops)):
         raise TypeError(
             f"{_EXPECTED_ROWS.format(name)} {_first(local, _has_other_bounds)!r}. Bounds must be integers of 64 bits."
         )
@@ -138,7 +140,7 @@ def _checked_splits(splits: object, n_rows: int, name: str) -> list[npt.NDArray[
             raise RuntimeError(
                 f"{name} yielded a batch without rows. Mend the sampler: leave out splits that are empty."
             )
-        if array.ndim != 1 or not _is_index_array(array):
+        if array.ndim != 1 or not is_index_array(array):
             what = f"one of {array.dtype} in {array.ndim} dimensions"
             raise TypeError(f"{_EXPECTED_SPLITS.format(name)} {what}. Of a boolean array, use np.flatnonzero.")
         arrays.append(array.astype(np.intp, copy=False))
@@ -235,11 +237,7 @@ def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]
 
 
 def select(requests: Iterable[LoadRequest], batches: WorkerBatches) -> Iterator[LoadRequest]:
-    """Keep the batches that are left of a pass, or the part of one ``DataLoader`` worker.
-
-    Where batches of a request are done, only the rows that the others need are read. Where they are another worker's,
-    all rows are read, unless every batch is a stretch of rows: to read single rows takes far longer than it saves.
-    """
+    """Keep the batches that are left of a pass, or the part of one ``DataLoader`` worker, and the rows they need."""
     n_before = 0
     last, end = (max((part[-1] for part in numbers), default=-1) for numbers in (batches.own, batches.left))
     for request in requests:
@@ -250,19 +248,16 @@ def select(requests: Iterable[LoadRequest], batches: WorkerBatches) -> Iterator[
         if len(kept) == n_here:
             yield request
         elif kept:
-            are_left = all(contains(batches.left, number) for number in numbers)
-            yield _part(request, kept, whole_unless_stretches=are_left)
+            yield _part(request, kept)
         if last < n_before and last < end:  # whoever has the last batch sees whether the sampler keeps its promise
             return
 
 
-def _part(request: LoadRequest, kept: list[int], *, whole_unless_stretches: bool) -> LoadRequest:
+def _part(request: LoadRequest, kept: list[int]) -> LoadRequest:
     """A request with the batches of these indices, and an index array of the rows that they need."""
     splits = [request["splits"][index] for index in kept]
     positions = rows_of(request["requests"])
     due = np.unique(np.concatenate(splits))
-    if whole_unless_stretches and np.count_nonzero(np.diff(due) != 1) >= len(kept):
-        return {**request, "splits": splits}
     part: Any = {
         **request,
         "requests": positions[due],
@@ -282,23 +277,27 @@ def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRe
         yield cast("LoadRequest", {**request, "repeated": before | repeated})
 
 
-def translate(requests: Iterable[LoadRequest], rows: Rows, *, name: str, ahead: bool = False) -> Iterator[LoadRequest]:
-    """Turn local rows ``[0, len(rows))`` into global rows. Splits index a request's rows, so that they stay.
+def translate(
+    requests: Iterable[LoadRequest], rows: Rows, *, name: str, ahead: bool = False, longest_hole: int = 0
+) -> Iterator[LoadRequest]:
+    """Turn local rows ``[0, len(rows))`` of load requests with splits into global rows.
+
+    Splits index a request's rows, so that they stay, unless there are holes to be read through, see :mod:`holes`.
 
     A sampler that doesn't use what it has yielded again may be run ``ahead``, so that several requests are turned at
     once: that costs mostly the same for one and for many. A RuntimeError if a request reaches beyond the local rows.
     """
     for group in _groups(requests) if ahead else ([request] for request in requests):
-        of_slices = [request for request in group if not _is_index_array(request["requests"])]
-        slices = _slices_to_global(of_slices, rows, name)
+        of_slices = [request for request in group if not is_index_array(request["requests"])]
+        ranges = _slices_to_global(of_slices, rows, name)
         for request in group:
             local = request["requests"]
-            if not _is_index_array(local):
-                yield {**request, "requests": next(slices)}
+            if not is_index_array(local):
+                yield holes.of_ranges(request, *next(ranges), longest_hole)
                 continue
             if len(local):
                 _check_bounds(int(local.min()), int(local.max()) + 1, len(rows), name)
-            yield {**request, "requests": rows.to_global(local)}
+            yield holes.of_rows({**request, "requests": rows.to_global(local)}, longest_hole)
 
 
 #: How many slices make it worth while, and of how many rows the splits may be held: they take 8 MiB.
@@ -320,7 +319,7 @@ def _groups(requests: Iterable[LoadRequest]) -> Iterator[list[LoadRequest]]:
         yield group
 
 
-def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterator[list[slice]]:
+def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterator[tuple[Int64Array, Int64Array]]:
     starts: list[int] = []
     stops: list[int] = []
     ends = []
@@ -340,8 +339,7 @@ def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterat
     bounds = np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
     global_starts, global_stops, given = rows.slices_to_global(*bounds)
     ends = np.searchsorted(given, ends).tolist()  # some were cut, and empty ones left out
-    starts, stops = global_starts.tolist(), global_stops.tolist()
-    return (list(map(slice, starts[start:end], stops[start:end])) for start, end in pairwise([0, *ends]))
+    return ((global_starts[start:end], global_stops[start:end]) for start, end in pairwise([0, *ends]))
 
 
 def _check_bounds(lowest: int, highest: int, n_rows: int, name: str) -> None:
@@ -360,7 +358,7 @@ def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]], *, once: boo
     """
     requests = request["requests"]
     repeated: Any = request.get("repeated")
-    if once and not _is_index_array(requests) and repeated is None:
+    if once and not is_index_array(requests) and repeated is None:
         starts = np.array([part.start for part in requests], dtype=np.int64)
         stops = np.array([part.stop for part in requests], dtype=np.int64)
         if sum(map(len, splits)) == (stops - starts).sum():  # all of them
@@ -381,12 +379,13 @@ def batches_of(request: LoadRequest) -> Iterator[npt.NDArray[np.integer[Any]]]:
     return (rows[split] for split in request["splits"])
 
 
-def _is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
+def is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
+    """Whether the requests of a load request are an array of rows, and not slices."""
     return isinstance(requests, np.ndarray) and requests.dtype.kind in "iu"
 
 
 def rows_of(requests: _Requests) -> npt.NDArray[np.integer[Any]]:
     """Return every row of the requests of a load request, in order."""
-    if _is_index_array(requests):
+    if is_index_array(requests):
         return requests
     return np.concatenate([np.arange(part.start, part.stop) for part in requests] or [np.arange(0)])

@@ -20,6 +20,7 @@ from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
 from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own, restrict_by_mask
+from annbatch_distributed.passes.holes import of_rows
 from annbatch_distributed.passes.private_copy import private_copy
 from annbatch_distributed.passes.promises import enforce_promise, promised
 from annbatch_distributed.passes.randomness import generator
@@ -27,6 +28,7 @@ from annbatch_distributed.passes.requests import (
     add_missing_splits,
     check,
     enforce_n_batches,
+    is_index_array,
     mark_repeats,
     select,
     translate,
@@ -56,6 +58,8 @@ class Pass(Iterator[LoadRequest]):
     """What the job's randomness begins from."""
     passes: int
     """How many passes this rank began before, since the epoch was set."""
+    longest_hole: int = 0
+    """How many rows a hole has at most that is read through, see :mod:`holes`."""
     batches: WorkerBatches | None = None
     """Which of its batches it yields; None means all."""
     n_taken: int = 0
@@ -124,9 +128,11 @@ class Pass(Iterator[LoadRequest]):
             # a shard that is a mask is one range, and its requests are for global rows already
             first = next(iter(shard.rows)) if restricted else 0
             requests = mark_repeats(requests, first + shard.n_own)
-        if restricted:
-            return requests
-        return translate(requests, shard.rows, name=name, ahead=is_annbatchs_own(sampler))
+        longest, ahead = self.longest_hole, is_annbatchs_own(sampler)
+        if not restricted:
+            return translate(requests, shard.rows, name=name, ahead=ahead, longest_hole=longest)
+        # slices stay as annbatch's own sampler has them: only the parts of a request that was selected have holes
+        return (of_rows(request, longest) if is_index_array(request["requests"]) else request for request in requests)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_stream": None, "on_request": None}

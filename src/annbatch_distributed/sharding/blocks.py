@@ -12,7 +12,6 @@ How rows become blocks in a shuffled order:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -54,11 +53,6 @@ class Blocks:
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(self._in_block(place, 0, self.block_size) for place in self.places)
 
-    @cached_property
-    def stretch_size(self) -> int:
-        """Consecutive rows of a block."""
-        return self.block_size if all(isinstance(piece, range) for piece in self.rows.pieces) else 1
-
     def __str__(self) -> str:
         return f"{len(self.places)} block{'s' * (len(self.places) > 1)} of {self.block_size}"
 
@@ -98,6 +92,11 @@ class Blocks:
         changes = np.diff(places, prepend=-1) != 0
         starts = self._starts(places[changes] + self.places.start)
         return self.rows.to_global(starts[np.cumsum(changes) - 1] + into)
+
+    def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        places, into = np.divmod(starts, self.block_size)
+        begins = self._starts(places + self.places.start) + into
+        return self.rows.slices_to_global(begins, begins + (stops - starts))
 
 
 def shuffled(rows: Rows, block_size: int, key: tuple[int, ...]) -> Rows:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
+from annbatch_distributed.sharding.composition import composition
 from annbatch_distributed.sharding.contiguous import Contiguous
 from annbatch_distributed.sharding.division import in_short
 from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.division import Dealt, Division, Shard
     from annbatch_distributed.sharding.remainder import Remainder
@@ -158,6 +165,60 @@ class EpochPlan:
     def n_repeated(self) -> int:
         """How many rows are read a second time, over all ranks."""
         return self.dealt.n_repeated
+
+    def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
+        """Return which cells every rank has: how many rows of each label, and how far that is from the window's mix.
+
+        Parameters
+        ----------
+        labels
+            A value for each row of the collection, such as its donor or cell type: an array, a Categorical or a Series.
+            Of a Categorical, nothing is copied. Missing values are a label of their own, NaN.
+
+        Returns
+        -------
+        A table with a line for each rank, and in its columns ``"rows"``, for each label, the number of rows that the
+        rank reads, repeats included, or draws from; and ``"distance"``, the total variation distance of the rank's mix
+        of labels to that of the window: the part of its rows that would have to be others, from 0 to 1.
+
+        Raises
+        ------
+        ValueError
+            If there is not one value for each row, in one dimension.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+        >>> plan = DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000)
+        >>> donors = np.repeat(["d1", "d2", "d3"], [8_000, 8_000, 4_000])
+        >>> plan.composition(donors)
+              rows              distance
+                d1    d2    d3
+        rank
+        0     8000  1984     0  0.401282
+        1        0  6016  3968  0.400000
+        """
+        import pandas as pd
+
+        expected = f"labels must have a value for each of the {self.n_obs} rows, got"
+        try:
+            values = labels if str(getattr(labels, "dtype", "")) == "category" else pd.Categorical(labels)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ValueError(f"{expected} {shortened(labels)}: {error}") from error
+        known = cast("pd.Categorical", getattr(values, "array", values))
+        if len(known) != self.n_obs:
+            raise ValueError(f"{expected} {len(known)}.")
+        codes, names = known.codes, [*known.categories]
+        if known.isna().any():
+            codes, names = np.where(codes < 0, len(names), codes), [*names, np.nan]
+        found = composition(self, codes, len(names))
+        ranks = pd.RangeIndex(self.world_size, name="rank")
+        table = pd.DataFrame(found.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
+        table["distance", ""] = found.distances
+        return table
 
     def _checked(self, rank: int) -> int:
         rank = integer("rank", rank)

@@ -41,11 +41,7 @@ class Run(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Rows of a block."""
-
-    @property
-    def stretch_size(self) -> int:
-        """How many rows from the front of a block on are consecutive, again and again; 1 if that depends."""
+        """Rows of a block, all blocks being whole."""
 
     def __len__(self) -> int: ...
 
@@ -62,6 +58,9 @@ class Run(Protocol):
 
     def to_global(self, positions: Int64Array) -> Int64Array:
         """The global rows at positions ``[0, len(self))`` of this run."""
+
+    def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Slices of this run, each of them within one block, as :meth:`Rows.slices_to_global` has them."""
 
 
 type Piece = range | Run
@@ -343,8 +342,9 @@ class Rows:
         return self._to_global(integers("Local rows", local, below=len(self)))
 
     def _to_global(self, positions: Int64Array) -> Int64Array:
-        if len(self.pieces) == 1 and isinstance(self.pieces[0], range):
-            return positions + self.pieces[0].start
+        if len(self.pieces) == 1:
+            (piece,) = self.pieces
+            return positions + piece.start if isinstance(piece, range) else piece.to_global(positions)
         index = self._cells.piece(positions)
         rows = positions + self._cells.offsets[index]
         for which, run in self._runs:
@@ -369,26 +369,26 @@ class Rows:
             raise IndexError(
                 f"Slices of local rows must be within [0, {len(self)}), got some from [{starts.min()}, {stops.max()})."
             )
-        if any(run.stretch_size == 1 for _, run in self._runs):
-            return self._one_by_one(starts, stops, given)
         if not (len(self.pieces) == 1 and isinstance(self.pieces[0], range)):
             starts, stops, which = self._cells.cut(starts, stops)
             given = given[which]
-        global_starts = self._to_global(starts)
-        return global_starts, global_starts + (stops - starts), given
-
-    def _one_by_one(
-        self, starts: Int64Array, stops: Int64Array, given: Int64Array
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Do so for slices that are not empty by working each row out."""
-        lengths = stops - starts
-        ends = np.cumsum(lengths)
-        rows = self._to_global(np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths))
-        apart = np.diff(rows) != 1
-        apart[ends[:-1] - 1] = True
-        first = np.flatnonzero(np.append(rows[:1] > -1, apart))
-        last = np.append(first[1:], len(rows))[: len(first)] - 1
-        return rows[first], rows[last] + 1, given[np.searchsorted(ends, first, side="right")]
+        index = self._cells.piece(starts)
+        offsets = self._cells.offsets[index]
+        starts, stops = starts + offsets, stops + offsets
+        if not self._runs:
+            return starts, stops, given
+        of_ranges = np.flatnonzero(self._cells.is_range[index])
+        found = [(starts[of_ranges], stops[of_ranges], of_ranges)]
+        for number, run in self._runs:
+            its = np.flatnonzero(index == number)
+            if len(its):
+                run_starts, run_stops, of_these = run.slices_to_global(starts[its], stops[its])
+                found.append((run_starts, run_stops, its[of_these]))
+        starts, stops, which = map(np.concatenate, zip(*found, strict=True))
+        if len(found) > 2 or len(of_ranges):
+            order = np.argsort(which, kind="stable")
+            starts, stops, which = starts[order], stops[order], which[order]
+        return starts, stops, given[which]
 
 
 #: How many pieces a text shows.
@@ -435,11 +435,6 @@ class Cycle:
         """Rows of a block: the largest number of which all pieces are whole blocks."""
         return gcd(*(len(piece) if isinstance(piece, range) else piece.block_size for piece in self.rows.pieces))
 
-    @property
-    def stretch_size(self) -> int:
-        """Consecutive rows of a block."""
-        return gcd(*(len(piece) if isinstance(piece, range) else piece.stretch_size for piece in self.rows.pieces))
-
     def __len__(self) -> int:
         return len(self.rows) * self.times
 
@@ -462,20 +457,26 @@ class Cycle:
     def to_global(self, positions: Int64Array) -> Int64Array:
         return self.rows.to_global(positions % len(self.rows))
 
+    def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        turns = starts // len(self.rows) * len(self.rows)
+        return self.rows.slices_to_global(starts - turns, stops - turns)
+
 
 class _Cells(NamedTuple):
-    """Where consecutive local rows are consecutive global rows: ranges, and the blocks of runs, numbered in order."""
+    """The cells of pieces: a range is one, and so is each block of a run. They are numbered in order."""
 
     stops: Int64Array
     """For each piece, the local row at which it stops."""
     starts: Int64Array
     """For each piece, the local row at which it starts."""
     offsets: Int64Array
-    """For each piece, what takes a local row to its global row, or to its position in a run."""
+    """For each piece, what takes a local row to its global row, or to its position in the run."""
     sizes: Int64Array
     """For each piece, the rows of one of its cells."""
     first: Int64Array
     """For each piece, the number of its first cell."""
+    is_range: npt.NDArray[np.bool_]
+    """For each piece, whether it is a range."""
 
     @classmethod
     def of(cls, pieces: tuple[Piece, ...]) -> _Cells:
@@ -483,9 +484,11 @@ class _Cells(NamedTuple):
         stops = np.cumsum(lengths)
         starts = stops - lengths
         fronts = np.array([piece.start if isinstance(piece, range) else 0 for piece in pieces], dtype=np.int64)
-        sizes = [len(piece) if isinstance(piece, range) else piece.stretch_size for piece in pieces]
+        sizes = [len(piece) if isinstance(piece, range) else piece.block_size for piece in pieces]
         counts = lengths // np.array(sizes, dtype=np.int64)
-        return cls(stops, starts, fronts - starts, np.array(sizes, dtype=np.int64), np.cumsum(counts) - counts)
+        first = np.cumsum(counts) - counts
+        is_range = np.array([isinstance(piece, range) for piece in pieces], dtype=np.bool_)
+        return cls(stops, starts, fronts - starts, np.array(sizes, dtype=np.int64), first, is_range)
 
     def piece(self, positions: Int64Array) -> Int64Array:
         """The piece that each local row is in."""
@@ -511,7 +514,7 @@ class _Cells(NamedTuple):
 
 def _check_piece(piece: object) -> None:
     if not isinstance(piece, range):
-        if not hasattr(piece, "stretch_size"):
+        if not hasattr(piece, "block_size"):
             raise TypeError(
                 f"Rows are made of ranges, got {piece!r} of type {type(piece).__name__} among them. Make Rows of row "
                 "numbers with Rows.of."

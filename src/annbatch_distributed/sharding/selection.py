@@ -136,6 +136,35 @@ class Selection:
         rows: Int64Array = into_all + ((self.blocks[used] - np.arange(len(used))) * BLOCK)[which]
         return rows
 
+    def ranges_at(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the ranges of rows that slices of positions are, in order; none of the slices is empty.
+
+        They are the starts and stops of ranges, and for each of these the index of the slice that it is of.
+        """
+        first, last = (np.searchsorted(self._stops, at, side="right") for at in (starts, stops - 1))
+        n_slots = last - first + 1
+        ends = np.cumsum(n_slots)
+        slots = np.arange(ends[-1]) + np.repeat(first - (ends - n_slots), n_slots)
+        # a flag that isn't set behind each block, so that no range goes on in another one
+        flags = np.zeros((len(slots), BLOCK + 1), dtype=np.bool_)
+        flags[:, :BLOCK] = np.unpackbits(self.bits[slots], axis=1, bitorder="little").view(np.bool_)
+        in_first, in_last = flags[ends - n_slots], flags[ends - 1]
+        before = np.append(0, self._stops)
+        too_early = np.cumsum(in_first, axis=1) <= (starts - before[first])[:, np.newaxis]
+        too_late = np.cumsum(in_last, axis=1) > (stops - before[last])[:, np.newaxis]
+        flags[ends - n_slots] &= ~too_early
+        flags[ends - 1] &= ~too_late
+        flat = flags.reshape(-1)
+        edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+        edges = np.append(0, edges) if flat[0] else edges
+        slot, place = np.divmod(edges[::2], BLOCK + 1)
+        begins = self.blocks[slots[slot]] * BLOCK + place
+        stops_ = begins + (edges[1::2] - edges[::2])
+        which = np.searchsorted(ends, slot, side="right")
+        apart = (begins[1:] != stops_[:-1]) | (which[1:] != which[:-1])
+        new = np.append(True, apart)
+        return begins[new], stops_[np.append(apart, True)], which[new]
+
     def rank(self, row: int) -> int:
         """Return how many of the rows are below a row."""
         slot = int(np.searchsorted(self.blocks, row // BLOCK))
@@ -216,8 +245,10 @@ class Selected:
     places: range
     """The positions in it."""
 
-    block_size = 1
-    stretch_size = 1
+    @property
+    def block_size(self) -> int:
+        """All rows are one block."""
+        return len(self)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -249,3 +280,7 @@ class Selected:
     def to_global(self, positions: Int64Array) -> Int64Array:
         """The rows at positions of this run."""
         return self.selection.rows_at(positions + self.places.start)
+
+    def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """The ranges of rows that slices of this run are, see :meth:`Selection.ranges_at`."""
+        return self.selection.ranges_at(starts + self.places.start, stops + self.places.start)
