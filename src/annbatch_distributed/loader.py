@@ -191,7 +191,7 @@ class StatefulLoader(Loader[Any, Any]):
             )
         record = None if self._is_new else cursor.under_way(worker)
         if record is None:  # something was set or loaded since, or nothing was begun
-            position = cursor.next(worker, self._sampler.world_size)
+            position = cursor.next(worker, self._sampler._n_dealt)
             return replace(position, worker=cursor.part(worker, position))
         pass_ = self._pass_of(record)
         if pass_ is None:

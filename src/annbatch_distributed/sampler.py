@@ -51,6 +51,7 @@ from annbatch_distributed.passes.traits import (
     set_draws,
 )
 from annbatch_distributed.ranks import Deferred, Membership, check_asked_once, merged, resolve
+from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.resume.cursor import Cursor
 from annbatch_distributed.resume.planner import Planner, check_done, check_segments
@@ -141,6 +142,11 @@ class DistributedSampler(Sampler):
     seed
         Makes the order reproducible, within ``[0, 2**63)``; None derives it from the wrapped sampler's generator.
         ``"shuffled"`` deals rows by it, so it must be the same on every rank.
+    virtual_ranks
+        Deals the epoch to so many virtual ranks instead, whatever the world size, which must divide it: a step, over
+        all ranks, then has the same rows on any number of ranks. A rank runs several of them side by side, and its
+        batch is theirs joined, so that the wrapped sampler's ``batch_size`` and ``num_samples`` are a virtual rank's.
+        Whatever is said of ranks here is then true of virtual ones.
     read_through
         Holes of at most so many rows, between rows that are asked for, are read as well and left out of the batches: to
         read a row takes less time than to begin another read. 0 reads no row that is in no batch, and takes less memory
@@ -196,6 +202,7 @@ class DistributedSampler(Sampler):
         sharding: ShardingName | Sharding = "contiguous",
         mask: AnyMask | None = None,
         seed: int | None = None,
+        virtual_ranks: int | None = None,
         read_through: int = LONGEST,
     ) -> None:
         if not isinstance(sampler, Sampler):
@@ -204,6 +211,11 @@ class DistributedSampler(Sampler):
         check_interface(sampler)
         self._member = dist_info if isinstance(dist_info, Deferred) else resolve(dist_info)
         self._within = self._check_what_is_within(sampler)
+        self._virtual_ranks = (
+            None if virtual_ranks is None else integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
+        )
+        if not isinstance(self._member, Deferred):
+            _ = self._own_ranks  # raises if they can't be run by as many
         self._remainder = resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
         check_batch_size(sampler, self._remainder)
         _check_policy_within(self._remainder, sampler)
@@ -262,9 +274,40 @@ class DistributedSampler(Sampler):
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a full batch, as the wrapped sampler has it."""
+        """Rows of a full batch, as the wrapped sampler has it; of virtual ranks, those of all that this rank runs."""
+        if self._batch_size is None or self._virtual_ranks is None:  # a deferred rank may not be known yet
+            return self._batch_size
+        return self._batch_size * len(self._own_ranks)
+
+    @property
+    def _batch_size(self) -> int | None:
         size = self._sampler.batch_size
         return None if size is None else int(size)  # numpy's integers go round, and aren't for JSON
+
+    @property
+    def virtual_ranks(self) -> int | None:
+        """How many virtual ranks share out the rows, whatever the world size; None if the ranks themselves do."""
+        return self._virtual_ranks
+
+    @property
+    def _n_dealt(self) -> int:
+        """How many ranks the rows are dealt to, virtual or not."""
+        return len(self._own_ranks) * self.world_size
+
+    @property
+    def _own_ranks(self) -> range:
+        """Which of them this rank is."""
+        rank, world_size = self.rank, self.world_size
+        if self._virtual_ranks is None:
+            return range(rank, rank + 1)
+        n_own, left = divmod(self._virtual_ranks, world_size)
+        if left:
+            fitting = [number for number in range(1, self._virtual_ranks + 1) if self._virtual_ranks % number == 0]
+            raise ValueError(
+                f"virtual_ranks={self._virtual_ranks} must be a multiple of the world size, which is {world_size}. Run "
+                f"it on {', '.join(map(str, fitting[:-1]))} or {fitting[-1]} ranks."
+            )
+        return range(rank * n_own, (rank + 1) * n_own)
 
     @property
     def shuffle(self) -> bool:
@@ -333,7 +376,7 @@ class DistributedSampler(Sampler):
         After a state was loaded, this is where a training goes on:
         ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
-        position = self._cursor.next(current_worker(), self.world_size)
+        position = self._cursor.next(current_worker(), self._n_dealt)
         return position.epoch + bool(position.passes and not position.resumes)
 
     @property
@@ -405,7 +448,7 @@ class DistributedSampler(Sampler):
         (2, 6)
         """
         batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        return self._state(self._cursor.position_at(current_worker(), batches_done, self.world_size))
+        return self._state(self._cursor.position_at(current_worker(), batches_done, self._n_dealt))
 
     def _state(self, position: Position) -> dict[str, Any]:
         return to_state(position, self._identity())
@@ -446,7 +489,7 @@ class DistributedSampler(Sampler):
         position, saved = from_state(state)
         position = position.without_idle_segments()
         check_worker(position, worker)
-        check_segments(position.going_on(self.world_size, 1))
+        check_segments(position.going_on(self._n_dealt, 1))
         if strict:
             identity = self._identity()
             if position.resumes:
@@ -456,15 +499,15 @@ class DistributedSampler(Sampler):
             with self._hidden_from_samplers(worker):
                 saved = self._as_written_today(saved, identity, position)
             check_identity(saved, identity)
-        others = position.before(self.world_size)
+        others = position.before(self._n_dealt)
         if others and not draws(self._sharding):
-            check_can_go_on(self._sampler, others[-1].world_size, self.world_size)
+            check_can_go_on(self._sampler, others[-1].world_size, self._n_dealt)
         of_state = {name: saved.get(name) for name in ("n_obs", "data sets")} if strict else {}
         planner = copy.copy(self._planner)  # so that nothing is lost if it raises
         n_planned: Any = of_state.get("n_obs") if n_obs is None else n_obs  # a state may have anything
         if position.resumes and n_planned is not None:
             with self._hidden_from_samplers(worker):
-                planner.check_resumable(n_planned, position, self.world_size)
+                planner.check_resumable(n_planned, position, self._n_dealt)
         self._cursor.set(worker, position, was_loaded=True)
         self._of_state = of_state
         self._planner = planner
@@ -489,7 +532,7 @@ class DistributedSampler(Sampler):
                 continue
             is_same = saved.get(name) == brief(written_out(thing))
             saved[name] = identity[name] if is_same else without_secrets(saved.get(name))
-            if is_same and name == "sampler" and position.resumes and rows_per_step(self._sampler) != self.batch_size:
+            if is_same and name == "sampler" and position.resumes and rows_per_step(self._sampler) != self._batch_size:
                 self._check_lost_the_same(saved.get("n_obs"), position.epoch)
         return saved
 
@@ -515,7 +558,7 @@ class DistributedSampler(Sampler):
         return {
             "n_obs": self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs,
             "mask": self._mask_text,
-            "batch_size": self.batch_size,
+            "batch_size": self._batch_size,
             "remainder": self._remainder,
             "sharding": fingerprint(self._sharding),
             "seed": self._seed,
@@ -524,7 +567,7 @@ class DistributedSampler(Sampler):
         }
 
     def plan(self, n_obs: int) -> EpochPlan:
-        """Return every rank's rows and batches in this epoch, the same on every rank.
+        """Return every rank's rows and batches in this epoch, the same on every rank; of virtual ranks, theirs.
 
         Parameters
         ----------
@@ -539,7 +582,8 @@ class DistributedSampler(Sampler):
         """
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
         with self._hidden_from_samplers(worker):
-            return self._plan(n_obs, self._cursor.position(worker))
+            plan = self._plan(n_obs, self._cursor.position(worker))
+        return plan if self._virtual_ranks is None else replace(plan, n_processes=self.world_size)
 
     def _hidden_from_samplers(self, worker: Worker | None) -> AbstractContextManager[None]:
         """Hide a worker from samplers, once all ranks are known: a worker has them from its process."""
@@ -553,7 +597,7 @@ class DistributedSampler(Sampler):
                 f"The state is of a collection of {self._of_state['n_obs']} rows, and this one has {n_obs}. Load a "
                 "state of this collection."
             )
-        plan = self._planner.plan(n_obs, position, self.world_size)
+        plan = self._planner.plan(n_obs, position, self._n_dealt)
         if plan is not self._last_plan:
             classes = self._planner.classes or ()
             if len({drawable for _, drawable in classes}) > 1:
@@ -582,9 +626,9 @@ class DistributedSampler(Sampler):
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
         position = self._cursor.position(worker)
         with self._hidden_from_samplers(worker):
-            plan, done = self._plan(n_obs, position), position.done(self.world_size)
+            plan, done = self._plan(n_obs, position), position.done(self._n_dealt)
         check_done(plan, done)
-        return max(0, plan.n_batches(self.rank) - done)
+        return max(0, max(map(plan.n_batches, self._own_ranks)) - done)
 
     def validate(self, n_obs: int) -> None:
         """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
@@ -710,12 +754,14 @@ class DistributedSampler(Sampler):
         position = self._cursor.position(worker) if last is None else last.position
         description, plan = self._described(job, n_obs, position, {}), self._plan(n_obs, position)
         return Reading.of(
-            description, last, read, plan, sampler=self._sampler, rank=self.rank, root_seed=self._root_seed
+            description, last, read, plan, sampler=self._sampler, ranks=self._own_ranks, root_seed=self._root_seed
         )
 
     def _described(self, job: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
         n_obs = integer("n_obs", n_obs, least=0)
         plan, identity = self._plan(n_obs, at), self._identity() | {"n_obs": n_obs}
+        if self._virtual_ranks is not None:
+            more = {"virtual ranks": self._virtual_ranks, **more}
         return Description.of(job, identity, at, plan, more, mask_sketch(self._window_mask))
 
     def sample(self, n_obs: int) -> Pass:
@@ -741,17 +787,17 @@ class DistributedSampler(Sampler):
         """
         check_not_within_annbatchs()
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
-        position = self._cursor.claim(worker, self.world_size)
+        position = self._cursor.claim(worker, self._n_dealt)
         with self._hidden_from_samplers(worker):
             plan = self._plan(n_obs, position)
         # workers that are started anew for every pass don't know that another one has warned
         warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.number
         if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
-        check_done(plan, position.done(self.world_size))
+        check_done(plan, position.done(self._n_dealt))
         # the rows of a wrapper within another are positions in the other's shard
         longest = 0 if self._within_another else self._read_through
-        requests = Pass(self._sampler, plan, self.rank, self._root_seed, position.passes, longest)
+        requests = Pass(self._sampler, plan, self._own_ranks, self._root_seed, position.passes, longest)
         return self._cursor.begin(worker, position, requests)
 
     def _sample(self, n_obs: int) -> Pass:
@@ -772,14 +818,15 @@ class DistributedSampler(Sampler):
         return duplicate
 
     def __repr__(self) -> str:
+        virtual = "" if self._virtual_ranks is None else f"virtual_ranks={self._virtual_ranks}, "
         if isinstance(self._member, Deferred) and not self._member.is_known:
             who, source = "rank=?, world_size=?", "deferred"
         else:
             who, source = f"rank={self.rank}, world_size={self.world_size}", self._membership.source
         return (
             f"{type(self).__name__}({type(self._sampler).__name__}, {who}, remainder={self._remainder!r}, "
-            f"sharding={self._sharding}, mask={shortened(self.mask)}, seed={self._seed}, epoch={self.epoch}, "
-            f"source={source!r})"
+            f"sharding={self._sharding}, mask={shortened(self.mask)}, seed={self._seed}, {virtual}"
+            f"epoch={self.epoch}, source={source!r})"
         )
 
 
@@ -811,12 +858,12 @@ def _drawable_classes(sampler: DistributedSampler) -> tuple[frozenset[str], ...]
 def _rows_per_step(sampler: DistributedSampler) -> int | None:
     within = rows_per_step(sampler._sampler)
     # under any other policy, ranks within a rank lose no rows
-    return sampler.world_size * within if within and sampler._remainder == "drop" else sampler.batch_size
+    return sampler._n_dealt * within if within and sampler._remainder == "drop" else sampler.batch_size
 
 
 @n_ranks_within.register(DistributedSampler)
 def _n_ranks_within(sampler: DistributedSampler) -> int:
-    return sampler.world_size * (n_ranks_within(sampler._sampler) or 1)
+    return sampler._n_dealt * (n_ranks_within(sampler._sampler) or 1)
 
 
 @is_random.register(DistributedSampler)
@@ -828,8 +875,8 @@ def _is_random(sampler: DistributedSampler) -> bool:
 def _settings(sampler: DistributedSampler) -> dict[str, Any]:
     # which of its ranks a wrapped wrapper is differs between ranks, whose states must not
     return {
-        "batch_size": sampler.batch_size,
-        "ranks": sampler.world_size,
+        "batch_size": sampler._batch_size,
+        "ranks": sampler._n_dealt,
         "remainder": sampler._remainder,
         "sampler": sampler._sampler,
         "seed": sampler._seed,
@@ -844,7 +891,7 @@ SHOWN.add(DistributedSampler)
 def _written_out(sampler: DistributedSampler) -> str:
     parts = {name: value for name, value in settings(sampler).items() if name != "ranks"}
     parts.update({name: written_out(parts[name]) for name in ("sampler", "sharding")})
-    parts["batch_size"] = None if sampler.batch_size is None else int(sampler.batch_size)
+    parts["batch_size"] = sampler._batch_size
     return f"{type(sampler).__name__}({', '.join(f'{name}={value!r}' for name, value in parts.items())})"
 
 

@@ -61,12 +61,13 @@ class Reading:
         plan: EpochPlan,
         *,
         sampler: Sampler,
-        rank: int,
+        ranks: range,
         root_seed: int,
     ) -> Self:
         """Return what a rank says of the pass that it began last, by a plan, with the wrapped sampler and a root seed.
 
-        It raises a ValueError or a TypeError if it isn't known what was planned or read.
+        ``ranks`` is which ranks of the plan it is, several if they are virtual. It raises a ValueError or a TypeError
+        if it isn't known what was planned or read.
         """
         if last is None:
             raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
@@ -76,14 +77,16 @@ class Reading:
             raise ValueError(f"n_obs must be that of the last pass, {last.n_obs}, got {plan.n_obs}")
         if not isinstance(read, Tally):
             raise TypeError(f"read must be a Tally, got {read!r}")
-        position, n_batches, share = last.position, plan.n_batches(rank), Tally.of_rows(plan.shard(rank).rows)
-        due = batches_left(n_batches, position.collected(plan.world_size))
-        if read == share and n_batches == sum(map(len, due)) and not plan.shares_draws:
+        position, n_batches = last.position, max(map(plan.n_batches, ranks))
+        share = sum((Tally.of_rows(plan.shard(rank).rows) for rank in ranks), Tally())
+        collected = position.collected(plan.world_size)
+        due = [batches_left(plan.n_batches(rank), collected) for rank in ranks]
+        if read == share and n_batches == max(sum(map(len, left)) for left in due) and not plan.shares_draws:
             planned = Tally(n_batches, share.n_rows, share.value)
             return cls(description, read, planned, is_share=True, plan=plan)
         # a part of the share, or what the wrapped sampler draws of it
-        rerun = partial(_rerun, sampler, plan, rank, root_seed, position.passes)
-        planned = rerun(WorkerBatches(due, due))
+        rerun = partial(_rerun, sampler, plan, ranks, root_seed, position.passes)
+        planned = rerun(tuple(WorkerBatches(left, left) for left in due))
         if _must_read_each_row(sampler, plan, share.n_rows) and rerun(None) != share:
             name = type(sampler).__name__
             raise ValueError(
@@ -128,7 +131,12 @@ def epoch_read(
 
 
 def _rerun(
-    sampler: Sampler, plan: EpochPlan, rank: int, root_seed: int, passes: int, batches: WorkerBatches | None
+    sampler: Sampler,
+    plan: EpochPlan,
+    ranks: range,
+    root_seed: int,
+    passes: int,
+    batches: tuple[WorkerBatches, ...] | None,
 ) -> Tally:
     """Run a pass once more, without reading, and count the rows of its batches: of all, or of some of them."""
     # imported here, since what only compares texts needs no annbatch
@@ -136,7 +144,7 @@ def _rerun(
     from annbatch_distributed.passes.run import Pass
 
     found = Tally()
-    for request in Pass(sampler, plan, rank, root_seed, passes, batches=batches):
+    for request in Pass(sampler, plan, ranks, root_seed, passes, batches=batches):
         for rows in batches_of(request):
             found.add(rows)
     return found
@@ -166,7 +174,10 @@ def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: Epoc
     # one counts of those that have the same share
     shares = {reading.description.rank: reading for reading in readings}
     pairs = zip(numbers, readings, strict=True)
-    problems = [problem for number, reading in pairs if (problem := _problem(number, reading, plan.batch_size))]
+    # a rank that runs virtual ones has their batches joined
+    n_joined = plan.world_size // readings[0].description.world_size or 1
+    most = None if plan.batch_size is None else plan.batch_size * n_joined
+    problems = [problem for number, reading in pairs if (problem := _problem(number, reading, most))]
     total = sum((share.read for share in shares.values()), Tally())
     is_whole = not plan.shares_draws and total == all_shares(plan)
     if not problems and not is_whole and all(share.is_share for share in shares.values()):

@@ -1,4 +1,4 @@
-"""One pass of one rank over its shard: an iterator of load requests.
+"""One pass of one rank over its shard, or over the shards of its virtual ranks: an iterator of load requests.
 
 A pass is given everything that it depends on when it begins, and keeps it: setting another mask or epoch on the sampler
 that began it changes nothing, and any number of passes can be open at once. In a worker of a ``DataLoader``, the
@@ -21,6 +21,7 @@ from annbatch.types import LoadRequest
 
 from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own, restrict_by_mask
 from annbatch_distributed.passes.holes import of_rows
+from annbatch_distributed.passes.join import join
 from annbatch_distributed.passes.private_copy import private_copy
 from annbatch_distributed.passes.promises import enforce_promise, promised
 from annbatch_distributed.passes.randomness import generator
@@ -46,22 +47,22 @@ __all__ = ["Pass", "follow_epoch"]
 
 @dataclass(eq=False)
 class Pass(Iterator[LoadRequest]):
-    """The load requests of one rank for one pass over its shard."""
+    """The load requests of one rank for one pass."""
 
     sampler: Sampler
     """The wrapped sampler; it is never run, only private copies of it are."""
     plan: EpochPlan
     """Every rank's rows and batches in this epoch."""
-    rank: int
-    """Whose pass this is."""
+    ranks: range
+    """Whose pass this is: the rank of the plan, or the virtual ones that run side by side."""
     root_seed: int
     """What the job's randomness begins from."""
     passes: int
-    """How many passes this rank began before, since the epoch was set."""
+    """How many passes were begun before, since the epoch was set."""
     longest_hole: int = 0
     """How many rows a hole has at most that is read through, see :mod:`holes`."""
-    batches: WorkerBatches | None = None
-    """Which of its batches it yields; None means all."""
+    batches: tuple[WorkerBatches, ...] | None = None
+    """For each of the ranks, which of its batches are yielded; None means all."""
     n_taken: int = 0
     """How many load requests have been taken from this pass."""
     closed: bool = False
@@ -95,18 +96,28 @@ class Pass(Iterator[LoadRequest]):
         self.closed = True
         self._stream = None
 
+    @property
+    def n_batches(self) -> int:
+        """How many batches there are in all."""
+        return max(map(self.plan.n_batches, self.ranks))
+
     def _requests(self) -> Iterator[LoadRequest]:
         if self.plan.is_over:
             return iter(())
-        plan, shard = self.plan, self.plan.shard(self.rank)
+        parts = [None] * len(self.ranks) if self.batches is None else self.batches
+        streams = [self._requests_of(rank, batches) for rank, batches in zip(self.ranks, parts, strict=True)]
+        return streams[0] if len(streams) == 1 else join(streams)
+
+    def _requests_of(self, rank: int, batches: WorkerBatches | None) -> Iterator[LoadRequest]:
+        plan, shard = self.plan, self.plan.shard(rank)
         name = type(self.sampler).__name__
-        rng = generator(self.root_seed, rank=self.rank, epoch=plan.epoch, passes=self.passes, segment=plan.segment)
+        rng = generator(self.root_seed, rank=rank, epoch=plan.epoch, passes=self.passes, segment=plan.segment)
         sampler = private_copy(self.sampler, rng)
         restricted = restrict_by_mask(sampler, shard.rows)
         if not restricted:
             sampler = localized(self.sampler, shard.rows, plan.n_obs, rng)
         if plan.shares_draws:
-            set_draws(sampler, plan.dealt.size(self.rank))
+            set_draws(sampler, plan.dealt.size(rank))
         # where rng is worked out instead of held, and in a sampler that has just been made for these rows
         if sampler.rng is not None and sampler.rng is not rng:
             sampler.rng = rng
@@ -117,13 +128,13 @@ class Pass(Iterator[LoadRequest]):
             requests = add_missing_splits(
                 requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name
             )
-            n_rows = plan.dealt.size(self.rank)
+            n_rows = plan.dealt.size(rank)
             promise = promised(self.sampler, plan.remainder, n_rows, is_drawn=plan.shares_draws)
             requests = enforce_promise(requests, promise, name=name)
-        promised_batches, planned_batches = plan.sampler_batches[self.rank], plan.n_batches(self.rank)
+        promised_batches, planned_batches = plan.sampler_batches[rank], plan.n_batches(rank)
         requests = enforce_n_batches(requests, promised=promised_batches, planned=planned_batches, name=name)
-        if self.batches is not None:
-            requests = select(requests, self.batches)
+        if batches is not None:
+            requests = select(requests, batches)
         if plan.remainder == "pad":
             # a shard that is a mask is one range, and its requests are for global rows already
             first = next(iter(shard.rows)) if restricted else 0

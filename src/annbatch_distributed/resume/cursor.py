@@ -320,19 +320,20 @@ class Cursor:
         """Begin the pass from a position that was claimed: let it yield what is left here, and say how far it is."""
         plan, part = pass_.plan, self.part(worker, position)
         number, n_workers = own = part or Worker(0, 1)
-        n_batches, collected = plan.n_batches(pass_.rank), position.collected(plan.world_size)
-        due = batches_of_worker(n_batches, collected, own, keeps_order=self._keeps_order)
-        n_in_segment = sum(map(len, batches_left(n_batches, collected[:-1])))
+        collected, counts = position.collected(plan.world_size), list(map(plan.n_batches, pass_.ranks))
+        # virtual ranks divide their batches among workers as if each were a rank
+        due = tuple(batches_of_worker(count, collected, own, keeps_order=self._keeps_order) for count in counts)
+        n_in_segment = max(sum(map(len, batches_left(count, collected[:-1]))) for count in counts)
         record = PassRecord(
             position,
             plan.n_obs,
             n_batches=sum(segment.done for segment in position.before(plan.world_size)) + plan.most_batches,
-            n_due=sum(map(len, due.own)),
+            n_due=max(sum(map(len, batches.own)) for batches in due),
             worker=part,
             has_last_batch=number == (n_in_segment - 1) % n_workers,
             pass_=weakref.ref(pass_),
         )
-        if record.n_due < n_batches:
+        if record.n_due < pass_.n_batches:
             pass_.batches = due
         pass_.record, pass_.on_request = record, partial(self.note_request, record=record)
 

@@ -62,7 +62,7 @@ def remaining(
                 f"with set_epoch({plan.epoch + 1})."
             )
         numbers = batches_done(plan.n_batches(rank), collected)
-        for request, splits in _batches(Pass(sampler, plan, rank, root_seed, passes), numbers):
+        for request, splits in _batches(Pass(sampler, plan, range(rank, rank + 1), root_seed, passes), numbers):
             n_drawn += sum(map(len, splits))
             if not plan.shares_draws:
                 done_bounds.append(bounds_of(request, splits, once=is_annbatchs_own(sampler)))

@@ -6,7 +6,7 @@ for it, and gives the same answers on every rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, cast
@@ -65,8 +65,10 @@ class EpochPlan:
     """What the sharding was asked, and its answer."""
     dealt: Dealt
     """What that comes to in this epoch, for every rank."""
-    sampler_batches: tuple[int, ...]
+    sampler_batches: tuple[int, ...] = field(repr=False)
     """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
+    n_processes: int | None = None
+    """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
 
     @property
     def window(self) -> Rows:
@@ -75,7 +77,7 @@ class EpochPlan:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks, or of virtual ranks if there are such."""
         return self.division.world_size
 
     @property
@@ -215,7 +217,7 @@ class EpochPlan:
         if known.isna().any():
             codes, names = np.where(codes < 0, len(names), codes), [*names, np.nan]
         found = composition(self, codes, len(names))
-        ranks = pd.RangeIndex(self.world_size, name="rank")
+        ranks = pd.RangeIndex(self.world_size, name="rank" if self.n_processes is None else "virtual rank")
         table = pd.DataFrame(found.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
         table["distance", ""] = found.distances
         return table
@@ -228,11 +230,14 @@ class EpochPlan:
 
     def __str__(self) -> str:
         ranks = range(self.world_size)
-        lines = [("rank", "batches", "samples" if self.shares_draws else "rows", "repeated", "global rows")]
+        names = ("rank",) if self.n_processes is None else ("rank", "virtual")
+        lines: list[tuple[str, ...]] = [
+            (*names, "batches", "samples" if self.shares_draws else "rows", "repeated", "global rows")
+        ]
         if self.world_size <= _TABLE_RANKS:
             lines += map(self._line, ranks)
         else:
-            lines += [*map(self._line, ranks[: _TABLE_RANKS - 1]), ("...",) * 5, self._line(ranks[-1])]
+            lines += [*map(self._line, ranks[: _TABLE_RANKS - 1]), ("...",) * len(lines[0]), self._line(ranks[-1])]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
         table = "\n".join(
             "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
@@ -250,10 +255,14 @@ class EpochPlan:
             done = f"share {len(self.window)} of {self.n_obs}"
             foot = f"lost in this epoch: {self.n_lost} rows" + (f" ({in_short(self.lost)})" if self.n_lost else "")
             foot += f"; repeated: {self.n_repeated}" if self.n_repeated else ""
-        title = f"{epoch}: {self.world_size} ranks {done} rows ({', '.join(settings)})"
+        who = f"{self.world_size} {'' if self.n_processes is None else 'virtual '}ranks"
+        who += "" if self.n_processes is None else f" on {self.n_processes} ranks"
+        title = f"{epoch}: {who} {done} rows ({', '.join(settings)})"
         return "\n".join((title, table, foot))
 
-    def _line(self, rank: int) -> tuple[str, str, str, str, str]:
+    def _line(self, rank: int) -> tuple[str, ...]:
         shard = self.shard(rank)
         n_repeated = len(shard) - shard.n_own
-        return str(rank), str(self.n_batches(rank)), str(self.dealt.size(rank)), str(n_repeated), in_short(shard.rows)
+        runs = [] if self.n_processes is None else [rank * self.n_processes // self.world_size]
+        numbers = [*runs, rank, self.n_batches(rank), self.dealt.size(rank), n_repeated]
+        return *map(str, numbers), in_short(shard.rows)

@@ -1,0 +1,316 @@
+"""Virtual ranks: whatever the number of ranks that run them, they read what as many real ranks would."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import ClassSampler, RandomSampler
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
+from tests.meeting import heard
+from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
+from tests.strategies import Job, jobs
+from tests.workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from annbatch.types import LoadRequest
+
+    from annbatch_distributed.checks import Gather
+
+    type Read = list[list[int]]
+
+
+def divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def joined(read: Sequence[Read], world_size: int) -> list[Read]:
+    """What each of fewer ranks reads, from what each real rank reads: their batches one behind the other."""
+    n_own = len(read) // world_size
+    found = []
+    for rank in range(world_size):
+        own = read[rank * n_own : (rank + 1) * n_own]
+        found.append([flat(part[step] for part in own if step < len(part)) for step in range(max(map(len, own)))])
+    return found
+
+
+def on(drawn: Job, world_size: int) -> list[DistributedSampler]:
+    """The virtual ranks of a job, run by fewer ranks."""
+    return job(drawn.sampler, world_size, **drawn.options, virtual_ranks=drawn.world_size)
+
+
+@given(jobs(), st.integers(0, 3), st.integers(0, 1))
+def test_every_step_has_the_rows_of_as_many_real_ranks_on_any_number_of_ranks(
+    drawn: Job, epoch: int, passes: int
+) -> None:
+    real = drawn.ranks()
+    for sampler in real:
+        sampler.set_epoch(epoch)
+    try:
+        plan = real[0].plan(drawn.n_obs)
+    except ValueError as error:
+        for world_size in divisors(drawn.world_size):
+            with pytest.raises(type(error)):
+                on(drawn, world_size)[0].plan(drawn.n_obs)
+        return
+    read: list[Read] = []
+    marks: list[Any] = []
+    for sampler in real:
+        for _ in range(passes):
+            sampler.sample(drawn.n_obs)
+        requests = list(sampler.sample(drawn.n_obs))
+        read.append(batches(requests))
+        marks.append(repeats(requests) if drawn.options["remainder"] == "pad" else read[-1])
+    for world_size in divisors(drawn.world_size):
+        samplers = on(drawn, world_size)
+        for rank, sampler in enumerate(samplers):
+            sampler.set_epoch(epoch)
+            for _ in range(passes):
+                sampler.sample(drawn.n_obs)
+            n_batches = sampler.n_batches(drawn.n_obs)
+            requests = list(sampler.sample(drawn.n_obs))
+            found = batches(requests)
+            assert found == joined(read, world_size)[rank]
+            assert len(found) == n_batches
+            if drawn.options["remainder"] == "pad":
+                assert repeats(requests) == joined(marks, world_size)[rank]
+            assert sampler.batch_size is not None
+            assert max(map(len, found), default=0) <= sampler.batch_size
+            assert sampler.batch_size == drawn.batch_size * (drawn.world_size // world_size)
+            virtual = sampler.plan(drawn.n_obs)
+            assert (virtual.dealt, virtual.n_processes) == (plan.dealt, world_size)
+
+
+@given(jobs(), st.integers(0, 2), st.data())
+def test_a_state_goes_on_bit_for_bit_on_any_number_of_ranks(drawn: Job, epoch: int, data: st.DataObject) -> None:
+    sizes = divisors(drawn.world_size)
+    before = on(drawn, data.draw(st.sampled_from(sizes)))
+    for sampler in before:
+        sampler.set_epoch(epoch)
+    try:
+        n_batches = max(sampler.n_batches(drawn.n_obs) for sampler in before)
+    except ValueError:
+        assume(False)
+    alone = copy.copy(on(drawn, 1)[0])
+    alone.set_epoch(epoch)
+    (whole,) = joined([batches(alone.sample(drawn.n_obs))], 1)
+    done = 0
+    for _ in range(data.draw(st.integers(1, 3))):  # again and again, on other numbers of ranks
+        done = data.draw(st.integers(done, n_batches))
+        for sampler in before:
+            sampler.sample(drawn.n_obs)
+        states = [sampler.state_dict(batches_done=done) for sampler in before]
+        assert all(state == states[0] for state in states)
+        if done == n_batches:
+            break
+        before = on(drawn, data.draw(st.sampled_from(sizes)))
+        for sampler in before:
+            sampler.load_state_dict(json.loads(json.dumps(states[0])))
+        read = [batches(sampler.sample(drawn.n_obs)) for sampler in map(copy.deepcopy, before)]
+        counts = [sampler.n_batches(drawn.n_obs) for sampler in before]
+        assert counts == list(map(len, read))
+        steps = [flat(part[step] for part in read if step < len(part)) for step in range(max(map(len, read)))]
+        assert steps == whole[done:]
+
+
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
+@pytest.mark.parametrize("kind", ["random", "mask-blind"])
+def test_workers_of_a_rank_divide_its_batches_as_those_of_real_ranks_do(remainder: Any, kind: str) -> None:
+    sampler = RandomSampler(4, 2, 4) if kind == "random" else MaskBlind(4, per_request=3)
+    options: dict[str, Any] = {"seed": 0, "remainder": remainder}
+    for n_obs in (101, 128):
+        read = [list(Workers(rank, 2, n_obs=n_obs)) for rank in job(sampler, 4, **options)]
+        for world_size in (1, 2, 4):
+            ranks = job(sampler, world_size, **options, virtual_ranks=4)
+            found = [list(Workers(rank, 2, n_obs=n_obs)) for rank in ranks]
+            assert found == joined(read, world_size)
+            for done in (1, 4):
+                state = ranks[0].state_dict(batches_done=done)
+                for others in (1, 2, 4):
+                    after = job(sampler, others, **options, virtual_ranks=4)
+                    for rank in after:
+                        rank.load_state_dict(state)
+                    rest = [list(Workers(rank, 2, n_obs=n_obs)) for rank in after]
+                    left = [part[done:] for part in joined(read, others)]
+                    assert [sorted(flat(part)) for part in rest] == [sorted(flat(part)) for part in left]
+
+
+def test_a_state_without_virtual_ranks_goes_on_with_them_and_the_other_way_round() -> None:
+    def ranks(world_size: int, virtual_ranks: int | None) -> list[DistributedSampler]:
+        return job(
+            RandomSampler(4, 2, 4), world_size, seed=0, remainder="exact", virtual_ranks=virtual_ranks, read_through=0
+        )
+
+    for old, new in [((3, None), (2, 4)), ((2, 4), (3, None)), ((2, 4), (2, 6)), ((4, None), (2, 4))]:
+        before = ranks(*old)
+        done = flat(flat(batches(rank.sample(200))[:5]) for rank in before)
+        after = ranks(*new)
+        for rank in after:
+            rank.load_state_dict(before[0].state_dict(batches_done=5))
+        assert sorted(done + flat(flat(batches(rank.sample(200))) for rank in after)) == list(range(200))
+
+
+class Uneven(MaskBlind):
+    """Has other numbers of batches in its load requests for another number of rows."""
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        batches_of_request = 1 + n_obs % 3
+        size = batches_of_request * self.batch_size
+        for start in range(0, n_obs, size):
+            n_rows = min(size, n_obs - start)
+            splits = [np.arange(at, min(at + self.batch_size, n_rows)) for at in range(0, n_rows, self.batch_size)]
+            yield {"requests": [slice(start, start + n_rows)], "splits": splits}
+
+
+@pytest.mark.parametrize("n_obs", range(40, 60))
+def test_nothing_is_read_twice_where_load_requests_have_unequal_numbers_of_batches(n_obs: int) -> None:
+    read = [batches(rank.sample(n_obs)) for rank in job(Uneven(2), 4, remainder="keep")]
+    for world_size in (1, 2):
+        ranks = job(Uneven(2), world_size, remainder="keep", virtual_ranks=4)
+        requests = [list(rank.sample(n_obs)) for rank in ranks]
+        assert [batches(own) for own in requests] == joined(read, world_size)
+        assert sorted(row for own in requests for request in own for row in request_rows(request)) == list(range(n_obs))
+
+
+def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read() -> None:
+    (sampler,) = job(RandomSampler(8, 4, 16), 1, seed=0, virtual_ranks=4)
+    requests = list(sampler.sample(1024))
+    assert [len(request["requests"]) for request in requests] == [16] * 8
+    assert {part.stop - part.start for request in requests for part in request["requests"]} == {8}
+    assert [len(split) for request in requests for split in request["splits"]] == [64] * 16
+    assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
+
+
+def test_a_batch_is_of_one_class_for_each_virtual_rank() -> None:
+    labels = pd.Categorical.from_codes(np.repeat([0, 1, 0, 1], 250), categories=["B", "T"])
+    wrapped = ClassSampler(10, 2, 20, classes=labels, num_samples=400)
+    (sampler,) = job(wrapped, 1, seed=0, virtual_ranks=4, sharding="independent")
+    drawn = batches(sampler.sample(1000))
+    assert len(flat(drawn)) == 400
+    assert all(len(set(labels[part])) == 1 for batch in drawn for part in np.split(np.array(batch), 4))
+
+
+def test_a_pass_can_be_copied_and_pickled_in_its_middle() -> None:
+    (sampler,) = job(RandomSampler(4, 2, 4), 1, seed=0, virtual_ranks=4)
+    whole = batches(sampler.sample(256))
+    sampler.set_epoch(0)
+    requests = sampler.sample(256)
+    first = batches([next(requests), next(requests)])
+    for again in (copy.deepcopy(requests), pickle.loads(pickle.dumps(requests))):
+        assert first + batches(again) == whole
+
+
+def loader(world_size: int, rank: int = 0, **options: Any) -> StatefulLoader:
+    sampler = DistributedSampler(RandomSampler(4, 4, 8), dist_info=Rank(rank, world_size), seed=0, **options)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    return made.add_adata(ad.AnnData(np.arange(203.0)[:, np.newaxis]))
+
+
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
+def test_a_loader_counts_joined_batches_and_checks_what_was_read(remainder: Any) -> None:
+    for world_size in (1, 2):
+        loaders = [loader(world_size, rank, virtual_ranks=4, remainder=remainder) for rank in range(world_size)]
+
+        def agree(made: StatefulLoader, gather: Gather) -> None:
+            made.check_ranks_agree(gather=gather)
+
+        def check(made: StatefulLoader, gather: Gather) -> str:
+            return made.check_epoch_read(gather=gather)
+
+        assert set(heard([partial(agree, made) for made in loaders])) == {""}
+        for made in loaders:
+            found = list(made)
+            assert len(found) == len(made)
+            assert all(batch["X"][:, 0].tolist() == batch["index"].tolist() for batch in found)
+            assert all(("repeated" in batch) == (remainder == "pad") for batch in found)
+        (text,) = set(heard([partial(check, made) for made in loaders]))
+        assert text.startswith(f"epoch 0: {world_size} rank")
+        assert "as planned" in text
+
+
+def test_the_state_of_a_loader_goes_on_with_another_number_of_ranks() -> None:
+    (whole,) = joined([[batch["index"].tolist() for batch in loader(1, virtual_ranks=4)]], 1)
+    before = loader(4, 2, virtual_ranks=4)
+    stream = iter(before)
+    for _ in range(3):
+        next(stream)
+    after = [loader(2, rank, virtual_ranks=4) for rank in range(2)]
+    for made in after:
+        made.load_state_dict(before.state_dict())
+    rest = [[batch["index"].tolist() for batch in made] for made in after]
+    assert [flat(step) for step in zip(*rest, strict=True)] == whole[3:]
+
+
+@pytest.mark.parametrize("virtual_ranks", [0, -4, 1.5, "4", True, 2**20 + 1])
+def test_the_number_of_virtual_ranks_is_an_integer_of_at_least_1(virtual_ranks: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"virtual_ranks must be .*, got"):
+        job(RandomSampler(4, 2, 4), 1, virtual_ranks=virtual_ranks)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "virtual_ranks", "fitting"), [(7, 24, "1, 2, 3, 4, 6, 8, 12 or 24"), (4, 2, "1 or 2"), (2, 1, "1")]
+)
+def test_a_world_size_that_does_not_divide_the_virtual_ranks_is_an_error_that_lists_those_that_do(
+    world_size: int, virtual_ranks: int, fitting: str
+) -> None:
+    message = (
+        rf"virtual_ranks={virtual_ranks} must be a multiple of the world size, which is {world_size}. .* {fitting} rank"
+    )
+    with pytest.raises(ValueError, match=message):
+        job(RandomSampler(4, 2, 4), world_size, virtual_ranks=virtual_ranks)
+    later = DistributedSampler(
+        RandomSampler(4, 2, 4), dist_info=deferred(Rank(0, world_size)), virtual_ranks=virtual_ranks
+    )
+    with pytest.raises(ValueError, match=message):
+        later.plan(100)
+
+
+def test_a_loader_of_a_deferred_rank_can_be_made_before_the_rank_is_known() -> None:
+    known: list[Rank] = []
+    sampler = DistributedSampler(
+        RandomSampler(4, 4, 8),
+        dist_info=deferred(lambda: (known[0].rank, known[0].world_size)),
+        seed=0,
+        virtual_ranks=4,
+    )
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    made.add_adata(ad.AnnData(np.arange(203.0)[:, np.newaxis]))
+    known.append(Rank(1, 2))
+    expected = loader(2, 1, virtual_ranks=4)
+    assert [batch["index"].tolist() for batch in made] == [batch["index"].tolist() for batch in expected]
+    assert sampler.batch_size == 16
+
+
+def test_ranks_with_other_numbers_of_virtual_ranks_are_told_so() -> None:
+    ranks = [
+        DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(rank, 2), seed=0, virtual_ranks=number)
+        for rank, number in enumerate((4, 8))
+    ]
+
+    def check(sampler: DistributedSampler, gather: Gather) -> None:
+        sampler.check_ranks_agree(500, gather=gather)
+
+    (text,) = set(heard([partial(check, sampler) for sampler in ranks]))
+    assert "virtual ranks: 4 on rank 0; 8 on rank 1" in text
+
+
+def test_a_plan_shows_the_virtual_ranks_and_who_runs_them() -> None:
+    (sampler, _) = job(RandomSampler(4, 2, 4), 2, seed=0, virtual_ranks=4)
+    title, names, *lines, _ = str(sampler.plan(100)).splitlines()
+    assert title.startswith("epoch 0: 4 virtual ranks on 2 ranks share 100 of 100 rows")
+    assert names.split()[:3] == ["rank", "virtual", "batches"]
+    assert [line.split()[:3] for line in lines] == [["0", "0", "6"], ["0", "1", "6"], ["1", "2", "6"], ["1", "3", "6"]]
+    assert sampler.plan(100).composition(["a"] * 100).index.name == "virtual rank"
+    assert "virtual_ranks=4" in repr(sampler)
