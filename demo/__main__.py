@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,10 @@ def demo(
     ] = None,
     label: Annotated[str, typer.Option(help="The column of obs to learn.")] = PBMC_LABEL,
     ranks: Annotated[int, typer.Option(min=1, help="How many processes to train in.")] = 2,
+    virtual_ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Deal the rows to so many: the loss of a step is then the same on any --ranks."),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many passes over the training rows.")] = 5,
 ) -> None:
     """Train a model that tells cell types apart on several ranks, and check every row that they read.
@@ -40,10 +45,16 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="annbatch-distributed-") as folder:
         try:
             job = _job(Path(folder), h5ad=h5ad, collection=collection, cells=cells, label=label, epochs=epochs)
-            if ranks > job.most_ranks:
+            job = replace(job, virtual_ranks=virtual_ranks)
+            if virtual_ranks is not None and virtual_ranks % ranks:
                 msg = (
-                    f"{job.n_obs:,} cells are too few for {ranks} ranks: four fifths of them are trained on, "
-                    f"at least {job.batch_size} by each rank, and each validates on at least one"
+                    f"{ranks} ranks can't run {virtual_ranks} virtual ones: --virtual-ranks takes a multiple of --ranks"
+                )
+                raise UnusableCellsError(msg)
+            if (virtual_ranks or ranks) > job.most_ranks:
+                msg = (
+                    f"{job.n_obs:,} cells are too few for {virtual_ranks or ranks} ranks: four fifths of them are "
+                    f"trained on, at least {job.batch_size} by each rank, and each validates on at least one"
                 )
                 raise UnusableCellsError(msg)
         except UnusableCellsError as error:
@@ -51,6 +62,7 @@ def demo(
             raise typer.Exit(2) from error
         console.print(
             f"{job.n_obs:,} cells: {job.n_train:,} to train on, {job.n_validation:,} held out; {ranks} gloo ranks"
+            + (f" that run {virtual_ranks} virtual ones" if virtual_ranks else "")
         )
         if not (_torchrun(job, ranks) and report(job, ranks, console)):
             raise typer.Exit(1)

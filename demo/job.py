@@ -29,6 +29,8 @@ class Job:
     """How many passes over the training rows, one or more."""
     results: str
     """The folder for what the ranks leave."""
+    virtual_ranks: int | None = None
+    """How many virtual ranks the training rows are dealt to; None deals them to the ranks."""
 
     @property
     def n_train(self) -> int:
@@ -42,12 +44,12 @@ class Job:
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch on one rank."""
+        """Rows of a batch on one rank, or one virtual rank."""
         return 16 if self.n_obs < 20_000 else 256
 
     @property
     def most_ranks(self) -> int:
-        """On how many ranks there is a full batch to train on and a row to validate on for each."""
+        """On how many ranks, virtual or not, there is a full batch to train on and a row to validate on for each."""
         return min(self.n_train // self.batch_size, self.n_validation)
 
     def write(self, path: Path) -> None:

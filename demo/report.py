@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from rich.table import Table
@@ -70,8 +71,10 @@ def report(job: Job, n_ranks: int, console: Console) -> bool:
 
     console.print(_shares(training, validation))
     console.print(_accuracy(history))
+    if job.virtual_ranks is not None:
+        console.print(_losses(history))
     trained = np.unique(np.concatenate([rows for epoch in training.rows for rows in epoch]))
-    left_out = job.n_train % (n_ranks * job.batch_size)
+    left_out = job.n_train % ((job.virtual_ranks or n_ranks) * job.batch_size)
     checks = {
         "no row was read by two ranks": training.disjoint and validation.disjoint,
         "every rank had as many batches as the others": training.equal_batches and validation.equal_batches,
@@ -107,7 +110,16 @@ def _shares(training: Read, validation: Read) -> Table:
     return table
 
 
-def _accuracy(history: list[dict[str, float]]) -> Table:
+def _losses(history: list[dict[str, Any]]) -> Table:
+    table = Table(title="Training loss of the first steps", title_justify="left")
+    for column in ("step", *(f"epoch {number}" for number in range(1, len(history) + 1))):
+        table.add_column(column, justify="right")
+    for step, losses in enumerate(islice(zip(*(epoch["losses"] for epoch in history), strict=True), 20), start=1):
+        table.add_row(str(step), *(f"{loss:.4f}" for loss in losses))
+    return table
+
+
+def _accuracy(history: list[dict[str, Any]]) -> Table:
     table = Table(title="Validation", title_justify="left")
     for column in ("epoch", "held-out cells", "accuracy"):
         table.add_column(column, justify="right")

@@ -52,6 +52,7 @@ def run(job: Job) -> None:
             rng=np.random.default_rng(0),
         ),
         dist_info="torch",
+        virtual_ranks=job.virtual_ranks,
     )
     # "exact": every held-out row once, and the same number of batches on every rank all the same
     validation = DistributedSampler(
@@ -73,10 +74,11 @@ def run(job: Job) -> None:
         sampler.check_ranks_agree(train_loader.n_obs)
 
     torch.manual_seed(0)
+    # a norm, so that any scale of the matrix will do; statistics of a batch and dropout depend on the number of ranks
+    inputs = [nn.BatchNorm1d(train_loader.n_var), nn.Dropout(0.2)]
     model = DistributedDataParallel(
         nn.Sequential(
-            nn.BatchNorm1d(train_loader.n_var),  # so that any scale of the matrix will do
-            nn.Dropout(0.2),
+            *(inputs if job.virtual_ranks is None else [nn.LayerNorm(train_loader.n_var)]),
             nn.Linear(train_loader.n_var, 128),
             nn.ReLU(),
             nn.Linear(128, len(classes)),
@@ -93,7 +95,7 @@ def run(job: Job) -> None:
             training.set_epoch(epoch)  # another order, and other rows are left out
             model.train()
             began = time.perf_counter()
-            read = []
+            read, losses = [], []
             for batch in train_loader:
                 cells, labels = _tensors(batch, job.label, classes)
                 loss = cross_entropy(model(cells), labels)
@@ -101,6 +103,7 @@ def run(job: Job) -> None:
                 loss.backward()
                 optimizer.step()
                 read.append(batch["index"])
+                losses += [] if job.virtual_ranks is None else [_mean(loss)]
                 progress.update(bar, advance=1, description=f"epoch {epoch + 1}, loss {loss.item():.2f}")
             seconds = time.perf_counter() - began
             rows |= _of_epoch("training", epoch, read)
@@ -116,12 +119,19 @@ def run(job: Job) -> None:
                 read.append(batch["index"])
             rows |= _of_epoch("validation", epoch, read)
             dist.all_reduce(counts)
-            history.append({"right": int(counts[0]), "counted": int(counts[1]), "seconds": seconds})
+            history.append({"right": int(counts[0]), "counted": int(counts[1]), "seconds": seconds, "losses": losses})
 
     results = Path(job.results)
     np.savez(results / f"rank{rank}.npz", **rows)
     if rank == 0:
         (results / "history.json").write_text(json.dumps(history))
+
+
+def _mean(loss: torch.Tensor) -> float:
+    """Average a loss over all ranks, whose batches are of one size."""
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
 
 
 def _tensors(batch: LoaderOutput, label: str, classes: pd.Index) -> tuple[torch.Tensor, torch.Tensor]:

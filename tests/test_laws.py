@@ -20,6 +20,9 @@ from tests.strategies import PASSING, POLICIES, Job, jobs
 epochs = st.integers(0, 5)
 
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
 def runnable(drawn: Job, epoch: int = 0) -> list[DistributedSampler]:
     """The ranks of a job, in an epoch; jobs that can't run are passed over."""
     ranks = drawn.ranks()

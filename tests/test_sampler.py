@@ -15,6 +15,7 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, deferred
+from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sharding import Rows
 from tests.samplers import (
     IndexArrays,
@@ -75,6 +76,8 @@ def test_the_users_own_mask_is_honoured() -> None:
         (None, range(10, 60)),
         (slice(None), range(10, 60)),
         (slice(0, None), range(10, 60)),
+        (slice(None, None, 1), range(10, 60)),
+        ([slice(None)], range(10, 60)),
         (slice(None, 30), range(10, 30)),
         (slice(30, None), range(30, 60)),
         ([slice(None, 20), slice(40, None)], [*range(10, 20), *range(40, 60)]),
@@ -94,14 +97,14 @@ def test_a_mask_on_the_wrapper_narrows_down_the_wrapped_samplers(mask: Any, rows
     ("mask", "shown", "beyond"),
     [
         (slice(0, 60), "[0, 60)", "[0, 60)"),
-        (slice(20, 61), "[20, 61)", "[20, 61)"),
-        ([slice(20, 30), slice(50, 70)], "[20, 30), [50, 70)", "[50, 70)"),
+        (slice(20, 61), "[20, 61)", "[60, 61)"),
+        ([slice(20, 30), slice(50, 70)], "[20, 30), [50, 70)", "[60, 70)"),
         (np.array([10, 30, 60]), "of 3 rows (10:11, 30:31, 60:61)", "[60, 61)"),
         (np.arange(100) % 2 == 0, "of 50 rows (0:1, 2:3, 4:5, ...)", "[0, 1)"),
     ],
 )
 def test_a_mask_beyond_the_wrapped_samplers_is_an_error_that_shows_both(mask: Any, shown: str, beyond: str) -> None:
-    message = f"The mask {shown} reaches beyond [10, 60), the mask of the wrapped sampler: {beyond} is not within it."
+    message = f"The mask {shown} reaches beyond [10, 60), the mask of the wrapped sampler: rows in {beyond} are not"
     with pytest.raises(ValueError, match=re.escape(message)):
         one(random(mask=slice(10, 60)), mask=mask)
     sampler = one(random(mask=slice(10, 60)))
@@ -127,6 +130,34 @@ def test_a_split_by_rows_is_kept_from_a_wrapper_within_another() -> None:
     assert sorted(order(one(inner, world_size=1, remainder="exact"))) == np.flatnonzero(train).tolist()
     with pytest.raises(ValueError, match=r"\[0, 100\) reaches beyond of 66 rows"):
         one(inner, mask=slice(0, 100), remainder="exact")
+    # how many rows it says something of is known outside as well
+    with pytest.raises(ValueError, match=r"The mask has 100 values, one for each row, and the collection has 101 rows"):
+        one(inner, world_size=1, remainder="exact").plan(101)
+
+
+def test_a_mask_is_the_same_one_in_every_form_it_can_be_given_in() -> None:
+    every = np.arange(200_000)
+    for period, length in ((30_000, 600), (1_300, 600), (100, 30), (7, 3)):
+        chosen = every % period < length
+        starts = every[::period]
+        slices = [slice(start, min(start + length, 200_000)) for start in starts.tolist()]
+        masks: list[Any] = [chosen, np.flatnonzero(chosen)[::-1], Rows.of(np.flatnonzero(chosen)), slices]
+        states = [one(mask=mask, seed=0).state_dict(batches_done=2) for mask in masks]
+        assert all(state == states[0] for state in states)
+
+
+def test_a_state_of_very_many_slices_that_an_earlier_version_saved_is_gone_on_with() -> None:
+    slices = [slice(start, start + 3) for start in range(0, 39_990, 7)]
+    sampler = one(mask=slices, seed=0)
+    state = sampler.state_dict(batches_done=2)
+    earlier = brief(", ".join(f"{part.start}:{part.stop}" for part in slices))
+    assert state["identity"]["mask"] != earlier
+    after = one(mask=slices, seed=0)
+    after.load_state_dict(state | {"identity": state["identity"] | {"mask": earlier}})
+    read = [flat(batches(rank.sample(40_000))) for rank in (after, sampler)]
+    assert read[0] == read[1][2 * (sampler.batch_size or 0) :]
+    with pytest.raises(ValueError, match="mask is"):
+        one(mask=slices[1:], seed=0).load_state_dict(state | {"identity": state["identity"] | {"mask": earlier}})
 
 
 def test_a_mask_can_be_read_and_assigned_between_passes() -> None:

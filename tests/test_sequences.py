@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
+import pytest
 from hypothesis import Phase, assume, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 type Batch = tuple[list[int], list[bool]]
 
 world_sizes = st.integers(1, 5)
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 #: More batches than there are.
 TO_THE_END = 10**6
 

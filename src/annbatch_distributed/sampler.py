@@ -59,7 +59,7 @@ from annbatch_distributed.resume.state import Position, brief, check_identity, c
 from annbatch_distributed.sharding import resolve_mask
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
-from annbatch_distributed.sharding.window import given_mask, mask_sketch, mask_text
+from annbatch_distributed.sharding.window import given_mask, mask_sketch, mask_text, slices_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.passes.compatibility import ShardingName
     from annbatch_distributed.ranks import DistInfo
     from annbatch_distributed.resume.state import Identity
-    from annbatch_distributed.sharding import AnyMask, EpochPlan, Remainder, Rows, Sharding
+    from annbatch_distributed.sharding import AnyMask, EpochPlan, Mask, Remainder, Rows, Sharding
     from annbatch_distributed.sharding.batches import Worker
 
 __all__ = ["DistributedSampler"]
@@ -148,9 +148,9 @@ class DistributedSampler(Sampler):
         batch is theirs joined, so that the wrapped sampler's ``batch_size`` and ``num_samples`` are a virtual rank's.
         Whatever is said of ranks here is then true of virtual ones.
     read_through
-        Holes of at most so many rows, between rows that are asked for, are read as well and left out of the batches: to
-        read a row takes less time than to begin another read. 0 reads no row that is in no batch, and takes less memory
-        where few rows of many are selected.
+        Holes of at most so many rows, 64 unless said, between rows that are asked for, are read as well and left out of
+        the batches: to read a row takes less time than to begin another read. 0 reads no row that is in no batch, and
+        takes less memory where few rows of many are selected. Of wrappers within each other, the outer one's counts.
 
     Raises
     ------
@@ -237,7 +237,7 @@ class DistributedSampler(Sampler):
         if isinstance(self._sampler, DistributedSampler):
             self._sampler._within_another = True
         # what the wrapped sampler allows
-        self._allowed = own_mask(sampler)
+        self._allowed: Mask = sampler._window_mask if isinstance(sampler, DistributedSampler) else own_mask(sampler)
         self.mask = slice(None) if mask is None else mask
 
     def _check_what_is_within(self, sampler: Sampler) -> tuple[Membership | Deferred, ...]:
@@ -326,9 +326,16 @@ class DistributedSampler(Sampler):
     @mask.setter
     def mask(self, value: AnyMask) -> None:
         check_not_within_annbatchs()
-        self._window_mask = resolve_mask(value, self._allowed)
-        self._mask_text: str | None = None
+        self._window_mask: Mask = resolve_mask(value, self._allowed)
+        self._mask_text: tuple[str, str] | None = None
         self._begin_anew()
+
+    @property
+    def _mask_texts(self) -> tuple[str, str]:
+        """What tells the mask from others, and in how many rows they differ."""
+        if self._mask_text is None:
+            self._mask_text = mask_text(self._window_mask), mask_sketch(self._window_mask)
+        return self._mask_text
 
     def _begin_anew(self) -> None:
         self._cursor.set(current_worker(), Position(self.epoch), has_changes=True)
@@ -527,6 +534,8 @@ class DistributedSampler(Sampler):
         It is a ValueError if the state is of a time when wrappers within each other lost other rows.
         """
         saved = dict(saved)
+        if saved.get("mask") == brief(slices_text(self._window_mask)):
+            saved["mask"] = identity["mask"]
         for name, thing in (("sampler", self._sampler), ("sharding", self._sharding)):
             if saved.get(name) == brief(identity[name]):
                 continue
@@ -550,14 +559,12 @@ class DistributedSampler(Sampler):
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
-        if self._mask_text is None:
-            self._mask_text = mask_text(self._window_mask)
         last = self._cursor.last(current_worker())
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
         return {
             "n_obs": self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs,
-            "mask": self._mask_text,
+            "mask": self._mask_texts[0],
             "batch_size": self._batch_size,
             "remainder": self._remainder,
             "sharding": fingerprint(self._sharding),
@@ -762,7 +769,7 @@ class DistributedSampler(Sampler):
         plan, identity = self._plan(n_obs, at), self._identity() | {"n_obs": n_obs}
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}
-        return Description.of(job, identity, at, plan, more, mask_sketch(self._window_mask))
+        return Description.of(job, identity, at, plan, more, self._mask_texts[1])
 
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.

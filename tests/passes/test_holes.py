@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.passes.holes import LONGEST, of_ranges, of_rows
-from annbatch_distributed.sharding import Rows
 from tests.samplers import IndexArrays, batches, request_rows
 
 if TYPE_CHECKING:
@@ -123,11 +122,14 @@ def test_what_a_loader_reads_is_the_same_with_holes_and_without(sampler: Any, re
 
 
 def test_a_wrapper_within_another_leaves_the_holes_to_it() -> None:
-    mask = [slice(0, 40), slice(400, 440), slice(800, 840)]
-    inner = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="exact")
-    outer = DistributedSampler(inner, dist_info=Rank(0, 1), seed=0, mask=mask, remainder="exact", sharding="shuffled")
-    asked = [row for request in outer.sample(1000) for row in request_rows(request)]
-    assert {*asked} == {*Rows(tuple(range(part.start, part.stop) for part in mask))}
+    # two ranks within one, whose blocks take turns: read through, each of them would ask for the other's rows
+    inner = DistributedSampler(
+        RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0, remainder="exact", sharding="shuffled"
+    )
+    outer = DistributedSampler(inner, dist_info=Rank(0, 1), seed=0, remainder="exact", read_through=0)
+    asked = [row for request in outer.sample(200) for row in request_rows(request)]
+    assert len(asked) == 100
+    assert sorted(asked) == sorted(row for batch in batches(outer.sample(200)) for row in batch)
 
 
 @pytest.mark.parametrize("longest", [-1, 1.5, None, "64", True])

@@ -52,6 +52,18 @@ def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() ->
     assert not re.search("Warning|Traceback", done.stderr)
 
 
+def test_the_loss_of_every_step_is_the_same_on_any_number_of_ranks_that_run_virtual_ones() -> None:
+    tables = []
+    for ranks in (1, 2, 4):
+        (done,) = run(python("-m", "demo", "--epochs", 2, "--virtual-ranks", 4, "--ranks", ranks), seconds=120)
+        assert f"{ranks} gloo ranks that run 4 virtual ones" in done.stdout
+        assert done.stdout.count("✓") == 5
+        tables.append([float(loss) for loss in re.findall(r"\d\.\d{4}", done.stdout)])
+    assert len(tables[0]) == 2 * 8
+    assert all(table == pytest.approx(tables[0], abs=2e-4) for table in tables)
+    assert len(set(tables[0])) > 10
+
+
 def wait_for(what: Callable[[], object]) -> bool:
     """Whether something comes true in time."""
     deadline = time.monotonic() + 90
@@ -185,6 +197,8 @@ UNUSABLE = {
     "a collection without the column": (["--collection", "{collection}"], "no column 'bulk_labels' in obs"),
     "too many ranks": (["--ranks", "36"], "700 cells are too few for 36 ranks"),
     "too few cells": (["--cells", "39"], "39 cells are too few for 2 ranks"),
+    "virtual ranks": (["--ranks", "3", "--virtual-ranks", "4"], "3 ranks can't run 4 virtual ones"),
+    "too many virtual ranks": (["--virtual-ranks", "36"], "700 cells are too few for 36 ranks"),
     "two sources": (["--cells", "100", "--h5ad", "{folder}/none.h5ad"], "exclude each other"),
 }
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 segments = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 8)), min_size=1, max_size=3)
 
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
 def started(drawn: Job, world_size: int, epoch: int, state: Any) -> list[DistributedSampler]:
     """Every rank of a job, in processes of their own for all that they know."""
     ranks = job(drawn.sampler, world_size, **drawn.options | {"seed": 0})

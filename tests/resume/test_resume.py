@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tests.strategies import Job
 
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
 def random(**options: Any) -> DistributedSampler:
     """A rank whose epoch has 12 batches, in 3 requests."""
     sampler = RandomSampler(4, 4, 4, rng=np.random.default_rng(0))

@@ -24,7 +24,7 @@ from annbatch_distributed.passes.promises import promised, reads_every_row, refu
 from annbatch_distributed.passes.run import follow_epoch
 from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.passes.traits import drawable_classes, is_wrapper, n_ranks_within, set_draws
-from annbatch_distributed.sharding.division import Shares
+from annbatch_distributed.sharding.division import Draws, Shares
 from annbatch_distributed.sharding.integers import BOUND
 from annbatch_distributed.sharding.remainder import check, check_sizes
 
@@ -112,11 +112,10 @@ class _Asked:
 
     def _kinds(self, dealt: Dealt) -> Sequence[object]:
         """For each rank, what makes a difference to the sampler."""
-        if not dealt.is_drawn:
+        if not isinstance(dealt, Draws):
             return range(self.division.world_size) if needs_global_rows(self.sampler) else dealt.sizes
-        shards = [dealt.shard(rank).rows for rank in range(self.division.world_size)]
         # by identity, since rows of many pieces take long to compare
-        rows = map(id if needs_global_rows(self.sampler) else len, shards)
+        rows = map(id if needs_global_rows(self.sampler) else len, dealt.rows)
         return list(zip(rows, dealt.sizes, strict=True))
 
     def _count(self, dealt: Dealt, rank: int) -> tuple[Sampler, int]:

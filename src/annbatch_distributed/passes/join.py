@@ -7,7 +7,7 @@ have as many, so that no rows are read twice.
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from annbatch_distributed.passes.requests import is_index_array, rows_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy.typing as npt
     from annbatch.types import LoadRequest
 
 __all__ = ["join"]
@@ -49,29 +50,42 @@ def join(streams: Sequence[Iterator[LoadRequest]]) -> Iterator[LoadRequest]:
 
 def _joined(taken: Sequence[Sequence[LoadRequest]]) -> LoadRequest:
     """One load request of those of each rank."""
-    batches: list[list[Any]] = []
-    requests: list[Any] = []
-    marks: list[Any] = []
-    n_before = 0
-    for of_rank in taken:
-        own = []
-        for request in of_rank:
-            rows = request["requests"]
-            n_rows = len(rows) if is_index_array(rows) else sum(part.stop - part.start for part in rows)
-            own += [split + n_before for split in request["splits"]]
-            requests.append(rows)
-            marks.append(cast("Any", request).get("repeated", np.zeros(n_rows, dtype=np.bool_)))
-            n_before += n_rows
-        batches.append(own)
-    joined: dict[str, Any] = {"splits": [_concatenated(parts) for parts in zip_longest(*batches)]}
-    if any(map(is_index_array, requests)):
-        joined["requests"] = np.concatenate([rows_of(rows) for rows in requests])
+    requests = [request for of_rank in taken for request in of_rank]
+    all_rows: list[Any] = [request["requests"] for request in requests]
+    if any(map(is_index_array, all_rows)):
+        all_rows = [rows_of(rows) for rows in all_rows]
+        lengths = list(map(len, all_rows))
+        joined_rows: Any = np.concatenate(all_rows)
     else:
-        joined["requests"] = [part for rows in requests for part in rows]
-    if any("repeated" in request for of_rank in taken for request in of_rank):
+        lengths = [sum(part.stop - part.start for part in parts) for parts in all_rows]
+        joined_rows = list(chain.from_iterable(all_rows))
+    # where the rows of each load request begin in the joined one
+    begins = iter([0, *accumulate(lengths)])
+    batches = []
+    for of_rank in taken:
+        splits = [
+            (split, begin) for request, begin in zip(of_rank, begins, strict=False) for split in request["splits"]
+        ]
+        batches.append(splits)
+    joined: dict[str, Any] = {"requests": joined_rows, "splits": _in_turn(batches)}
+    if any("repeated" in request for request in requests):
+        marks = [
+            request.get("repeated", np.zeros(length, dtype=np.bool_))
+            for request, length in zip(cast("list[Any]", requests), lengths, strict=True)
+        ]
         joined["repeated"] = np.concatenate(marks)
     return cast("LoadRequest", joined)
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:  # noqa: ANN401 arrays of integers
-    return np.concatenate([part for part in parts if part is not None])
+def _in_turn(batches: Sequence[Sequence[tuple[npt.NDArray[Any], int]]]) -> list[npt.NDArray[Any]]:
+    """Join the batches of all ranks: for each of a rank's, its split, and where the rows of its load request begin."""
+    steps = [[part for part in parts if part is not None] for parts in zip_longest(*batches)]
+    if not steps:
+        return []
+    lengths = [[len(split) for split, _ in step] for step in steps]
+    # all at once: a call of numpy's takes as long as some hundred rows
+    positions = np.concatenate([split for step in steps for split, _ in step])
+    begins = np.array([begin for step in steps for _, begin in step], dtype=positions.dtype)
+    positions += np.repeat(begins, list(chain.from_iterable(lengths)))
+    stops = list(accumulate(map(sum, lengths)))
+    return [positions[start:stop] for start, stop in pairwise([0, *stops])]

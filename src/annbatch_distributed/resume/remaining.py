@@ -111,8 +111,8 @@ def _without(window: Rows, starts: Int64Array, stops: Int64Array) -> Rows:
     What is left begins where the window does or where an interval stops, and stops where one starts or the window does.
     """
     match window.pieces:
-        case (Selected(selection),):
-            left = selection.without(Selection.of_bounds(starts, stops))
+        case (Selected(selection, places),):
+            left = selection.at(places).without(Selection.of_bounds(starts, stops))
             return Rows((Selected(left, range(len(left))),))
     window_starts, window_stops = window.bounds()
     return Rows.of_bounds(np.sort(np.append(window_starts, stops)), np.sort(np.append(window_stops, starts)))

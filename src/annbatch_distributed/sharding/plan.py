@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from annbatch_distributed.sharding.composition import composition
 from annbatch_distributed.sharding.contiguous import Contiguous
@@ -174,14 +171,16 @@ class EpochPlan:
         Parameters
         ----------
         labels
-            A value for each row of the collection, such as its donor or cell type: an array, a Categorical or a Series.
-            Of a Categorical, nothing is copied. Missing values are a label of their own, NaN.
+            A value for each row of the collection in order, such as its donor or cell type: an array, a Categorical or
+            a Series, whose index counts for nothing. Missing values are a label of their own, NaN. A Categorical is
+            counted fastest, since nothing of it is copied.
 
         Returns
         -------
         A table with a line for each rank, and in its columns ``"rows"``, for each label, the number of rows that the
         rank reads, repeats included, or draws from; and ``"distance"``, the total variation distance of the rank's mix
-        of labels to that of the window: the part of its rows that would have to be others, from 0 to 1.
+        of labels to that of the window: the part of its rows that would have to be others, from 0 to 1. (Of a rank
+        without rows it is 0.5.)
 
         Raises
         ------
@@ -205,18 +204,7 @@ class EpochPlan:
         """
         import pandas as pd
 
-        expected = f"labels must have a value for each of the {self.n_obs} rows, got"
-        try:
-            values = labels if str(getattr(labels, "dtype", "")) == "category" else pd.Categorical(labels)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise ValueError(f"{expected} {shortened(labels)}: {error}") from error
-        known = cast("pd.Categorical", getattr(values, "array", values))
-        if len(known) != self.n_obs:
-            raise ValueError(f"{expected} {len(known)}.")
-        codes, names = known.codes, [*known.categories]
-        if known.isna().any():
-            codes, names = np.where(codes < 0, len(names), codes), [*names, np.nan]
-        found = composition(self, codes, len(names))
+        found, names = composition(self, labels)
         ranks = pd.RangeIndex(self.world_size, name="rank" if self.n_processes is None else "virtual rank")
         table = pd.DataFrame(found.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
         table["distance", ""] = found.distances

@@ -165,16 +165,15 @@ class Rows:
         flags = np.asarray(given)
         if flags.dtype != np.bool_ or flags.ndim != 1:
             raise TypeError(f"Rows.where takes a boolean array of one dimension, got {shortened(given)}.")
-        if sum(int(np.count_nonzero(part[1:] != part[:-1])) for _, part in _overlapping(flags)) > 2 * _LISTED:
-            selection = Selection.of_flags(flags)
+        selection = Selection.of_flags(flags)
+        if _takes_less_as_bits(*selection.n_ranges):
             return cls._of_joined([Selected(selection, range(len(selection)))])
-        changes = [at + 1 + np.flatnonzero(part[1:] != part[:-1]) for at, part in _overlapping(flags)]
-        bounds = np.concatenate([np.arange(0), *changes])
-        if len(flags) and flags[0]:
-            bounds = np.append(0, bounds)
-        if len(flags) and flags[-1]:
-            bounds = np.append(bounds, len(flags))
-        return cls._of_joined(map(range, bounds[::2].tolist(), bounds[1::2].tolist()))
+        step = 1 << 24  # a stretch has one flag in common with the next
+        parts = ((start, flags[start : start + step + 1]) for start in range(0, len(flags), step))
+        changes = [start + 1 + np.flatnonzero(part[1:] != part[:-1]) for start, part in parts]
+        ends = [np.arange(0), *changes, np.array([len(flags)] * bool(len(flags) and flags[-1]), dtype=np.int64)]
+        bounds = np.concatenate([np.zeros(int(bool(len(flags) and flags[0])), dtype=np.int64), *ends])
+        return cls._of_joined(_ranges(bounds[::2], bounds[1::2]))
 
     @classmethod
     def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Rows:
@@ -401,20 +400,23 @@ _LISTED = 1024
 _RANGE_BYTES, _BLOCK_BYTES = 112, BLOCK // 8 + 16
 
 
+def _takes_less_as_bits(n_ranges: int, n_blocks: int) -> bool:
+    """Whether ascending ranges are kept as a selection; blocks in two ranges count twice."""
+    return n_ranges > _LISTED and n_blocks * _BLOCK_BYTES < n_ranges * _RANGE_BYTES
+
+
 def _pieces(starts: Int64Array, stops: Int64Array) -> Iterable[Piece]:
     """Return ranges that are joined already as pieces: as a selection, if they ascend and it takes less memory."""
     if len(starts) > _LISTED and (starts[1:] > stops[:-1]).all():
-        n_blocks = int(((stops - 1) // BLOCK - starts // BLOCK + 1).sum())  # blocks in two ranges count twice
-        if n_blocks * _BLOCK_BYTES < len(starts) * _RANGE_BYTES:
+        n_blocks = int(((stops - 1) // BLOCK - starts // BLOCK + 1).sum())
+        if _takes_less_as_bits(len(starts), n_blocks):
             selection = Selection.of_bounds(starts, stops)
             return [Selected(selection, range(len(selection)))]
+    return _ranges(starts, stops)
+
+
+def _ranges(starts: Int64Array, stops: Int64Array) -> Iterable[range]:
     return map(range, starts.tolist(), stops.tolist())
-
-
-def _overlapping(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-    """Cut an array into stretches that have one value in common; return where each begins."""
-    step = 1 << 24
-    return ((start, flags[start : start + step + 1]) for start in range(0, len(flags), step))
 
 
 @dataclass(frozen=True)

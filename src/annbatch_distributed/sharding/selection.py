@@ -173,6 +173,29 @@ class Selection:
             return before
         return before + int(np.unpackbits(self.bits[slot], bitorder="little")[: row % BLOCK].sum())
 
+    def at(self, places: range) -> Selection:
+        """Return the rows at some consecutive positions."""
+        if len(places) == len(self):
+            return self
+        slots = np.searchsorted(self._stops, [places.start, places.stop - 1], side="right") if places else [0, -1]
+        bits = self.bits[slots[0] : slots[1] + 1].copy()
+        if places:
+            rows = self.rows_at(np.array([places.start, places.stop - 1])) % BLOCK
+            bits[0] &= np.packbits(np.arange(BLOCK) >= rows[0], bitorder="little")
+            bits[-1] &= np.packbits(np.arange(BLOCK) <= rows[1], bitorder="little")
+        return Selection(self.blocks[slots[0] : slots[1] + 1].copy(), bits)
+
+    @cached_property
+    def n_ranges(self) -> tuple[int, int]:
+        """How many ranges of consecutive rows there are, and how many blocks they are in, each range by itself."""
+        words: Words = self.bits.view("<u8").astype(np.uint64, copy=False)
+        before = np.zeros_like(words)  # whether the row before the first one of a word is selected
+        before[:, 1:] = words[:, :-1] >> np.uint64(63)
+        in_blocks = int(np.bitwise_count(words & ~((words << np.uint64(1)) | before)).sum())
+        goes_on = (self.blocks[1:] == self.blocks[:-1] + 1) & (words[:-1, -1] >> np.uint64(63)).astype(np.bool_)
+        goes_on &= (words[1:, 0] & np.uint64(1)).astype(np.bool_)
+        return in_blocks - int(np.count_nonzero(goes_on)), in_blocks
+
     def without(self, other: Selection) -> Selection:
         """Return the rows that are not in another selection."""
         slots = np.minimum(np.searchsorted(self.blocks, other.blocks), len(self.blocks) - 1)

@@ -21,9 +21,19 @@ from annbatch_distributed.sharding.selection import Selected, Selection, sketch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from annbatch_distributed.sharding.rows import Int64Array
+    from annbatch_distributed.sharding.rows import Int64Array, IntArray
 
-__all__ = ["AnyMask", "Mask", "RowMask", "given_mask", "mask_sketch", "mask_text", "resolve_mask", "window"]
+__all__ = [
+    "AnyMask",
+    "Mask",
+    "RowMask",
+    "given_mask",
+    "mask_sketch",
+    "mask_text",
+    "resolve_mask",
+    "slices_text",
+    "window",
+]
 
 
 class _Values(Protocol):
@@ -76,7 +86,8 @@ def resolve_mask(mask: AnyMask, within: Mask = _ALL) -> Mask:
     >>> resolve_mask(slice(4_000, None), within=slice(0, 8_000))
     slice(4000, 8000, None)
     """
-    if isinstance(mask, slice) and (mask.stop, mask.step) == (None, None) and _is_front(mask.start):
+    parts = mask if isinstance(mask, list | tuple) else [mask]
+    if len(parts) == 1 and isinstance(parts[0], slice) and _is_all(parts[0]):
         return within
     resolved = _resolved(mask, *_ends(within))
     if within != _ALL:
@@ -84,8 +95,13 @@ def resolve_mask(mask: AnyMask, within: Mask = _ALL) -> Mask:
     return resolved
 
 
-def _is_front(start: object) -> bool:
-    return start is None or (isinstance(start, int | np.integer) and not isinstance(start, bool) and start == 0)
+def _is_all(part: slice) -> bool:
+    """Whether a slice is open at both ends, as annbatch writes it too."""
+    defaults = ((part.start, 0), (part.step, 1))
+    return part.stop is None and all(
+        value is None or (isinstance(value, int | np.integer) and not isinstance(value, bool) and value == default)
+        for value, default in defaults
+    )
 
 
 def _resolved(mask: AnyMask, first: int, stop: int | None) -> Mask:
@@ -117,7 +133,8 @@ def _resolve_slices(mask: Sequence[slice], first: int, stop: int | None) -> tupl
 
 def _resolve_slice(part: slice, first: int, last: int | None) -> slice:
     if not isinstance(part, slice):
-        raise TypeError(f"{_EXPECTED}, got a list with {shortened(part)} in it. Make an array of row numbers.")
+        way_out = "numpy.array of booleans" if isinstance(part, bool) else "numpy.array of row numbers"
+        raise TypeError(f"{_EXPECTED}, got a list with {shortened(part)} in it. Pass a {way_out}.")
     try:
         start = first if part.start is None else integer("start", part.start)
         stop = last if part.stop is None else integer("stop", part.stop)
@@ -141,6 +158,7 @@ def _resolve_values(mask: _Values) -> RowMask:
     if values.ndim != 1:
         raise ValueError(f"A mask must have one dimension, got an array of shape {values.shape}.")
     if values.dtype.kind == "b":
+        _check_index(mask)
         rows = Rows.where(values)
         if not rows:
             raise ValueError(f"mask must select at least one row, got {len(values)} values that are all False.")
@@ -152,37 +170,47 @@ def _resolve_values(mask: _Values) -> RowMask:
             f"{', NaN among them' if has_nan else ''}. Compare them, as obs['split'] == 'train' does, or convert whole "
             "numbers of rows with astype(int)."
         )
-    return RowMask(_of_numbers(integers("mask", values)))
+    integers("mask", values[:1])  # words of 64 bits without a sign are the exception, and are looked at below
+    return RowMask(_of_numbers(values))
 
 
 def _array(mask: _Values) -> npt.NDArray[Any]:
-    """The values of a mask; of a Series if its index doesn't say that they are of other rows."""
-    series = cast("Any", mask)
+    """The values of a mask; a ValueError if some are missing."""
+    values = cast("Any", mask)
+    dtype = getattr(values, "dtype", None)
+    missing: Any = 0
+    if isinstance(mask, np.ma.MaskedArray):
+        missing = np.ma.count_masked(mask)
+    elif not isinstance(dtype, np.dtype) and str(dtype).startswith("bool"):  # pandas' own, with a third value
+        missing = values.isna().sum()
+        values = values.fillna(False).astype(bool)
+    if missing:
+        raise ValueError(
+            f"A mask must be True or False for each row, got {missing} missing values among {len(values)}. Say what "
+            "they mean with fillna(False) or fillna(True)."
+        )
+    return np.asarray(values)
+
+
+def _check_index(mask: _Values) -> None:
+    """Raise a ValueError if the index of a Series says that its values are of other rows, or in another order."""
     if not all(hasattr(mask, name) for name in ("index", "dtype", "to_numpy")):
-        return np.asarray(mask)
-    if str(series.dtype) == "boolean":  # pandas' own, with a third value
-        n_missing = int(series.isna().sum())
-        if n_missing:
-            raise ValueError(
-                f"A mask must be True or False for each row, got {n_missing} missing values among {len(series)}. Say "
-                "what they mean with fillna(False) or fillna(True)."
-            )
-        series = series.astype(bool)
-    index = np.asarray(series.index)
-    if index.dtype.kind in "iu" and series.dtype == np.bool_:
-        # data sets that were put together each count from 0
-        wrong = np.flatnonzero((index != np.append(-1, index[:-1]) + 1) & (index != 0))
-        if len(wrong):
-            place = int(wrong[0])
-            raise ValueError(
-                "A Series that is a mask must have the rows of the collection in their order, and its index, which is "
-                f"compared with 0, 1, 2, ... (in each data set), has {index[place]} at place {place}. Don't filter, "
-                "sort or shuffle it. If the index means something else, pass its values with to_numpy()."
-            )
-    return np.asarray(series)
+        return
+    index = np.asarray(cast("Any", mask).index)
+    if index.dtype.kind not in "iuf":  # names of cells, which say nothing: "7" may be anywhere in a shuffled collection
+        return
+    # data sets that were put together each count from 0
+    wrong = np.flatnonzero((index != np.append(-1, index[:-1]) + 1) & (index != 0))
+    if len(wrong):
+        place = int(wrong[0])
+        raise ValueError(
+            "A Series that is a mask must have the rows of the collection in their order, and its index, which is "
+            f"compared with 0, 1, 2, ... (in each data set), has {index[place]} at place {place}. Don't filter, sort "
+            "or shuffle it. If the index means something else, pass its values with to_numpy()."
+        )
 
 
-def _of_numbers(numbers: Int64Array) -> Rows:
+def _of_numbers(numbers: IntArray) -> Rows:
     """Ascending rows of numbers in any order, each of them once."""
     if not len(numbers):
         raise ValueError("mask must select at least one row, got an array of none.")
@@ -191,17 +219,24 @@ def _of_numbers(numbers: Int64Array) -> Rows:
         raise ValueError(f"The rows of a mask count from 0, the front of the collection, got {lowest}.")
     if highest >= BOUND - 1:
         raise ValueError(f"The rows of a mask must be below 2**63 - 1, got {highest}.")
-    if highest < 16 * len(numbers):
+    if highest < 64 * len(numbers):
         flags = np.zeros(highest + 1, dtype=np.bool_)
-        flags[numbers] = True
+        for start in range(0, len(numbers), 1 << 20):  # numpy makes indices of 64 bits of others
+            flags[numbers[start : start + (1 << 20)]] = True
         n_different, rows = int(np.count_nonzero(flags)), Rows.where(flags)
     else:
-        different = np.unique(numbers)
+        ascending = np.sort(numbers)
+        different = ascending[np.append(True, ascending[1:] != ascending[:-1])]
         n_different, rows = len(different), Rows.of(different)
     if n_different < len(numbers):
+        way_out = (
+            "If they are flags, one for each row, pass them as booleans: values == 1."
+            if highest <= 1
+            else "A row would be read twice in an epoch; pass each of them once."
+        )
         raise ValueError(
             f"The rows of a mask must be different ones, got {len(numbers)} of which {len(numbers) - n_different} come "
-            "again. A row would be read twice in an epoch; pass each of them once, numpy.unique(rows) for instance."
+            f"again. {way_out}"
         )
     return rows
 
@@ -209,10 +244,16 @@ def _of_numbers(numbers: Int64Array) -> Rows:
 def _ascending(rows: Rows) -> Rows:
     if not rows:
         raise ValueError("mask must select at least one row, got Rows without any.")
-    if all(isinstance(piece, range | Selected) for piece in rows.pieces):
-        starts, stops = rows.bounds() if len(rows.pieces) > 1 else (np.arange(0), np.arange(0))
-        if (starts[1:] >= stops[:-1]).all():
+    match rows.pieces:
+        case (range(),):
             return rows
+        case (Selected(selection, places),):  # of nothing but these rows, as all that is made of it takes it to be
+            own = selection.at(places)
+            return Rows((Selected(own, range(len(own))),))
+    if all(isinstance(piece, range | Selected) for piece in rows.pieces):
+        starts, stops = rows.bounds()
+        if (starts[1:] >= stops[:-1]).all():
+            return Rows.of_bounds(starts, stops)
     return _of_numbers(rows.to_array())
 
 
@@ -240,16 +281,24 @@ def _bounds(mask: Mask) -> tuple[Int64Array, Int64Array]:
 
 def _check_within(mask: Mask, within: Mask) -> None:
     """Raise a ValueError if a mask has rows that are not within another one."""
+    (first, stop), (own_first, own_stop) = _ends(mask), _ends(within)
+    is_between = own_first <= first and (own_stop is None or (stop is not None and stop <= own_stop))
+    match mask, within:
+        case _, slice() | RowMask(Rows((range(),))) if is_between:
+            return
+        case RowMask(Rows((Selected(selection),))), RowMask(Rows((Selected(own),))) if not len(selection.without(own)):
+            return
     (starts, stops), (own_starts, own_stops) = _bounds(mask), _bounds(within)
     which = np.searchsorted(own_starts, starts, side="right") - 1
     beyond = np.flatnonzero((which < 0) | (stops > own_stops[which]))
     if len(beyond):
-        start, stop = int(starts[beyond[0]]), int(stops[beyond[0]])
-        part = _text(slice(start, None if stop == _END else stop))
+        at = beyond[0]
+        begins = starts[at] if which[at] < 0 else max(starts[at], own_stops[which[at]])
+        part = _text(slice(int(begins), None if stops[at] == _END else int(stops[at])))
         raise ValueError(
-            f"The mask {_shown(mask)} reaches beyond {_shown(within)}, the mask of the wrapped sampler: {part} is not "
-            "within it. What that one leaves out is held out. Pass a mask that narrows it down, or give the wrapped "
-            "sampler a wider one."
+            f"The mask {_shown(mask)} reaches beyond {_shown(within)}, the mask of the wrapped sampler: rows in {part} "
+            "are not within it. What that one leaves out is held out. Pass a mask that narrows it down, or give the "
+            "wrapped sampler a wider one."
         )
 
 
@@ -298,27 +347,39 @@ def given_mask(mask: Mask) -> slice | list[slice] | Rows:
 
 
 def mask_text(mask: Mask) -> str:
-    """Return a text that is another one for another mask: its ranges, or a digest if there are very many rows apart."""
-    if not isinstance(mask, RowMask):
-        parts = mask if isinstance(mask, tuple) else (mask,)
-        return ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in parts)
-    texts = (
-        f"{piece.start}:{piece.stop}" if isinstance(piece, range) else f"{piece}, digest {piece.selection.digest}"
-        for piece in mask.rows.pieces
-        if isinstance(piece, range | Selected)
-    )
-    return ", ".join(texts)
+    """Return a text that is the same for the same rows and another one for others: ranges, or a digest of very many."""
+    match mask:
+        case tuple() if len(mask) > 1 and mask[-1].stop is not None:
+            return mask_text(RowMask(window(mask, mask[-1].stop)))
+        case RowMask(Rows((Selected(selection, places) as piece,))):
+            return f"{piece}, digest {selection.at(places).digest}"
+        case RowMask(rows):
+            return ", ".join(f"{piece.start}:{piece.stop}" for piece in rows.pieces if isinstance(piece, range))
+        case _:
+            return slices_text(mask)
+
+
+def slices_text(mask: Mask) -> str:
+    """Return the slices of a mask as a text, as states had it for any number of them; empty if it has none."""
+    parts = mask if isinstance(mask, tuple) else () if isinstance(mask, RowMask) else (mask,)
+    return ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in parts)
 
 
 def mask_sketch(mask: Mask) -> str:
-    """Return a text by which rows are counted that are in one of two masks alone; empty if their ranges say it."""
+    """Return a text by which rows are counted that are in one of two masks alone; empty if their texts show them."""
     match mask:
         case RowMask(Rows((Selected(selection),))):
             return sketch(selection)
-        case RowMask(rows):
+        case tuple() if mask[-1].stop is not None and len(mask) > _FEW:
+            return mask_sketch(RowMask(window(mask, mask[-1].stop)))
+        case RowMask(rows) if len(rows.pieces) > _FEW and len(rows) <= _SKETCHED:
             return sketch(Selection.of_bounds(*rows.bounds()))
         case _:
             return ""
+
+
+#: So few ranges say by themselves where masks differ; and so many rows, in few ranges, take too long to sketch.
+_FEW, _SKETCHED = 8, 1 << 28
 
 
 def _shown(mask: Mask) -> str:

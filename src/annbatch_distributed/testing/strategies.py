@@ -76,7 +76,7 @@ def _row_masks(draw: st.DrawFn, n_obs: int) -> AnyMask:
         start, value = stop, not value
     if not flags.any():
         flags[draw(st.integers(0, n_obs - 1))] = True
-    kind = draw(st.sampled_from(("boolean", "integers", "rows", "selection")))
+    kind = draw(st.sampled_from(("boolean", "integers", "rows", "selection", "part of a selection")))
     if kind == "boolean":
         return flags
     if kind == "integers":
@@ -85,7 +85,10 @@ def _row_masks(draw: st.DrawFn, n_obs: int) -> AnyMask:
     if kind == "rows":
         return Rows.where(flags)
     selection = Selection.of_flags(flags)  # which Rows.where makes of very many ranges only
-    return Rows((Selected(selection, range(len(selection))),))
+    first, last = 0, len(selection) - 1
+    if kind == "part of a selection":
+        first, last = sorted((draw(st.integers(first, last)), draw(st.integers(first, last))))
+    return Rows((Selected(selection, range(first, last + 1)),))
 
 
 @st.composite

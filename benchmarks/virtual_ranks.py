@@ -1,0 +1,172 @@
+"""Virtual ranks: what they take, and what they are for.
+
+1. Exhausting a rank's pass, without reading: a rank that runs virtual ones, compared with one that has as many rows
+   of the same sampler without them. Times are CPU seconds of one process, the two alternate, and reported are medians
+   of the ratios of neighbours.
+2. The loss of a linear model that any number of ranks trains on the same cells, with gradients averaged over ranks as
+   DDP does: with plain ranks, whose batches are as many times smaller, and with virtual ones. All ranks run in this
+   process, one after the other. This makes the figure of the documentation.
+
+    python benchmarks/virtual_ranks.py                            # draws the figure of the documentation
+    python benchmarks/virtual_ranks.py --small --out small.svg    # the same at a size for tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import numpy as np
+from annbatch.samplers import RandomSampler
+from matplotlib.figure import Figure
+
+from annbatch_distributed import DistributedSampler, Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    type Floats = npt.NDArray[np.float64]
+    type Rows = npt.NDArray[np.int64]
+
+FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "virtual-ranks.svg"
+#: chunk_size, preload_nchunks, batch_size: annbatch's FAQ, and its tutorial.
+CONFIGURATIONS = [(512, 32, 4096), (64, 32, 256)]
+VIRTUAL_RANKS = 8
+#: Of the losses: how many rows a step has over all ranks.
+GLOBAL_BATCH = 256
+WORLD_SIZES = 1, 2, 4, 8
+
+
+def exhaust(sampler: DistributedSampler, n_obs: int) -> float:
+    """Return the CPU time of a pass."""
+    sampler.set_epoch(0)
+    began = time.process_time()
+    for _ in sampler.sample(n_obs):
+        pass
+    return time.process_time() - began
+
+
+def compare(configuration: tuple[int, int, int], sharding: str, n_own: int, n_obs: int, repeats: int) -> list[float]:
+    """Return the ratios of a rank with ``n_own`` virtual ones to one with as many rows."""
+    rank = Rank(0, VIRTUAL_RANKS // n_own)
+    virtual = DistributedSampler(
+        RandomSampler(*configuration),
+        dist_info=rank,
+        seed=0,
+        sharding=sharding,
+        virtual_ranks=VIRTUAL_RANKS,
+    )
+    plain = DistributedSampler(
+        RandomSampler(*configuration),
+        dist_info=rank,
+        seed=0,
+        sharding=sharding,
+    )
+    ratios = []
+    for repeat in range(repeats + 1):
+        times = {}
+        for one in (virtual, plain) if repeat % 2 else (plain, virtual):
+            times[one is virtual] = exhaust(one, n_obs)
+        ratios.append(times[True] / times[False])
+    return ratios[1:]  # the first passes plan
+
+
+def steps(world_size: int, epoch: int, virtual_ranks: int | None, n_obs: int) -> Iterator[list[Rows]]:
+    """Yield, for each step, the rows of every rank's batch."""
+    size = GLOBAL_BATCH // (virtual_ranks or world_size)
+    passes = []
+    for rank in range(world_size):
+        sampler = DistributedSampler(
+            RandomSampler(size, 8, size),
+            dist_info=Rank(rank, world_size),
+            seed=0,
+            sharding="shuffled",
+            virtual_ranks=virtual_ranks,
+        )
+        sampler.set_epoch(epoch)
+        passes.append(batches(sampler, n_obs))
+    yield from map(list, zip(*passes, strict=True))
+
+
+def batches(sampler: DistributedSampler, n_obs: int) -> Iterator[Rows]:
+    """Yield the rows of every batch of a rank."""
+    for request in sampler.sample(n_obs):
+        rows = np.concatenate([np.arange(part.start, part.stop) for part in request["requests"]])
+        yield from (rows[split] for split in request["splits"])
+
+
+def losses(world_size: int, virtual_ranks: int | None, cells: Floats, targets: Floats, epochs: int) -> Floats:
+    """Return the mean loss of every step over all ranks, while a linear model learns the targets."""
+    weights, found = np.zeros(cells.shape[1]), []
+    for epoch in range(epochs):
+        for ranks in steps(world_size, epoch, virtual_ranks, len(cells)):
+            errors = [cells[rows] @ weights - targets[rows] for rows in ranks]
+            found.append(np.mean([np.square(error).mean() for error in errors]))
+            gradients = [cells[rows].T @ error / len(rows) for rows, error in zip(ranks, errors, strict=True)]
+            weights -= 0.02 * np.mean(gradients, axis=0)
+    return np.array(found)
+
+
+def draw(curves: dict[str, dict[int, Floats]], out: Path) -> None:
+    """Write the figure: a panel for each case, and in it a line for each number of ranks."""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "virtual-ranks", "font.size": 9}):
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        panels = figure.subplots(ncols=len(curves), sharey=True)
+        for panel, (name, of_ranks) in zip(panels, curves.items(), strict=True):
+            for (world_size, found), (color, width) in zip(
+                of_ranks.items(), [("#c6dbef", 5), ("#6baed6", 3.5), ("#2171b5", 2), ("#d7301f", 0.8)], strict=True
+            ):
+                label = f"{world_size} rank{'s' * (world_size > 1)}"
+                panel.plot(np.arange(1, len(found) + 1), found, color=color, linewidth=width, label=label)
+            panel.set_title(name, fontsize="medium")
+            panel.set_xlabel("step")
+            panel.grid(color="#dddddd", linewidth=0.6)
+        panels[0].set_ylabel("training loss of the step")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, print the ratios and the differences, and draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="where the figure goes")
+    arguments = parser.parse_args()
+    if arguments.small and arguments.out == FIGURE:
+        parser.error("--small needs an --out, or the figure of the documentation would be a small one")
+    n_obs, repeats = (400_000, 2) if arguments.small else (10_000_000, 9)
+    print(f"{n_obs:.0e} rows, {VIRTUAL_RANKS} virtual ranks: CPU time of a rank's pass, of one without; of {repeats}")
+    print("chunk/preload/batch   sharding     of a rank   ratio")
+    for configuration in CONFIGURATIONS:
+        for sharding in ("contiguous", "shuffled"):
+            for n_own in (2, VIRTUAL_RANKS):
+                ratios = compare(configuration, sharding, n_own, n_obs, repeats)
+                name = "/".join(map(str, configuration))
+                print(
+                    f"{name:>19}   {sharding:10}   {n_own:9}   {statistics.median(ratios):.2f} "
+                    f"({min(ratios):.2f} to {max(ratios):.2f})"
+                )
+    rng = np.random.default_rng(0)
+    n_cells, epochs = (4_096, 1) if arguments.small else (8_192, 2)
+    groups = np.repeat(np.arange(8), n_cells // 8)  # in stretches, as samples come one after the other
+    cells = rng.normal(size=(n_cells, 16)) + rng.normal(size=(8, 16))[groups]
+    targets = cells @ rng.normal(size=16) + rng.normal(size=n_cells)
+    curves = {
+        name: {size: losses(size, virtual, cells, targets, epochs) for size in WORLD_SIZES}
+        for name, virtual in (("plain ranks", None), (f"{VIRTUAL_RANKS} virtual ranks", VIRTUAL_RANKS))
+    }
+    for name, of_ranks in curves.items():
+        largest = max(np.abs(found - of_ranks[1]).max() for found in of_ranks.values())
+        print(f"{name}: losses of {', '.join(map(str, WORLD_SIZES))} ranks differ by {largest:.1e} at most")
+    draw(curves, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""One rank of a training on virtual ranks: ``job_virtual COLLECTION FOLDER VIRTUAL_RANKS WORKERS STOP_AT``.
+
+It trains a linear model with DDP, and rank 0 writes down the mean loss of every step over all ranks. The rank that is
+to stop is killed after so many steps of the last epoch, between two checkpoints; ``STOP_AT`` 0 trains to the end. A
+checkpoint that is there is gone on with, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import zarr
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from annbatch_distributed import DistributedSampler, StatefulLoader
+from tests.processes.configurations import CHUNKS
+
+EPOCHS = 2
+#: A checkpoint is made after so many steps of each epoch, and every multiple.
+EVERY = 4
+
+
+def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, stop_at: int) -> None:
+    """Train to the end, or until a rank is killed."""
+    sampler = DistributedSampler(
+        RandomSampler(**CHUNKS), dist_info="torch", seed=0, sharding="shuffled", virtual_ranks=virtual_ranks
+    )
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
+    loader.use_collection(DatasetCollection(collection, mode="r"))
+    loader.check_ranks_agree()
+    batches = loader.to_dataloader(num_workers=n_workers)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(loader.n_var, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    checkpoint, losses = folder / "checkpoint.pt", []
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        batches.load_state_dict(saved["batches"])
+        losses = saved["losses"]
+    for epoch in range(sampler.next_epoch, EPOCHS):
+        batches.set_epoch(epoch)
+        done = sampler.batches_done
+        for step, batch in enumerate(batches, start=done + 1):
+            cells = batch["X"].to_dense() / 100
+            loss = nn.functional.mse_loss(model(cells), torch.sin(cells[:, :1] * 20))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mean = loss.detach()
+            dist.all_reduce(mean)
+            rows: list[list[int]] = [[]] * dist.get_world_size()
+            dist.all_gather_object(rows, batch["index"].tolist())
+            losses.append((epoch, step, float(mean) / dist.get_world_size(), sorted(sum(rows, []))))  # noqa: RUF017 few
+            if dist.get_rank() == 0 and step % EVERY == 0:
+                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+                torch.save(state | {"batches": batches.state_dict()}, checkpoint.with_suffix(".unfinished"))
+                checkpoint.with_suffix(".unfinished").replace(checkpoint)
+            if (epoch, step) == (EPOCHS - 1, stop_at):
+                dist.barrier()
+                if dist.get_rank() == dist.get_world_size() - 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+    if dist.get_rank() == 0:
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    train(*map(Path, sys.argv[1:3]), *map(int, sys.argv[3:]))
+    dist.destroy_process_group()
