@@ -45,6 +45,15 @@ def test_the_holes_benchmark_compares_every_way_to_read_what_was_selected() -> N
     assert all(line.count("(") == 4 for line in lines if "selected" in line)
 
 
+def test_the_virtual_ranks_benchmark_measures_their_cost_and_draws_losses_that_agree(tmp_path: Path) -> None:
+    lines = lines_of("virtual_ranks.py", "--small", "--out", tmp_path / "small.svg")
+    assert sum(line.split()[0] in ("512/32/4096", "64/32/256") for line in lines) == 8
+    plain, virtual = lines[-2:]
+    assert float(plain.split("differ by ")[1].split()[0]) > 0.1
+    assert float(virtual.split("differ by ")[1].split()[0]) < 1e-9
+    assert ET.parse(tmp_path / "small.svg").getroot().tag.endswith("svg")
+
+
 def test_the_workers_benchmark_measures_every_configuration() -> None:
     title, names, *lines = lines_of("workers.py", "--small")
     assert title.startswith("4e+04 cells read by 2 workers")

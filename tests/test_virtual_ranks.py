@@ -193,6 +193,14 @@ def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read()
     assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
 
 
+def test_large_batches_are_joined_as_small_ones_are() -> None:
+    for size in (16, 2048):
+        sampler = RandomSampler(size, 2, size)
+        read = [batches(rank.sample(20_000)) for rank in job(sampler, 4, seed=0, remainder="keep")]
+        (alone,) = job(sampler, 1, seed=0, remainder="keep", virtual_ranks=4)
+        assert batches(alone.sample(20_000)) == joined(read, 1)[0]
+
+
 def test_a_batch_is_of_one_class_for_each_virtual_rank() -> None:
     labels = pd.Categorical.from_codes(np.repeat([0, 1, 0, 1], 250), categories=["B", "T"])
     wrapped = ClassSampler(10, 2, 20, classes=labels, num_samples=400)

@@ -119,7 +119,7 @@ bounds = st.tuples(st.integers(0, 10), st.integers(0, 10)).map(lambda pair: slic
 def test_requests_translated_ahead_are_those_translated_one_by_one(several: list[Any]) -> None:
     requests: list[LoadRequest] = [{"requests": one, "splits": [np.arange(2)]} for one in several]
     one_by_one = [list(translate([request], ROWS, name="It")) for request in requests]
-    ahead = list(translate(requests, ROWS, name="It", ahead=True))
+    ahead = list(translate(requests, ROWS, name="It", rows_ahead=1 << 20))
     assert [request_rows(request) for request in ahead] == [request_rows(request) for [request] in one_by_one]
 
 
@@ -133,7 +133,7 @@ def test_a_sampler_is_run_ahead_by_no_more_than_some_rows_and_only_if_it_may_be(
 
     next(translate(requests(), ROWS, name="It"))
     assert len(taken) == 1
-    next(translate(requests(), ROWS, name="It", ahead=True))
+    next(translate(requests(), ROWS, name="It", rows_ahead=1 << 20))
     assert 1_000 < len(taken) < 1_100
 
 

@@ -195,7 +195,7 @@ def test_a_sampler_runs_ahead_until_there_are_slices_or_rows_enough_and_again_af
         (0, [2**19] * 9, 2),
     ]:
         taken.clear()
-        ahead = translate(requests(slices, sizes), Rows((range(10),)), name="It", ahead=True)
+        ahead = translate(requests(slices, sizes), Rows((range(10),)), name="It", rows_ahead=1 << 20)
         for number in range(2 * per_group):
             next(ahead)
             assert len(taken) == (1 + number // per_group) * per_group
@@ -206,7 +206,7 @@ def test_of_requests_translated_ahead_the_one_that_strays_is_named_whatever_is_b
         {"requests": part, "splits": []} for part in ([], [slice(3, 7)], [slice(4, 4)], [slice(8, 11)], [])
     ]
     with pytest.raises(RuntimeError, match=r"was given the rows \[0, 10\) and asked for rows from \[8, 11\)"):
-        list(translate(requests, Rows((range(10),)), name="It", ahead=True))
+        list(translate(requests, Rows((range(10),)), name="It", rows_ahead=1 << 20))
 
 
 def test_repeats_are_marked_in_every_request() -> None:

@@ -7,7 +7,7 @@ have as many, so that no rows are read twice.
 
 from __future__ import annotations
 
-from itertools import accumulate, chain, pairwise, zip_longest
+from itertools import accumulate, chain, islice, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -29,6 +29,7 @@ def join(streams: Sequence[Iterator[LoadRequest]]) -> Iterator[LoadRequest]:
     A rank that has fewer batches than others is missing in the last ones.
     """
     ended = [False] * len(streams)
+    layout = _Layout([], [], [])
     while True:
         taken: list[list[LoadRequest]] = [[] for _ in streams]
         counts = [0] * len(streams)
@@ -45,47 +46,77 @@ def join(streams: Sequence[Iterator[LoadRequest]]) -> Iterator[LoadRequest]:
             behind = [rank for rank, n_batches in enumerate(counts) if not ended[rank] and n_batches < max(most, 1)]
         if not any(taken):
             return
-        yield _joined(taken)
+        joined, layout = _joined(taken, layout)
+        yield joined
 
 
-def _joined(taken: Sequence[Sequence[LoadRequest]]) -> LoadRequest:
-    """One load request of those of each rank."""
+class _Layout:
+    """Where the positions of the batches of several ranks are moved to: the same for most load requests of a pass."""
+
+    def __init__(self, lengths: list[int], begins: list[int], n_parts: list[int]) -> None:
+        self.lengths, self.begins, self.n_parts = lengths, begins, n_parts
+        parts = iter(lengths)
+        self.stops = list(accumulate(sum(islice(parts, n_own)) for n_own in n_parts))
+        self._bounds = list(pairwise([0, *accumulate(lengths)]))
+        self._moved_by = np.repeat(np.array(begins, dtype=np.intp), 0 if self._is_coarse else lengths)
+
+    @property
+    def _is_coarse(self) -> bool:
+        """Whether parts are large, so that a call of numpy's for each takes less than to go through all rows again."""
+        return bool(self.stops) and self.stops[-1] >= 1024 * len(self.lengths)
+
+    def moved(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
+        """Return the positions of all parts, one after the other, each moved on to where its rows begin."""
+        if not self._is_coarse:
+            positions = np.concatenate([np.arange(0), *parts])
+            positions += self._moved_by
+            return positions
+        positions = np.empty(self.stops[-1], dtype=np.intp)
+        for part, begin, (start, stop) in zip(parts, self.begins, self._bounds, strict=True):
+            np.add(part, begin, out=positions[start:stop])
+        return positions
+
+    def is_of(self, lengths: list[int], begins: list[int], n_parts: list[int]) -> bool:
+        """Whether it is that of parts of these lengths, from load requests that begin there."""
+        return (self.lengths, self.begins, self.n_parts) == (lengths, begins, n_parts)
+
+
+def _joined(taken: Sequence[Sequence[LoadRequest]], layout: _Layout) -> tuple[LoadRequest, _Layout]:
+    """One load request of those of each rank, and its layout."""
     requests = [request for of_rank in taken for request in of_rank]
     all_rows: list[Any] = [request["requests"] for request in requests]
     if any(map(is_index_array, all_rows)):
         all_rows = [rows_of(rows) for rows in all_rows]
-        lengths = list(map(len, all_rows))
+        n_rows = list(map(len, all_rows))
         joined_rows: Any = np.concatenate(all_rows)
     else:
-        lengths = [sum(part.stop - part.start for part in parts) for parts in all_rows]
+        # arrays of slices, as annbatch's own samplers have them, take longer to go through
+        all_rows = [rows.tolist() if isinstance(rows, np.ndarray) else rows for rows in all_rows]
+        n_rows = [sum([part.stop - part.start for part in parts]) for parts in all_rows]
         joined_rows = list(chain.from_iterable(all_rows))
-    # where the rows of each load request begin in the joined one
-    begins = iter([0, *accumulate(lengths)])
-    batches = []
-    for of_rank in taken:
-        splits = [
-            (split, begin) for request, begin in zip(of_rank, begins, strict=False) for split in request["splits"]
-        ]
-        batches.append(splits)
-    joined: dict[str, Any] = {"requests": joined_rows, "splits": _in_turn(batches)}
+    # for each rank, the splits of its batches, and where the rows of their load requests begin in the joined one
+    n_before = iter([0, *accumulate(n_rows)])
+    splits = [list(chain.from_iterable(request["splits"] for request in of_rank)) for of_rank in taken]
+    begins = [
+        [begin for request, begin in zip(of_rank, n_before, strict=False) for _ in request["splits"]]
+        for of_rank in taken
+    ]
+    # by step, and in it by rank
+    n_parts = [sum(step < len(own) for own in splits) for step in range(max(map(len, splits)))]
+    parts: list[Any] = [part for part in chain.from_iterable(zip_longest(*splits)) if part is not None]
+    own_begins = [begin for begin in chain.from_iterable(zip_longest(*begins)) if begin is not None]
+    lengths = list(map(len, parts))
+    if not layout.is_of(lengths, own_begins, n_parts):
+        layout = _Layout(lengths, own_begins, n_parts)
+    positions = layout.moved(parts)
+    joined: dict[str, Any] = {
+        "requests": joined_rows,
+        "splits": [positions[start:stop] for start, stop in pairwise([0, *layout.stops])],
+    }
     if any("repeated" in request for request in requests):
         marks = [
             request.get("repeated", np.zeros(length, dtype=np.bool_))
-            for request, length in zip(cast("list[Any]", requests), lengths, strict=True)
+            for request, length in zip(cast("list[Any]", requests), n_rows, strict=True)
         ]
         joined["repeated"] = np.concatenate(marks)
-    return cast("LoadRequest", joined)
-
-
-def _in_turn(batches: Sequence[Sequence[tuple[npt.NDArray[Any], int]]]) -> list[npt.NDArray[Any]]:
-    """Join the batches of all ranks: for each of a rank's, its split, and where the rows of its load request begin."""
-    steps = [[part for part in parts if part is not None] for parts in zip_longest(*batches)]
-    if not steps:
-        return []
-    lengths = [[len(split) for split, _ in step] for step in steps]
-    # all at once: a call of numpy's takes as long as some hundred rows
-    positions = np.concatenate([split for step in steps for split, _ in step])
-    begins = np.array([begin for step in steps for _, begin in step], dtype=positions.dtype)
-    positions += np.repeat(begins, list(chain.from_iterable(lengths)))
-    stops = list(accumulate(map(sum, lengths)))
-    return [positions[start:stop] for start, stop in pairwise([0, *stops])]
+    return cast("LoadRequest", joined), layout

@@ -278,16 +278,17 @@ def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRe
 
 
 def translate(
-    requests: Iterable[LoadRequest], rows: Rows, *, name: str, ahead: bool = False, longest_hole: int = 0
+    requests: Iterable[LoadRequest], rows: Rows, *, name: str, rows_ahead: int = 0, longest_hole: int = 0
 ) -> Iterator[LoadRequest]:
     """Turn local rows ``[0, len(rows))`` of load requests with splits into global rows.
 
     Splits index a request's rows, so that they stay, unless there are holes to be read through, see :mod:`holes`.
 
-    A sampler that doesn't use what it has yielded again may be run ``ahead``, so that several requests are turned at
-    once: that costs mostly the same for one and for many. A RuntimeError if a request reaches beyond the local rows.
+    A sampler that doesn't use what it has yielded again may be run ahead, so that several requests of ``rows_ahead``
+    rows are turned at once: that costs mostly the same for one and for many. A RuntimeError if a request reaches beyond
+    the local rows.
     """
-    for group in _groups(requests) if ahead else ([request] for request in requests):
+    for group in _groups(requests, rows_ahead) if rows_ahead else ([request] for request in requests):
         of_slices = [request for request in group if not is_index_array(request["requests"])]
         ranges = _slices_to_global(of_slices, rows, name)
         for request in group:
@@ -300,11 +301,11 @@ def translate(
             yield holes.of_rows({**request, "requests": rows.to_global(local)}, longest_hole)
 
 
-#: How many slices make it worth while, and of how many rows the splits may be held: they take 8 MiB.
-_SLICES_AT_ONCE, _ROWS_AT_ONCE = 1 << 11, 1 << 20
+#: How many slices make it worth while.
+_SLICES_AT_ONCE = 1 << 11
 
 
-def _groups(requests: Iterable[LoadRequest]) -> Iterator[list[LoadRequest]]:
+def _groups(requests: Iterable[LoadRequest], rows_at_once: int) -> Iterator[list[LoadRequest]]:
     """Put requests together until they are enough."""
     group: list[LoadRequest] = []
     n_slices = n_rows = 0
@@ -312,7 +313,7 @@ def _groups(requests: Iterable[LoadRequest]) -> Iterator[list[LoadRequest]]:
         group.append(request)
         n_slices += len(request["requests"])
         n_rows += sum(map(len, request["splits"]))
-        if n_slices >= _SLICES_AT_ONCE or n_rows >= _ROWS_AT_ONCE:
+        if n_slices >= _SLICES_AT_ONCE or n_rows >= rows_at_once:
             yield group
             group, n_slices, n_rows = [], 0, 0
     if group:

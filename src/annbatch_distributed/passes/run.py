@@ -139,9 +139,10 @@ class Pass(Iterator[LoadRequest]):
             # a shard that is a mask is one range, and its requests are for global rows already
             first = next(iter(shard.rows)) if restricted else 0
             requests = mark_repeats(requests, first + shard.n_own)
-        longest, ahead = self.longest_hole, is_annbatchs_own(sampler)
+        longest = self.longest_hole
         if not restricted:
-            return translate(requests, shard.rows, name=name, ahead=ahead, longest_hole=longest)
+            ahead = _ROWS_AHEAD // len(self.ranks) if is_annbatchs_own(sampler) else 0
+            return translate(requests, shard.rows, name=name, rows_ahead=ahead, longest_hole=longest)
         # slices stay as annbatch's own sampler has them: only the parts of a request that was selected have holes
         return (of_rows(request, longest) if is_index_array(request["requests"]) else request for request in requests)
 
@@ -151,6 +152,10 @@ class Pass(Iterator[LoadRequest]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # nothing but the stream, which a copy leaves out, ever changes in place
         return copy.copy(self)
+
+
+#: Of how many rows the splits may be held, by all virtual ranks together: they take 8 MiB.
+_ROWS_AHEAD = 1 << 20
 
 
 def follow_epoch(sampler: Sampler, epoch: int) -> None:
