@@ -16,7 +16,7 @@ from annbatch.samplers import ClassSampler, RandomSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally, deferred
 from tests.meeting import heard
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 from tests.strategies import Job, jobs
@@ -182,6 +182,86 @@ def test_nothing_is_read_twice_where_load_requests_have_unequal_numbers_of_batch
         requests = [list(rank.sample(n_obs)) for rank in ranks]
         assert [batches(own) for own in requests] == joined(read, world_size)
         assert sorted(row for own in requests for request in own for row in request_rows(request)) == list(range(n_obs))
+
+
+class Ragged(MaskBlind):
+    """Has any number of batches in its load requests, and uses the memory of splits again."""
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        rng, start, buffer = np.random.default_rng(n_obs), 0, np.empty(n_obs, dtype=np.intp)
+        while start < n_obs:
+            n_rows = min(int(rng.integers(1, 5)) * self.batch_size, n_obs - start)
+            buffer[:n_rows] = rng.permutation(n_rows)
+            splits = [buffer[at : min(at + self.batch_size, n_rows)] for at in range(0, n_rows, self.batch_size)]
+            yield {"requests": [slice(start, start + n_rows)], "splits": splits}
+            buffer[:n_rows] = -1
+            start += n_rows
+
+
+def read_one_by_one(sampler: DistributedSampler, n_obs: int) -> tuple[Read, int]:
+    """What is read if each load request is read before the next is asked for, and the rows of the largest."""
+    found, most = [], 0
+    for request in sampler.sample(n_obs):
+        found += batches([request])
+        most = max(most, len(request_rows(request)))
+    return found, most
+
+
+@pytest.mark.parametrize("read_through", [0, 64])
+@pytest.mark.parametrize("virtual_ranks", [2, 4, 8])
+def test_however_many_batches_load_requests_have_the_memory_is_bounded(virtual_ranks: int, read_through: int) -> None:
+    n_obs = 401 * virtual_ranks
+    options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
+    read = [read_one_by_one(rank, n_obs)[0] for rank in job(Ragged(2), virtual_ranks, **options)]
+    for world_size in divisors(virtual_ranks):
+        for rank, sampler in enumerate(job(Ragged(2), world_size, virtual_ranks=virtual_ranks, **options)):
+            found, most = read_one_by_one(sampler, n_obs)
+            assert found == joined(read, world_size)[rank]
+            assert most <= 4 * 8 * virtual_ranks // world_size
+
+
+def test_workers_of_virtual_ranks_of_unequal_length_hold_no_more_than_a_few_load_requests() -> None:
+    n_obs = 4 * 16 * 100 + 1
+    (sampler,) = job(RandomSampler(16, 4, 16), 1, seed=0, remainder="keep", virtual_ranks=4)
+    sizes: list[int] = []
+
+    def read(duplicate: DistributedSampler) -> Read:
+        found, most = read_one_by_one(duplicate, n_obs)
+        sizes.append(most)
+        return found
+
+    assert sorted(flat(Workers(sampler, 2, read=read))) == list(range(n_obs))
+    assert max(sizes) <= 4 * 4 * 64 * 1.25
+
+
+def test_virtual_ranks_are_of_the_outermost_wrapper_alone() -> None:
+    inner = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0, virtual_ranks=4)
+    middle = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
+    with pytest.raises(ValueError, match="only the outermost can have virtual_ranks, got DistributedSampler"):
+        DistributedSampler(inner, dist_info=Rank(0, 2))
+    later = DistributedSampler(RandomSampler(4, 2, 4), dist_info=deferred(lambda: (0, 0)), virtual_ranks=4)
+    with pytest.raises(ValueError, match="only the outermost can have virtual_ranks, got DistributedSampler"):
+        DistributedSampler(later, dist_info=Rank(0, 2))
+    steps = []
+    for world_size in (1, 2, 4):
+        ranks = [
+            DistributedSampler(copy.deepcopy(within), dist_info=Rank(rank, world_size), seed=1, virtual_ranks=4)
+            for rank in range(world_size)
+            for within in (middle, DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(1, 2), seed=0))
+        ]
+        read = [list(rank.sample(512)) for rank in ranks]
+        steps.append([sorted(flat(step)) for step in zip(*map(batches, read), strict=True)])
+
+        def check(one: tuple[DistributedSampler, Read], gather: Gather) -> str:
+            tally = Tally()
+            for batch in one[1]:
+                tally.add(np.array(batch))
+            return one[0].check_epoch_read(512, tally, gather=gather)
+
+        said = heard([partial(check, one) for one in zip(ranks, map(batches, read), strict=True)])
+        assert len(set(said)) == 1
+        assert "as planned" in said[0]
+    assert steps[0] == steps[1] == steps[2]
 
 
 def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read() -> None:

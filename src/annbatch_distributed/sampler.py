@@ -208,6 +208,7 @@ class DistributedSampler(Sampler):
         if not isinstance(sampler, Sampler):
             hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
             raise TypeError(f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}")
+        _check_not_virtual_within(sampler)
         check_interface(sampler)
         self._member = dist_info if isinstance(dist_info, Deferred) else resolve(dist_info)
         self._within = self._check_what_is_within(sampler)
@@ -327,15 +328,9 @@ class DistributedSampler(Sampler):
     def mask(self, value: AnyMask) -> None:
         check_not_within_annbatchs()
         self._window_mask: Mask = resolve_mask(value, self._allowed)
-        self._mask_text: tuple[str, str] | None = None
+        self._mask_text: str | None = None
+        self._mask_sketch: str | None = None
         self._begin_anew()
-
-    @property
-    def _mask_texts(self) -> tuple[str, str]:
-        """What tells the mask from others, and in how many rows they differ."""
-        if self._mask_text is None:
-            self._mask_text = mask_text(self._window_mask), mask_sketch(self._window_mask)
-        return self._mask_text
 
     def _begin_anew(self) -> None:
         self._cursor.set(current_worker(), Position(self.epoch), has_changes=True)
@@ -560,11 +555,13 @@ class DistributedSampler(Sampler):
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
         last = self._cursor.last(current_worker())
+        if self._mask_text is None:
+            self._mask_text = mask_text(self._window_mask)
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
         return {
             "n_obs": self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs,
-            "mask": self._mask_texts[0],
+            "mask": self._mask_text,
             "batch_size": self._batch_size,
             "remainder": self._remainder,
             "sharding": fingerprint(self._sharding),
@@ -769,7 +766,9 @@ class DistributedSampler(Sampler):
         plan, identity = self._plan(n_obs, at), self._identity() | {"n_obs": n_obs}
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}
-        return Description.of(job, identity, at, plan, more, self._mask_texts[1])
+        if self._mask_sketch is None:
+            self._mask_sketch = mask_sketch(self._window_mask)
+        return Description.of(job, identity, at, plan, more, self._mask_sketch)
 
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.
@@ -865,12 +864,12 @@ def _drawable_classes(sampler: DistributedSampler) -> tuple[frozenset[str], ...]
 def _rows_per_step(sampler: DistributedSampler) -> int | None:
     within = rows_per_step(sampler._sampler)
     # under any other policy, ranks within a rank lose no rows
-    return sampler._n_dealt * within if within and sampler._remainder == "drop" else sampler.batch_size
+    return sampler.world_size * within if within and sampler._remainder == "drop" else sampler.batch_size
 
 
 @n_ranks_within.register(DistributedSampler)
 def _n_ranks_within(sampler: DistributedSampler) -> int:
-    return sampler._n_dealt * (n_ranks_within(sampler._sampler) or 1)
+    return sampler.world_size * (n_ranks_within(sampler._sampler) or 1)
 
 
 @is_random.register(DistributedSampler)
@@ -883,7 +882,7 @@ def _settings(sampler: DistributedSampler) -> dict[str, Any]:
     # which of its ranks a wrapped wrapper is differs between ranks, whose states must not
     return {
         "batch_size": sampler._batch_size,
-        "ranks": sampler._n_dealt,
+        "ranks": sampler.world_size,
         "remainder": sampler._remainder,
         "sampler": sampler._sampler,
         "seed": sampler._seed,
@@ -930,6 +929,16 @@ _SAME_ROWS = (
     "other epochs have the rows dealt anew or lose other ones. Call set_epoch(epoch) on every rank before each epoch. "
     "(A torch DataLoader hides set_epoch from Lightning; what loader.to_dataloader(num_workers=...) returns doesn't.)"
 )
+
+
+def _check_not_virtual_within(sampler: Sampler) -> None:
+    """Raise if a wrapper that is to be wrapped again has virtual ranks."""
+    for held in samplers_in(sampler, closed=DistributedSampler):
+        if isinstance(held, DistributedSampler) and held.virtual_ranks is not None:
+            raise ValueError(
+                f"Of wrappers within each other only the outermost can have virtual_ranks, got {held!r} within one. "
+                "Pass virtual_ranks to the outer one, for its part of the ranks; or use one wrapper for all ranks."
+            )
 
 
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:

@@ -51,6 +51,8 @@ class Reading:
     """Whether the plan is all of its share, instead of what the wrapped sampler draws or is left of it."""
     plan: EpochPlan | None = None
     """The plan of all, which other processes aren't sent; None if there is none."""
+    n_joined: int = 1
+    """Of how many virtual ranks of it a rank joins the batches, which isn't sent either."""
 
     @classmethod
     def of(
@@ -83,7 +85,7 @@ class Reading:
         due = [batches_left(plan.n_batches(rank), collected) for rank in ranks]
         if read == share and n_batches == max(sum(map(len, left)) for left in due) and not plan.shares_draws:
             planned = Tally(n_batches, share.n_rows, share.value)
-            return cls(description, read, planned, is_share=True, plan=plan)
+            return cls(description, read, planned, is_share=True, plan=plan, n_joined=len(ranks))
         # a part of the share, or what the wrapped sampler draws of it
         rerun = partial(_rerun, sampler, plan, ranks, root_seed, position.passes)
         planned = rerun(tuple(WorkerBatches(left, left) for left in due))
@@ -94,7 +96,7 @@ class Reading:
                 "or pass remainder='drop', which promises full batches only; or, if it draws rows with replacement, "
                 "register a function for its type with annbatch_distributed.passes.n_draws"
             )
-        return cls(description, read, planned, plan=plan)
+        return cls(description, read, planned, plan=plan, n_joined=len(ranks))
 
     def to_json(self) -> str:
         """Return it as a message."""
@@ -109,7 +111,7 @@ class Reading:
 
     def judge(self, texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
         """Return the verdict on what all processes say."""
-        return compare_readings(texts, numbers, plan=self.plan)
+        return compare_readings(texts, numbers, plan=self.plan, n_joined=self.n_joined)
 
 
 def _tally(content: object) -> Tally:
@@ -162,8 +164,13 @@ def _must_read_each_row(sampler: Sampler, plan: EpochPlan, n_rows: int) -> bool:
     return not is_known and plan.remainder == "keep" and n_draws(sampler, n_rows) is None
 
 
-def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: EpochPlan | None) -> Verdict:
-    """Compare what processes with some numbers have read with what was planned, if there is a plan."""
+def compare_readings(
+    texts: Sequence[str], numbers: Sequence[int], *, plan: EpochPlan | None, n_joined: int = 1
+) -> Verdict:
+    """Compare what processes with some numbers have read with what was planned, if there is a plan.
+
+    ``n_joined`` is of how many virtual ranks a rank joins the batches.
+    """
     readings = read_all(texts, numbers, Reading.of_content)
     if isinstance(readings, Verdict):
         return readings
@@ -174,8 +181,6 @@ def compare_readings(texts: Sequence[str], numbers: Sequence[int], *, plan: Epoc
     # one counts of those that have the same share
     shares = {reading.description.rank: reading for reading in readings}
     pairs = zip(numbers, readings, strict=True)
-    # a rank that runs virtual ones has their batches joined
-    n_joined = plan.world_size // readings[0].description.world_size or 1
     most = None if plan.batch_size is None else plan.batch_size * n_joined
     problems = [problem for number, reading in pairs if (problem := _problem(number, reading, most))]
     total = sum((share.read for share in shares.values()), Tally())

@@ -1,8 +1,9 @@
 """Joining the load requests of virtual ranks that a rank runs side by side.
 
 Batch k of the rank is batch k of each of them, one after the other. A load request of the rank holds one of each
-virtual rank, which annbatch then reads at once; and more of those whose load requests hold fewer batches, until all
-have as many, so that no rows are read twice.
+virtual rank, which annbatch then reads at once. Where those hold unequal numbers of batches, more are taken of the
+ranks that are behind, until all have as many, so that no rows are read twice; or until a rank has a few, to bound the
+memory. Then the load requests of the others are cut, and the rest of them is left for the next one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from annbatch_distributed.passes.requests import is_index_array, rows_of
+from annbatch_distributed.passes.holes import of_rows
+from annbatch_distributed.passes.requests import is_index_array, part, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,18 +25,22 @@ if TYPE_CHECKING:
 __all__ = ["join"]
 
 
-def join(streams: Sequence[Iterator[LoadRequest]]) -> Iterator[LoadRequest]:
+#: How many load requests of each rank are joined at most.
+_MOST = 4
+
+
+def join(streams: Sequence[Iterator[LoadRequest]], *, longest_hole: int = 0) -> Iterator[LoadRequest]:
     """Join the load requests with splits of several ranks, which keep only the keys that this package knows.
 
-    A rank that has fewer batches than others is missing in the last ones.
+    A rank that has fewer batches than others is missing in the last ones. Splits must stay as they are when a stream
+    goes on. In parts of a request that is cut, holes of at most ``longest_hole`` rows are read through.
     """
     ended = [False] * len(streams)
+    left: list[list[LoadRequest]] = [[] for _ in streams]
     layout = _Layout([], [], [])
     while True:
-        taken: list[list[LoadRequest]] = [[] for _ in streams]
-        counts = [0] * len(streams)
-        behind = list(range(len(streams)))
-        while behind:
+        taken, counts = left, [_n_batches(own) for own in left]
+        while behind := _behind(taken, counts, ended):
             for rank in behind:
                 request = next(streams[rank], None)
                 if request is None:
@@ -42,12 +48,52 @@ def join(streams: Sequence[Iterator[LoadRequest]]) -> Iterator[LoadRequest]:
                 else:
                     taken[rank].append(request)
                     counts[rank] += len(request["splits"])
-            most = max(counts)
-            behind = [rank for rank, n_batches in enumerate(counts) if not ended[rank] and n_batches < max(most, 1)]
         if not any(taken):
             return
+        # ranks that have come to their end have no more to give
+        n_batches = min(
+            (count for count, is_over in zip(counts, ended, strict=True) if not is_over), default=max(counts)
+        )
+        taken, left = _cut(taken, n_batches, longest_hole)
         joined, layout = _joined(taken, layout)
         yield joined
+
+
+def _n_batches(requests: Sequence[LoadRequest]) -> int:
+    return sum(len(request["splits"]) for request in requests)
+
+
+def _behind(taken: Sequence[Sequence[LoadRequest]], counts: Sequence[int], ended: Sequence[bool]) -> list[int]:
+    """The ranks of which more is to be taken: those with fewer batches than others, as long as none has too much."""
+    most = max(counts)
+    behind = [rank for rank, n_batches in enumerate(counts) if not ended[rank] and n_batches < max(most, 1)]
+    is_enough = all(counts[rank] > 0 and len(taken[rank]) >= _MOST for rank in behind)
+    return [] if is_enough else [rank for rank in behind if not counts[rank] or len(taken[rank]) < _MOST]
+
+
+def _cut(
+    taken: Sequence[list[LoadRequest]], n_batches: int, longest_hole: int
+) -> tuple[list[list[LoadRequest]], list[list[LoadRequest]]]:
+    """Divide the load requests of each rank: those with its first batches, and those with the others."""
+    now: list[list[LoadRequest]] = []
+    later: list[list[LoadRequest]] = []
+    for own in taken:
+        first: list[LoadRequest] = []
+        rest: list[LoadRequest] = []
+        n_left = n_batches
+        for request in own:
+            n_here = len(request["splits"])
+            if n_here <= n_left:
+                first.append(request)
+            elif not n_left:
+                rest.append(request)
+            else:
+                first.append(of_rows(part(request, range(n_left)), longest_hole))
+                rest.append(of_rows(part(request, range(n_left, n_here)), longest_hole))
+            n_left = max(0, n_left - n_here)
+        now.append(first)
+        later.append(rest)
+    return now, later
 
 
 class _Layout:
@@ -72,8 +118,8 @@ class _Layout:
             positions += self._moved_by
             return positions
         positions = np.empty(self.stops[-1], dtype=np.intp)
-        for part, begin, (start, stop) in zip(parts, self.begins, self._bounds, strict=True):
-            np.add(part, begin, out=positions[start:stop])
+        for split, begin, (start, stop) in zip(parts, self.begins, self._bounds, strict=True):
+            np.add(split, begin, out=positions[start:stop])
         return positions
 
     def is_of(self, lengths: list[int], begins: list[int], n_parts: list[int]) -> bool:
@@ -92,7 +138,7 @@ def _joined(taken: Sequence[Sequence[LoadRequest]], layout: _Layout) -> tuple[Lo
     else:
         # arrays of slices, as annbatch's own samplers have them, take longer to go through
         all_rows = [rows.tolist() if isinstance(rows, np.ndarray) else rows for rows in all_rows]
-        n_rows = [sum([part.stop - part.start for part in parts]) for parts in all_rows]
+        n_rows = [sum([stretch.stop - stretch.start for stretch in stretches]) for stretches in all_rows]
         joined_rows = list(chain.from_iterable(all_rows))
     # for each rank, the splits of its batches, and where the rows of their load requests begin in the joined one
     n_before = iter([0, *accumulate(n_rows)])
@@ -103,7 +149,7 @@ def _joined(taken: Sequence[Sequence[LoadRequest]], layout: _Layout) -> tuple[Lo
     ]
     # by step, and in it by rank
     n_parts = [sum(step < len(own) for own in splits) for step in range(max(map(len, splits)))]
-    parts: list[Any] = [part for part in chain.from_iterable(zip_longest(*splits)) if part is not None]
+    parts: list[Any] = [split for split in chain.from_iterable(zip_longest(*splits)) if split is not None]
     own_begins = [begin for begin in chain.from_iterable(zip_longest(*begins)) if begin is not None]
     lengths = list(map(len, parts))
     if not layout.is_of(lengths, own_begins, n_parts):

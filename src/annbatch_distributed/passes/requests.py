@@ -30,7 +30,7 @@ from annbatch_distributed.passes import holes
 from annbatch_distributed.sharding.batches import contains
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     from annbatch.types import LoadRequest
@@ -48,6 +48,7 @@ __all__ = [
     "enforce_n_batches",
     "is_index_array",
     "mark_repeats",
+    "part",
     "rows_of",
     "select",
     "translate",
@@ -248,24 +249,24 @@ def select(requests: Iterable[LoadRequest], batches: WorkerBatches) -> Iterator[
         if len(kept) == n_here:
             yield request
         elif kept:
-            yield _part(request, kept)
+            yield part(request, kept)
         if last < n_before and last < end:  # whoever has the last batch sees whether the sampler keeps its promise
             return
 
 
-def _part(request: LoadRequest, kept: list[int]) -> LoadRequest:
-    """A request with the batches of these indices, and an index array of the rows that they need."""
+def part(request: LoadRequest, kept: Sequence[int]) -> LoadRequest:
+    """Return a request with the batches of these indices, and an index array of the rows that they need."""
     splits = [request["splits"][index] for index in kept]
     positions = rows_of(request["requests"])
     due = np.unique(np.concatenate(splits))
-    part: Any = {
+    found: Any = {
         **request,
         "requests": positions[due],
         "splits": [np.searchsorted(due, split) for split in splits],
     }
-    if "repeated" in part:
-        part["repeated"] = part["repeated"][due]
-    return cast("LoadRequest", part)
+    if "repeated" in found:
+        found["repeated"] = found["repeated"][due]
+    return cast("LoadRequest", found)
 
 
 def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRequest]:

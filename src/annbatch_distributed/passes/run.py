@@ -106,7 +106,7 @@ class Pass(Iterator[LoadRequest]):
             return iter(())
         parts = [None] * len(self.ranks) if self.batches is None else self.batches
         streams = [self._requests_of(rank, batches) for rank, batches in zip(self.ranks, parts, strict=True)]
-        return streams[0] if len(streams) == 1 else join(streams)
+        return streams[0] if len(streams) == 1 else join(streams, longest_hole=self.longest_hole)
 
     def _requests_of(self, rank: int, batches: WorkerBatches | None) -> Iterator[LoadRequest]:
         plan, shard = self.plan, self.plan.shard(rank)
@@ -133,6 +133,9 @@ class Pass(Iterator[LoadRequest]):
             requests = enforce_promise(requests, promise, name=name)
         promised_batches, planned_batches = plan.sampler_batches[rank], plan.n_batches(rank)
         requests = enforce_n_batches(requests, promised=promised_batches, planned=planned_batches, name=name)
+        if len(self.ranks) > 1 and not is_annbatchs_own(sampler):
+            # a sampler may use the memory of its splits again for the next request, before this one is read
+            requests = ({**request, "splits": copy.deepcopy(request["splits"])} for request in requests)
         if batches is not None:
             requests = select(requests, batches)
         if plan.remainder == "pad":
