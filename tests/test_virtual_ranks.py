@@ -210,7 +210,7 @@ def read_one_by_one(sampler: DistributedSampler, n_obs: int) -> tuple[Read, int]
 @pytest.mark.parametrize("read_through", [0, 64])
 @pytest.mark.parametrize("virtual_ranks", [2, 4, 8])
 def test_however_many_batches_load_requests_have_the_memory_is_bounded(virtual_ranks: int, read_through: int) -> None:
-    n_obs = 401 * virtual_ranks
+    n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that they differ from each other
     options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
     read = [read_one_by_one(rank, n_obs)[0] for rank in job(Ragged(2), virtual_ranks, **options)]
     for world_size in divisors(virtual_ranks):
