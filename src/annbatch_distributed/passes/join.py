@@ -8,7 +8,7 @@ memory. Then the load requests of the others are cut, and the rest of them is le
 
 from __future__ import annotations
 
-from itertools import accumulate, chain, islice, pairwise, zip_longest
+from itertools import accumulate, chain, islice, pairwise, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -50,11 +50,11 @@ def join(streams: Sequence[Iterator[LoadRequest]], *, longest_hole: int = 0) -> 
                     counts[rank] += len(request["splits"])
         if not any(taken):
             return
-        # ranks that have come to their end have no more to give
-        n_batches = min(
-            (count for count, is_over in zip(counts, ended, strict=True) if not is_over), default=max(counts)
-        )
-        taken, left = _cut(taken, n_batches, longest_hole)
+        left = [[] for _ in streams]
+        if min(counts) < max(counts):
+            # ranks that have come to their end have no more to give
+            open_counts = [count for count, is_over in zip(counts, ended, strict=True) if not is_over]
+            taken, left = _cut(taken, min(open_counts, default=max(counts)), longest_hole)
         joined, layout = _joined(taken, layout)
         yield joined
 
@@ -66,6 +66,8 @@ def _n_batches(requests: Sequence[LoadRequest]) -> int:
 def _behind(taken: Sequence[Sequence[LoadRequest]], counts: Sequence[int], ended: Sequence[bool]) -> list[int]:
     """The ranks of which more is to be taken: those with fewer batches than others, as long as none has too much."""
     most = max(counts)
+    if 0 < most == min(counts):
+        return []
     behind = [rank for rank, n_batches in enumerate(counts) if not ended[rank] and n_batches < max(most, 1)]
     is_enough = all(counts[rank] > 0 and len(taken[rank]) >= _MOST for rank in behind)
     return [] if is_enough else [rank for rank in behind if not counts[rank] or len(taken[rank]) < _MOST]
@@ -144,13 +146,24 @@ def _joined(taken: Sequence[Sequence[LoadRequest]], layout: _Layout) -> tuple[Lo
     n_before = iter([0, *accumulate(n_rows)])
     splits = [list(chain.from_iterable(request["splits"] for request in of_rank)) for of_rank in taken]
     begins = [
-        [begin for request, begin in zip(of_rank, n_before, strict=False) for _ in request["splits"]]
+        list(
+            chain.from_iterable(
+                repeat(begin, len(request["splits"])) for request, begin in zip(of_rank, n_before, strict=False)
+            )
+        )
         for of_rank in taken
     ]
     # by step, and in it by rank
-    n_parts = [sum(step < len(own) for own in splits) for step in range(max(map(len, splits)))]
-    parts: list[Any] = [split for split in chain.from_iterable(zip_longest(*splits)) if split is not None]
-    own_begins = [begin for begin in chain.from_iterable(zip_longest(*begins)) if begin is not None]
+    parts: list[Any]
+    if len(set(map(len, splits))) == 1:
+        n_parts = [len(splits)] * len(splits[0])
+        parts, own_begins = (list(chain.from_iterable(zip(*of_ranks, strict=True))) for of_ranks in (splits, begins))
+    else:
+        n_parts = [sum(step < len(own) for own in splits) for step in range(max(map(len, splits)))]
+        parts, own_begins = (
+            [one for one in chain.from_iterable(zip_longest(*of_ranks)) if one is not None]
+            for of_ranks in (splits, begins)
+        )
     lengths = list(map(len, parts))
     if not layout.is_of(lengths, own_begins, n_parts):
         layout = _Layout(lengths, own_begins, n_parts)
