@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
 from tests.processes.configurations import CHUNKS
+from tests.samplers import flat
 
 EPOCHS = 2
 #: A checkpoint is made after so many steps of each epoch, and every multiple.
@@ -62,7 +63,7 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
             dist.all_reduce(mean)
             rows: list[list[int]] = [[]] * dist.get_world_size()
             dist.all_gather_object(rows, batch["index"].tolist())
-            losses.append((epoch, step, float(mean) / dist.get_world_size(), sorted(sum(rows, []))))  # noqa: RUF017 few
+            losses.append((epoch, step, float(mean) / dist.get_world_size(), sorted(flat(rows))))
             if dist.get_rank() == 0 and step % EVERY == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
                 torch.save(state | {"batches": batches.state_dict()}, checkpoint.with_suffix(".unfinished"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from annbatch_distributed.sharding.integers import BOUND, integer, integers
+from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.rows import Rows
 from annbatch_distributed.sharding.selection import Selected, Selection, sketch
 
@@ -170,7 +170,6 @@ def _resolve_values(mask: _Values) -> RowMask:
             f"{', NaN among them' if has_nan else ''}. Compare them, as obs['split'] == 'train' does, or convert whole "
             "numbers of rows with astype(int)."
         )
-    integers("mask", values[:1])  # words of 64 bits without a sign are the exception, and are looked at below
     return RowMask(_of_numbers(values))
 
 
