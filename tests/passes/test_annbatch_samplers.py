@@ -40,14 +40,16 @@ FINGERPRINTS = {
 }
 
 
-def test_only_annbatchs_own_samplers_are_trusted_to_stay_within_a_mask() -> None:
+@pytest.mark.parametrize("kind", [ClassSampler, WeightedClassSampler])
+def test_only_annbatchs_own_class_samplers_are_trusted_to_stay_within_a_mask(kind: type[ClassSampler]) -> None:
     stretch, stretches = Rows((range(20, 40),)), Rows((range(20, 40), range(60, 80)))
-    sampler = RandomSampler(5, 2, 5)
+    sampler = made(kind)
     assert not restrict_by_mask(sampler, stretches)
-    assert sampler.mask == slice(0, None)
+    assert sampler.mask == slice(0, 100)
     assert restrict_by_mask(sampler, stretch)
     assert sampler.mask == slice(20, 40)
-    assert not restrict_by_mask(Own(5, 2, 5), stretch)
+    assert not restrict_by_mask(made(type("Own", (kind,), {})), stretch)
+    assert not restrict_by_mask(RandomSampler(5, 2, 5), stretch)
     assert not restrict_by_mask(MaskBlind(2), stretch)
 
 

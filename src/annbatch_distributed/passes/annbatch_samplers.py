@@ -6,7 +6,7 @@ counts.py and nowhere else; tests/passes/test_annbatch_samplers.py fails if annb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.sharding import Rows
 
-__all__ = ["SETTINGS", "has_fixed_n_samples", "is_annbatchs_own", "labels_and_weights", "restrict_by_mask"]
+__all__ = [
+    "SETTINGS",
+    "ChunkSettings",
+    "chunk_settings",
+    "has_fixed_n_samples",
+    "is_annbatchs_own",
+    "labels_and_weights",
+    "restrict_by_mask",
+]
 
 _SHARED = ("_batch_size", "_chunk_size", "_drop_last", "_num_samples", "_preload_nchunks")
 _OF_CHUNKS = (*_SHARED, "_in_memory_size", "_replacement", "_shuffle")
@@ -43,17 +51,40 @@ def is_annbatchs_own(sampler: Sampler) -> bool:
     return type(sampler) in SETTINGS
 
 
-def restrict_by_mask(sampler: Sampler, rows: Rows) -> bool:
-    """Restrict a private copy of a sampler to the global rows of a shard by its mask, and return whether it could be.
+class ChunkSettings(NamedTuple):
+    """What a ``RandomSampler`` or a ``SequentialSampler`` is set to."""
 
-    Its ``sample`` then takes the collection's ``n_obs``, and gives global rows. This is a shortcut: if a sampler stays
-    within its mask and the shard is one stretch, a mask gives bit for bit the requests that local rows and their
-    translation give, without the time that goes into translating every slice.
+    chunk_size: int
+    preload_nchunks: int
+    batch_size: int
+    drop_last: bool
+    replacement: bool
+    num_samples: int | None
+    shuffle: bool
+
+    @property
+    def preload_size(self) -> int:
+        """Rows of a whole load request."""
+        return self.chunk_size * self.preload_nchunks
+
+
+def chunk_settings(sampler: Sampler) -> ChunkSettings | None:
+    """Return what a chunk sampler of annbatch's is set to; None for any other, subclasses included."""
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        return None
+    return ChunkSettings(*(getattr(sampler, f"_{name}") for name in ChunkSettings._fields))
+
+
+def restrict_by_mask(sampler: Sampler, rows: Rows) -> bool:
+    """Restrict a private copy of a class sampler to the global rows of a shard by its mask; return whether it could be.
+
+    Its ``sample`` then takes the collection's ``n_obs``, and gives global rows. This is a shortcut: where the shard is
+    one stretch, a mask gives bit for bit the requests that local rows and their translation give, and labels need not
+    be copied.
     """
     match rows.pieces:
-        case (range() as stretch,) if is_annbatchs_own(sampler):
-            if isinstance(sampler, ClassSampler):
-                _close_passes(sampler)
+        case (range() as stretch,) if isinstance(sampler, ClassSampler) and is_annbatchs_own(sampler):
+            _close_passes(sampler)
             sampler.mask = slice(stretch.start, stretch.stop)
             return True
     return False

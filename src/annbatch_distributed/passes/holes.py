@@ -17,17 +17,23 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.sharding.rows import Int64Array
 
-__all__ = ["LONGEST", "of_ranges", "of_rows"]
+__all__ = ["LONGEST", "are_between", "of_ranges", "of_rows"]
 
 #: How many rows a hole has at most that is read through, if users don't say otherwise: see benchmarks/holes.py.
 LONGEST = 64
 
 
+def are_between(starts: Int64Array, stops: Int64Array, longest: int) -> bool:
+    """Whether there is a hole of at most ``longest`` rows between some ranges and the next ones."""
+    gaps = starts[1:] - stops[:-1]
+    return bool(((gaps > 0) & (gaps <= longest)).any())
+
+
 def of_ranges(request: LoadRequest, starts: Int64Array, stops: Int64Array, longest: int) -> LoadRequest:
     """Return a request with splits that asks for ranges of rows, and for holes of at most ``longest`` rows in them."""
-    gaps = starts[1:] - stops[:-1]
-    if not ((gaps > 0) & (gaps <= longest)).any():
+    if not are_between(starts, stops, longest):
         return {**request, "requests": list(map(slice, starts.tolist(), stops.tolist()))}
+    gaps = starts[1:] - stops[:-1]
     first = np.append(True, (gaps < 0) | (gaps > longest))
     lengths = stops - starts
     before = np.cumsum(lengths) - lengths

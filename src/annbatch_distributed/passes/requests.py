@@ -8,7 +8,8 @@ Each step is a generator over load requests, and they are put together in this o
 4. ``enforce_n_batches`` makes the number of batches the planned one.
 5. ``select`` leaves out batches that are done, if an epoch is resumed, and batches of other ``DataLoader`` workers.
 6. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
-7. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too.
+7. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too;
+   ``translate_chunks`` does so for the :mod:`chunks` of annbatch's chunk samplers.
 
 The first three are for samplers that aren't annbatch's own, whose load requests are right by construction. In every
 step, ``name`` is the sampler's, for messages.
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import numpy as np
 
 from annbatch_distributed.passes import holes
+from annbatch_distributed.passes.chunks import Chunks
 from annbatch_distributed.sharding.batches import contains
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Slices",
     "add_missing_splits",
     "batches_of",
     "bounds_of",
@@ -52,10 +55,11 @@ __all__ = [
     "rows_of",
     "select",
     "translate",
+    "translate_chunks",
 ]
 
 # What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.
-type _Requests = list[slice] | npt.NDArray[Any]
+type _Requests = list[slice] | npt.NDArray[Any] | Chunks
 
 
 def check(requests: Iterable[object], *, n_rows: int, name: str) -> Iterator[LoadRequest]:
@@ -302,6 +306,45 @@ def translate(
             yield holes.of_rows({**request, "requests": rows.to_global(local)}, longest_hole)
 
 
+class Slices(list[slice]):
+    """The slices of a load request, with the number of their rows."""
+
+    __slots__ = ("n_rows",)
+
+    def __init__(self, slices: Iterable[slice], n_rows: int) -> None:
+        super().__init__(slices)
+        self.n_rows = n_rows
+
+
+def translate_chunks(requests: Iterable[LoadRequest], rows: Rows, *, longest_hole: int = 0) -> Iterator[LoadRequest]:
+    """Turn local rows of load requests for :class:`Chunks`, or for parts of them, into global rows.
+
+    The chunks of several load requests are turned at once: that costs mostly the same for one and for many.
+    """
+    known, has_holes, ends = range(0), False, [0]
+    # chunks of a stretch that lie close together have chunks between them, which are read at another time
+    is_stretch = len(rows.pieces) == 1 and isinstance(rows.pieces[0], range)
+    starts = stops = np.arange(0)
+    slices: list[slice] = []
+    for request in requests:
+        local: Any = request["requests"]
+        if not isinstance(local, Chunks):
+            yield holes.of_rows({**request, "requests": rows.to_global(local)}, longest_hole)
+            continue
+        order, numbers = local
+        if numbers.start not in known or numbers.stop > known.stop:
+            known = range(numbers.start, min(max(numbers.stop, numbers.start + _SLICES_AT_ONCE), len(order)))
+            starts, stops, given = rows.slices_to_global(*order.bounds(known))
+            ends = np.searchsorted(given, np.arange(len(known) + 1)).tolist()  # some chunks are in several pieces
+            has_holes = not is_stretch and holes.are_between(starts, stops, longest_hole)
+            slices = list(map(slice, starts.tolist(), stops.tolist()))
+        first, end = ends[numbers.start - known.start], ends[numbers.stop - known.start]
+        if has_holes:
+            yield holes.of_ranges(request, starts[first:end], stops[first:end], longest_hole)
+        else:
+            yield {**request, "requests": Slices(slices[first:end], order.n_rows_of(numbers))}
+
+
 #: How many slices make it worth while.
 _SLICES_AT_ONCE = 1 << 11
 
@@ -390,4 +433,6 @@ def rows_of(requests: _Requests) -> npt.NDArray[np.integer[Any]]:
     """Return every row of the requests of a load request, in order."""
     if is_index_array(requests):
         return requests
+    if isinstance(requests, Chunks):
+        requests = list(map(slice, *requests.bounds()))
     return np.concatenate([np.arange(part.start, part.stop) for part in requests] or [np.arange(0)])

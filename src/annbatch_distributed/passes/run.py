@@ -20,6 +20,7 @@ from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
 from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own, restrict_by_mask
+from annbatch_distributed.passes.chunks import chunk_requests, known_chunks
 from annbatch_distributed.passes.holes import of_rows
 from annbatch_distributed.passes.join import join
 from annbatch_distributed.passes.private_copy import private_copy
@@ -33,6 +34,7 @@ from annbatch_distributed.passes.requests import (
     mark_repeats,
     select,
     translate,
+    translate_chunks,
 )
 from annbatch_distributed.passes.shard import localized
 from annbatch_distributed.passes.traits import is_wrapper, set_draws
@@ -122,7 +124,12 @@ class Pass(Iterator[LoadRequest]):
         if sampler.rng is not None and sampler.rng is not rng:
             sampler.rng = rng
         follow_epoch(sampler, plan.epoch)
-        requests = _run(sampler, plan.n_obs if restricted else len(shard))
+        chunks = known_chunks(sampler)
+        if chunks is not None:
+            sampler.validate(len(shard))
+            requests = chunk_requests(chunks, len(shard), rng, copy=len(self.ranks) == 1)
+        else:
+            requests = _run(sampler, plan.n_obs if restricted else len(shard))
         if not (is_annbatchs_own(sampler) or is_wrapper(sampler)):
             requests = check(requests, n_rows=len(shard), name=name)
             requests = add_missing_splits(
@@ -133,9 +140,6 @@ class Pass(Iterator[LoadRequest]):
             requests = enforce_promise(requests, promise, name=name)
         promised_batches, planned_batches = plan.sampler_batches[rank], plan.n_batches(rank)
         requests = enforce_n_batches(requests, promised=promised_batches, planned=planned_batches, name=name)
-        if len(self.ranks) > 1 and not is_annbatchs_own(sampler):
-            # a sampler may use the memory of its splits again for the next request, before this one is read
-            requests = ({**request, "splits": copy.deepcopy(request["splits"])} for request in requests)
         if batches is not None:
             requests = select(requests, batches)
         if plan.remainder == "pad":
@@ -143,6 +147,8 @@ class Pass(Iterator[LoadRequest]):
             first = next(iter(shard.rows)) if restricted else 0
             requests = mark_repeats(requests, first + shard.n_own)
         longest = self.longest_hole
+        if chunks is not None:
+            return translate_chunks(requests, shard.rows, longest_hole=longest)
         if not restricted:
             ahead = _ROWS_AHEAD // len(self.ranks) if is_annbatchs_own(sampler) else 0
             return translate(requests, shard.rows, name=name, rows_ahead=ahead, longest_hole=longest)
