@@ -132,6 +132,7 @@ def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: 
         "sharding": draw(shardings(kind)),
         "seed": draw(st.integers(0, 3)),
         "read_through": draw(st.sampled_from([0, 1, 7, 64])),
+        "align": draw(st.sampled_from([None, None, 1, 2, 3, 8])),
     }
     if options["sharding"] in ("contiguous", "independent") and draw(st.booleans()):
         options["seed"] = None

@@ -102,7 +102,7 @@ def test_shortcuts_for_annbatchs_own_samplers_change_nothing(drawn: Job, epoch: 
     read = []
     with pytest.MonkeyPatch.context() as patch:
         for _ in range(2):
-            ranks = drawn.ranks(read_through=0)
+            ranks = drawn.ranks(read_through=0, align=1)
             for sampler in ranks:
                 sampler.set_epoch(epoch)
             try:

@@ -97,7 +97,7 @@ def test_a_state_is_the_one_that_format_1_describes() -> None:
 
 @pytest.mark.parametrize("worker", [None, (0, 1), (1, 2)])
 def test_counts_in_a_state_may_be_the_least_that_there_can_be(worker: tuple[int, int] | None) -> None:
-    state = {"version": 1, "epoch": 0, "pass": 0, "segments": [[1, 1, 0]], "identity": {}}
+    state = {"version": 1, "epoch": 0, "pass": 0, "segments": [[1, 1, 0]], "identity": {"align": 1}}
     state |= {} if worker is None else {"worker": list(worker)}
     position, _ = from_state(state)
     assert position == Position(0, 0, (Segment(1, 1, 0),), None if worker is None else Worker(*worker))

@@ -29,6 +29,7 @@ from annbatch_distributed.passes.compatibility import (
     check_not_within_annbatchs,
     check_shares_out_nothing,
     checked_rng,
+    chunk_grid,
     own_mask,
     rank_warning,
     resolve_remainder,
@@ -147,6 +148,11 @@ class DistributedSampler(Sampler):
         all ranks, then has the same rows on any number of ranks. A rank runs several of them side by side, and its
         batch is theirs joined, so that the wrapped sampler's ``batch_size`` and ``num_samples`` are a virtual rank's.
         Whatever is said of ranks here is then true of virtual ones.
+    align
+        Whole chunks of a rank's rows begin at multiples of so many rows, as chunks of the store do, and come before the
+        ragged ends of its stretches; None takes the wrapped sampler's own chunk size. Take the store's chunks if that
+        has others, and 1 to leave rows in their order. Samplers that keep an order or draw with replacement
+        have their rows in order anyway; so has every rank in epoch 0 where annbatch's own sampler has the same rows.
     read_through
         Holes of at most so many rows, 64 unless said, between rows that are asked for, are read as well and left out of
         the batches: to read a row takes less time than to begin another read. 0 reads no row that is in no batch, and
@@ -203,6 +209,7 @@ class DistributedSampler(Sampler):
         mask: AnyMask | None = None,
         seed: int | None = None,
         virtual_ranks: int | None = None,
+        align: int | None = None,
         read_through: int = LONGEST,
     ) -> None:
         if not isinstance(sampler, Sampler):
@@ -223,6 +230,9 @@ class DistributedSampler(Sampler):
         self._seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         self._read_through = integer("read_through", read_through, least=0, below=BOUND)
         self._sampler = private_copy(sampler)
+        self._align = chunk_grid(
+            self._sampler, None if align is None else integer("align", align, least=1, below=BOUND)
+        )
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
         self._own_rng = checked_rng(first_generator(self._sampler)) if self._seed is None else None
@@ -344,6 +354,7 @@ class DistributedSampler(Sampler):
             sharding=self._sharding,
             seed=self._seed,
             root_seed=self._root_seed,
+            align=self._align,
         )
 
     @property
@@ -568,6 +579,7 @@ class DistributedSampler(Sampler):
             "seed": self._seed,
             "root": self._root_seed if is_random(self._sampler) else None,
             "sampler": self._fingerprint,
+            "align": self._align or 1,
         }
 
     def plan(self, n_obs: int) -> EpochPlan:

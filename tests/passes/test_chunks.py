@@ -67,6 +67,25 @@ def test_chunks_and_splits_are_annbatchs_and_so_is_what_the_generator_draws_next
     assert own.integers(1 << 60) == rng.integers(1 << 60)
 
 
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([RandomSampler, SequentialSampler]), st.integers(1, 400))
+def test_the_incomplete_chunk_can_have_the_last_rows_and_all_others_begin_at_multiples(
+    size: int, preload_nchunks: int, kind: Any, n_rows: int
+) -> None:
+    settings = known_chunks(kind(size, preload_nchunks, size))
+    assert settings is not None
+    ours, ragged_last = (
+        list(listed(chunk_requests(settings, n_rows, np.random.default_rng(0), is_ragged_last=is_last)))
+        for is_last in (False, True)
+    )
+    slices = [part for own, _ in ragged_last for part in own]
+    assert all(part.start % size == 0 for part in slices)
+    assert slices[-1].stop == n_rows or not n_rows % size
+    assert sorted(row for part in slices for row in range(part.start, part.stop)) == list(range(n_rows))
+    assert [splits for _, splits in ours] == [splits for _, splits in ragged_last]
+    if not n_rows % size:
+        assert ours == ragged_last
+
+
 def test_splits_of_earlier_load_requests_stay_as_they_are_unless_that_is_waived() -> None:
     settings = known_chunks(RandomSampler(4, 4, 8))
     assert settings is not None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.passes.holes import LONGEST, of_ranges, of_rows
+from annbatch_distributed.passes.holes import LONGEST, are_between, of_ranges, of_rows
 from tests.samplers import IndexArrays, batches, request_rows
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def read_through(request: LoadRequest, longest: int) -> LoadRequest:
     if isinstance(rows, np.ndarray):
         return of_rows(request, longest)
     bounds = np.array([(part.start, part.stop) for part in rows], dtype=np.int64)
-    return of_ranges(request, bounds[:, 0], bounds[:, 1], longest)
+    starts, stops = bounds[:, 0], bounds[:, 1]
+    return of_ranges(request, starts, stops, are_between(starts, stops, longest))
 
 
 def marked(request: Any) -> list[list[bool]] | None:

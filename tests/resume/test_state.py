@@ -22,13 +22,14 @@ STATE: dict[str, Any] = {
     "pass": 1,
     "segments": [[3, 1, 5], [4, 2, 7]],
     "worker": [0, 2],
-    "identity": {"n_obs": 100, "mask": "0:", "seed": None, "sampler": "RandomSampler(batch_size=8)"},
+    "identity": {"n_obs": 100, "mask": "0:", "seed": None, "sampler": "RandomSampler(batch_size=8)", "align": 64},
 }
 IDENTITY: dict[str, int | str | None] = {
     "n_obs": 100,
     "mask": "0:",
     "seed": None,
     "sampler": "RandomSampler(batch_size=8)",
+    "align": 64,
 }
 
 

@@ -10,7 +10,7 @@ the sampler's own; if a release of annbatch draws otherwise, its samplers run th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from math import ceil
@@ -45,6 +45,8 @@ class ChunkOrder:
     """How many rows they are in all, or how many are drawn."""
     is_drawn: bool
     """Whether chunks begin at any row, with replacement; the last one is shorter then."""
+    is_ragged_last: bool = False
+    """Whether the incomplete chunk has the last rows; annbatch's is any of them, and those beyond it begin earlier."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -59,7 +61,10 @@ class ChunkOrder:
             return places, places + lengths
         # the incomplete chunk, wherever its rows are, is read last
         shorter = self.places[-1]
-        starts = places * self.chunk_size - (self.chunk_size - n_last) * (places > shorter)
+        if not self.is_ragged_last or n_last == self.chunk_size:
+            starts = places * self.chunk_size - (self.chunk_size - n_last) * (places > shorter)
+        else:
+            starts = np.where(places == shorter, len(self) - 1, places - (places > shorter)) * self.chunk_size
         return starts, starts + np.where(places == shorter, n_last, self.chunk_size)
 
     def n_rows_of(self, numbers: range) -> int:
@@ -80,7 +85,7 @@ class Chunks(NamedTuple):
 
 
 def chunk_requests(
-    settings: ChunkSettings, n_rows: int, rng: np.random.Generator, *, copy: bool = True
+    settings: ChunkSettings, n_rows: int, rng: np.random.Generator, *, copy: bool = True, is_ragged_last: bool = False
 ) -> Iterator[LoadRequest]:
     """Return the load requests of a chunk sampler for local rows ``[0, n_rows)``, with :class:`Chunks` for slices.
 
@@ -94,8 +99,12 @@ def chunk_requests(
         Its generator.
     copy
         Whether splits stay as they are. False uses their memory again for the next load request.
+    is_ragged_last
+        Whether the incomplete chunk has the last of the rows, so that all others begin at multiples of their size, and
+        not any rows, as annbatch has it.
     """
-    requests = _requests(_order(settings, n_rows, rng), settings, rng, copy=copy)
+    order = replace(_order(settings, n_rows, rng), is_ragged_last=is_ragged_last)
+    requests = _requests(order, settings, rng, copy=copy)
     if not settings.replacement and settings.num_samples is None:
         return requests
     n_drawn = settings.num_samples or n_rows

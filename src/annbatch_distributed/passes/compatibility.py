@@ -11,7 +11,8 @@ import numpy as np
 from annbatch.samplers import DistributedSampler
 
 from annbatch_distributed.passes.private_copy import attributes
-from annbatch_distributed.passes.traits import chunk_size, drawable_classes, n_draws, set_draws
+from annbatch_distributed.passes.shard import needs_global_rows
+from annbatch_distributed.passes.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, resolve_mask
 from annbatch_distributed.sharding.contract import checked_sharding, draws
 from annbatch_distributed.sharding.remainder import POLICIES
@@ -30,6 +31,7 @@ __all__ = [
     "check_not_within_annbatchs",
     "check_shares_out_nothing",
     "checked_rng",
+    "chunk_grid",
     "own_mask",
     "rank_warning",
     "resolve_remainder",
@@ -53,6 +55,18 @@ def resolve_sharding(sharding: ShardingName | Sharding, sampler: Sampler, *, see
     if draws(resolved):
         _check_draws(resolved, sampler)
     return resolved
+
+
+def chunk_grid(sampler: Sampler, align: int | None) -> int | None:
+    """Return of which number the first rows of a rank's chunks are to be multiples; None leaves rows in their order.
+
+    ``align`` is what the user gave. Rows stay in order for samplers that keep it, that draw with replacement, where a
+    chunk begins at any row, and that hold something for each row, such as class samplers, which need whole runs.
+    """
+    align = chunk_size(sampler) if align is None else align
+    if align is None or align < 2 or not is_random(sampler) or n_draws(sampler, 1) is not None:
+        return None
+    return None if needs_global_rows(sampler) else align
 
 
 def _of_name(sharding: object) -> Sharding:

@@ -23,18 +23,19 @@ __all__ = ["LONGEST", "are_between", "of_ranges", "of_rows"]
 LONGEST = 64
 
 
-def are_between(starts: Int64Array, stops: Int64Array, longest: int) -> bool:
-    """Whether there is a hole of at most ``longest`` rows between some ranges and the next ones."""
+def are_between(starts: Int64Array, stops: Int64Array, longest: int) -> npt.NDArray[np.bool_]:
+    """For each range of rows but the first one, whether a hole of at most ``longest`` rows lies before it."""
     gaps = starts[1:] - stops[:-1]
-    return bool(((gaps > 0) & (gaps <= longest)).any())
+    return (gaps > 0) & (gaps <= longest)
 
 
-def of_ranges(request: LoadRequest, starts: Int64Array, stops: Int64Array, longest: int) -> LoadRequest:
-    """Return a request with splits that asks for ranges of rows, and for holes of at most ``longest`` rows in them."""
-    if not are_between(starts, stops, longest):
+def of_ranges(
+    request: LoadRequest, starts: Int64Array, stops: Int64Array, are_read: npt.NDArray[np.bool_]
+) -> LoadRequest:
+    """Return a request with splits that asks for ranges of rows, and for the holes between that are to be read."""
+    if not are_read.any():
         return {**request, "requests": list(map(slice, starts.tolist(), stops.tolist()))}
-    gaps = starts[1:] - stops[:-1]
-    first = np.append(True, (gaps < 0) | (gaps > longest))
+    first = np.append(True, ~are_read & (starts[1:] != stops[:-1]))
     lengths = stops - starts
     before = np.cumsum(lengths) - lengths
     places = np.repeat(_places(starts, stops, first) - before, lengths)

@@ -299,7 +299,8 @@ def translate(
         for request in group:
             local = request["requests"]
             if not is_index_array(local):
-                yield holes.of_ranges(request, *next(ranges), longest_hole)
+                starts, stops = next(ranges)
+                yield holes.of_ranges(request, starts, stops, holes.are_between(starts, stops, longest_hole))
                 continue
             if len(local):
                 _check_bounds(int(local.min()), int(local.max()) + 1, len(rows), name)
@@ -321,10 +322,9 @@ def translate_chunks(requests: Iterable[LoadRequest], rows: Rows, *, longest_hol
 
     The chunks of several load requests are turned at once: that costs mostly the same for one and for many.
     """
-    known, has_holes, ends = range(0), False, [0]
-    # chunks of a stretch that lie close together have chunks between them, which are read at another time
-    is_stretch = len(rows.pieces) == 1 and isinstance(rows.pieces[0], range)
+    known, ends = range(0), [0]
     starts = stops = np.arange(0)
+    are_read: npt.NDArray[np.bool_] | None = None
     slices: list[slice] = []
     for request in requests:
         local: Any = request["requests"]
@@ -334,15 +334,22 @@ def translate_chunks(requests: Iterable[LoadRequest], rows: Rows, *, longest_hol
         order, numbers = local
         if numbers.start not in known or numbers.stop > known.stop:
             known = range(numbers.start, min(max(numbers.stop, numbers.start + _SLICES_AT_ONCE), len(order)))
-            starts, stops, given = rows.slices_to_global(*order.bounds(known))
+            local_starts, local_stops = order.bounds(known)
+            starts, stops, given = rows.slices_to_global(local_starts, local_stops)
             ends = np.searchsorted(given, np.arange(len(known) + 1)).tolist()  # some chunks are in several pieces
-            has_holes = not is_stretch and holes.are_between(starts, stops, longest_hole)
+            are_read = holes.are_between(starts, stops, longest_hole)
+            if are_read.any():
+                # between chunks that don't follow each other is what other chunks read
+                follows = np.append(False, local_starts[1:] == local_stops[:-1])
+                are_read &= (given[1:] == given[:-1]) | follows[given[1:]]
+            if not are_read.any():
+                are_read = None
             slices = list(map(slice, starts.tolist(), stops.tolist()))
         first, end = ends[numbers.start - known.start], ends[numbers.stop - known.start]
-        if has_holes:
-            yield holes.of_ranges(request, starts[first:end], stops[first:end], longest_hole)
-        else:
+        if are_read is None:
             yield {**request, "requests": Slices(slices[first:end], order.n_rows_of(numbers))}
+        else:
+            yield holes.of_ranges(request, starts[first:end], stops[first:end], are_read[first : end - 1])
 
 
 #: How many slices make it worth while.

@@ -127,7 +127,8 @@ class Pass(Iterator[LoadRequest]):
         chunks = known_chunks(sampler)
         if chunks is not None:
             sampler.validate(len(shard))
-            requests = chunk_requests(chunks, len(shard), rng, copy=len(self.ranks) == 1)
+            is_ragged_last = plan.division.align is not None
+            requests = chunk_requests(chunks, len(shard), rng, copy=len(self.ranks) == 1, is_ragged_last=is_ragged_last)
         else:
             requests = _run(sampler, plan.n_obs if restricted else len(shard))
         if not (is_annbatchs_own(sampler) or is_wrapper(sampler)):

@@ -19,7 +19,7 @@ from annbatch_distributed.passes.counts import Counts, count
 from annbatch_distributed.passes.traits import n_draws, rows_per_step
 from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
-from annbatch_distributed.sharding import Division, EpochPlan, window
+from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Rows, window
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.remainder import rotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.passes.counts import Classes
     from annbatch_distributed.resume.state import Position, Segment
-    from annbatch_distributed.sharding import Mask, Remainder, Rows, Sharding
+    from annbatch_distributed.sharding import Mask, Remainder, Sharding
 
 __all__ = ["Planner", "check_done", "check_segments"]
 
@@ -48,8 +48,9 @@ class Planner:
         sharding: Sharding,
         seed: int | None,
         root_seed: int,
+        align: int | None,
     ) -> None:
-        self._sampler, self._mask, self._remainder = sampler, mask, remainder
+        self._sampler, self._mask, self._remainder, self._align = sampler, mask, remainder, align
         self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
         self._windowed: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
@@ -67,7 +68,7 @@ class Planner:
         check_segments(position)
         # what other numbers of ranks have left of an epoch also depends on the order of their pass
         before = position.before(world_size)
-        asked = n_obs, position.epoch, before, position.passes if before else None, world_size
+        asked = n_obs, position.epoch, before, position.passes if before else None, world_size, position.is_aligned
         planned = self._planned
         if planned is None or planned[0] != asked:
             planned = asked, self._plan(n_obs, position, before, world_size)
@@ -80,21 +81,37 @@ class Planner:
         rows, n_samples = self._windowed[1], None
         stretches = [(size, list(group)) for size, group in groupby(before, attrgetter("world_size"))]
         for number, (size, segments) in enumerate(stretches):
-            plan = self._plan_segment(n_obs, position.epoch, number, self._division(rows, n_samples, position, size))
+            division = self._division(rows, n_samples, position, size, is_beginning=not number)
+            plan = self._plan_segment(n_obs, position.epoch, number, division)
             check_done(plan, sum(segment.done for segment in segments))
             collected = tuple((segment.n_workers, segment.done) for segment in segments)
             rows, n_samples = remaining(
                 self._sampler, plan, root_seed=self._root_seed, passes=position.passes, collected=collected
             )
-        division = self._division(rows, n_samples, position, world_size)
+        division = self._division(rows, n_samples, position, world_size, is_beginning=not stretches)
         return self._plan_segment(n_obs, position.epoch, len(stretches), division)
 
-    def _division(self, rows: Rows, n_samples: int | None, position: Position, world_size: int) -> Division:
+    def _division(
+        self, rows: Rows, n_samples: int | None, position: Position, world_size: int, *, is_beginning: bool
+    ) -> Division:
         if n_samples is None and draws(self._sharding):
             n_samples = n_draws(self._sampler, len(rows))
             assert n_samples is not None  # or the sharding had been refused
         step = rows_per_step(self._sampler)
-        return Division(self._sharding, rows, world_size, position.epoch, self._seed, self._remainder, step, n_samples)
+        division = Division(
+            self._sharding, rows, world_size, position.epoch, self._seed, self._remainder, step, n_samples
+        )
+        if not position.is_aligned or (is_beginning and self._has_annbatchs_layout(division)):
+            return division
+        return replace(division, align=self._align)
+
+    def _has_annbatchs_layout(self, division: Division) -> bool:
+        """Whether annbatch's own ``DistributedSampler`` gives each rank the same rows, whose order stays the same."""
+        is_whole = division.remainder == "drop" or (
+            division.remainder == "keep" and len(division.window) % division.world_size == 0
+        )
+        is_open = self._windowed is not None and division.window == Rows((range(self._windowed[0]),))
+        return division.epoch == 0 and is_open and is_whole and isinstance(division.sharding, Contiguous)
 
     def _plan_segment(self, n_obs: int, epoch: int, segment: int, division: Division) -> EpochPlan:
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew

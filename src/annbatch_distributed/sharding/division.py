@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from annbatch_distributed.sharding.aligned import whole_chunks_first
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.remainder import Even, Uneven, drop_offset
 from annbatch_distributed.sharding.rows import Rows
@@ -57,13 +58,19 @@ class Order:
     """The rows of the window that no rank has in this epoch."""
     even: Even
     """How the rows are cut."""
+    align: int | None = None
+    """Of which number the first rows of whole chunks are multiples, see :mod:`aligned`; None leaves rows in order."""
 
     is_drawn: ClassVar[bool] = False
     """Whether ranks draw from their rows instead of reading each of them once."""
 
     def shard(self, rank: int) -> Shard:
         """Return the rows of a rank."""
-        return _cut(self.rows, self.even.stretch(rank))
+        return _cut(self.rows, self.even.stretch(rank), self.align)
+
+    def in_order(self, rank: int) -> Rows:
+        """Return the rows of a rank in the order of the sharding, whatever comes first in its shard."""
+        return _cut(self.rows, self.even.stretch(rank), None).rows
 
     def size(self, rank: int) -> int:
         """Return how many rows the shard of a rank has."""
@@ -93,12 +100,18 @@ class Shares:
     """For each rank, what it was dealt."""
     uneven: Uneven
     """How they are cut off or filled up."""
+    align: int | None = None
+    """As for :class:`Order`."""
 
     is_drawn: ClassVar[bool] = False
 
     def shard(self, rank: int) -> Shard:
         """Return the rows of a rank."""
-        return _cut(self.rows[rank], self.uneven.stretch(rank))
+        return _cut(self.rows[rank], self.uneven.stretch(rank), self.align)
+
+    def in_order(self, rank: int) -> Rows:
+        """As for :class:`Order`."""
+        return _cut(self.rows[rank], self.uneven.stretch(rank), None).rows
 
     def size(self, rank: int) -> int:
         """Return how many rows the shard of a rank has."""
@@ -148,6 +161,10 @@ class Draws:
         """Return the rows that a rank draws from."""
         return Shard(self.rows[rank], len(self.rows[rank]))
 
+    def in_order(self, rank: int) -> Rows:
+        """As for :class:`Order`."""
+        return self.rows[rank]
+
     def size(self, rank: int) -> int:
         """Return how many samples a rank draws."""
         return self.even.stretch(rank).length
@@ -181,6 +198,8 @@ class Division:
     """Rows of a rank that become a batch, or a batch on each of the ranks within it that share them out once more."""
     n_samples: int | None
     """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
+    align: int | None = None
+    """Of which number the first rows of whole chunks are multiples; None leaves rows in the sharding's order."""
 
     @cached_property
     def answer(self) -> Rows | tuple[Rows, ...]:
@@ -215,7 +234,8 @@ class Division:
             assert isinstance(answer, tuple)
             return Draws(answer, even)
         if isinstance(answer, tuple):
-            return Shares(answer, Uneven(self.remainder, tuple(map(len, answer)), self.rows_per_step, rotations))
+            uneven = Uneven(self.remainder, tuple(map(len, answer)), self.rows_per_step, rotations)
+            return Shares(answer, uneven, self.align)
         n_rows, n_lost = even.n_rows, even.n_lost
         offset = drop_offset(rotations, lost=n_lost, n_rows=n_rows)
         if n_lost:
@@ -225,7 +245,7 @@ class Division:
                 raise TypeError(
                     f"{name}.deal must return one Rows for every window, or a list of them for every window."
                 )
-        return Order(answer, self.window.cyclic(offset - n_lost, n_lost), even._replace(n_rows=len(answer)))
+        return Order(answer, self.window.cyclic(offset - n_lost, n_lost), even._replace(n_rows=len(answer)), self.align)
 
     def _asked(self, rows: Rows) -> Rows | tuple[Rows, ...]:
         """Ask the sharding, and check what can be checked at once."""
@@ -260,9 +280,13 @@ def in_short(rows: Rows) -> str:
     return rows.in_short(3)
 
 
-def _cut(order: Rows, place: Stretch) -> Shard:
-    own = order.cyclic(place.start, place.own).blocks_first()
-    return Shard(own + order.cyclic(place.start + place.own, place.length - place.own), place.own)
+def _cut(order: Rows, place: Stretch, align: int | None) -> Shard:
+    own = order.cyclic(place.start, place.own)
+    repeats = order.cyclic(place.start + place.own, place.length - place.own)
+    if align is None:
+        return Shard(own.blocks_first() + repeats, place.own)
+    own, repeats = whole_chunks_first(own, align), whole_chunks_first(repeats, align, after=place.own)
+    return Shard(own + repeats, place.own)
 
 
 def _is_within(rows: Rows, share: Rows) -> bool:

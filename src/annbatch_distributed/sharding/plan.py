@@ -253,4 +253,4 @@ class EpochPlan:
         n_repeated = len(shard) - shard.n_own
         runs = [] if self.n_processes is None else [rank * self.n_processes // self.world_size]
         numbers = [*runs, rank, self.n_batches(rank), self.dealt.size(rank), n_repeated]
-        return *map(str, numbers), in_short(shard.rows)
+        return *map(str, numbers), in_short(self.dealt.in_order(rank))

@@ -167,11 +167,58 @@ class Selection:
 
     def rank(self, row: int) -> int:
         """Return how many of the rows are below a row."""
-        slot = int(np.searchsorted(self.blocks, row // BLOCK))
-        before = int(self._stops[slot - 1]) if slot else 0
-        if slot == len(self.blocks) or self.blocks[slot] != row // BLOCK:
-            return before
-        return before + int(np.unpackbits(self.bits[slot], bitorder="little")[: row % BLOCK].sum())
+        return int(self._ranks(np.array([row]))[0])
+
+    def row_at(self, position: int) -> int:
+        """Return the row at a position."""
+        return int(self.rows_at(np.array([position]))[0])
+
+    def chunks_and_rest(self, size: int) -> tuple[Selection, Selection] | None:
+        """Return the rows of which whole chunks are selected, ``size`` rows from a multiple of it on, and the others.
+
+        None if it is less than a quarter of the rows, so that taking them apart would not be worth the memory.
+        """
+        if size not in self._taken_apart:
+            self._taken_apart[size] = self._chunks_and_rest(size)
+        return self._taken_apart[size]
+
+    @cached_property
+    def _taken_apart(self) -> dict[int, tuple[Selection, Selection] | None]:
+        """For each size that was asked for, the answer."""
+        return {}
+
+    def _chunks_and_rest(self, size: int) -> tuple[Selection, Selection] | None:
+        # the chunks that rows of each block can be in, without those of the block before
+        first, last = self.blocks * BLOCK // size, (self.blocks * BLOCK + BLOCK - 1) // size
+        first = np.maximum(first, np.append(first[:1], last[:-1] + 1))
+        found = [np.arange(0)]
+        for part in np.array_split(np.arange(len(first)), len(first) * (BLOCK // size + 1) // _AT_ONCE + 1):
+            counts = last[part] - first[part] + 1
+            numbers = np.repeat(first[part] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+            found.append(numbers[self._ranks((numbers + 1) * size) - self._ranks(numbers * size) == size])
+        numbers = np.concatenate(found)
+        if 4 * len(numbers) * size < len(self):
+            return None
+        new = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
+        stops = numbers[np.append(new[1:] - 1, len(numbers) - 1)] + 1
+        chunks = Selection.of_bounds(numbers[new] * size, stops * size)
+        return chunks, self.without(chunks)
+
+    def _ranks(self, rows: Int64Array) -> Int64Array:
+        """For each of some rows, how many of the selection are below it."""
+        slots = np.searchsorted(self.blocks, rows // BLOCK)
+        ranks: Int64Array = np.append(0, self._stops)[slots]
+        within = np.flatnonzero(np.append(self.blocks, -1)[slots] == rows // BLOCK)
+        words: Words = self.bits.view("<u8").astype(np.uint64, copy=False)
+        for part in np.array_split(within, len(within) * (BLOCK // 64) // _AT_ONCE + 1):
+            own, places = words[slots[part]], rows[part] % BLOCK
+            counts = np.bitwise_count(own)
+            counts[np.arange(BLOCK // 64) >= (places // 64)[:, np.newaxis]] = 0
+            last = own[np.arange(len(part)), places // 64] & (
+                (np.uint64(1) << (places % 64).astype(np.uint64)) - np.uint64(1)
+            )
+            ranks[part] += counts.sum(axis=1, dtype=np.int64) + np.bitwise_count(last)
+        return ranks
 
     def at(self, places: range) -> Selection:
         """Return the rows at some consecutive positions."""

@@ -1,0 +1,103 @@
+"""What is read from a store, counted chunk by chunk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import zarr
+from annbatch.samplers import RandomSampler
+from zarr.storage import MemoryStore, WrapperStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+
+if TYPE_CHECKING:
+    from annbatch_distributed.sharding import AnyMask, Remainder
+
+N_OBS, CHUNK = 20_011, 64
+
+
+class CountingStore(WrapperStore[MemoryStore]):
+    """Counts how often each chunk is read."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.n_read: Counter[str] = Counter()
+
+    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+        if "/c/" in key:
+            self.n_read[key] += 1
+        return await super().get(key, *arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def counted() -> tuple[CountingStore, ad.AnnData]:
+    store = CountingStore(MemoryStore())
+    cells = zarr.create_array(store, name="X", shape=(N_OBS, 2), chunks=(CHUNK, 2), dtype="float32")
+    cells[:, 0] = np.arange(N_OBS, dtype="float32")
+    return store, ad.AnnData(X=cells)
+
+
+def chunks_read(counted: tuple[CountingStore, ad.AnnData], sampler: DistributedSampler) -> tuple[float, list[int]]:
+    """Read what a sampler says; return how many chunks that takes for each chunk that it gives, and the rows."""
+    store, cells = counted
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    loader.add_adata(cells)
+    store.n_read.clear()
+    rows = [np.asarray(batch["X"])[:, 0].astype(int).tolist() for batch in loader]
+    assert [batch for batch in rows if not batch] == []
+    flat = [row for batch in rows for row in batch]
+    return sum(store.n_read.values()) / (len(flat) / CHUNK), flat
+
+
+SMALL, LARGE = (64, 32, 256), (512, 8, 1024)
+FOLDS: dict[str, AnyMask | None] = {
+    "all": None,
+    "a stretch": slice(37, 18_001),
+    "two stretches": [slice(101, 7_000), slice(9_001, 19_999)],
+}
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+@pytest.mark.parametrize("sharding", ["contiguous", "shuffled"])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "exact", "keep"])
+@pytest.mark.parametrize("sizes", [SMALL, LARGE])
+def test_every_epoch_reads_hardly_more_chunks_than_it_gives(
+    counted: tuple[CountingStore, ad.AnnData],
+    sizes: tuple[int, int, int],
+    remainder: Remainder,
+    sharding: Any,
+    fold: str,
+) -> None:
+    for epoch in range(3):
+        sampler = DistributedSampler(
+            RandomSampler(*sizes),
+            dist_info=Rank(1, 2),
+            seed=3,
+            remainder=remainder,
+            sharding=sharding,
+            mask=FOLDS[fold],
+        )
+        sampler.set_epoch(epoch)
+        ratio, rows = chunks_read(counted, sampler)
+        assert sorted(rows) == sorted(sampler.plan(N_OBS).shard(1).rows)
+        assert ratio <= (1.02 if fold == "all" else 1.05)
+
+
+@pytest.mark.parametrize("sharding", ["contiguous", "shuffled"])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "exact", "keep"])
+def test_load_requests_that_are_left_for_another_number_of_ranks_are_read_in_whole_chunks(
+    counted: tuple[CountingStore, ad.AnnData], remainder: Remainder, sharding: Any
+) -> None:
+    options: dict[str, Any] = {"seed": 3, "remainder": remainder, "sharding": sharding}
+    before = DistributedSampler(RandomSampler(*SMALL), dist_info=Rank(0, 3), **options)
+    before.set_epoch(1)
+    after = DistributedSampler(RandomSampler(*SMALL), dist_info=Rank(1, 2), **options)
+    after.load_state_dict(before.state_dict(batches_done=8))
+    planned = sorted(after.plan(N_OBS).shard(1).rows)
+    ratio, rows = chunks_read(counted, after)
+    assert sorted(rows) == planned
+    assert ratio <= 1.05
