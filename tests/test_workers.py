@@ -103,6 +103,19 @@ def test_what_is_set_and_loaded_reaches_workers_that_persist_however_they_are_st
     assert len(collected) == len(third)
 
 
+@pytest.mark.parametrize("start", multiprocessing.get_all_start_methods())
+def test_workers_can_read_ahead_however_they_are_started(start: str) -> None:
+    def made(read_ahead: int) -> StatefulLoader:
+        sampler = distributed(remainder="pad")
+        found = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+        return found.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+
+    ahead = torchs(made(1), start=start, persistent_workers=True)
+    expected = torchs(made(0), start=start, persistent_workers=True)
+    for _ in range(2):
+        assert rows(ahead) == rows(expected)
+
+
 @forks
 def test_workers_that_are_started_anew_for_each_epoch_have_a_new_order_and_one_that_was_left() -> None:
     made = loader()

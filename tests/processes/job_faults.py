@@ -96,7 +96,7 @@ def train(collection: Path, folder: Path, remainder: Remainder, who: str) -> Non
     cells = DatasetCollection(collection, mode="r")
     mask = cells.obs(["donor"])["donor"] != HELD_OUT
     sampler = DistributedSampler(RandomSampler(**CHUNKS), dist_info="torch", remainder=remainder, seed=0, mask=mask)
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", read_ahead=1)
     loader.use_collection(cells)
     model, checkpoint = Model({}, {}), folder / "checkpoint.json"
     if checkpoint.exists():

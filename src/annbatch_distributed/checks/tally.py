@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,16 @@ from annbatch_distributed.sharding.integers import integer
 
 __all__ = ["Tally"]
 
+if TYPE_CHECKING:
+    from annbatch_distributed.sharding.rows import Int64Array
+
 type Words = npt.NDArray[np.uint64]
 
 _P = (1 << 61) - 1
 _LOW_30, _LOW_31 = np.uint64((1 << 30) - 1), np.uint64((1 << 31) - 1)
 #: Where the polynomials are compared: an arbitrary number whose powers all differ, up to ``(p - 1) / 2`` of them.
 _X = 0x1234_5678_9ABC_DEF1 % _P
+_SERIES = pow(_X - 1, -1, _P)
 #: A row's power is the product of its digits' powers, which are looked up.
 _DIGIT_BITS = 16
 _DIGIT = np.uint64((1 << _DIGIT_BITS) - 1)
@@ -86,6 +90,8 @@ class Tally:
         # rows that are still to be counted, together since numpy takes as long for a few as for thousands
         self._pending: Words = np.empty(0, dtype=np.uint64)
         self._n_pending = 0
+        self._ranges: list[tuple[Int64Array, Int64Array]] = []
+        self._n_ranges = 0
 
     @classmethod
     def of_rows(cls, rows: Rows) -> Self:
@@ -98,16 +104,33 @@ class Tally:
         for start in range(0, len(rows), step):
             bounds = np.array([start]), np.array([min(start + step, len(rows))])
             starts, stops, _ = rows.slices_to_global(*bounds)
+            tally.add_ranges(starts, stops)
+        _ = tally.value  # a row that is none is an error here
+        return tally
+
+    def add_ranges(self, starts: Int64Array, stops: Int64Array, *, n_batches: int = 0, largest: int = 0) -> None:
+        """Count half-open ranges of rows, of which ``n_batches`` batches consist, the largest of ``largest`` rows."""
+        self._ranges.append((starts, stops))
+        self._n_ranges += len(starts)
+        if self._n_ranges > _AT_ONCE // 4:
+            self._count_ranges()
+        self.n_rows += int((stops - starts).sum())
+        self.n_batches += n_batches
+        self.largest = max(self.largest, largest)
+
+    def _count_ranges(self) -> None:
+        starts, stops = map(np.concatenate, zip(*self._ranges, strict=True))
+        self._ranges, self._n_ranges = [], 0
+        if len(starts):
             _check_rows(starts, stops - 1)
             # a geometric series for each range
-            series = (_sum(_powers(stops)) - _sum(_powers(starts))) * pow(_X - 1, -1, _P)
-            tally._value = (tally._value + series) % _P
-        tally.n_rows = len(rows)
-        return tally
+            self._value = (self._value + (_sum(_powers(stops)) - _sum(_powers(starts))) * _SERIES) % _P
 
     @property
     def value(self) -> int:
         """What tells other rows apart."""
+        if self._ranges:
+            self._count_ranges()
         if self._n_pending:
             self._value = (self._value + _sum(_powers(self._pending[: self._n_pending]))) % _P
             self._n_pending = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from annbatch_distributed.passes.holes import of_rows
-from annbatch_distributed.passes.requests import Slices, is_index_array, part, rows_of
+from annbatch_distributed.passes.requests import is_index_array, n_rows_of, part, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,7 +135,7 @@ def _taken_in_line(
         own = _slices(request)
         stretches += own
         begins.append(n_rows)
-        n_rows += _n_rows(own)
+        n_rows += n_rows_of(own)
     if not is_in_line:
         return [list(map(_kept, own)) for own in taken], None
     if not is_coarse:
@@ -164,7 +164,7 @@ def _joined(taken: Sequence[Sequence[LoadRequest]]) -> LoadRequest:
     else:
         slices = list(map(_slices, requests))
         rows = list(chain.from_iterable(slices))
-        n_rows = list(map(_n_rows, slices))
+        n_rows = list(map(n_rows_of, slices))
     begins = iter(accumulate(n_rows, initial=0))
     moved = [
         [split + begin for request, begin in zip(own, begins, strict=False) for split in request["splits"]]
@@ -187,9 +187,3 @@ def _slices(request: LoadRequest) -> list[slice]:
     # arrays of slices, as annbatch's own samplers have them, take longer to go through
     found: list[slice] = slices.tolist() if isinstance(slices, np.ndarray) else slices
     return found
-
-
-def _n_rows(slices: list[slice]) -> int:
-    if isinstance(slices, Slices):
-        return slices.n_rows
-    return sum([part.stop - part.start for part in slices])

@@ -47,10 +47,12 @@ __all__ = [
     "add_missing_splits",
     "batches_of",
     "bounds_of",
+    "bounds_of_slices",
     "check",
     "enforce_n_batches",
     "is_index_array",
     "mark_repeats",
+    "n_rows_of",
     "part",
     "rows_of",
     "select",
@@ -308,13 +310,16 @@ def translate(
 
 
 class Slices(list[slice]):
-    """The slices of a load request, with the number of their rows."""
+    """The slices of a load request, with their starts and stops as arrays, and the number of their rows."""
 
-    __slots__ = ("n_rows",)
+    __slots__ = ("bounds", "n_rows")
 
-    def __init__(self, slices: Iterable[slice], n_rows: int) -> None:
+    def __init__(self, slices: Iterable[slice], bounds: tuple[Int64Array, Int64Array], n_rows: int) -> None:
         super().__init__(slices)
-        self.n_rows = n_rows
+        self.bounds, self.n_rows = bounds, n_rows
+
+    def __reduce__(self) -> tuple[type[list[slice]], tuple[list[slice]]]:
+        return list, (list(self),)  # nobody elsewhere asks for more
 
 
 def translate_chunks(requests: Iterable[LoadRequest], rows: Rows, *, longest_hole: int = 0) -> Iterator[LoadRequest]:
@@ -347,7 +352,8 @@ def translate_chunks(requests: Iterable[LoadRequest], rows: Rows, *, longest_hol
             slices = list(map(slice, starts.tolist(), stops.tolist()))
         first, end = ends[numbers.start - known.start], ends[numbers.stop - known.start]
         if are_read is None:
-            yield {**request, "requests": Slices(slices[first:end], order.n_rows_of(numbers))}
+            bounds = starts[first:end], stops[first:end]
+            yield {**request, "requests": Slices(slices[first:end], bounds, order.n_rows_of(numbers))}
         else:
             yield holes.of_ranges(request, starts[first:end], stops[first:end], are_read[first : end - 1])
 
@@ -434,6 +440,22 @@ def batches_of(request: LoadRequest) -> Iterator[npt.NDArray[np.integer[Any]]]:
 def is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
     """Whether the requests of a load request are an array of rows, and not slices."""
     return isinstance(requests, np.ndarray) and requests.dtype.kind in "iu"
+
+
+def n_rows_of(slices: list[slice] | npt.NDArray[Any]) -> int:
+    """Return how many rows the slices of a load request have."""
+    if isinstance(slices, Slices):
+        return slices.n_rows
+    return sum([part.stop - part.start for part in slices])
+
+
+def bounds_of_slices(requests: _Requests) -> tuple[Int64Array, Int64Array] | None:
+    """Return the starts and stops of the slices of a load request; None if its rows are an index array."""
+    if isinstance(requests, Slices):
+        return requests.bounds
+    if is_index_array(requests) or isinstance(requests, Chunks):
+        return None
+    return np.array([part.start for part in requests]), np.array([part.stop for part in requests])
 
 
 def rows_of(requests: _Requests) -> npt.NDArray[np.integer[Any]]:

@@ -1,16 +1,16 @@
 """The StatefulLoader: annbatch's Loader that knows how far its consumer is.
 
 A sampler can't know what was trained on: a loader takes one load request and yields many batches of it. Here the
-batches are counted as they are yielded, and the marks of load requests are kept as they are taken, so that a batch can
+batches are counted as they are yielded, and what load requests ask for is kept as they are taken, so that a batch can
 say which of its rows are repeats.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
@@ -20,17 +20,17 @@ from annbatch_distributed import checks
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.integrations.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.integrations.torch import WorkerDataLoader
-from annbatch_distributed.passes.requests import batches_of
+from annbatch_distributed.loader.ahead import Ahead
+from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.resume.cursor import PassRecord
 from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.sharding.integers import BOUND, integer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
-    import numpy as np
-    import numpy.typing as npt
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.checks import Description, Gather, Timeout
@@ -51,10 +51,24 @@ class StatefulLoader(Loader[Any, Any]):
     ``len()`` is the number of batches of the whole epoch, also while one is resumed, as Lightning and torch expect it;
     those that are left are ``loader.sampler.n_batches(loader.n_obs)``.
 
+    Parameters
+    ----------
+    batch_sampler
+        Which rows this rank reads.
+    read_ahead
+        How many load requests are read, in a thread, while the batches of another one are trained on: 1 lets a training
+        that takes as long as reading run at twice the speed, and holds one load request more in memory. 0 reads where a
+        batch is asked for, as annbatch does. Batches, states and errors are the same.
+    kwargs
+        Those of :class:`annbatch.Loader`.
+
     Raises
     ------
     TypeError
-        If ``batch_sampler`` is not a :class:`DistributedSampler`.
+        If ``batch_sampler`` is not a :class:`DistributedSampler`, or ``read_ahead`` not an integer.
+    ValueError
+        If ``read_ahead`` is negative, or is more than 0 with ``preload_to_gpu=True``: the device would be used in
+        another thread than that of the training.
 
     Examples
     --------
@@ -79,17 +93,29 @@ class StatefulLoader(Loader[Any, Any]):
     True
     """
 
-    def __init__(self, *, batch_sampler: DistributedSampler, **kwargs: Any) -> None:  # noqa: ANN401 annbatch's own
+    def __init__(
+        self,
+        *,
+        batch_sampler: DistributedSampler,
+        read_ahead: int = 0,
+        **kwargs: Any,  # noqa: ANN401 annbatch's own
+    ) -> None:
         if not isinstance(batch_sampler, DistributedSampler):
             raise TypeError(
                 f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
                 "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
+        self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
         self._recorder = _Recorder(batch_sampler)
         super().__init__(batch_sampler=self._recorder, **kwargs)
+        if self._read_ahead and preloads_to_gpu(self):
+            raise ValueError(
+                f"read_ahead={self._read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
+                "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
+            )
         self._sampler = batch_sampler
         # the passes of this loader that a state may still be about
-        self._passes: list[_LoaderPass] = []
+        self._passes: list[Delivered] = []
         self._is_new = False
 
     @property
@@ -142,22 +168,34 @@ class StatefulLoader(Loader[Any, Any]):
         return self._batches()
 
     def _batches(self) -> Generator[Any]:
-        batches = super().__iter__()
-        pass_ = self._recorder.passes[threading.get_ident()] = _LoaderPass()
-        first = next(batches, None)  # the pass begins with its first batch
-        record, cursor = pass_.record, self._sampler._cursor
-        assert isinstance(record, PassRecord)
-        self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
-        self._is_new = False
-        for batch in batches if first is None else chain([first], batches):
-            asked, repeats = pass_.asked.popleft()
-            index: npt.NDArray[Any] | None = batch["index"]
-            pass_.read.add(asked if index is None else index)
-            pass_.n_yielded += 1  # before it is yielded: whoever saves a state has been given this batch
-            if pass_.n_yielded == record.n_due:
-                # a consumer who knows the number doesn't come to ask for more
-                cursor.note_request(current_worker(), is_end=True, record=record)
-            yield batch if repeats is None else {**batch, "repeated": repeats}
+        pass_, cursor = Delivered(is_ahead=self._read_ahead > 0), self._sampler._cursor
+        read = Ahead(self._load_requests(pass_), self._read_ahead) if self._read_ahead else self._read(pass_)
+        with closing(pass_), closing(read) as batches:
+            first = next(batches, None)  # the pass begins with its first batch
+            record = pass_.record
+            assert isinstance(record, PassRecord)
+            self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
+            self._is_new = False
+            for batch in batches if first is None else chain([first], batches):
+                if pass_.is_at_first:
+                    cursor.note_request(current_worker(), is_end=False, record=record)
+                repeats = pass_.deliver(batch["index"])  # before it is yielded: whoever saves a state has this batch
+                if pass_.n_yielded == record.n_due:
+                    # a consumer who knows the number doesn't come to ask for more
+                    cursor.note_request(current_worker(), is_end=True, record=record)
+                yield batch if repeats is None else {**batch, "repeated": repeats}
+            cursor.note_request(current_worker(), is_end=True, record=record)
+
+    def _read(self, pass_: Delivered) -> Generator[Any]:
+        """Read the batches of a pass as annbatch does."""
+        self._recorder.passes[threading.get_ident()] = pass_
+        yield from super().__iter__()
+
+    def _load_requests(self, pass_: Delivered) -> Generator[Iterator[Any]]:
+        """Read the batches of each load request of a pass."""
+        with closing(self._read(pass_)) as batches:
+            for first in batches:
+                yield chain([first], islice(batches, pass_.n_asked - 1))
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
@@ -201,7 +239,7 @@ class StatefulLoader(Loader[Any, Any]):
             )
         return record.position_after(pass_.n_yielded)
 
-    def _pass_of(self, record: PassRecord | None) -> _LoaderPass | None:
+    def _pass_of(self, record: PassRecord | None) -> Delivered | None:
         """The pass of this loader that has a record; None if it is that of another loader, or of no loader."""
         return next((pass_ for pass_ in self._passes if pass_.record is record), None)
 
@@ -334,8 +372,14 @@ class StatefulLoader(Loader[Any, Any]):
 
 def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, int]]:
     """Return the rows and columns of each data set of a loader, in order."""
-    # annbatch has no public way to them; tests/test_loader.py notices if they are kept elsewhere
+    # annbatch has no public way to them; tests/loader/test_stateful.py notices if they are kept elsewhere
     return [(int(n_rows), int(n_var)) for n_rows, n_var in loader._shapes]
+
+
+def preloads_to_gpu(loader: Loader[Any, Any]) -> bool:
+    """Return whether a loader moves what it reads to a GPU, which annbatch decides if it isn't told."""
+    # annbatch has no public way to it; tests/loader/test_stateful.py notices if it is kept elsewhere
+    return bool(loader._preload_to_gpu)
 
 
 def data_sets_of(loader: Loader[Any, Any]) -> str | None:
@@ -344,30 +388,13 @@ def data_sets_of(loader: Loader[Any, Any]) -> str | None:
     return brief(", ".join(shapes)) if shapes else None
 
 
-@dataclass(eq=False)
-class _LoaderPass:
-    """A pass whose batches a loader yields."""
-
-    record: object = None
-    """What the sampler knows it by; None until it is begun."""
-    asked: deque[tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.bool_] | None]] = field(default_factory=deque)
-    """Of each batch that is still to be yielded, the rows, and for each row whether it is a repeat, if that is said."""
-    n_yielded: int = 0
-    """How many batches were yielded."""
-    read: Tally = field(default_factory=Tally)
-    """Their rows."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"asked": deque()}  # a copy of a loader can't go on with a pass
-
-
 class _Recorder(Sampler):
     """A sampler that does what another one does, and keeps what each load request asks for."""
 
     def __init__(self, sampler: DistributedSampler) -> None:
         self._recorded = sampler
         #: For each thread, the pass that it is about to begin.
-        self.passes: dict[int, _LoaderPass] = {}
+        self.passes: dict[int, Delivered] = {}
 
     @property
     def batch_size(self) -> int | None:
@@ -386,16 +413,14 @@ class _Recorder(Sampler):
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         requests = self._recorded.sample(n_obs)
         pass_ = self.passes.pop(threading.get_ident())
-        pass_.record = requests.record
+        pass_.begin(requests)
         return self._record(requests, pass_)
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)
 
     @staticmethod
-    def _record(requests: Iterator[LoadRequest], pass_: _LoaderPass) -> Iterator[LoadRequest]:
+    def _record(requests: Iterator[LoadRequest], pass_: Delivered) -> Iterator[LoadRequest]:
         for request in requests:
-            marks: Any = request.get("repeated")
-            for split, rows in zip(request["splits"], batches_of(request), strict=True):
-                pass_.asked.append((rows, None if marks is None else marks[split]))
+            pass_.ask(request)
             yield request

@@ -19,7 +19,8 @@ from annbatch.samplers import RandomSampler
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from annbatch_distributed.loader import shapes_of
+from annbatch_distributed.loader import ahead
+from annbatch_distributed.loader.stateful import preloads_to_gpu, shapes_of
 from tests.meeting import heard
 from tests.samplers import flat, repeats
 
@@ -32,11 +33,22 @@ N_OBS = 101
 SIZES = {"chunk_size": 4, "preload_nchunks": 4, "batch_size": 4}
 
 
+#: How each loader of these tests reads.
+READING: dict[str, Any] = {}
+
+
+@pytest.fixture(autouse=True, params=["where batches are asked for", "ahead in a thread", "ahead, at no use of it"])
+def _reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(READING, "read_ahead", 0 if "where" in request.param else 1)
+    # so that a thread is always at work, or never is after the first load requests
+    monkeypatch.setattr(ahead, "_MOST_TIMES", 1e12 if "thread" in request.param else 0)
+
+
 def loader(rank: int = 0, **options: Any) -> StatefulLoader:
     """One rank's loader of a collection whose only column says which row it is."""
     options = {"seed": 0, "remainder": "drop"} | options
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(rank, 2), **options)
-    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
     return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
 
 
@@ -166,7 +178,7 @@ def test_a_loader_goes_on_with_another_number_of_ranks_after_any_batch() -> None
 
     def alone() -> StatefulLoader:
         sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 1), seed=0, remainder="exact")
-        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
         return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
 
     one = alone()
@@ -209,6 +221,76 @@ def test_it_needs_a_distributed_sampler(sampler: Any) -> None:
         StatefulLoader(batch_sampler=sampler)
 
 
+def test_what_annbatch_keeps_of_a_loader_is_kept_where_it_is_looked_for() -> None:
+    """If this fails, annbatch keeps shapes or preload_to_gpu elsewhere."""
+    made = loader()
+    assert shapes_of(made) == [(N_OBS, 1)]
+    assert not preloads_to_gpu(made)
+
+
+def test_reading_ahead_leaves_the_gpu_to_the_thread_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(self: Any, **_: Any) -> None:
+        self._preload_to_gpu = True  # which takes a GPU and its libraries
+
+    monkeypatch.setattr(Loader, "__init__", init)
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2))
+    StatefulLoader(batch_sampler=sampler)
+    with pytest.raises(ValueError, match=r"read_ahead=1 reads in a thread, .* Pass preload_to_gpu=False"):
+        StatefulLoader(batch_sampler=sampler, read_ahead=1)
+
+
+@pytest.mark.parametrize("read_ahead", [-1, 0.5, True, "1", None])
+def test_how_far_to_read_ahead_is_an_integer_of_at_least_0(read_ahead: Any) -> None:
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2))
+    with pytest.raises((TypeError, ValueError), match=r"read_ahead must be .*, got"):
+        StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=read_ahead)
+
+
+class Failing(WrapperStore[MemoryStore]):
+    """Can't read some row, each of which is a chunk of its own."""
+
+    broken: str
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        if key == self.broken:
+            raise OSError("the disk is gone")
+        return await super().get(key, *args, **kwargs)
+
+
+def test_what_can_t_be_read_is_an_error_where_its_batch_would_be_and_the_state_is_that_before_it() -> None:
+    store = Failing(MemoryStore())
+    store.broken = ""
+    array = zarr.create_array(store, shape=(N_OBS, 1), chunks=(1, 1), dtype="float32")
+    array[:] = np.arange(N_OBS, dtype="float32")[:, None]
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
+    made.add_dataset(array)
+    expected = rows(made)
+    store.broken = f"c/{expected[9][0]}/0"  # in the third load request of four batches
+    made.set_epoch(0)
+    batches = iter(made)
+    assert rows(islice(batches, 8)) == expected[:8]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+    state = made.state_dict()
+    assert state["segments"] == [[2, 1, 8]]
+    store.broken = ""
+    made.load_state_dict(state)
+    assert rows(made) == expected[8:]
+
+
+def test_nothing_goes_on_after_a_break_and_data_sets_can_be_added() -> None:
+    made = loader()
+    for number, _ in enumerate(made):
+        if number == 2:
+            break
+    assert not [thread for thread in threading.enumerate() if "annbatch-distributed" in thread.name]
+    assert made.state_dict()["segments"] == [[2, 1, 3]]
+    made.set_epoch(1)
+    made.add_adata(ad.AnnData(np.arange(N_OBS, 2 * N_OBS, dtype="float32").reshape(-1, 1)))
+    assert len(flat(rows(made))) > N_OBS - 20
+
+
 class Counting(WrapperStore[MemoryStore]):
     """Keeps the keys that are read."""
 
@@ -228,7 +310,7 @@ def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due
 
     def reading() -> StatefulLoader:
         sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, read_through=0)
-        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
         return made.add_dataset(array)
 
     def rows_read() -> list[int]:
@@ -253,7 +335,7 @@ def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due
 def test_the_length_of_a_resumed_epoch_is_what_all_ranks_of_all_segments_did_and_what_is_left() -> None:
     def of(world_size: int, state: dict[str, Any] | None = None) -> StatefulLoader:
         sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, world_size), seed=0, remainder="exact")
-        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
         made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
         if state is not None:
             made.load_state_dict(state)
@@ -291,7 +373,7 @@ def test_the_epoch_to_go_on_with_is_the_next_one_after_the_last_batch() -> None:
 def test_ranks_with_the_same_data_sets_in_another_order_are_told_so() -> None:
     def rank(number: int, sizes: list[int]) -> StatefulLoader:
         sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(number, 2), seed=0)
-        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, **READING)
         for size in sizes:
             loader.add_adata(ad.AnnData(np.zeros((size, 3))))
         assert shapes_of(loader) == [(size, 3) for size in sizes]
@@ -374,7 +456,7 @@ def test_where_two_passes_may_be_gone_on_with_a_state_is_an_error_until_one_of_t
 def test_of_two_loaders_that_share_a_sampler_the_state_is_that_of_the_one_that_is_under_way_or_an_error() -> None:
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
     one, other = (
-        StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_adata(
+        StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING).add_adata(
             ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1))
         )
         for _ in range(2)
@@ -443,7 +525,7 @@ def of_sizes(*sizes: int, rank: int = 0, n_var: int = 1, **options: Any) -> Stat
     """One rank's loader of data sets of so many cells, which are called (data set, cell) by what is in them."""
     options = {"seed": 0, "remainder": "exact"} | options
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(rank, 2), **options)
-    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
     for size in sizes:
         add_cells(made, size, n_var)
     return made

@@ -1,0 +1,10 @@
+"""The loader: annbatch's Loader that knows how far its consumer is, and that can read ahead of it.
+
+It knows annbatch's loader and what a sampler records of a pass. It knows nothing of how an epoch is planned.
+"""
+
+from __future__ import annotations
+
+from annbatch_distributed.loader.stateful import StatefulLoader
+
+__all__ = ["StatefulLoader"]
