@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -51,6 +52,17 @@ def test_the_virtual_ranks_benchmark_measures_their_cost_and_draws_losses_that_a
     plain, virtual = lines[-2:]
     assert float(plain.split("differ by ")[1].split()[0]) > 0.1
     assert float(virtual.split("differ by ")[1].split()[0]) < 1e-9
+    assert ET.parse(tmp_path / "small.svg").getroot().tag.endswith("svg")
+
+
+def test_the_reading_benchmark_measures_every_way_with_every_step_and_draws_it(tmp_path: Path) -> None:
+    title, _, *lines = lines_of("reading.py", "--small", "--out", tmp_path / "small.svg")
+    assert title.startswith("6e+03 cells, 2 ranks")
+    assert len(lines) == 2 * 2 * 5 * 3
+    assert [line.split()[4] for line in lines[:3]] == ["annbatch", "ours", "ours,"]
+    written = json.loads((tmp_path / "small.json").read_text())
+    assert len(written["lines"]) == len(lines)
+    assert all(line["rows/s"] > 0 and line["longest wait"] >= line["99 % of waits"] for line in written["lines"])
     assert ET.parse(tmp_path / "small.svg").getroot().tag.endswith("svg")
 
 

@@ -77,8 +77,8 @@ class Delivered:
     def read(self) -> Tally:
         """The rows of the batches that were yielded."""
         read = self._read + Tally()
-        for asked in list(self._asked)[:1]:
-            asked.count(read)
+        if self._asked:
+            self._asked[0].count(read)
         return read
 
     def close(self) -> None:
