@@ -7,7 +7,8 @@ without and with ``read_ahead=1``.
 
 1. Without a step, epochs 0 and 1: rows per second as a part of annbatch's in the same epoch.
 2. With a step that takes half as long as reading a batch, as long, and twice as long: rows per second, as a part of
-   annbatch's, and of the ideal, which is that of whichever takes longer.
+   annbatch's, and of the ideal, which is that of whichever takes longer: reading alone, or steps without reading, which
+   wait for the other rank as well.
 3. In the same epochs, how long a step waits for its batch: the 99th percentile and the longest.
 
 Every round measures each way once, and reported are medians over the rounds. What is measured goes into a JSON file,
@@ -113,6 +114,16 @@ def run(loader: Made, epoch: int, step: float, together: Barrier) -> Epoch:
     return Epoch(n_rows / took, max(waits[1:]), float(np.quantile(waits[1:], 0.99)))
 
 
+def pace(step: float, n_batches: int, together: Barrier) -> float:
+    """Return how many seconds a step takes with all ranks, without reading."""
+    together.wait()
+    began = time.perf_counter()
+    for _ in range(n_batches):
+        time.sleep(step)
+        together.wait()
+    return (time.perf_counter() - began) / n_batches
+
+
 def run_rank(rank: int, folder: Path, repeats: int, together: Barrier, found: Queue[Any]) -> None:
     """Measure everything of a collection, in lock-step with the other rank."""
     warnings.simplefilter("ignore")  # of anndata and of zarr
@@ -124,7 +135,8 @@ def run_rank(rank: int, folder: Path, repeats: int, together: Barrier, found: Qu
             run(loader, 0, 0, together)
         for epoch in (0, 1):
             rounds = [{way: run(loader, epoch, 0, together) for way, loader in loaders.items()} for _ in range(repeats)]
-            measured.append({"configuration": configuration, "epoch": epoch, "step": 0.0, "rounds": rounds})
+            one = {"configuration": configuration, "epoch": epoch, "step": 0.0, "rounds": rounds, "paces": [0.0]}
+            measured.append(one)
         # the same step on both ranks: that of the first one, which says it in a file
         shared = folder.with_suffix(f".{configuration[0]}")
         if not rank:
@@ -133,8 +145,12 @@ def run_rank(rank: int, folder: Path, repeats: int, together: Barrier, found: Qu
         together.wait()
         for part in STEPS:
             step = part * float(shared.read_text())
-            rounds = [{way: run(loader, 1, step, together) for way, loader in loaders.items()} for _ in range(repeats)]
-            measured.append({"configuration": configuration, "epoch": 1, "step": part, "rounds": rounds})
+            rounds, paces = [], []
+            for _ in range(repeats):
+                rounds.append({way: run(loader, 1, step, together) for way, loader in loaders.items()})
+                paces.append(pace(step, 100, together))
+            one = {"configuration": configuration, "epoch": 1, "step": part, "rounds": rounds, "paces": paces}
+            measured.append(one)
     if not rank:
         found.put(measured)
 
@@ -160,13 +176,14 @@ def measure(folder: Path, repeats: int) -> list[dict[str, Any]]:
 def summary(kind: str, measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a line for each configuration, epoch, step and way: medians over the rounds."""
     lines = []
-    alone: dict[tuple[int, ...], float] = {}
+    reading: dict[tuple[int, ...], float] = {}  # seconds for a batch
     for one in measured:
         rounds, configuration, step = one["rounds"], tuple(one["configuration"]), one["step"]
         for way in WAYS:
             rate = statistics.median(epochs[way].rows_per_second for epochs in rounds)
             if way == "annbatch" and not step:
-                alone[configuration] = rate
+                reading[configuration] = configuration[2] / rate
+            ideal = configuration[2] / max(reading[configuration], statistics.median(one["paces"]))
             lines.append(
                 {
                     "collection": kind,
@@ -178,7 +195,7 @@ def summary(kind: str, measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "of annbatch's": statistics.median(
                         epochs[way].rows_per_second / epochs["annbatch"].rows_per_second for epochs in rounds
                     ),
-                    "of the ideal": rate / (alone[configuration] / max(1.0, step)),
+                    "of the ideal": rate / ideal,
                     "longest wait": statistics.median(epochs[way].longest_wait for epochs in rounds),
                     "99 % of waits": statistics.median(epochs[way].wait_99 for epochs in rounds),
                 }
