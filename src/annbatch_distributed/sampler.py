@@ -46,6 +46,7 @@ from annbatch_distributed.passes.traits import (
     chunk_size,
     drawable_classes,
     is_random,
+    keep_rows_in_order,
     n_draws,
     n_ranks_within,
     rows_per_step,
@@ -892,7 +893,8 @@ def _is_random(sampler: DistributedSampler) -> bool:
 @settings.register(DistributedSampler)
 def _settings(sampler: DistributedSampler) -> dict[str, Any]:
     # which of its ranks a wrapped wrapper is differs between ranks, whose states must not
-    return {
+    is_default = sampler._align == chunk_grid(sampler._sampler, None)  # states of earlier versions had no other
+    return ({} if is_default else {"align": sampler._align or 1}) | {
         "batch_size": sampler._batch_size,
         "ranks": sampler.world_size,
         "remainder": sampler._remainder,
@@ -907,10 +909,18 @@ SHOWN.add(DistributedSampler)
 
 @written_out.register(DistributedSampler)
 def _written_out(sampler: DistributedSampler) -> str:
-    parts = {name: value for name, value in settings(sampler).items() if name != "ranks"}
+    parts = {name: value for name, value in settings(sampler).items() if name not in ("align", "ranks")}
     parts.update({name: written_out(parts[name]) for name in ("sampler", "sharding")})
     parts["batch_size"] = sampler._batch_size
     return f"{type(sampler).__name__}({', '.join(f'{name}={value!r}' for name, value in parts.items())})"
+
+
+@keep_rows_in_order.register(DistributedSampler)
+def _keep_rows_in_order(sampler: DistributedSampler) -> None:
+    sampler._sampler = private_copy(sampler._sampler)
+    keep_rows_in_order(sampler._sampler)
+    sampler._align = None
+    sampler._begin_anew()
 
 
 @n_draws.register(DistributedSampler)

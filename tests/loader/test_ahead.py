@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,6 +113,67 @@ def test_errors_are_raised_where_the_item_would_be_and_then_it_is_over(
     assert next(items, None) is None
     items.close()
     assert next(Ahead((iter(()) for _ in range(2000)), 1), None) is None
+
+
+@pytest.mark.parametrize("most_times", [0, 1e12])
+def test_an_error_in_the_middle_of_a_stretch_comes_after_the_items_before_it(
+    most_times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_MOST_TIMES", most_times)
+
+    def items(stretch: int) -> Generator[int]:
+        for item in range(3):
+            if (stretch, item) == (2, 1):
+                raise MemoryError("eighth")
+            yield 3 * stretch + item
+
+    taken = Ahead((items(stretch) for stretch in range(9)), 1)
+    assert [next(taken) for _ in range(7)] == list(range(7))
+    with pytest.raises(MemoryError, match="eighth"):
+        next(taken)
+    taken.close()
+
+
+class Forgotten:
+    """A consumer in a cycle of references, with what is made for it ahead."""
+
+    def __init__(self, stretches: Generator[Iterator[int]]) -> None:
+        self.taken = self._take(Ahead(stretches, 1))
+        next(self.taken)
+
+    def _take(self, items: Ahead[int]) -> Generator[int]:
+        with closing(items):
+            yield from items
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "in the thread"])
+def test_one_that_is_collected_as_garbage_ends_without_anybody_waiting_for_it(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_MOST_TIMES", 1e12)
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    is_forgotten, is_closed = threading.Event(), threading.Event()
+
+    def stretches() -> Generator[Iterator[int]]:
+        try:
+            yield iter([0])
+            assert is_forgotten.wait(20)
+            if where == "in the thread":
+                gc.collect()
+            yield iter([1])
+        finally:
+            is_closed.set()
+
+    forgotten = Forgotten(stretches())
+    wait_until(running)
+    del forgotten
+    if where == "elsewhere":
+        gc.collect()  # which would wait for ever, if it waited for the thread
+    is_forgotten.set()
+    assert is_closed.wait(20)
+    wait_until(lambda: not running())
+    assert not unraisable
 
 
 @pytest.mark.parametrize("n_taken", [0, 1, 4, 18])

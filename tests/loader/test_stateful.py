@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
+import jax
 import numpy as np
 import pytest
 import zarr
@@ -277,6 +278,18 @@ def test_what_can_t_be_read_is_an_error_where_its_batch_would_be_and_the_state_i
     store.broken = ""
     made.load_state_dict(state)
     assert rows(made) == expected[8:]
+
+
+@pytest.mark.parametrize("to", ["torch", "jax"])
+def test_batches_are_what_frameworks_make_of_them_where_they_are_taken(to: str) -> None:
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, to=to, **READING)
+    made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float64").reshape(-1, 1)))
+    with jax.enable_x64(True):  # for this thread alone
+        batches = [(str(batch["X"].dtype), batch["X"][:, 0].tolist(), batch["index"].tolist()) for batch in made]
+    assert len(batches) == 12
+    assert {kind for kind, _, _ in batches} == {"torch.float64" if to == "torch" else "float64"}
+    assert all(row == index for _, row, index in batches)
 
 
 def test_nothing_goes_on_after_a_break_and_data_sets_can_be_added() -> None:

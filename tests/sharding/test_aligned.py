@@ -157,6 +157,42 @@ def test_an_epoch_that_a_version_without_alignment_began_goes_on_as_it_was() -> 
         assert "aligned" not in sampler.state_dict(batches_done=1)
 
 
+@pytest.mark.parametrize("remainder", ["drop", "exact", "pad"])
+def test_wrappers_within_each_other_go_on_as_they_were_too(remainder: Any) -> None:
+    def made(rank: int, **options: Any) -> DistributedSampler:
+        given: dict[str, Any] = {"remainder": remainder} | options
+        inner = DistributedSampler(RandomSampler(8, 2, 4), dist_info=Rank(rank % 2, 2), seed=1, **given)
+        return DistributedSampler(inner, dist_info=Rank(rank // 2, 2), seed=3, **given)
+
+    for epoch in range(3):
+        read: list[list[int]] = []
+        expected: list[list[int]] = []
+        for rank in range(4):
+            then, now, later = made(rank, align=1), made(rank), made(rank)
+            then.set_epoch(epoch)
+            state = then.state_dict(batches_done=5)
+            expected += batches(then.sample(403))[5:]
+            del state["identity"]["align"]
+            state["identity"]["sampler"] = now.state_dict(batches_done=0)["identity"]["sampler"]
+            now.load_state_dict(state)
+            read += batches(now.sample(403))
+            now.set_epoch(epoch + 1)
+            later.set_epoch(epoch + 1)
+            assert batches(now.sample(403)) == batches(later.sample(403))
+        assert read == expected
+
+
+def test_the_grid_of_a_wrapper_within_another_is_one_of_its_settings() -> None:
+    def made(**options: Any) -> DistributedSampler:
+        inner = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=1, **options)
+        return DistributedSampler(inner, dist_info=Rank(0, 2), seed=3)
+
+    state = made().state_dict(batches_done=1)
+    made(align=8).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"sampler is 'DistributedSampler\(.*' in the state and '.*align=1"):
+        made(align=1).load_state_dict(state)
+
+
 def test_a_state_of_another_grid_is_refused() -> None:
     state = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0).state_dict(batches_done=1)
     other = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, align=16)

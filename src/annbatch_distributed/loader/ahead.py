@@ -3,9 +3,10 @@
 1. As many stretches as were asked for are made ahead, and no more: so what is held is bounded.
 2. While items are used for no longer than an eighth of the time that it takes to make them, a thread has nothing to
    gain, and costs some: then they are made where they are taken.
-3. What making them raises is raised where the next item would be.
+3. What making an item raises is raised where that item would be.
 4. ``close`` waits until the stretch that is being made is there: nothing goes on behind the back of whoever closes. At
-   the end of the interpreter, all are closed.
+   the end of the interpreter, all are closed. Where garbage is collected, which can be in any thread and wherever that
+   holds a lock, nothing is waited for: the thread closes what it runs when it has come to its end.
 
 A thread stays in its process when that is forked: there, to take another item is an error.
 """
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import gc
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +50,7 @@ class Ahead[Item](Iterator[Item]):
         self._used_for, self._used_since, self._made_in = 0.0, perf_counter(), 0.0
         # shared with the thread: how many stretches are to be made ahead, those that are, and whether it makes one
         self._changed = threading.Condition()
-        self._n_wanted, self._is_making, self._is_over = 0, False, False
+        self._n_wanted, self._is_making, self._is_over, self._is_forgotten = 0, False, False, False
         self._made: deque[Iterator[Item]] = deque()
         self._error: BaseException | None = None
         self._process = os.getpid()
@@ -104,12 +107,7 @@ class Ahead[Item](Iterator[Item]):
         return found
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_over or len(self._made) < self._n_wanted)
-                if self._is_over:
-                    return
-                self._is_making = True
+        while self._has_to_make():
             try:
                 self._made.append(self._make(is_whole=True))
             except StopIteration:
@@ -119,30 +117,60 @@ class Ahead[Item](Iterator[Item]):
             with self._changed:
                 self._is_making = False
                 self._changed.notify_all()
+        if self._is_forgotten:
+            self._stretches.close()
+
+    def _has_to_make(self) -> bool:
+        """Wait until a stretch is to be made; return False if none is any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or len(self._made) < self._n_wanted)
+            self._is_making = not self._is_over
+            return self._is_making
 
     def close(self) -> None:
         """End it, and wait until nothing of it runs any more."""
         if self._process != os.getpid():  # whoever held the lock is not here to let go of it
             return
         with self._changed:
-            self._is_over = True
+            self._is_over, self._is_forgotten = True, _collecting.is_now
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if _collecting.is_now:
+            return
+        if self._thread is not None:
             self._thread.join()
         self._made.clear()
         self._stretches.close()
 
 
+class _Collecting(threading.local):
+    """Whether this thread collects garbage."""
+
+    is_now = False
+
+    def note(self, phase: str, _info: dict[str, int]) -> None:
+        self.is_now = phase == "start"
+
+
+_collecting = _Collecting()
+gc.callbacks.append(_collecting.note)
+
+
 class _Emptied[Item](Iterator[Item]):
-    """The items of an iterator, which has been run; each is let go of as it is taken."""
+    """The items of an iterator, which has been run, and then what it has raised; each is let go of as it is taken."""
 
     def __init__(self, items: Iterator[Item]) -> None:
-        self._items = deque(items)
+        self._items: deque[Item] = deque()
+        self._error: Exception | None = None
+        try:
+            self._items.extend(items)  # those before the error too
+        except Exception as error:  # noqa: BLE001 it is raised where the item would be
+            self._error = error
 
     def __next__(self) -> Item:
-        if not self._items:
-            raise StopIteration
-        return self._items.popleft()
+        if self._items:
+            return self._items.popleft()
+        error, self._error = self._error, None
+        raise StopIteration if error is None else error
 
 
 _open: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
@@ -151,4 +179,5 @@ _open: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
 @atexit.register  # a thread that reads while the interpreter ends takes it down
 def _close_all() -> None:
     for ahead in list(_open):
-        ahead.close()
+        with suppress(ValueError):  # one that another thread takes from, and is making
+            ahead.close()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
 from annbatch.abc import Sampler
+from annbatch.utils import convert
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Tally
@@ -107,6 +108,8 @@ class StatefulLoader(Loader[Any, Any]):
             )
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
         self._recorder = _Recorder(batch_sampler)
+        # what frameworks are set to can hold for a thread only, so that batches are theirs where they are taken
+        self._to_be = kwargs.pop("to", None) if self._read_ahead else None
         super().__init__(batch_sampler=self._recorder, **kwargs)
         if self._read_ahead and preloads_to_gpu(self):
             raise ValueError(
@@ -183,6 +186,8 @@ class StatefulLoader(Loader[Any, Any]):
                 if pass_.n_yielded == record.n_due:
                     # a consumer who knows the number doesn't come to ask for more
                     cursor.note_request(current_worker(), is_end=True, record=record)
+                if self._to_be is not None:
+                    batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
                 yield batch if repeats is None else {**batch, "repeated": repeats}
             cursor.note_request(current_worker(), is_end=True, record=record)
 

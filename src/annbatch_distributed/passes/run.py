@@ -37,7 +37,7 @@ from annbatch_distributed.passes.requests import (
     translate_chunks,
 )
 from annbatch_distributed.passes.shard import localized
-from annbatch_distributed.passes.traits import is_wrapper, set_draws
+from annbatch_distributed.passes.traits import is_wrapper, keep_rows_in_order, set_draws
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class Pass(Iterator[LoadRequest]):
         restricted = restrict_by_mask(sampler, shard.rows)
         if not restricted:
             sampler = localized(self.sampler, shard.rows, plan.n_obs, rng)
+        if not plan.is_aligned:
+            keep_rows_in_order(sampler)
         if plan.shares_draws:
             set_draws(sampler, plan.dealt.size(rank))
         # where rng is worked out instead of held, and in a sampler that has just been made for these rows

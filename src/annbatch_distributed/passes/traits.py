@@ -19,6 +19,7 @@ __all__ = [
     "drawable_classes",
     "is_random",
     "is_wrapper",
+    "keep_rows_in_order",
     "n_draws",
     "n_ranks_within",
     "set_draws",
@@ -99,6 +100,12 @@ def set_draws(sampler: Sampler, n_draws: int) -> None:
 def is_random(sampler: Sampler) -> bool:
     """Return whether a sampler's order may follow from a generator: it holds one, or leaves shuffling to others."""
     return first_generator(sampler) is not None or bool(sampler.shuffle)
+
+
+@singledispatch
+def keep_rows_in_order(sampler: Sampler) -> None:
+    """Have a private copy of a wrapper that is wrapped again leave rows in their order; other samplers do so anyway."""
+    del sampler
 
 
 @singledispatch

@@ -82,14 +82,14 @@ class Planner:
         stretches = [(size, list(group)) for size, group in groupby(before, attrgetter("world_size"))]
         for number, (size, segments) in enumerate(stretches):
             division = self._division(rows, n_samples, position, size, is_beginning=not number)
-            plan = self._plan_segment(n_obs, position.epoch, number, division)
+            plan = self._plan_segment(n_obs, position, number, division)
             check_done(plan, sum(segment.done for segment in segments))
             collected = tuple((segment.n_workers, segment.done) for segment in segments)
             rows, n_samples = remaining(
                 self._sampler, plan, root_seed=self._root_seed, passes=position.passes, collected=collected
             )
         division = self._division(rows, n_samples, position, world_size, is_beginning=not stretches)
-        return self._plan_segment(n_obs, position.epoch, len(stretches), division)
+        return self._plan_segment(n_obs, position, len(stretches), division)
 
     def _division(
         self, rows: Rows, n_samples: int | None, position: Position, world_size: int, *, is_beginning: bool
@@ -113,7 +113,8 @@ class Planner:
         is_open = self._windowed is not None and division.window == Rows((range(self._windowed[0]),))
         return division.epoch == 0 and is_open and is_whole and isinstance(division.sharding, Contiguous)
 
-    def _plan_segment(self, n_obs: int, epoch: int, segment: int, division: Division) -> EpochPlan:
+    def _plan_segment(self, n_obs: int, position: Position, segment: int, division: Division) -> EpochPlan:
+        epoch = position.epoch
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
         asked = (
             *(n_obs, division.answer, epoch if hasattr(self._sampler, "set_epoch") else 0, segment),
@@ -128,7 +129,7 @@ class Planner:
         # in what is left of an epoch, lost rows stay where they are
         dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
         batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
-        return EpochPlan(n_obs, batch_size, segment, division, dealt, counts.sampler_batches)
+        return EpochPlan(n_obs, batch_size, segment, division, dealt, counts.sampler_batches, position.is_aligned)
 
     def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:
         """Raise if the epoch of a state can't go on with this collection and number of ranks."""

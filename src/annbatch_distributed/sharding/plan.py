@@ -64,6 +64,8 @@ class EpochPlan:
     """What that comes to in this epoch, for every rank."""
     sampler_batches: tuple[int, ...] = field(repr=False)
     """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
+    is_aligned: bool = field(default=True, repr=False)
+    """Whether shards may have whole chunks first; not in an epoch that a version began which didn't have it so."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
 

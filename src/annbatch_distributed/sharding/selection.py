@@ -197,7 +197,7 @@ class Selection:
             numbers = np.repeat(first[part] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
             found.append(numbers[self._ranks((numbers + 1) * size) - self._ranks(numbers * size) == size])
         numbers = np.concatenate(found)
-        if 4 * len(numbers) * size < len(self):
+        if not len(numbers) or 4 * len(numbers) * size < len(self):
             return None
         new = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
         stops = numbers[np.append(new[1:] - 1, len(numbers) - 1)] + 1
