@@ -32,7 +32,7 @@ import warnings
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import annbatch.samplers
 import anndata as ad
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
     type Made = Loader[Any, Any]
+    #: Of an epoch: rows per second, and of the waits after the first one, the longest and the 99th percentile.
+    type Epoch = dict[str, float]
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "reading.svg"
 WORLD_SIZE = 2
@@ -61,16 +63,6 @@ CONFIGURATIONS = [(64, 16, 256), (512, 2, 512)]
 STEPS = 0.5, 1.0, 2.0
 WAYS = "annbatch", "ours", "ours, read_ahead=1"
 PACKAGES = "annbatch", "annbatch-distributed", "anndata", "numpy", "zarr", "zarrs"
-
-
-class Epoch(NamedTuple):
-    """An epoch of one rank."""
-
-    rows_per_second: float
-    longest_wait: float
-    """In seconds, but for the first batch."""
-    wait_99: float
-    """The 99th percentile, in seconds."""
 
 
 def write(folder: Path, kind: str, n_obs: int) -> None:
@@ -111,7 +103,11 @@ def run(loader: Made, epoch: int, step: float, together: Barrier) -> Epoch:
         together.wait()
         asked = time.perf_counter()
     took = time.perf_counter() - began
-    return Epoch(n_rows / took, max(waits[1:]), float(np.quantile(waits[1:], 0.99)))
+    return {
+        "rows/s": n_rows / took,
+        "longest wait": max(waits[1:]),
+        "99 % of waits": float(np.quantile(waits[1:], 0.99)),
+    }
 
 
 def pace(step: float, n_batches: int, together: Barrier) -> float:
@@ -140,7 +136,7 @@ def run_rank(rank: int, folder: Path, repeats: int, together: Barrier, found: Qu
         # the same step on both ranks: that of the first one, which says it in a file
         shared = folder.with_suffix(f".{configuration[0]}")
         if not rank:
-            reading = configuration[2] / statistics.median(one["annbatch"].rows_per_second for one in rounds)
+            reading = configuration[2] / statistics.median(one["annbatch"]["rows/s"] for one in rounds)
             shared.write_text(str(reading))
         together.wait()
         for part in STEPS:
@@ -180,7 +176,7 @@ def summary(kind: str, measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for one in measured:
         rounds, configuration, step = one["rounds"], tuple(one["configuration"]), one["step"]
         for way in WAYS:
-            rate = statistics.median(epochs[way].rows_per_second for epochs in rounds)
+            rate = statistics.median(epochs[way]["rows/s"] for epochs in rounds)
             if way == "annbatch" and not step:
                 reading[configuration] = configuration[2] / rate
             ideal = configuration[2] / max(reading[configuration], statistics.median(one["paces"]))
@@ -193,11 +189,11 @@ def summary(kind: str, measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "way": way,
                     "rows/s": rate,
                     "of annbatch's": statistics.median(
-                        epochs[way].rows_per_second / epochs["annbatch"].rows_per_second for epochs in rounds
+                        epochs[way]["rows/s"] / epochs["annbatch"]["rows/s"] for epochs in rounds
                     ),
                     "of the ideal": rate / ideal,
-                    "longest wait": statistics.median(epochs[way].longest_wait for epochs in rounds),
-                    "99 % of waits": statistics.median(epochs[way].wait_99 for epochs in rounds),
+                    "longest wait": statistics.median(epochs[way]["longest wait"] for epochs in rounds),
+                    "99 % of waits": statistics.median(epochs[way]["99 % of waits"] for epochs in rounds),
                 }
             )
     return lines

@@ -19,7 +19,7 @@ from annbatch import Loader
 from annbatch.samplers import RandomSampler
 from zarr.storage import MemoryStore, WrapperStore
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
 from annbatch_distributed.loader import ahead
 from annbatch_distributed.loader.stateful import preloads_to_gpu, shapes_of
 from tests.meeting import heard
@@ -290,6 +290,63 @@ def test_batches_are_what_frameworks_make_of_them_where_they_are_taken(to: str) 
     assert len(batches) == 12
     assert {kind for kind, _, _ in batches} == {"torch.float64" if to == "torch" else "float64"}
     assert all(row == index for _, row, index in batches)
+
+
+def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_the_plan() -> None:
+    made = loader(remainder="exact")
+    plan = made.sampler.plan(N_OBS)
+    planned = Tally.of_rows(plan.shard(0).rows)
+    rows(made)
+    assert made._yielded() == planned
+    made.set_epoch(0)
+    batches = iter(made)
+    next(batches)
+    # as if the store had given other rows for this load request than were asked for
+    (pass_,) = made._passes
+    asked = pass_._asked[0].request
+    asked["splits"][1:2] = [asked["splits"][1][::-1]]
+    list(batches)
+    assert made._yielded() == planned  # the same rows in another order
+    made.set_epoch(0)
+    batches = iter(made)
+    next(batches)["index"] += 1000  # whoever has the batch may change it
+    (pass_,) = made._passes
+    rows_of_first = pass_._asked[0].delivered[0].copy()
+    pass_._asked[0].delivered[0] = rows_of_first + 1
+    list(batches)
+    read = made._yielded()
+    assert read.n_rows == planned.n_rows
+    assert read != planned
+
+
+def test_a_state_in_the_last_load_request_is_that_of_the_epoch_though_all_of_it_was_read() -> None:
+    made = loader()
+    expected = rows(made)
+    made.set_epoch(0)
+    batches = iter(made)
+    assert rows(islice(batches, 10)) == expected[:10]
+    time.sleep(0.2 if READING["read_ahead"] else 0)  # in which a thread comes to the end of the pass
+    state = made.state_dict()
+    assert (state["pass"], state["segments"]) == (0, [[2, 1, 10]])
+    again = loader()
+    again.load_state_dict(state)
+    resumed = iter(again)
+    assert rows(islice(resumed, 1)) == expected[10:11]
+    time.sleep(0.2 if READING["read_ahead"] else 0)
+    assert again.state_dict()["segments"] == [[2, 1, 11]]
+    assert again.sampler.batches_done == 10  # before the pass that is under way
+    assert rows(resumed) == expected[11:]
+    assert again.sampler.batches_done == 0
+
+
+def test_of_two_passes_the_state_is_that_of_the_one_that_was_taken_from_last_once_the_other_is_over() -> None:
+    made = loader()
+    first, second = iter(made), iter(made)
+    taken = [len(rows(islice(passed, 1))) for passed in (first, second)]
+    rows(second)
+    rows(islice(first, 4))
+    assert taken == [1, 1]
+    assert made.state_dict()["segments"] == [[2, 1, 5]]
 
 
 def test_nothing_goes_on_after_a_break_and_data_sets_can_be_added() -> None:
