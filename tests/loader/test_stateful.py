@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -17,6 +17,7 @@ import pytest
 import zarr
 from annbatch import Loader
 from annbatch.samplers import RandomSampler
+from annbatch.utils import convert
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
@@ -45,11 +46,11 @@ def _reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ahead, "_MOST_TIMES", 1e12 if "thread" in request.param else 0)
 
 
-def loader(rank: int = 0, **options: Any) -> StatefulLoader:
+def loader(rank: int = 0, *, to: Any = None, **options: Any) -> StatefulLoader:
     """One rank's loader of a collection whose only column says which row it is."""
     options = {"seed": 0, "remainder": "drop"} | options
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(rank, 2), **options)
-    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, to=to, **READING)
     return made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
 
 
@@ -347,6 +348,30 @@ def test_of_two_passes_the_state_is_that_of_the_one_that_was_taken_from_last_onc
     rows(islice(first, 4))
     assert taken == [1, 1]
     assert made.state_dict()["segments"] == [[2, 1, 5]]
+
+
+def test_a_batch_that_can_t_be_made_a_tensor_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = loader(to="torch")
+    expected = rows(made)
+    n_made = count()
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if next(n_made) == 5:
+            raise MemoryError("no room for a tensor")
+        return convert(*arguments, **options)
+
+    for place in ("annbatch.loader.convert", "annbatch_distributed.loader.stateful.convert"):
+        monkeypatch.setattr(place, failing)
+    made.set_epoch(0)
+    batches = iter(made)
+    assert rows(islice(batches, 5)) == expected[:5]
+    with pytest.raises(MemoryError, match="no room"):
+        next(batches)
+    state = made.state_dict()
+    assert state["segments"] == [[2, 1, 5]]
+    again = loader()
+    again.load_state_dict(state)
+    assert rows(again) == expected[5:]
 
 
 def test_nothing_goes_on_after_a_break_and_data_sets_can_be_added() -> None:

@@ -182,12 +182,12 @@ class StatefulLoader(Loader[Any, Any]):
             for batch in batches if first is None else chain([first], batches):
                 if pass_.is_at_first:
                     cursor.note_request(current_worker(), is_end=False, record=record)
+                if self._to_be is not None:
+                    batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
                 repeats = pass_.deliver(batch["index"])  # before it is yielded: whoever saves a state has this batch
                 if pass_.n_yielded == record.n_due:
                     # a consumer who knows the number doesn't come to ask for more
                     cursor.note_request(current_worker(), is_end=True, record=record)
-                if self._to_be is not None:
-                    batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
                 yield batch if repeats is None else {**batch, "repeated": repeats}
             cursor.note_request(current_worker(), is_end=True, record=record)
 
