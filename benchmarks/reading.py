@@ -120,7 +120,9 @@ def pace(step: float, n_batches: int, together: Barrier) -> float:
     return (time.perf_counter() - began) / n_batches
 
 
-def run_rank(rank: int, folder: Path, repeats: int, together: Barrier, found: Queue[Any]) -> None:
+def run_rank(
+    rank: int, folder: Path, repeats: int, steps: tuple[float, ...], together: Barrier, found: Queue[Any]
+) -> None:
     """Measure everything of a collection, in lock-step with the other rank."""
     warnings.simplefilter("ignore")  # of anndata and of zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
@@ -139,7 +141,7 @@ def run_rank(rank: int, folder: Path, repeats: int, together: Barrier, found: Qu
             reading = configuration[2] / statistics.median(one["annbatch"]["rows/s"] for one in rounds)
             shared.write_text(str(reading))
         together.wait()
-        for part in STEPS:
+        for part in steps:
             step = part * float(shared.read_text())
             rounds, paces = [], []
             for _ in range(repeats):
@@ -151,12 +153,13 @@ def run_rank(rank: int, folder: Path, repeats: int, together: Barrier, found: Qu
         found.put(measured)
 
 
-def measure(folder: Path, repeats: int) -> list[dict[str, Any]]:
+def measure(folder: Path, repeats: int, steps: tuple[float, ...]) -> list[dict[str, Any]]:
     """Run the ranks on a collection, and return what the first one has measured."""
     context = multiprocessing.get_context("spawn")
     together, found = context.Barrier(WORLD_SIZE, timeout=300), context.Queue()
     ranks = [
-        context.Process(target=run_rank, args=(rank, folder, repeats, together, found)) for rank in range(WORLD_SIZE)
+        context.Process(target=run_rank, args=(rank, folder, repeats, steps, together, found))
+        for rank in range(WORLD_SIZE)
     ]
     for rank in ranks:
         rank.start()
@@ -245,7 +248,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
         parser.error("--small needs an --out, or the figure of the documentation would be a small one")
-    n_obs, repeats = (6_000, 1) if arguments.small else (120_011, 5)
+    n_obs, repeats, steps = (6_000, 1, STEPS[:1]) if arguments.small else (120_011, 5, STEPS)
     warnings.simplefilter("ignore")  # of zarr
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores; medians of {repeats}; {versions}")
@@ -255,8 +258,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("sparse", "dense"):
             write(Path(folder) / kind, kind, n_obs)
-            lines += summary(kind, measure(Path(folder) / kind, repeats))
-            for line in lines[-len(WAYS) * len(CONFIGURATIONS) * (2 + len(STEPS)) :]:
+            lines += summary(kind, measure(Path(folder) / kind, repeats, steps))
+            for line in lines[-len(WAYS) * len(CONFIGURATIONS) * (2 + len(steps)) :]:
                 print(text_of(line), flush=True)
     draw(lines, arguments.out)
     written = {"cells": n_obs, "cores": os.cpu_count(), "rounds": repeats, "versions": versions, "lines": lines}
