@@ -57,9 +57,9 @@ class StatefulLoader(Loader[Any, Any]):
     batch_sampler
         Which rows this rank reads.
     read_ahead
-        How many load requests are read, in a thread, while the batches of another one are trained on: 1 lets a training
-        that takes as long as reading run at twice the speed, and holds one load request more in memory. 0 reads where a
-        batch is asked for, as annbatch does. Batches, states and errors are the same.
+        How many load requests are read, in a thread, while the batches of another one are trained on, and so are held
+        beside it. That hides reading behind a training which takes about as long. 0 reads where a batch is asked for,
+        as annbatch does. Batches, states and errors are the same.
     kwargs
         Those of :class:`annbatch.Loader`.
 

@@ -2,7 +2,8 @@
 
 annbatch's ``RandomSampler`` and ``SequentialSampler`` make a slice for every chunk before they yield the first load
 request: seconds and gigabytes for 10^9 rows, in every epoch, resume and worker. Here is the same arithmetic on arrays:
-for the same generator the same draws, and so bit for bit the same chunks and splits.
+for the same generator the same draws, and so bit for bit the same chunks and splits. If that is asked for, the
+incomplete chunk has other rows than annbatch's: the last ones, so that all others begin at multiples of their size.
 
 What annbatch does is no promise of its own. Before the first pass of a process, a few small passes are compared with
 the sampler's own; if a release of annbatch draws otherwise, its samplers run themselves.
