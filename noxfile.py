@@ -13,10 +13,11 @@ nox.options.error_on_missing_interpreters = True
 PYTHONS = ["3.12", "3.13"]
 OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
 
-# two files at once: the examples of a page follow each other, and tests of processes start up to four
-PYTEST = "-m", "pytest", "--numprocesses=2", "--dist=loadfile"
+# whole files: the examples of a page follow each other; more of them at once than two cores, because processes wait
+PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
 # what has a session of its own; pytest leaves out tests/processes and tests/frameworks where nothing is named
-BENCHMARKS, DEMO = "tests/test_benchmarks.py", "tests/processes/test_demo.py"
+BENCHMARKS, LIBRARIES = "tests/test_benchmarks.py", "tests/processes/test_libraries.py"
+DEMO = "tests/processes/test_demo.py"
 # the laws have more examples on the other Python, and in ./dev test
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
@@ -70,11 +71,19 @@ def demo(session: nox.Session) -> None:
     session.run("python", *PYTEST, DEMO, *session.posargs)
 
 
-@nox.session(python=NEWEST)
-def bench(session: nox.Session) -> None:
+@nox.session(python=NEWEST, name="bench-small")
+def bench_small(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
     sync(session, "--extra=torch", "--extra=testing", "--group=bench", "--group=pytest")
-    session.run("python", *PYTEST, BENCHMARKS, *session.posargs)
+    session.run("python", *PYTEST, BENCHMARKS, LIBRARIES, *session.posargs)
+
+
+@nox.session(python=NEWEST, default=False)
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks, or those that are named, at full size, and write the figures of the documentation."""
+    sync(session, "--extra=torch", "--extra=testing", "--group=bench")
+    for name in session.posargs or [path.stem for path in sorted(Path("benchmarks").glob("*.py"))]:
+        session.run("python", "-m", f"benchmarks.{name}")
 
 
 @nox.session(python=PYTHONS)
@@ -92,7 +101,7 @@ def tests(session: nox.Session) -> None:
 def processes(session: nox.Session) -> None:
     """Run the tests that start many processes, by launchers and under frameworks; what is covered is measured."""
     sync(session, "--all-extras", "--group=test")
-    folders = "tests/processes", "tests/frameworks", f"--ignore={DEMO}"
+    folders = "tests/processes", "tests/frameworks", f"--ignore={DEMO}", f"--ignore={LIBRARIES}"
     session.run("coverage", "run", *PYTEST, *folders, *session.posargs, env=FEWER_EXAMPLES)
 
 

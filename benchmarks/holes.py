@@ -7,9 +7,9 @@ compared with a pass over all rows, by the rows that are delivered in a second: 
 measures each once, and reported are the medians of the ratios within a round. What users train on comes after reading,
 so that X is made a dense array of each batch.
 
-    python benchmarks/holes.py            # 10^5 cells, some minutes
-    python benchmarks/holes.py --sweep    # the same for several lengths of holes, which the default was chosen by
-    python benchmarks/holes.py --small    # the same at a size for tests
+    python -m benchmarks.holes            # 10^5 cells, some minutes
+    python -m benchmarks.holes --sweep    # the same for several lengths of holes, which the default was chosen by
+    python -m benchmarks.holes --small    # the same at a size for tests
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The measure is the total variation distance of labels from those of the collecti
 another label, 0 for a perfect match. It is taken of each step's batches of all ranks together, of each rank's batches
 and of each rank's epoch, all of them as ``sample`` gives them, and of ideal random draws of as many rows.
 
-    python benchmarks/representativeness.py                            # draws the figure of the documentation
-    python benchmarks/representativeness.py --small --out small.svg    # the same at a size for tests
+    python -m benchmarks.representativeness                            # draws the figure of the documentation
+    python -m benchmarks.representativeness --small --out small.svg    # the same at a size for tests
 """
 
 from __future__ import annotations

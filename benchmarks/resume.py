@@ -7,8 +7,8 @@ ranks, every old rank has to be run through; reported are CPU seconds, and the p
 allocate. (That is tracemalloc's, in a run of its own, which it slows down. The peak of the whole process would count
 what was imported, and could be taken only once.)
 
-    python benchmarks/resume.py            # 10^8 rows
-    python benchmarks/resume.py --small    # the same at a size for tests
+    python -m benchmarks.resume            # 10^8 rows
+    python -m benchmarks.resume --small    # the same at a size for tests
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Times are CPU seconds of one process, and the runs of the two alternate, so that
 meets both. What is reported is the median of the ratios of neighbouring runs. What it takes to plan is reported as it
 is, in seconds by the clock and as the peak of the memory that Python allocates.
 
-    python benchmarks/sampling.py            # 10^8 rows
-    python benchmarks/sampling.py --small    # the same at a size for tests
+    python -m benchmarks.sampling            # 10^8 rows
+    python -m benchmarks.sampling --small    # the same at a size for tests
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
    DDP does: with plain ranks, whose batches are as many times smaller, and with virtual ones. All ranks run in this
    process, one after the other. This makes the figure of the documentation.
 
-    python benchmarks/virtual_ranks.py                            # draws the figure of the documentation
-    python benchmarks/virtual_ranks.py --small --out small.svg    # the same at a size for tests
+    python -m benchmarks.virtual_ranks                            # draws the figure of the documentation
+    python -m benchmarks.virtual_ranks --small --out small.svg    # the same at a size for tests
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ first epoch starts them, and the second one is timed. annbatch's ``RandomSampler
 itself. Here the batches of a rank are dealt to them; that each load request is read by one worker shows in the ratio,
 which would be the number of workers otherwise. The runs alternate; reported are medians of the ratios of neighbours.
 
-    python benchmarks/workers.py            # 10^5 cells
-    python benchmarks/workers.py --small    # the same at a size for tests
+    python -m benchmarks.workers            # 10^5 cells
+    python -m benchmarks.workers --small    # the same at a size for tests
 """
 
 from __future__ import annotations

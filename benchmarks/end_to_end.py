@@ -1,0 +1,205 @@
+"""Rows per second of two ranks from disk to the step, side by side with annbatch, DataLoaders and other libraries.
+
+The same made-up cells are written by each library in its own format, sparse and dense, and read from the page cache.
+Two processes are the ranks of a job that meet in every step, as DDP does, and do nothing else in it. Each library is
+used as its own documentation says, in an environment of its own, see benchmarks/libraries. Before anything is measured,
+cells are looked at: each way has to read nearly all of them, each once, in two epochs.
+
+Every round measures each way once, epoch 0 and epoch 1 one after the other; libraries that count epochs by themselves
+have later ones then, and other libraries, which take longer, only the first rounds. Reported are medians over the
+rounds and ranges, as rows per second of the job, and as a part of annbatch's in the same round and epoch. What is
+measured goes into a JSON file, with the versions, and into a picture.
+
+    python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
+    python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks import libraries
+from benchmarks.libraries.lockstep import FIRST
+
+FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "end_to_end.svg"
+WORLD_SIZE = 2
+#: chunk_size, preload_nchunks, batch_size: load requests of 1,024 rows. Other libraries have batches only: the first.
+CONFIGURATIONS = [(64, 16, 256), (512, 2, 512)]
+LIBRARIES = "annbatch", "mosaicml_streaming", "scdataset", "tiledbsoma_ml"
+REFERENCE = "annbatch"
+#: Genes of sparse cells, and how many of them a cell expresses, about as cells of 10x do; and columns of dense cells.
+N_GENES, N_EXPRESSED, N_DENSE = 20_000, 1_000, 2_000
+#: The part of the cells that is read at least: the others would make batches that not every rank has.
+LEAST = 0.9
+#: Libraries that read the cells in the same order in each epoch.
+SAME_ORDERS = {"tiledbsoma_ml"}
+#: Rounds of libraries that are so much slower that a few say enough.
+FEW_ROUNDS = 2
+
+
+def make(kind: str, n_obs: int, path: Path) -> None:
+    """Make cells up, and write them for all libraries to write in their format."""
+    rng = np.random.default_rng(0)
+    numbers = FIRST + np.arange(n_obs)
+    if kind == "dense":
+        cells = rng.random((n_obs, N_DENSE), dtype=np.float32)
+        cells[:, 0] = numbers
+        np.savez(path, cells=cells)
+        return
+    every = N_GENES // N_EXPRESSED
+    genes = np.arange(0, N_GENES, every, dtype=np.int32) + rng.integers(0, every, (n_obs, N_EXPRESSED), dtype=np.int32)
+    counts = 1 + rng.poisson(1, genes.size).astype(np.float32)
+    counts[::N_EXPRESSED] = numbers
+    bounds = np.arange(0, genes.size + 1, N_EXPRESSED)
+    np.savez(path, data=counts, indices=genes.ravel(), indptr=bounds, shape=np.array((n_obs, N_GENES)))
+
+
+def together(found: list[dict[str, float]]) -> dict[str, float]:
+    """Return what all ranks have measured as a job's: its rows per second, and the longest waits."""
+    rate = sum(rank["rows"] for rank in found) / max(rank["seconds"] for rank in found)
+    return {"rows/s": rate, **{name: max(rank[name] for rank in found) for name in ("longest wait", "99 % of waits")}}
+
+
+def measure(folders: dict[str, Path], configuration: tuple[int, ...], repeats: int, n_obs: int) -> list[dict[str, Any]]:
+    """Return what every way has measured in every round and epoch, after a look at what it reads."""
+    measured = []
+    with ExitStack() as jobs:
+        ranks = {
+            library: jobs.enter_context(
+                libraries.Ranks(library, "serve", folder, "shared", *configuration, world_size=WORLD_SIZE)
+            )
+            for library, folder in folders.items()
+        }
+        ways = [(library, way, job) for library, job in ranks.items() for way in job.answers()[0]]
+        rows = {}
+        for library, way, job in ways:  # fills the page cache, and workers begin
+            read = [[rank["numbers"] for rank in job.ask(way=way, epoch=epoch, step="note")] for epoch in (0, 1)]
+            check(way, read, n_obs, other_orders=library not in SAME_ORDERS)
+            rows[way] = min(sum(map(len, epoch)) for epoch in read)
+        for number in range(repeats):
+            for library, way, job in ways:
+                if library != REFERENCE and number >= FEW_ROUNDS:
+                    continue
+                for epoch in (0, 1):
+                    found = together(job.ask(way=way, epoch=epoch, step=0))
+                    measured.append({"round": number, "way": way, "epoch": epoch, "rows": rows[way]} | found)
+    return measured
+
+
+def check(way: str, read: list[list[list[int]]], n_obs: int, *, other_orders: bool) -> None:
+    """Raise an error unless the ranks have read nearly all cells, each once, and other ones together in each epoch.
+
+    ``read`` has the numbers of the cells of each rank, in each of two epochs.
+    """
+    for ranks in read:
+        cells = np.concatenate(ranks)
+        if len(np.unique(cells)) != len(cells) or not set(cells) <= set(range(n_obs)):
+            raise RuntimeError(f"{way} has read cells twice, or cells that are not there.")
+        if len(cells) < LEAST * n_obs:
+            raise RuntimeError(f"{way} has read {len(cells)} of {n_obs} cells: it can't be compared.")
+    if (read[0] == read[1]) is other_orders:
+        raise RuntimeError(f"{way} is said to have {'an order for each epoch' if other_orders else 'one order'}.")
+
+
+def summary(kind: str, configuration: tuple[int, ...], measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line for each way and epoch: medians over the rounds, and ranges."""
+    rates = {(one["way"], one["epoch"], one["round"]): one["rows/s"] for one in measured}
+    lines = []
+    for way, epoch in dict.fromkeys(key[:2] for key in rates):
+        own = {number: rate for (name, when, number), rate in rates.items() if (name, when) == (way, epoch)}
+        parts = [rate / rates[REFERENCE, epoch, number] for number, rate in own.items()]
+        lines.append(
+            {
+                "collection": kind,
+                "configuration": configuration,
+                "way": way,
+                "epoch": epoch,
+                "rounds": len(own),
+                "rows": next(one["rows"] for one in measured if one["way"] == way),
+                "rows/s": statistics.median(own.values()),
+                "of annbatch's": statistics.median(parts),
+                "least": min(parts),
+                "most": max(parts),
+            }
+        )
+    return lines
+
+
+def text_of(line: dict[str, Any]) -> str:
+    """Return a line of a table."""
+    name = "/".join(map(str, line["configuration"]))
+    return (
+        f"{line['collection']:>10}  {name:>11}  {line['epoch']:5}  {line['way']:<33}  {line['rows/s']:9.0f}  "
+        f"{line["of annbatch's"]:5.2f} ({line['least']:.2f} to {line['most']:.2f}, {line['rounds']} rounds)"
+    )
+
+
+def draw(lines: list[dict[str, Any]], out: Path) -> None:
+    """Write the picture: rows per second of each way in epoch 1, as a part of annbatch's."""
+    panels = list(dict.fromkeys((line["collection"], line["configuration"]) for line in lines))
+    ways = list(dict.fromkeys(line["way"] for line in lines))[::-1]
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "end_to_end", "font.size": 9}):
+        figure = Figure(figsize=(2.2 + 1.8 * len(panels), 0.6 + 0.3 * len(ways)), layout="constrained")
+        axes = figure.subplots(ncols=len(panels), sharey=True, squeeze=False)[0]
+        for axis, panel in zip(axes, panels, strict=True):
+            for place, way in enumerate(ways):
+                for line in lines:
+                    if (line["collection"], line["configuration"], line["way"], line["epoch"]) == (*panel, way, 1):
+                        spread = [[line["of annbatch's"] - line["least"]], [line["most"] - line["of annbatch's"]]]
+                        color = "#08519c" if "distributed" in way else "#bdbdbd"
+                        axis.barh(place, line["of annbatch's"], xerr=spread, color=color, ecolor="#636363")
+            axis.axvline(1, color="#636363", linewidth=0.8)
+            axis.set_yticks(range(len(ways)), ways)
+            axis.set_title(f"{panel[0]}, {'/'.join(map(str, panel[1]))}", fontsize="medium")
+            axis.set_xlabel("rows/s, of annbatch's")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure both collections, print a table, and write it and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="run for a look at whether it works")
+    parser.add_argument("--only", nargs="+", default=LIBRARIES, choices=LIBRARIES, help="compare these libraries only")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="where the picture goes, and the JSON file beside it")
+    arguments = parser.parse_args()
+    if REFERENCE not in arguments.only:
+        parser.error(f"{REFERENCE} is what the others are compared with, name it too")
+    if arguments.out == FIGURE and (arguments.small or arguments.only != LIBRARIES):
+        parser.error("give another --out, or the figure of the documentation would be of less than all")
+    n_obs, repeats = (16_400, 1) if arguments.small else (60_011, 7)
+    versions: dict[str, Any] = {"python": platform.python_version()}
+    print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores")
+    print("collection  chunk/.../b  epoch  way                                   rows/s  of annbatch's", flush=True)
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind in ("sparse",) if arguments.small else ("sparse", "dense"):
+            source = Path(temporary) / f"{kind}.npz"
+            make(kind, n_obs, source)
+            folders = {library: Path(temporary) / f"{kind}-{library}" for library in arguments.only}
+            for library, folder in folders.items():
+                versions[library] = libraries.run(library, "write", source, folder)["versions"]
+            found = summary(kind, CONFIGURATIONS[0], measure(folders, CONFIGURATIONS[0], repeats, n_obs))
+            for line in found:
+                print(text_of(line), flush=True)
+            lines += found
+    print(versions)
+    draw(lines, arguments.out)
+    written = {"cells": n_obs, "cores": os.cpu_count(), "rounds": repeats, "versions": versions, "lines": lines}
+    arguments.out.with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What it takes until a rank has its first rows, at the beginning of an epoch and in its middle, side by side.
+
+For 10^6 to 10^9 rows on 8 ranks, shuffled as each library shuffles: wall seconds and the growth of the peak of the
+process's memory, of one rank, until it knows the rows of its first load request or batch. In the middle, a state that
+was taken at half of an epoch is loaded, on 8 ranks and on 6.
+
+- annbatch, and this package with ``sharding="shuffled"``: chunk_size / preload_nchunks / batch_size 512/32/4096, and
+  64/512/4096, whose chunks are many.
+- torch: its DistributedSampler; torchdata's StatefulDataLoader around it, which passes over what was read. On another
+  number of ranks it reads rows again and misses others.
+- mosaicml-streaming works an epoch out on the first rank of each node, for all of them; that rank is measured. On 6
+  ranks, batches are as much larger as it asks for.
+- litdata deals chunks, which are fewer than rows, and shuffles rows within one only; Grain works each row out by
+  itself. A state of Grain's is a number, and going on is what beginning is.
+
+Every run is a process of its own; reported are medians. A process may have 16 GiB; what asks for more is "too much".
+What is measured goes into a JSON file, with the versions, and into a picture.
+
+    python -m benchmarks.first_rows                                # some minutes; the figure of the documentation
+    python -m benchmarks.first_rows --small --out small.svg        # the same at a size for tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from benchmarks import libraries
+
+FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "first_rows.svg"
+RANK, WORLD_SIZE, OTHER_WORLD_SIZE = 3, 8, 6
+FEW_CHUNKS, MANY_CHUNKS = (512, 32, 4096), (64, 512, 4096)
+#: What is measured: a name, a library, a configuration.
+BEGINNINGS = [
+    ("annbatch-distributed, 512/32/4096", "annbatch_distributed", FEW_CHUNKS),
+    ("annbatch-distributed, 64/512/4096", "annbatch_distributed", MANY_CHUNKS),
+    ("annbatch, 512/32/4096", "annbatch", FEW_CHUNKS),
+    ("annbatch, 64/512/4096", "annbatch", MANY_CHUNKS),
+    ("Grain", "grain", FEW_CHUNKS),
+    ("litdata", "litdata", FEW_CHUNKS),
+    ("mosaicml-streaming", "mosaicml_streaming", FEW_CHUNKS),
+    ("torch", "torch", FEW_CHUNKS),
+]
+#: The same, and on how many ranks it goes on.
+MIDDLES = [
+    ("annbatch-distributed, 512/32/4096", "annbatch_distributed", FEW_CHUNKS, WORLD_SIZE),
+    ("annbatch-distributed, 64/512/4096", "annbatch_distributed", MANY_CHUNKS, WORLD_SIZE),
+    ("mosaicml-streaming", "mosaicml_streaming", FEW_CHUNKS, WORLD_SIZE),
+    ("torchdata", "torch", FEW_CHUNKS, WORLD_SIZE),
+    ("annbatch-distributed, 512/32/4096", "annbatch_distributed", FEW_CHUNKS, OTHER_WORLD_SIZE),
+    ("annbatch-distributed, 64/512/4096", "annbatch_distributed", MANY_CHUNKS, OTHER_WORLD_SIZE),
+    ("mosaicml-streaming", "mosaicml_streaming", FEW_CHUNKS, OTHER_WORLD_SIZE),
+]
+
+
+def measure(task: str, library: str, numbers: list[int], repeats: int) -> dict[str, Any]:
+    """Return the medians of some runs, or None for each if they took more memory than a process may have."""
+    runs: list[dict[str, Any]] = []
+    while len(runs) < repeats:
+        runs.append(libraries.run(library, task, *numbers))
+        if "error" in runs[-1]:
+            return runs[-1] | {"seconds": None, "MB": None}
+        if runs[-1]["seconds"] > 10:  # noise is nothing there
+            break
+    return runs[0] | {name: statistics.median(run[name] for run in runs) for name in ("seconds", "MB")}
+
+
+def line_of(name: str, n_obs: int, when: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Print a line of a table, and return it."""
+    said = "  too much" if "error" in found else f"{found['seconds']:10.3f}  {found['MB']:8.1f}"
+    print(f"{name:<33}  {n_obs:8.0e}  {when:<30}  {said}", flush=True)
+    return {"name": name, "rows": n_obs, "when": when, "seconds": found["seconds"], "MB": found["MB"]}
+
+
+def draw(lines: list[dict[str, Any]], out: Path) -> None:
+    """Write the picture: seconds and memory by the number of rows."""
+    kinds = list(dict.fromkeys(line["when"] for line in lines))
+    names = list(dict.fromkeys(line["name"] for line in lines))
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "first_rows", "font.size": 9}):
+        figure = Figure(figsize=(2.9 * len(kinds), 5.2), layout="constrained")
+        panels = figure.subplots(nrows=2, ncols=len(kinds), sharey="row", squeeze=False)
+        for column, kind in enumerate(kinds):
+            for row, unit in enumerate(("seconds", "MB")):
+                axis = panels[row, column]
+                for number, name in enumerate(names):
+                    own = [line for line in lines if (line["when"], line["name"]) == (kind, name)]
+                    # what takes next to nothing is at the bottom
+                    heights = [
+                        max(line[unit], 1e-3 if unit == "seconds" else 0.1) for line in own if line[unit] is not None
+                    ]
+                    rows = [line["rows"] for line in own if line[unit] is not None]
+                    ours = "distributed" in name
+                    axis.loglog(rows, heights, marker="o", color=f"C{number}", linewidth=2.5 if ours else 1, label=name)
+                axis.set_xticks(sorted({line["rows"] for line in lines if line["when"] == kind}))
+                axis.grid(visible=True, axis="y", linewidth=0.4)
+            panels[0, column].set_title(kind, fontsize="medium")
+            panels[1, column].set_xlabel("rows")
+        panels[0, 0].set_ylabel("seconds")
+        panels[1, 0].set_ylabel("MB")
+        found = {
+            label: handle for axis in panels[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, frameon=False)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure everything, print a table, and write it and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="run for a look at whether it works")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="where the picture goes, and the JSON file beside it")
+    arguments = parser.parse_args()
+    if arguments.small and arguments.out == FIGURE:
+        parser.error("--small needs an --out, or the figure of the documentation would be a small one")
+    sizes, middles, repeats = (
+        ([10**5], [10**5], 1) if arguments.small else ([10**6, 10**7, 10**8, 10**9], [10**7, 10**8], 3)
+    )
+    versions: dict[str, Any] = {"python": platform.python_version()}
+    print(f"rank {RANK} of {WORLD_SIZE}; medians of {repeats}")
+    print(f"{'':<33}      rows  {'':<30}     seconds        MB", flush=True)
+    lines = []
+    for name, library, configuration in BEGINNINGS:
+        for n_obs in sizes:
+            found = measure("plan", library, [n_obs, *configuration, RANK, WORLD_SIZE], repeats)
+            versions[library] = found["versions"]
+            lines.append(line_of(name, n_obs, "an epoch begins", found))
+    for name, library, configuration, after in MIDDLES:
+        for n_obs in middles:
+            found = measure("resume", library, [n_obs, *configuration, RANK, WORLD_SIZE, after], repeats)
+            lines.append(line_of(name, n_obs, f"in its middle, {WORLD_SIZE} to {after} ranks", found))
+    print(versions)
+    draw(lines, arguments.out)
+    written = {"rank": RANK, "world size": WORLD_SIZE, "runs": repeats, "versions": versions, "lines": lines}
+    arguments.out.with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""annbatch by itself, and with this package; both in a DataLoader with workers, too."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import annbatch.samplers
+import anndata as ad
+import numpy as np
+import scipy.sparse as sp
+import zarr
+import zarrs  # noqa: F401 registers the codecs that annbatch recommends
+from annbatch import Loader, write_sharded
+from annbatch.samplers import RandomSampler
+from torch.utils.data import DataLoader
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    type Configuration = tuple[int, int, int]
+    type Way = Callable[[int], Iterator[Any]]
+
+PACKAGES = "annbatch", "annbatch-distributed", "anndata", "numpy", "torch", "zarr", "zarrs"
+WORKERS = 2
+
+
+def matrix(source: Path) -> Any:  # noqa: ANN401 an array, or a sparse one
+    """Read cells that are to be written."""
+    with np.load(source) as parts:
+        if "cells" in parts:
+            return parts["cells"]
+        return sp.csr_array((parts["data"], parts["indices"], parts["indptr"]), shape=tuple(parts["shape"]))
+
+
+def write(source: Path, folder: Path) -> None:
+    """Write a collection in chunks of 64 rows, as annbatch does by itself."""
+    write_sharded(zarr.open_group(folder, mode="w"), ad.AnnData(matrix(source)))
+
+
+def loader(folder: Path, configuration: Configuration, dist_info: Rank, way: str) -> Loader[Any, Any]:
+    """Return a rank's loader of a collection."""
+    sampler = RandomSampler(*configuration, drop_last=True, rng=np.random.default_rng(0))
+    if way == "annbatch":
+        share = partial(tuple, (dist_info.rank, dist_info.world_size))
+        theirs = annbatch.samplers.DistributedSampler(sampler, dist_info=share)
+        made: Loader[Any, Any] = Loader(batch_sampler=theirs, preload_to_gpu=False)
+    else:
+        ours = DistributedSampler(sampler, dist_info=dist_info, seed=0)
+        made = StatefulLoader(batch_sampler=ours, preload_to_gpu=False, read_ahead=int("read_ahead" in way))
+    cells: Any = zarr.open_group(folder, mode="r")["X"]
+    return made.add_adata(ad.AnnData(X=cells if isinstance(cells, zarr.Array) else ad.io.sparse_dataset(cells)))
+
+
+def epoch_of(made: Loader[Any, Any], epoch: int) -> Iterator[Any]:
+    """Read an epoch."""
+    if isinstance(made, StatefulLoader):
+        made.set_epoch(epoch)
+    for batch in made:
+        yield batch["X"]
+
+
+def epoch_of_workers(made: Loader[Any, Any], workers: DataLoader[Any], epoch: int) -> Iterator[Any]:
+    """Read an epoch in workers."""
+    if isinstance(made, StatefulLoader):
+        made.set_epoch(epoch)
+    for batch in workers:
+        yield batch["X"]
+
+
+def loaders(folder: Path, configuration: Configuration, rank: int, world_size: int) -> dict[str, Way]:
+    """Return the ways to read a collection."""
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    ways: dict[str, Way] = {}
+    for name in ("annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1"):
+        ways[name] = partial(epoch_of, loader(folder, configuration, Rank(rank, world_size), name))
+    for name in ("annbatch", "annbatch-distributed"):
+        made = loader(folder, configuration, Rank(rank, world_size), name)
+        # zarrs's threads don't survive a fork
+        workers: DataLoader[Any] = DataLoader(
+            made,
+            batch_size=None,
+            num_workers=WORKERS,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+            worker_init_fn=with_zarrs,
+        )
+        ways[f"{name}, DataLoader"] = partial(epoch_of_workers, made, workers)
+    return ways
+
+
+def with_zarrs(worker: int) -> None:  # noqa: ARG001 how a DataLoader calls it
+    """Read with zarrs in a worker as well."""
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+
+
+def sampler(configuration: Configuration, rank: int, world_size: int) -> Any:  # noqa: ANN401 of annbatch
+    """Return annbatch's own sampler of a rank."""
+    share = partial(tuple, (rank, world_size))
+    return annbatch.samplers.DistributedSampler(RandomSampler(*configuration), dist_info=share)
+
+
+def plan(n_obs: int, *numbers: int) -> Callable[[], object]:
+    """Ask for the first load request."""
+    *configuration, rank, world_size = numbers
+    return lambda: next(iter(sampler(tuple(configuration), rank, world_size).sample(n_obs)))

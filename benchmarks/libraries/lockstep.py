@@ -1,0 +1,167 @@
+"""A rank that reads in lock-step with others, as one that trains does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+#: How wide the model is, and of how many labels: its step takes about as long as reading does, some milliseconds.
+HIDDEN, LABELS = 32, 10
+#: The value by which the first cell is known; the other ones have the next.
+FIRST = 1_000
+
+
+class Model:
+    """A small classifier, and its training: under DDP where there are several ranks."""
+
+    def __init__(self) -> None:
+        self._model: torch.nn.Module | None = None
+
+    def __call__(self, cells: Any) -> None:  # noqa: ANN401 whatever a library gives
+        """Take a step with a batch of cells, and labels that are made up."""
+        if isinstance(cells, torch.Tensor):
+            values = cells.to_dense()
+        else:
+            values = torch.from_numpy(cells if isinstance(cells, np.ndarray) else cells.toarray())
+        if self._model is None:
+            layers = torch.nn.Linear(values.shape[1], HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, LABELS)
+            self._model = torch.nn.Sequential(*layers)
+            if torch.distributed.get_world_size() > 1:
+                self._model = torch.nn.parallel.DistributedDataParallel(self._model)
+            self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
+        self._optimizer.zero_grad()
+        labels = torch.arange(len(values)) % LABELS
+        torch.nn.functional.cross_entropy(self._model(values), labels).backward()
+        self._optimizer.step()
+
+
+def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None) -> dict[str, float]:
+    """Read an epoch with all ranks in every step, until one of them has no batch left.
+
+    Parameters
+    ----------
+    loader
+        Yields the cells of each batch.
+    work
+        Is called with them.
+
+    Returns
+    -------
+    Seconds, rows and batches of this rank; of the seconds that a step waits for its batch, but for the first,
+    the longest and the 99th percentile; and the seconds until the first batch.
+    """
+    n_rows, waits = 0, []
+    has_batch = torch.ones(1)
+    torch.distributed.all_reduce(has_batch)
+    batches = iter(loader)
+    began = asked = time.perf_counter()
+    while True:
+        cells = next(batches, None)
+        waits.append(time.perf_counter() - asked)
+        # as DDP does, ranks meet in every step; before it, so that none works on a batch that others don't have
+        has_batch[0] = cells is not None
+        torch.distributed.all_reduce(has_batch, torch.distributed.ReduceOp.MIN)
+        if cells is None or not has_batch[0]:
+            break
+        if work is not None:
+            work(cells)
+        n_rows += cells.shape[0]
+        asked = time.perf_counter()
+    took = time.perf_counter() - began
+    later = waits[1:-1]
+    return {
+        "seconds": took,
+        "rows": n_rows,
+        "batches": len(waits) - 1,
+        "longest wait": max(later),
+        "99 % of waits": float(np.quantile(later, 0.99)),
+        "first wait": waits[0],
+    }
+
+
+def threads_run_on(cores: set[int]) -> None:
+    """Let threads that Python starts from now on have some cores only, and with them those that they start."""
+    run = threading.Thread.run
+
+    def run_there(thread: threading.Thread) -> None:
+        os.sched_setaffinity(0, cores)
+        run(thread)
+
+    threading.Thread.run = run_there  # type: ignore[assignment, method-assign]
+
+
+def reads_on(cores: set[int], loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches, which this thread reads on some cores, and leaves to whoever takes them where it was."""
+    elsewhere, batches = os.sched_getaffinity(0), iter(loader)
+    while True:
+        os.sched_setaffinity(0, cores)
+        batch = next(batches, None)
+        os.sched_setaffinity(0, elsewhere)
+        if batch is None:
+            return
+        yield batch
+
+
+def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) -> None:  # noqa: ANN401 a module, and a file
+    """Read epochs in lock-step with the other ranks, as the requests on standard input say.
+
+    A request names a way, an epoch and a step: how many seconds it sleeps, "model", or "note", after which the answer
+    has the numbers of the cells. One without a way is for a hundred steps without reading. Where ``cores`` is "apart",
+    threads that read have one core for all ranks together, and steps have the others; where it is "shared", both have
+    what the kernel gives them.
+    """
+    all_cores = os.sched_getaffinity(0) if cores == "apart" else set()
+    for_steps = all_cores - {min(all_cores, default=0)}
+    if for_steps:  # threads by which ranks meet belong to the steps
+        os.sched_setaffinity(0, for_steps)
+    torch.distributed.init_process_group("gloo")
+    torch.distributed.barrier()
+    if for_steps:
+        threads_run_on(all_cores - for_steps)
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    loaders = library.loaders(Path(folder), tuple(map(int, configuration)), rank, world_size)
+    print(json.dumps(list(loaders)), file=out, flush=True)
+    model = Model()
+    a_batch = next(loaders[next(iter(loaders))](0))
+    model(a_batch)  # is made
+    for line in sys.stdin:
+        asked = json.loads(line)
+        step = asked["step"]
+        work = model if step == "model" else sleep_for(step) if isinstance(step, float) and step else None
+        loader = loaders[asked["way"]](asked["epoch"]) if "way" in asked else repeat(a_batch, 100)
+        # a thread that reads ahead has its core already
+        if for_steps and "way" in asked and not (step and "read_ahead" in asked["way"]):
+            loader = reads_on(all_cores - for_steps, loader)
+        numbers: list[int] = []
+        answer: dict[str, Any] = in_lock_step(loader, partial(note_numbers, numbers) if step == "note" else work)
+        print(json.dumps(answer | ({"numbers": numbers} if numbers else {})), file=out, flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def note_numbers(numbers: list[int], cells: Any) -> None:  # noqa: ANN401 whatever a library gives
+    """Note which cells a batch has: the largest value of each is its number, beyond ``FIRST``."""
+    if isinstance(cells, torch.Tensor) and cells.layout == torch.sparse_csr:
+        greatest = np.maximum.reduceat(cells.values().numpy(), cells.crow_indices()[:-1].numpy())
+    elif isinstance(cells, torch.Tensor | np.ndarray):
+        greatest = np.asarray(cells).max(axis=1)
+    else:
+        greatest = cells.max(axis=1).toarray().ravel()
+    numbers.extend((greatest - FIRST).astype(int).tolist())
+
+
+def sleep_for(seconds: float) -> Callable[[Any], None]:
+    """Return a step that sleeps."""
+    return lambda _: time.sleep(seconds)

@@ -1,0 +1,62 @@
+"""The benchmarks that compare with other libraries run, each library in an environment that uv makes for it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import end_to_end, first_rows, libraries
+from tests.processes.launch import python, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)  # they may have to be installed
+
+
+def test_every_library_reads_the_same_cells(tmp_path: Path) -> None:
+    out = tmp_path / "small.svg"
+    run(python("-m", "benchmarks.end_to_end", "--small", "--out", out), seconds=590)
+    written = json.loads(out.with_suffix(".json").read_text())
+    assert set(written["versions"]) == {"python", *end_to_end.LIBRARIES}
+    ways = {line["way"] for line in written["lines"]}
+    assert len(ways) == 11
+    assert all(any(way.lower().replace("-", "_").startswith(name) for way in ways) for name in end_to_end.LIBRARIES)
+    assert all(line["rows/s"] > 0 for line in written["lines"])
+    assert {line["epoch"] for line in written["lines"]} == {0, 1}
+    assert all(0.9 * 16_400 <= line["rows"] <= 16_400 for line in written["lines"])
+    assert ET.parse(out).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param([[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]], id="a cell on both ranks"),
+        pytest.param([[0, 1, 2, 3, 4], []], id="a rank without cells"),
+        pytest.param([[0, 1, 2, 3, 4], [5, 6, 7, 8, 10]], id="a cell that is not there"),
+        pytest.param([[9, 1, 2, 3, 4], [5, 6, 7, 8, 0]], id="the order of the other epoch"),
+    ],
+)
+def test_a_way_that_does_not_read_all_cells_once_is_not_compared(wrong: list[list[int]]) -> None:
+    other = [[9, 1, 2, 3, 4], [5, 6, 7, 8, 0]]
+    end_to_end.check("this", [other, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]], 10, other_orders=True)
+    with pytest.raises(RuntimeError, match="this"):
+        end_to_end.check("this", [other, wrong], 10, other_orders=True)
+
+
+def test_a_library_that_fails_is_an_error_and_nobody_waits() -> None:
+    with pytest.raises(RuntimeError, match="A rank of torch has failed"):
+        libraries.run("torch", "resume", 1_000, 64, 1, 64, 0, 2, 3)
+
+
+def test_every_library_has_its_first_rows(tmp_path: Path) -> None:
+    out = tmp_path / "small.svg"
+    run(python("-m", "benchmarks.first_rows", "--small", "--out", out), seconds=590)
+    written = json.loads(out.with_suffix(".json").read_text())
+    compared = [name for name, *_ in first_rows.BEGINNINGS + first_rows.MIDDLES]
+    assert [line["name"] for line in written["lines"]] == compared
+    assert all(line["seconds"] > 0 for line in written["lines"])
+    assert ET.parse(out).getroot().tag.endswith("svg")
