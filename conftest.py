@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: What is left out where nothing is named.
-MANY_PROCESSES = ["tests/frameworks", "tests/processes"]
+MANY_PROCESSES = ["tests/frameworks", "tests/libraries", "tests/processes"]
 
 pages = Sybil(
     name="pages",
@@ -37,7 +37,7 @@ pytest_collect_file = (pages + docstrings).pytest()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that leaves nothing out."""
-    parser.addoption("--all", action="store_true", help=f"run {' and '.join(MANY_PROCESSES)} too")
+    parser.addoption("--all", action="store_true", help=f"run {', '.join(MANY_PROCESSES)} too")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,9 +15,8 @@ OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
 
 # whole files: the examples of a page follow each other; more of them at once than two cores, because processes wait
 PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
-# what has a session of its own; pytest leaves out tests/processes and tests/frameworks where nothing is named
-BENCHMARKS, LIBRARIES = "tests/test_benchmarks.py", "tests/processes/test_libraries.py"
-DEMO = "tests/processes/test_demo.py"
+# what has a session of its own; where nothing is named, pytest leaves out folders of tests that start many processes
+BENCHMARKS, LIBRARIES, DEMO = "tests/test_benchmarks.py", "tests/libraries", "tests/processes/test_demo.py"
 # the laws have more examples on the other Python, and in ./dev test
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
@@ -101,7 +100,7 @@ def tests(session: nox.Session) -> None:
 def processes(session: nox.Session) -> None:
     """Run the tests that start many processes, by launchers and under frameworks; what is covered is measured."""
     sync(session, "--all-extras", "--group=test")
-    folders = "tests/processes", "tests/frameworks", f"--ignore={DEMO}", f"--ignore={LIBRARIES}"
+    folders = "tests/processes", "tests/frameworks", f"--ignore={DEMO}"
     session.run("coverage", "run", *PYTEST, *folders, *session.posargs, env=FEWER_EXAMPLES)
 
 

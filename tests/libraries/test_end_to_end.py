@@ -1,4 +1,4 @@
-"""The benchmarks that compare with other libraries run, each library in an environment that uv makes for it."""
+"""Libraries are compared from disk to the step, each in an environment that uv makes for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import end_to_end, first_rows, libraries
+from benchmarks import end_to_end, libraries
 from tests.processes.launch import python, run
 
 if TYPE_CHECKING:
@@ -50,13 +50,3 @@ def test_a_way_that_does_not_read_all_cells_once_is_not_compared(wrong: list[lis
 def test_a_library_that_fails_is_an_error_and_nobody_waits() -> None:
     with pytest.raises(RuntimeError, match="A rank of torch has failed"):
         libraries.run("torch", "resume", 1_000, 64, 1, 64, 0, 2, 3)
-
-
-def test_every_library_has_its_first_rows(tmp_path: Path) -> None:
-    out = tmp_path / "small.svg"
-    run(python("-m", "benchmarks.first_rows", "--small", "--out", out), seconds=590)
-    written = json.loads(out.with_suffix(".json").read_text())
-    compared = [name for name, *_ in first_rows.BEGINNINGS + first_rows.MIDDLES]
-    assert [line["name"] for line in written["lines"]] == compared
-    assert all(line["seconds"] > 0 for line in written["lines"])
-    assert ET.parse(out).getroot().tag.endswith("svg")

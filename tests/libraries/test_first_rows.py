@@ -1,0 +1,27 @@
+"""Libraries are compared until the first rows, each in an environment that uv makes for it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import first_rows
+from tests.processes.launch import python, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)  # they may have to be installed
+
+
+def test_every_library_has_its_first_rows(tmp_path: Path) -> None:
+    out = tmp_path / "small.svg"
+    run(python("-m", "benchmarks.first_rows", "--small", "--out", out), seconds=590)
+    written = json.loads(out.with_suffix(".json").read_text())
+    compared = [name for name, *_ in first_rows.BEGINNINGS + first_rows.MIDDLES]
+    assert [line["name"] for line in written["lines"]] == compared
+    assert all(line["seconds"] > 0 for line in written["lines"])
+    assert ET.parse(out).getroot().tag.endswith("svg")
