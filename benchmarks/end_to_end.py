@@ -31,7 +31,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import libraries
-from benchmarks.libraries.lockstep import FIRST
+from benchmarks.libraries.cells import FIRST
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "end_to_end.svg"
 WORLD_SIZE = 2

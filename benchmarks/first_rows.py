@@ -1,13 +1,13 @@
 """What it takes until a rank has its first rows, at the beginning of an epoch and in its middle, side by side.
 
-For 10^6 to 10^9 rows on 8 ranks, shuffled as each library shuffles: wall seconds and the growth of the peak of the
-process's memory, of one rank, until it knows the rows of its first load request or batch. In the middle, a state that
-was taken at half of an epoch is loaded, on 8 ranks and on 6.
+For 10^6 to 10^9 rows on 8 ranks, shuffled as each library shuffles: wall seconds, and the most memory beyond what was
+there, of one rank, until it knows the rows of its first load request or batch. In the middle, a state that was taken at
+half of an epoch is loaded, on 8 ranks and on 6.
 
 - annbatch, and this package with ``sharding="shuffled"``: chunk_size / preload_nchunks / batch_size 512/32/4096, and
   64/512/4096, whose chunks are many.
-- torch: its DistributedSampler; torchdata's StatefulDataLoader around it, which passes over what was read. On another
-  number of ranks it reads rows again and misses others.
+- torch: its DistributedSampler; torchdata's StatefulDataLoader with its own kind of it, which passes over what was
+  read. On another number of ranks it reads rows again and misses others.
 - mosaicml-streaming works an epoch out on the first rank of each node, for all of them; that rank is measured. On 6
   ranks, batches are as much larger as it asks for.
 - litdata deals chunks, which are fewer than rows, and shuffles rows within one only; Grain works each row out by

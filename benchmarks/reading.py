@@ -10,8 +10,8 @@ reading takes all cores, and steps have to wait for one, a few milliseconds, as 
 
 1. Without a step, epochs 0 and 1: rows per second as a part of annbatch's in the same epoch.
 2. With a step that sleeps for half as long as reading a batch takes, as long, and twice as long; and with one that
-   trains a small model under DDP. Rows per second, as a part of annbatch's, and of the
-   ideal, which is that of whichever takes longer: reading alone, or steps without reading, which meet as well.
+   trains a small model under DDP. Rows per second, as a part of annbatch's, and of the ideal, which is that of
+   whichever takes longer: reading alone, or steps without reading, which meet as well.
 3. In the same epochs, how long a step waits for its batch: the 99th percentile and the longest.
 
 Every round measures each way once, and reported are medians over the rounds. What is measured goes into a JSON file,
@@ -51,7 +51,7 @@ WAYS = "annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1"
 
 
 def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: int) -> list[dict[str, Any]]:
-    """Return what the first rank measures of each way and step, round by round."""
+    """Return what the ranks measure of each way and step, round by round."""
     measured: list[dict[str, Any]] = []
     with libraries.Ranks("annbatch", "serve", folder, cores, *configuration, world_size=WORLD_SIZE) as job:
         job.answers()

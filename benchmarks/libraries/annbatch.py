@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import annbatch.samplers
 import anndata as ad
 import numpy as np
-import scipy.sparse as sp
 import zarr
 import zarrs  # noqa: F401 registers the codecs that annbatch recommends
 from annbatch import Loader, write_sharded
@@ -16,6 +15,7 @@ from annbatch.samplers import RandomSampler
 from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from benchmarks.libraries.cells import matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
 PACKAGES = "annbatch", "annbatch-distributed", "anndata", "numpy", "torch", "zarr", "zarrs"
 WORKERS = 2
-
-
-def matrix(source: Path) -> Any:  # noqa: ANN401 an array, or a sparse one
-    """Read cells that are to be written."""
-    with np.load(source) as parts:
-        if "cells" in parts:
-            return parts["cells"]
-        return sp.csr_array((parts["data"], parts["indices"], parts["indptr"]), shape=tuple(parts["shape"]))
 
 
 def write(source: Path, folder: Path) -> None:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmarks.libraries.cells import FIRST
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 #: How wide the model is, and of how many labels: its step takes about as long as reading does, some milliseconds.
 HIDDEN, LABELS = 32, 10
-#: The value by which the first cell is known; the other ones have the next.
-FIRST = 1_000
 
 
 class Model:
@@ -100,6 +100,7 @@ def threads_run_on(cores: set[int]) -> None:
         os.sched_setaffinity(0, cores)
         run(thread)
 
+    # Python has no hook for the start of a thread
     threading.Thread.run = run_there  # type: ignore[assignment, method-assign]
 
 

@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
-import numpy as np
-import scipy.sparse as sp
 from scdataset import BlockShuffling, scDataset
 from torch.utils.data import DataLoader
+
+from benchmarks.libraries.cells import matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,13 +26,8 @@ BLOCK, FETCH = 64, 16
 
 def write(source: Path, folder: Path) -> None:
     """Write an AnnData file."""
-    with np.load(source) as parts:
-        if "cells" in parts:
-            cells = parts["cells"]
-        else:
-            cells = sp.csr_array((parts["data"], parts["indices"], parts["indptr"]), shape=tuple(parts["shape"]))
     folder.mkdir(parents=True)
-    ad.AnnData(cells).write_h5ad(folder / "cells.h5ad")
+    ad.AnnData(matrix(source)).write_h5ad(folder / "cells.h5ad")
 
 
 def loaders(folder: Path, configuration: Configuration, rank: int, world_size: int) -> dict[str, Way]:

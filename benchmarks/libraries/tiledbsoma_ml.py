@@ -12,6 +12,8 @@ import tiledbsoma
 import tiledbsoma.io
 from tiledbsoma_ml import ExperimentDataset, experiment_dataloader
 
+from benchmarks.libraries.cells import matrix
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -26,13 +28,10 @@ PACKAGES = "tiledbsoma-ml", "tiledbsoma", "numpy", "torch"
 
 def write(source: Path, folder: Path) -> None:
     """Write an experiment; it reads sparse ones only, so that dense cells are written as such."""
-    with np.load(source) as parts:
-        if "cells" in parts:
-            cells = sp.csr_matrix(parts["cells"])
-            (folder.parent / f"{folder.name}-dense").touch()  # to be made dense where they are read
-        else:
-            cells = sp.csr_matrix((parts["data"], parts["indices"], parts["indptr"]), shape=tuple(parts["shape"]))
-    tiledbsoma.io.from_anndata(str(folder), ad.AnnData(cells), measurement_name="RNA")
+    cells = matrix(source)
+    if isinstance(cells, np.ndarray):
+        (folder.parent / f"{folder.name}-dense").touch()  # to be made dense where they are read
+    tiledbsoma.io.from_anndata(str(folder), ad.AnnData(sp.csr_matrix(cells)), measurement_name="RNA")
 
 
 def loaders(folder: Path, configuration: Configuration, rank: int, world_size: int) -> dict[str, Way]:  # noqa: ARG001 it finds its rank itself
