@@ -5,10 +5,10 @@ Two processes are the ranks of a job that meet in every step, as DDP does, and d
 used as its own documentation says, in an environment of its own, see benchmarks/libraries. Before anything is measured,
 cells are looked at: each way has to read nearly all of them, each once, in two epochs.
 
-Every round measures each way once, epoch 0 and epoch 1 one after the other; libraries that count epochs by themselves
-have later ones then, and other libraries, which take longer, only the first rounds. Reported are medians over the
-rounds and ranges, as rows per second of the job, and as a part of annbatch's in the same round and epoch. What is
-measured goes into a JSON file, with the versions, and into a picture.
+Every round measures each way once, in an order of its own, epoch 0 and epoch 1 one after the other; libraries that
+count epochs by themselves have later ones then, and other libraries, which take longer, only the first rounds.
+Reported are medians over the rounds and ranges, as rows per second of the job, and as a part of annbatch's in the same
+round and epoch. What is measured goes into a JSON file, with the versions, and into a picture.
 
     python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
     python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
@@ -89,13 +89,14 @@ def measure(folders: dict[str, Path], configuration: tuple[int, ...], repeats: i
             check(way, read, n_obs, other_orders=library not in SAME_ORDERS)
             rows[way] = min(sum(map(len, epoch)) for epoch in read)
         for number in range(repeats):
-            for library, way, job in ways:
+            for place in np.random.default_rng(number).permutation(len(ways)):
+                library, way, job = ways[place]
                 if library != REFERENCE and number >= FEW_ROUNDS:
                     continue
                 for epoch in (0, 1):
                     found = together(job.ask(way=way, epoch=epoch, step=0))
                     measured.append({"round": number, "way": way, "epoch": epoch, "rows": rows[way]} | found)
-    return measured
+    return sorted(measured, key=lambda one: list(rows).index(one["way"]))
 
 
 def check(way: str, read: list[list[list[int]]], n_obs: int, *, other_orders: bool) -> None:
@@ -179,7 +180,7 @@ def main() -> None:
         parser.error(f"{REFERENCE} is what the others are compared with, name it too")
     if arguments.out == FIGURE and (arguments.small or arguments.only != LIBRARIES):
         parser.error("give another --out, or the figure of the documentation would be of less than all")
-    n_obs, repeats = (16_400, 1) if arguments.small else (60_011, 7)
+    n_obs, repeats = (16_400, 1) if arguments.small else (60_011, 21)
     versions: dict[str, Any] = {"python": platform.python_version()}
     print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores")
     print("collection  chunk/.../b  epoch  way                                   rows/s  of annbatch's", flush=True)

@@ -26,24 +26,27 @@ if TYPE_CHECKING:
 
 PACKAGES = "annbatch", "annbatch-distributed", "anndata", "numpy", "torch", "zarr", "zarrs"
 WORKERS = 2
+UNCOMPRESSED = "uncompressed"
 
 
 def write(source: Path, folder: Path) -> None:
-    """Write a collection in chunks of 64 rows, as annbatch does by itself."""
-    write_sharded(zarr.open_group(folder, mode="w"), ad.AnnData(matrix(source)))
+    """Write a collection in chunks of 64 rows, as annbatch does by itself, and one that isn't compressed."""
+    cells = ad.AnnData(matrix(source))
+    write_sharded(zarr.open_group(folder, mode="w"), cells)
+    write_sharded(zarr.open_group(folder / UNCOMPRESSED, mode="w"), cells, compressors=None)
 
 
 def loader(folder: Path, configuration: Configuration, dist_info: Rank, way: str) -> Loader[Any, Any]:
     """Return a rank's loader of a collection."""
     sampler = RandomSampler(*configuration, drop_last=True, rng=np.random.default_rng(0))
-    if way == "annbatch":
+    if "distributed" not in way:
         share = partial(tuple, (dist_info.rank, dist_info.world_size))
         theirs = annbatch.samplers.DistributedSampler(sampler, dist_info=share)
         made: Loader[Any, Any] = Loader(batch_sampler=theirs, preload_to_gpu=False)
     else:
         ours = DistributedSampler(sampler, dist_info=dist_info, seed=0)
         made = StatefulLoader(batch_sampler=ours, preload_to_gpu=False, read_ahead=int("read_ahead" in way))
-    cells: Any = zarr.open_group(folder, mode="r")["X"]
+    cells: Any = zarr.open_group(folder / UNCOMPRESSED if UNCOMPRESSED in way else folder, mode="r")["X"]
     return made.add_adata(ad.AnnData(X=cells if isinstance(cells, zarr.Array) else ad.io.sparse_dataset(cells)))
 
 
@@ -67,7 +70,8 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
     """Return the ways to read a collection."""
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     ways: dict[str, Way] = {}
-    for name in ("annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1"):
+    plain = [f"{name}, {UNCOMPRESSED}" for name in ("annbatch", "annbatch-distributed")]
+    for name in ("annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1", *plain):
         ways[name] = partial(epoch_of, loader(folder, configuration, Rank(rank, world_size), name))
     for name in ("annbatch", "annbatch-distributed"):
         made = loader(folder, configuration, Rank(rank, world_size), name)
