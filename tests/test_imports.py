@@ -14,7 +14,7 @@ import pytest
 
 import annbatch_distributed
 from annbatch_distributed import passes
-from annbatch_distributed.integrations import torch
+from annbatch_distributed.loader import workers
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Highest first: a room imports from itself and from those below it.
-ROOMS = ["testing", "loader", "integrations", "sampler", "checks", "resume", "passes", "ranks", "sharding"]
+ROOMS = ["testing", "integrations", "loader", "sampler", "checks", "resume", "passes", "ranks", "sharding"]
 #: What knows neither samplers nor what frameworks make of batches.
 ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in ("sharding", "ranks", "checks"))]
 
@@ -129,7 +129,8 @@ def test_a_name_that_is_not_public_is_not_there() -> None:
         ("localize", passes, ["localize"]),
         ("traits", passes, ["chunk_size", "n_draws", "set_draws"]),
         ("fingerprint", passes, ["settings"]),
-        ("dataloader", torch, ["WorkerDataLoader"]),
+        ("dataloader", workers, ["WorkerDataLoader"]),
+        ("integrations.torch", workers, ["WorkerDataLoader"]),
     ],
 )
 def test_what_the_docs_have_named_is_found_where_it_was(module: str, home: ModuleType, names: list[str]) -> None:

@@ -1,6 +1,7 @@
-"""The loader: annbatch's Loader that knows how far its consumer is, and that can read ahead of it.
+"""The loader: annbatch's Loader that knows how far its consumer is, that can read ahead of it, and read in workers.
 
-It knows annbatch's loader and what a sampler records of a pass. It knows nothing of how an epoch is planned.
+It knows annbatch's loader, torch's ``DataLoader`` and what a sampler records of a pass. It knows nothing of how an
+epoch is planned.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A door to :mod:`annbatch_distributed.integrations.torch`, from when this name was found here."""
+"""A door to :mod:`annbatch_distributed.loader.workers`, from when this name was found here."""
 
-from annbatch_distributed.integrations.torch import WorkerDataLoader
+from annbatch_distributed.loader.workers import WorkerDataLoader
 
 __all__ = ["WorkerDataLoader"]
