@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
 from annbatch_distributed.loader import ahead
-from annbatch_distributed.loader.stateful import preloads_to_gpu, shapes_of
+from annbatch_distributed.loader.inside import shapes_of
 from tests.meeting import heard
 from tests.samplers import flat, repeats
 
@@ -221,13 +221,6 @@ def test_it_is_an_annbatch_loader_with_the_sampler_where_frameworks_look() -> No
 def test_it_needs_a_distributed_sampler(sampler: Any) -> None:
     with pytest.raises(TypeError, match=r"needs a DistributedSampler as its batch_sampler, got .*wrap it"):
         StatefulLoader(batch_sampler=sampler)
-
-
-def test_what_annbatch_keeps_of_a_loader_is_kept_where_it_is_looked_for() -> None:
-    """If this fails, annbatch keeps shapes or preload_to_gpu elsewhere."""
-    made = loader()
-    assert shapes_of(made) == [(N_OBS, 1)]
-    assert not preloads_to_gpu(made)
 
 
 def test_reading_ahead_leaves_the_gpu_to_the_thread_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from annbatch_distributed.checks import Tally
 from annbatch_distributed.loader.ahead import Ahead
 from annbatch_distributed.loader.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.loader.delivered import Delivered
+from annbatch_distributed.loader.inside import data_sets_of, options_of, preloads_to_gpu, shapes_of, take_data_of
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.resume.cursor import PassRecord
@@ -31,6 +32,7 @@ from annbatch_distributed.sharding.integers import BOUND, integer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
+    from typing import Self
 
     from annbatch.types import LoadRequest
 
@@ -106,6 +108,7 @@ class StatefulLoader(Loader[Any, Any]):
                 f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
                 "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
+        self._given = {"read_ahead": read_ahead, **kwargs}
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
         self._recorder = _Recorder(batch_sampler)
         # what frameworks are set to can hold for a thread only, so that batches are theirs where they are taken
@@ -120,6 +123,64 @@ class StatefulLoader(Loader[Any, Any]):
         # the passes of this loader that a state may still be about
         self._passes: list[Delivered] = []
         self._is_new = False
+
+    @classmethod
+    def from_loader(
+        cls,
+        loader: Loader[Any, Any],
+        *,
+        batch_sampler: DistributedSampler | None = None,
+        **options: Any,  # noqa: ANN401 annbatch's own, too
+    ) -> Self:
+        """Make one of an annbatch ``Loader`` that has its data sets already, which stays as it is.
+
+        Nothing is opened or copied: both read the same data sets. Data sets that are added to one of them later on
+        are not added to the other.
+
+        Parameters
+        ----------
+        loader
+            Any :class:`annbatch.Loader`, or a :class:`StatefulLoader`.
+        batch_sampler
+            Which rows this rank reads. None takes the sampler of ``loader``.
+        options
+            Other arguments of :class:`StatefulLoader`, such as ``read_ahead``. Those that aren't given are as in
+            ``loader``.
+
+        Raises
+        ------
+        TypeError
+            If ``loader`` is no loader, or one of a class of its own, whose methods would be lost; or as
+            :class:`StatefulLoader` does, for instance if the sampler is not a :class:`DistributedSampler`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch import Loader
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
+        >>> sampler = DistributedSampler(loader.batch_sampler, dist_info=Rank(1, 2), seed=0)
+        >>> rank_1 = StatefulLoader.from_loader(loader, batch_sampler=sampler, return_index=True)
+        >>> next(iter(rank_1))["index"].tolist()
+        [24, 25, 26, 27]
+        """
+        if type(loader) not in {Loader, StatefulLoader, cls}:
+            raise TypeError(
+                f"from_loader takes an annbatch Loader, got {loader!r} of type {type(loader).__name__}. Of a class of "
+                "its own it would lose the methods: make that a subclass of StatefulLoader instead."
+            )
+        sampler = loader.batch_sampler if batch_sampler is None else batch_sampler
+        if not isinstance(sampler, DistributedSampler):
+            raise TypeError(
+                f"from_loader needs a DistributedSampler, got {sampler!r}. Wrap the sampler of the loader: "
+                "from_loader(loader, batch_sampler=DistributedSampler(loader.batch_sampler, dist_info=...))."
+            )
+        given = loader._given if isinstance(loader, StatefulLoader) else options_of(loader)
+        made = cls(batch_sampler=sampler, **given | options)
+        take_data_of(loader, into=made)
+        return made
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -373,24 +434,6 @@ class StatefulLoader(Loader[Any, Any]):
         and not when the next pass begins.
         """
         self._sampler._load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
-
-
-def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, int]]:
-    """Return the rows and columns of each data set of a loader, in order."""
-    # annbatch has no public way to them; tests/loader/test_stateful.py notices if they are kept elsewhere
-    return [(int(n_rows), int(n_var)) for n_rows, n_var in loader._shapes]
-
-
-def preloads_to_gpu(loader: Loader[Any, Any]) -> bool:
-    """Return whether a loader moves what it reads to a GPU, which annbatch decides if it isn't told."""
-    # annbatch has no public way to it; tests/loader/test_stateful.py notices if it is kept elsewhere
-    return bool(loader._preload_to_gpu)
-
-
-def data_sets_of(loader: Loader[Any, Any]) -> str | None:
-    """Return a text that tells the data sets of a loader apart by their shapes and order; None if it has none yet."""
-    shapes = [f"{n_rows}x{n_var}" for n_rows, n_var in shapes_of(loader)]
-    return brief(", ".join(shapes)) if shapes else None
 
 
 class _Recorder(Sampler):

@@ -1,0 +1,55 @@
+"""What annbatch's Loader keeps inside: its data sets, and how it hands batches out.
+
+annbatch has no public way to them. tests/loader/test_inside.py notices if they are kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from annbatch_distributed.resume.state import brief
+
+if TYPE_CHECKING:
+    from annbatch import Loader
+
+__all__ = ["data_sets_of", "options_of", "preloads_to_gpu", "shapes_of", "take_data_of"]
+
+_OPTIONS = "return_index", "preload_to_gpu", "to"
+_DATA = (
+    "_collection_added",
+    "_dtypes_homogeneous",
+    "_obs",
+    "_shapes",
+    "_sparse_dataset_elem_cache",
+    "_train_datasets",
+    "_var",
+)
+
+
+def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, int]]:
+    """Return the rows and columns of each data set of a loader, in order."""
+    return [(int(n_rows), int(n_var)) for n_rows, n_var in loader._shapes]
+
+
+def data_sets_of(loader: Loader[Any, Any]) -> str | None:
+    """Return a text that tells the data sets of a loader apart by their shapes and order; None if it has none yet."""
+    shapes = [f"{n_rows}x{n_var}" for n_rows, n_var in shapes_of(loader)]
+    return brief(", ".join(shapes)) if shapes else None
+
+
+def preloads_to_gpu(loader: Loader[Any, Any]) -> bool:
+    """Return whether a loader moves what it reads to a GPU, which annbatch decides if it isn't told."""
+    return bool(loader._preload_to_gpu)
+
+
+def options_of(loader: Loader[Any, Any]) -> dict[str, Any]:
+    """Return the arguments of a loader that say how it hands batches out."""
+    return {name: getattr(loader, f"_{name}") for name in _OPTIONS}
+
+
+def take_data_of(loader: Loader[Any, Any], *, into: Loader[Any, Any]) -> None:
+    """Give a loader without data those of another one, which nothing is read for, and that stays as it is."""
+    for name in _DATA:
+        # what is added to one of them later on isn't added to the other
+        setattr(into, name, copy.copy(getattr(loader, name)))

@@ -1,0 +1,179 @@
+"""Loaders that are made of others, and what annbatch keeps of a loader where it is looked for."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+import zarr
+from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.loader.inside import options_of, preloads_to_gpu, shapes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+N_OBS, N_VAR = 61, 5
+SIZES = {"chunk_size": 4, "preload_nchunks": 2, "batch_size": 4}
+
+
+def cells(n_obs: int = N_OBS, *, is_sparse: bool = False) -> ad.AnnData:
+    """Cells whose values say which row and column they are of, with a column of obs."""
+    values = np.arange(n_obs * N_VAR, dtype="float32").reshape(n_obs, N_VAR)
+    obs = pd.DataFrame({"cell_type": pd.Categorical(["B", "T", "NK"] * n_obs)[:n_obs]}, index=map(str, range(n_obs)))
+    var = pd.DataFrame(index=[f"gene {number}" for number in range(N_VAR)])
+    return ad.AnnData(sp.csr_matrix(values) if is_sparse else values, obs=obs, var=var)
+
+
+def in_memory(_: Path, **options: Any) -> Loader:
+    return Loader(**SIZES, **options).add_adata(cells())
+
+
+def sparse_in_memory(_: Path, **options: Any) -> Loader:
+    return Loader(**SIZES, **options).add_adata(cells(is_sparse=True)).add_adata(cells(7, is_sparse=True))
+
+
+def dense_on_disk(folder: Path, **options: Any) -> Loader:
+    group = zarr.open_group(folder / "dense.zarr")
+    ad.io.write_elem(group, "X", cells().X)
+    return Loader(**SIZES, **options).add_dataset(group["X"])
+
+
+def collection(folder: Path, **options: Any) -> Loader:
+    if not (folder / "cells.zarr").exists():
+        cells(is_sparse=True).write_h5ad(folder / "cells.h5ad")
+        DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"], shuffle=False)
+    return Loader(**SIZES, **options).use_collection(DatasetCollection(folder / "cells.zarr", mode="r"))
+
+
+SOURCES: list[Callable[..., Loader]] = [in_memory, sparse_in_memory, dense_on_disk, collection]
+
+
+def sampler(rank: int = 1) -> DistributedSampler:
+    return DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(rank, 2), seed=0)
+
+
+def check_same(batches: Any, others: Any) -> None:
+    """Check that two loaders yield the same batches, of which there are some."""
+    n_batches = 0
+    for batch, other in zip_longest(batches, others):
+        assert batch.keys() == other.keys()
+        assert type(batch["X"]) is type(other["X"])
+        dense = [each["X"].to_dense() if isinstance(each["X"], torch.Tensor) else each["X"] for each in (batch, other)]
+        dense = [each.toarray() if sp.issparse(each) else np.asarray(each) for each in dense]
+        np.testing.assert_array_equal(*dense)
+        for name in ("obs", "var"):
+            assert (batch[name] is None) == (other[name] is None)
+            if batch[name] is not None:
+                pd.testing.assert_frame_equal(batch[name], other[name])
+        assert (batch["index"] is None) == (other["index"] is None)
+        if batch["index"] is not None:
+            np.testing.assert_array_equal(batch["index"], other["index"])
+        n_batches += 1
+    assert n_batches > 3
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("options", [{}, {"return_index": True, "to": "torch"}])
+@pytest.mark.parametrize("read_ahead", [0, 1])
+def test_a_loader_with_data_becomes_one_that_yields_what_annbatch_s_does_with_the_same_sampler(
+    source: Callable[..., Loader], options: dict[str, Any], read_ahead: int, tmp_path: Path
+) -> None:
+    plain = source(tmp_path, preload_to_gpu=False, **options)
+    made = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=read_ahead)
+    annbatchs = source(tmp_path, preload_to_gpu=False, **options)
+    annbatchs._batch_sampler = sampler()
+    assert (made.n_obs, made.n_var) == (plain.n_obs, plain.n_var)
+    check_same(made, annbatchs)
+    # and once more, of what is a StatefulLoader, for another rank
+    annbatchs._batch_sampler = sampler(0)
+    check_same(StatefulLoader.from_loader(made, batch_sampler=sampler(0)), annbatchs)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_loader_it_was_made_of_stays_as_it_is_whatever_is_done_with_either(
+    source: Callable[..., Loader], tmp_path: Path
+) -> None:
+    plain, same = (source(tmp_path, preload_to_gpu=False, return_index=True) for _ in range(2))
+    made = StatefulLoader.from_loader(plain, batch_sampler=sampler())
+    if source is in_memory:
+        made.add_adata(cells(3))
+        assert (made.n_obs, plain.n_obs) == (N_OBS + 3, N_OBS)
+        plain.add_adata(cells(2))
+        same.add_adata(cells(2))
+        assert (made.n_obs, plain.n_obs) == (N_OBS + 3, N_OBS + 2)
+    open_iterator = iter(made)
+    next(open_iterator)
+    check_same(plain, same)
+
+
+def test_what_is_not_given_is_as_in_the_loader_it_was_made_of() -> None:
+    plain = Loader(**SIZES, return_index=True, to="torch", preload_to_gpu=False).add_adata(cells())
+    ahead = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=2)
+    assert StatefulLoader.from_loader(ahead).batch_sampler is ahead.batch_sampler
+    again = StatefulLoader.from_loader(ahead, batch_sampler=sampler())
+    assert again._read_ahead == 2
+    check_same(ahead, again)
+    other = next(iter(StatefulLoader.from_loader(ahead, read_ahead=0, return_index=False, to=None)))
+    assert other["index"] is None
+    assert not isinstance(other["X"], torch.Tensor)
+
+
+class Own(Loader):
+    """A loader of somebody's."""
+
+
+class OwnStateful(StatefulLoader):
+    """Another one."""
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "cells.zarr", Own(**SIZES, preload_to_gpu=False), [], Loader])
+def test_it_is_made_of_a_loader(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"from_loader takes an annbatch Loader, got .*subclass of StatefulLoader"):
+        StatefulLoader.from_loader(wrong, batch_sampler=sampler())
+
+
+def test_a_loader_of_a_class_of_its_own_makes_one_of_that_class() -> None:
+    made = OwnStateful.from_loader(Loader(**SIZES, preload_to_gpu=False).add_adata(cells()), batch_sampler=sampler())
+    assert type(made) is type(OwnStateful.from_loader(made)) is OwnStateful
+    with pytest.raises(TypeError, match="would lose the methods"):
+        StatefulLoader.from_loader(made)
+
+
+@pytest.mark.parametrize("given", [None, RandomSampler(**SIZES), 3])
+def test_its_sampler_is_a_distributed_one(given: Any) -> None:
+    plain = Loader(**SIZES, preload_to_gpu=False).add_adata(cells())
+    with pytest.raises(TypeError, match=r"from_loader needs a DistributedSampler, got .*dist_info=\.\.\."):
+        StatefulLoader.from_loader(plain, batch_sampler=given)
+
+
+def test_what_annbatch_keeps_of_a_loader_is_kept_where_it_is_looked_for(tmp_path: Path) -> None:
+    """If this fails, annbatch keeps what a loader has elsewhere, or keeps more: see loader/inside.py."""
+    made = collection(tmp_path, preload_to_gpu=False, return_index=True, to="torch")
+    list(made)
+    assert shapes_of(made) == [(N_OBS, N_VAR)]
+    assert not preloads_to_gpu(made)
+    assert options_of(made) == {"return_index": True, "preload_to_gpu": False, "to": "torch"}
+    assert vars(made).keys() == {
+        "_batch_sampler",
+        "_num_open_iters",
+        "_return_index",
+        "_preload_to_gpu",
+        "_to",
+        "_collection_added",
+        "_dtypes_homogeneous",
+        "_obs",
+        "_shapes",
+        "_sparse_dataset_elem_cache",
+        "_train_datasets",
+        "_var",
+    }
