@@ -40,7 +40,7 @@ def main(
     """Run one rank."""
     # without cpu=True, and without GPUs, accelerate would take every process for rank 0
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    classes, loader = classes_of(collection, label), load(collection, label)
+    classes, loader = classes_of(collection, label), load(collection, label, accelerator)
 
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
@@ -77,10 +77,10 @@ def classes_of(collection: Path | None, label: str) -> pd.Index:
     return pd.Categorical(obs[label]).categories
 
 
-def load(collection: Path | None, label: str) -> StatefulLoader:
+def load(collection: Path | None, label: str, accelerator: Accelerator) -> StatefulLoader:
     """Open the cells on this rank."""
     sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info="torch", seed=0
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info=accelerator, seed=0
     )
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
     if collection is None:

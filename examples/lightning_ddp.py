@@ -40,13 +40,13 @@ class Cells(LightningDataModule):
         self.collection, self.label = collection, label
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 Lightning's
-        """Open the cells on this rank: now there are ranks to ask for."""
+        """Open the cells on this rank."""
         chunks = {"chunk_size": BATCH_SIZE, "preload_nchunks": 8, "batch_size": BATCH_SIZE}
         n_train = labels_of(self.collection, self.label)[1] * 4 // 5
-        train = DistributedSampler(RandomSampler(**chunks), dist_info="torch", mask=slice(0, n_train), seed=0)
+        train = DistributedSampler(RandomSampler(**chunks), dist_info=self.trainer, mask=slice(0, n_train), seed=0)
         # "exact": every row once, and still the same number of batches on every rank
         validation = DistributedSampler(
-            SequentialSampler(**chunks), dist_info="torch", mask=slice(n_train, None), remainder="exact"
+            SequentialSampler(**chunks), dist_info=self.trainer, mask=slice(n_train, None), remainder="exact"
         )
         self.train = self.load(StatefulLoader(batch_sampler=train, return_index=True, to="torch"))
         self.validation = self.load(Loader(batch_sampler=validation, return_index=True, to="torch"))

@@ -37,8 +37,9 @@ BATCH_SIZE = 32
 def train(config: dict[str, Any]) -> None:
     """Run one worker."""
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    rank = ray.train.get_context().get_world_rank()
-    classes, loader = classes_of(config["collection"], config["label"]), load(config["collection"], config["label"])
+    context = ray.train.get_context()
+    rank, classes = context.get_world_rank(), classes_of(config["collection"], config["label"])
+    loader = load(config["collection"], config["label"], context)
 
     torch.manual_seed(0)
     # only the model: prepare_data_loader is for torch's DataLoader, and would have nothing to share out here
@@ -101,10 +102,10 @@ def classes_of(collection: Path | None, label: str) -> pd.Index:
     return pd.Categorical(obs[label]).categories
 
 
-def load(collection: Path | None, label: str) -> StatefulLoader:
+def load(collection: Path | None, label: str, context: ray.train.TrainContext) -> StatefulLoader:
     """Open the cells on this worker."""
     sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info="torch", seed=0
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info=context, seed=0
     )
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
     if collection is None:

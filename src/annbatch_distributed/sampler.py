@@ -52,7 +52,7 @@ from annbatch_distributed.passes.traits import (
     rows_per_step,
     set_draws,
 )
-from annbatch_distributed.ranks import Deferred, Membership, check_asked_once, merged, resolve
+from annbatch_distributed.ranks import Deferred, Membership, check_asked_once, member, merged
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.resume.cursor import Cursor
@@ -102,7 +102,8 @@ class DistributedSampler(Sampler):
         initialised; ``"env"`` asks the variables that torchrun, Open MPI, MPICH, Intel MPI or Slurm's ``srun`` set; a
         torch ``ProcessGroup`` or ``DeviceMesh`` of one dimension says it of this process, and :func:`mesh_ranks` of any
         mesh; a callable returns ``(rank, world_size)``; a :class:`Rank` says it outright. :func:`deferred` around any
-        of them has it asked when the rank is first needed.
+        of them has it asked when the rank is first needed. So is what knows the rank under a framework: Lightning's
+        ``Trainer`` or ``Fabric``, accelerate's ``Accelerator`` or ``PartialState``, or Ray Train's context.
     enforce_equal_batches
         As in annbatch: True means ``remainder="drop"``, False means ``remainder="keep"``.
     remainder
@@ -218,7 +219,7 @@ class DistributedSampler(Sampler):
             raise TypeError(f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}")
         _check_not_virtual_within(sampler)
         check_interface(sampler)
-        self._member = dist_info if isinstance(dist_info, Deferred) else resolve(dist_info)
+        self._member = member(dist_info)
         self._within = self._check_what_is_within(sampler)
         self._virtual_ranks = (
             None if virtual_ranks is None else integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from annbatch_distributed.ranks.deferred import Deferred, check_asked_once, deferred
+from annbatch_distributed.ranks.deferred import Deferred, check_asked_once, deferred, member
 from annbatch_distributed.ranks.membership import Membership, merged
 from annbatch_distributed.ranks.mesh import mesh_ranks
 from annbatch_distributed.ranks.rank import Rank
@@ -18,6 +18,7 @@ __all__ = [
     "Rank",
     "check_asked_once",
     "deferred",
+    "member",
     "merged",
     "mesh_ranks",
     "resolve",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Self
 
-from annbatch_distributed.ranks.resolve import asker
+from annbatch_distributed.ranks.frameworks import knows_rank
+from annbatch_distributed.ranks.resolve import asker, resolve
 from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks.membership import Membership
     from annbatch_distributed.ranks.resolve import DistInfo
 
-__all__ = ["Deferred", "check_asked_once", "deferred"]
+__all__ = ["Deferred", "check_asked_once", "deferred", "member"]
 
 
 class Deferred:
@@ -80,6 +81,13 @@ def deferred(dist_info: DistInfo | Deferred) -> Deferred:
     1
     """
     return dist_info if isinstance(dist_info, Deferred) else Deferred(asker(dist_info))
+
+
+def member(dist_info: DistInfo | Deferred) -> Membership | Deferred:
+    """Ask a ``dist_info`` which member this process is, but for a framework's object that may not know it yet."""
+    if isinstance(dist_info, Deferred):
+        return dist_info
+    return deferred(dist_info) if knows_rank(dist_info) else resolve(dist_info)
 
 
 def check_asked_once(name: str, members: Sequence[Membership | Deferred], *, even_if_deferred: bool) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from annbatch_distributed.ranks import environment, jax, torch
+from annbatch_distributed.ranks import environment, frameworks, jax, torch
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.mesh import mesh_ranks
 from annbatch_distributed.ranks.rank import Rank
@@ -24,7 +24,39 @@ if TYPE_CHECKING:
 
 __all__ = ["DistInfo", "asker", "resolve"]
 
-type Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding
+
+class LightningsTrainer(Protocol):
+    """Lightning's ``Trainer`` or ``Fabric``."""
+
+    @property
+    def strategy(self) -> object:
+        """How it starts processes."""
+
+
+class Accelerator(Protocol):
+    """accelerate's ``Accelerator`` or ``PartialState``."""
+
+    @property
+    def process_index(self) -> int:
+        """Which process this is."""
+
+    @property
+    def num_processes(self) -> int:
+        """How many there are."""
+
+
+class RaysContext(Protocol):
+    """The context of Ray Train."""
+
+    def get_world_rank(self) -> int:
+        """Return which worker this is."""
+
+    def get_world_size(self) -> int:
+        """Return how many there are."""
+
+
+type OfFramework = LightningsTrainer | Accelerator | RaysContext
+type Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding | OfFramework
 type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | Known] | Known
 
 _SOURCES: dict[str, Callable[[], Membership]] = {
@@ -52,6 +84,8 @@ def asker(dist_info: DistInfo) -> Callable[[], Membership]:
         if dist_info not in _SOURCES:
             raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}")
         return _SOURCES[dist_info]
+    if frameworks.knows_rank(dist_info):
+        return frameworks.Asker(dist_info)
     if (known := _known(dist_info)) is not None:
         return partial(copy.copy, known)  # which can be pickled
     if not callable(dist_info) or inspect.isclass(dist_info):
@@ -63,12 +97,15 @@ def asker(dist_info: DistInfo) -> Callable[[], Membership]:
 
 _EXPECTED = (
     f"Expected one of {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), a Rank, a torch "
-    "ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, or what mesh_ranks or deferred returns."
+    "ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, what mesh_ranks or deferred returns, Lightning's Trainer "
+    "or Fabric, accelerate's Accelerator or PartialState, or Ray Train's context."
 )
 
 
 def _call(callable_: Callable[[], object]) -> Membership:
     answer = callable_()
+    if frameworks.knows_rank(answer):
+        return frameworks.Asker(answer)()
     return _known(answer) or Membership(_from_pair(answer), source="a callable")
 
 

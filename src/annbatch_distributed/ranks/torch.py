@@ -32,7 +32,9 @@ def default_group() -> Membership:
     if not is_initialized():
         raise RuntimeError(
             "torch.distributed is not initialized. Call torch.distributed.init_process_group() before a "
-            "DistributedSampler asks torch for its rank, and start the script with torchrun."
+            "DistributedSampler asks torch for its rank, and start the script with torchrun. Where a framework does so "
+            "later on, pass dist_info=deferred('torch'), or what knows the rank: Lightning's Trainer or Fabric, "
+            "accelerate's Accelerator or PartialState, or Ray Train's context."
         )
     rank = Rank(dist.get_rank(), dist.get_world_size())
     return Membership(rank, source="torch's default process group", framework="torch", name="torch")

@@ -1,0 +1,146 @@
+"""Frameworks' own objects as ``dist_info``: on two ranks, on one device, and in what a rank starts."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState, GradientState
+from annbatch.samplers import RandomSampler
+from lightning import Fabric, Trainer
+
+from annbatch_distributed import DistributedSampler, StatefulLoader, deferred
+from annbatch_distributed.ranks import resolve
+from tests.processes.launch import forked_ranks, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+QUIET: Any = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+
+
+def sampler(dist_info: Any) -> DistributedSampler:
+    return DistributedSampler(RandomSampler(4, 2, 4), dist_info=dist_info, seed=0)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks was told."""
+    folder = tmp_path_factory.mktemp("told")
+    run(*forked_ranks("-m", "tests.frameworks.job_dist_info", folder, ranks=2), seconds=90)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["Trainer", "Fabric", "a callable", "Accelerator", "PartialState", "AcceleratorState"])
+def test_two_ranks_are_told_by_what_has_started_them(told: list[dict[str, Any]], name: str) -> None:
+    assert [one[name] for one in told] == [[0, 2], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("Fabric that splits up a model", [[0, 1], [0, 1]]),
+        ("Accelerator with a mesh of dp_replicate", [[0, 2], [1, 2]]),
+        ("Accelerator with a mesh of dp_shard and tp", [[0, 2], [1, 2]]),
+        ("Accelerator with a mesh of tp", [[0, 1], [0, 1]]),
+    ],
+)
+def test_processes_that_split_up_a_model_have_the_same_share(
+    told: list[dict[str, Any]], name: str, ranks: list[list[int]]
+) -> None:
+    assert [one[name] for one in told] == ranks
+
+
+def test_a_loader_that_was_made_before_fit_reads_every_ranks_share(told: list[dict[str, Any]]) -> None:
+    assert sorted(row for one in told for row in one["rows"]) == list(range(64))
+    assert all("2 ranks have read 64 rows" in one["read"] for one in told)
+
+
+def test_a_trainer_that_has_not_started_its_processes_is_an_error_that_says_where_to_ask(
+    told: list[dict[str, Any]],
+) -> None:
+    for one in told:
+        assert one["Trainer, before"].startswith("RuntimeError: Lightning's Trainer has not started its processes yet")
+        assert "train_dataloader" in one["Trainer, before"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("Trainer of one device", "Lightning's Trainer"), ("accelerate on its own", "accelerate's PartialState")],
+)
+def test_what_takes_a_process_of_a_job_for_the_only_one_is_an_error(
+    told: list[dict[str, Any]], name: str, source: str
+) -> None:
+    for rank, one in enumerate(told):
+        assert one[name].startswith(f"ValueError: {source} says that this process is rank 0 of 1, and ")
+        assert f"that it is rank {rank} of 2" in one[name]
+
+
+@pytest.fixture
+def _accelerate() -> Iterator[None]:
+    """Leave nothing of accelerate's state behind."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+ON_ONE_DEVICE = pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Trainer(accelerator="cpu", devices=1, **QUIET),
+        lambda: Fabric(accelerator="cpu", devices=1),
+        lambda: Accelerator(cpu=True),
+        lambda: PartialState(cpu=True),
+    ],
+    ids=["Trainer", "Fabric", "Accelerator", "PartialState"],
+)
+
+
+@pytest.mark.usefixtures("_accelerate")
+@ON_ONE_DEVICE
+def test_on_one_device_there_is_no_process_group_and_one_rank(make: Any) -> None:
+    thing = make()
+    for made in (sampler(thing), sampler(lambda: thing), sampler(deferred(thing)), copy.deepcopy(sampler(thing))):
+        assert (made.rank, made.world_size) == (0, 1)
+    assert type(thing).__name__ in resolve(thing).source
+
+
+@pytest.mark.usefixtures("_accelerate")
+@ON_ONE_DEVICE
+def test_what_takes_its_process_for_the_only_one_where_a_launcher_started_more_is_an_error(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thing = make()
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ValueError, match="WORLD_SIZE"):
+        resolve("env")  # RANK alone
+    assert sampler(thing).rank == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"is rank 0 of 1, and .* that it is rank 1 of 2\. .*'env' or Rank"):
+        _ = sampler(thing).rank
+
+
+def test_a_class_is_not_what_knows_the_rank() -> None:
+    with pytest.raises(TypeError, match=r"Pass an instance, not the class"):
+        sampler(Trainer)
+
+
+def test_a_sampler_that_asks_a_trainer_says_so_until_it_is_asked() -> None:
+    made = sampler(Trainer(accelerator="cpu", devices=1, **QUIET))
+    assert "rank=?" in repr(made)
+    assert made.rank == 0
+    assert 'source="Lightning\'s Trainer"' in repr(made)
+
+
+def test_workers_that_are_spawned_are_told_the_rank_and_no_trainer() -> None:
+    trainer = Trainer(accelerator="cpu", devices=1, **QUIET)
+    trainer.unpicklable = (number for number in range(3))  # type: ignore[attr-defined]
+    loader = StatefulLoader(batch_sampler=sampler(trainer), return_index=True, preload_to_gpu=False)
+    loader.add_adata(ad.AnnData(np.zeros((40, 1), dtype="float32")))
+    read = [row for batch in loader.to_dataloader(num_workers=1) for row in batch["index"].tolist()]
+    assert sorted(read) == list(range(40))
