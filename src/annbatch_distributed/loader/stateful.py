@@ -20,10 +20,10 @@ from annbatch.utils import convert
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.loader.ahead import Ahead
-from annbatch_distributed.loader.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.loader.inside import data_sets_of, options_of, preloads_to_gpu, shapes_of, take_data_of
 from annbatch_distributed.loader.workers import WorkerDataLoader
+from annbatch_distributed.passes.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.resume.cursor import PassRecord
 from annbatch_distributed.resume.state import brief

@@ -7,16 +7,20 @@ calls is all there is to tell them by.
 
 torch's ``DataLoader`` puts what it is given into batches, unless it is told not to, and fails on the first one in a way
 that names no batch size.
+
+torchdata's ``StatefulDataLoader`` resumes what has no state by reading the next pass and leaving out as many batches as
+were done in another one.
 """
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["check_not_collated", "check_not_dispatched"]
+__all__ = ["check_not_collated", "check_not_dispatched", "is_fast_forwarded"]
 
 _ACCELERATE = "accelerate.data_loader"
 _DATALOADER = "torch.utils.data._utils.fetch"
+_STATEFUL_DATALOADER = "torchdata.stateful_dataloader"
 
 
 def check_not_dispatched() -> None:
@@ -46,3 +50,14 @@ def check_not_collated() -> None:
             "The loader makes the batches, but a DataLoader with a batch size of its own puts several of them into one "
             "(without one, torch takes 1). Pass batch_size=None: DataLoader(loader, batch_size=None, ...)."
         )
+
+
+def is_fast_forwarded() -> bool:
+    """Whether annbatch's ``Loader`` begins a pass by the function that asks, for torchdata's ``StatefulDataLoader``."""
+    caller = sys._getframe(2)
+    if _STATEFUL_DATALOADER not in sys.modules or caller.f_globals.get("__name__") != "annbatch.loader":
+        return False
+    while caller := caller.f_back:  # type: ignore[assignment]  # None ends it
+        if str(caller.f_globals.get("__name__")).startswith(_STATEFUL_DATALOADER):
+            return True
+    return False
