@@ -42,6 +42,7 @@ PRELOADED = [
     "annbatch_distributed.loader",
     "jax.experimental.multihost_utils",
     "lightning",
+    "scvi",
     "torch.distributed.device_mesh",
     "torchdata.stateful_dataloader",
     "zarrs",

@@ -1,0 +1,316 @@
+"""Embeddings: what a model makes of every cell, computed by all ranks, and written in the order of the rows.
+
+1. The array is cut into its chunks along the rows, which hold whole batches. Rank r of W has the chunks r, r + W, ...:
+   no two ranks write to the same chunk, and batches are the same ones on any number of ranks.
+2. A chunk is written at once, when its last batch is done. One that holds values is not computed again, so that a job
+   that was killed goes on where it was.
+3. In the end, all ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from annbatch import Loader
+from annbatch.samplers import SequentialSampler
+
+from annbatch_distributed.checks.exchange import Verdict, exchange, initialized, seconds_of
+from annbatch_distributed.loader import StatefulLoader
+from annbatch_distributed.loader.inside import preloads_to_gpu
+from annbatch_distributed.ranks import Rank, resolve
+from annbatch_distributed.ranks.deferred import Deferred
+from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.sharding.integers import BOUND, integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+    from zarr.storage import StoreLike
+
+    from annbatch_distributed.checks import Timeout
+    from annbatch_distributed.ranks import DistInfo, Membership
+
+    type Compute = Callable[[Any], npt.ArrayLike]
+
+__all__ = ["embed"]
+
+#: Rows of a chunk of the array, at most, and of a load request, about.
+_ROWS_OF_CHUNK, _ROWS_OF_REQUEST = 65_536, 8_192
+#: How many chunks a rank has at least, where there are rows enough: a kill costs one, and ranks differ by one.
+_CHUNKS_OF_RANK = 8
+#: What is left of an array that other hardware or another number of threads has computed differs by no more.
+_TOLERANCE = 1e-3
+
+
+def embed(
+    model: Any,  # noqa: ANN401 of scvi-tools, or any function
+    data: Any,  # noqa: ANN401 a loader of annbatch's, or a data module
+    store: StoreLike,
+    *,
+    dist_info: DistInfo | Deferred | None = None,
+    batch_size: int | None = None,
+    progress: bool = True,
+    timeout: Timeout = 300.0,
+) -> zarr.Array[Any]:
+    """Compute what a model makes of every cell, on all ranks, into a zarr array in the order of the rows.
+
+    Every rank of the job calls it, with the same model. It reads a part of the cells, in an order that is fast to read,
+    and writes it. The array is the same on any number of ranks, bit for bit, as batches are. When a job was killed,
+    another call goes on, on any number of ranks, and keeps what there is.
+
+    Parameters
+    ----------
+    model
+        A trained model of scvi-tools, of which ``get_latent_representation`` is written; or a function that is given a
+        batch and returns an array of floats, a row for each cell, of a width that is the same for all batches.
+    data
+        The cells: an annbatch ``Loader``, whose order and mask don't count; or a data module such as scvi-tools'
+        ``AnnbatchDataModule``, distributed or not, which makes the model's batches of them.
+    store
+        Where the array is, or will be: the path of an array of zarr with the shape (rows of the cells, width), or
+        another store of zarr's.
+    dist_info
+        As for :class:`DistributedSampler`. None takes torch's default process group if there is one, or else the
+        launcher's variables, or else this process for the only one.
+    batch_size
+        Rows of a batch. None takes that of the loader's sampler.
+    progress
+        Whether rank 0 shows a bar of its own rows.
+    timeout
+        For how many seconds a rank that is done waits for the others.
+
+    Returns
+    -------
+    The array, opened for reading. If no framework is initialised by which ranks could wait for each other, that of
+    other ranks may not be complete yet.
+
+    Raises
+    ------
+    TypeError
+        If ``model`` or ``data`` is something else, or the model returns no floats.
+    ValueError
+        If there is another array in ``store``, of other cells or by another model; or if the model returns other
+        shapes.
+    TimeoutError
+        If another rank didn't come in time. What it has written is kept.
+
+    Examples
+    --------
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> import zarr
+    >>> from annbatch import Loader
+    >>> from annbatch_distributed.integrations.embedding import embed
+    >>> cells = ad.AnnData(np.arange(20.0).reshape(10, 2))
+    >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=1, preload_to_gpu=False).add_adata(cells)
+    >>> store = zarr.storage.MemoryStore()  # or a path
+    >>> sums = embed(lambda batch: batch["X"].sum(axis=1, keepdims=True), loader, store, progress=False)
+    >>> sums[:, 0].tolist()
+    [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0, 33.0, 37.0]
+    """
+    seconds, job = seconds_of(timeout), _membership(dist_info)
+    loader, compute = _loader(data), _compute(model, data)
+    size = loader.batch_sampler.batch_size if batch_size is None else batch_size
+    if size is None:
+        raise ValueError(f"The sampler of the loader, {loader.batch_sampler!r}, has no batch size: pass batch_size.")
+    run = _Run(loader, compute, store, integer("batch_size", size, least=1, below=BOUND), job.rank)
+    run.go(is_shown=progress and job.rank.rank == 0)
+    if job.rank.world_size > 1 and (job.framework or initialized()) is not None:
+        exchange("done", _all_done, job, seconds=seconds, gather=None).raise_or_return()
+    return zarr.open_array(store, mode="r")
+
+
+def _all_done(texts: Sequence[str], _: Sequence[int]) -> Verdict:
+    return Verdict("fine", f"{len(texts)} processes are done")
+
+
+def _membership(dist_info: DistInfo | Deferred | None) -> Membership:
+    if isinstance(dist_info, Deferred):
+        return dist_info.membership()
+    if dist_info is not None:
+        return resolve(dist_info)
+    if initialized() is not None:
+        return resolve("torch" if initialized() == "torch" else "jax")
+    try:
+        return resolve("env")
+    except RuntimeError:  # no launcher
+        return resolve(Rank(0, 1))
+
+
+def _loader(data: Any) -> Loader[Any, Any]:  # noqa: ANN401 anything may come
+    """Return the loader that has the cells."""
+    loader = data if isinstance(data, Loader) else getattr(data, "dataset", None)
+    if not isinstance(loader, Loader):
+        raise TypeError(
+            f"Expected an annbatch Loader, or a data module with one as its dataset, got {data!r} of type "
+            f"{type(data).__name__}."
+        )
+    return loader
+
+
+def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything may come
+    """Return the function from what the loader yields to an array."""
+    if hasattr(model, "get_latent_representation"):
+
+        def of_batch(batch: Any) -> npt.ArrayLike:  # noqa: ANN401 the data module's
+            latent: npt.ArrayLike = model.get_latent_representation(dataloader=[batch])
+            return latent
+    elif callable(model):
+        of_batch = model
+    else:
+        raise TypeError(
+            "Expected a model with get_latent_representation, or a function from a batch to an array, got "
+            f"{model!r} of type {type(model).__name__}."
+        )
+    if isinstance(data, Loader) or not hasattr(data, "on_before_batch_transfer"):
+        return of_batch
+    return lambda batch: of_batch(data.on_before_batch_transfer(batch, 0))
+
+
+class _Run:
+    """A rank's part of an embedding."""
+
+    def __init__(
+        self, loader: Loader[Any, Any], compute: Compute, store: StoreLike, batch_size: int, rank: Rank
+    ) -> None:
+        self._loader, self._compute, self._store, self._rank = loader, compute, store, rank
+        self._batch_size, self._n_obs = batch_size, loader.n_obs
+        self._array: zarr.Array[Any] | None = self._found()
+        # what the model makes of a cell
+        self._kind = None if self._array is None else (self._array.dtype, self._array.shape[1])
+        if self._array is None:
+            n_batches = -(-self._n_obs // batch_size)
+            fair = n_batches // (rank.world_size * _CHUNKS_OF_RANK)
+            self._n_rows = batch_size * max(1, min(fair, _ROWS_OF_CHUNK // batch_size))
+        else:
+            self._n_rows = self._array.chunks[0]
+
+    def _found(self) -> zarr.Array[Any] | None:
+        """Return the array that a run before this one began; a ValueError if it is another one."""
+        try:
+            array = zarr.open_array(self._store, mode="r+")
+        except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
+            return None
+        told = array.attrs.get("annbatch_distributed")
+        if told != self._told:
+            raise ValueError(
+                f"At {self._store} is an array of something else: expected one of {self._told}, found {told}. Remove "
+                "it, or name another place."
+            )
+        return array
+
+    @property
+    def _told(self) -> dict[str, int]:
+        """What the array says of itself."""
+        return {"n_obs": self._n_obs, "n_var": self._loader.n_var, "batch_size": self._batch_size}
+
+    def go(self, *, is_shown: bool) -> None:
+        """Compute and write what isn't there of this rank's chunks."""
+        from tqdm.auto import tqdm
+
+        starts = range(self._rank.rank * self._n_rows, self._n_obs, self._rank.world_size * self._n_rows)
+        own = [slice(start, min(start + self._n_rows, self._n_obs)) for start in starts]
+        left = [rows for rows in own if not self._is_there(rows)]
+        if len(left) < len(own):
+            self._check_same(next(rows for rows in own if rows not in left))
+        n_done = sum(rows.stop - rows.start for rows in own if rows not in left)
+        n_own = sum(rows.stop - rows.start for rows in own)
+        with tqdm(total=n_own, initial=n_done, unit=" cells", disable=not is_shown) as bar:
+            found: list[npt.NDArray[Any]] = []
+            for rows, values in self._batches(left):
+                found.append(values)
+                bar.update(len(values))
+                if rows.stop % self._n_rows == 0 or rows.stop == self._n_obs:
+                    self._write(rows.stop, np.concatenate(found))
+                    found.clear()
+        if self._array is None:  # a rank without rows, and nobody has made it yet
+            _, values = next(self._batches([slice(0, min(self._batch_size, self._n_obs))]))
+            self._array = self._created(values)
+
+    def _is_there(self, rows: slice) -> bool:
+        return self._array is not None and not np.isnan(np.asarray(self._array[rows.start])).all()
+
+    def _check_same(self, rows: slice) -> None:
+        """Raise a ValueError if the model makes something else of a batch than what was written."""
+        assert self._array is not None
+        ((batch, values),) = self._batches([slice(rows.start, min(rows.start + self._batch_size, rows.stop))])
+        there = np.asarray(self._array[batch])
+        least = _TOLERANCE * float(np.nanmax(np.abs(there), initial=0))
+        if not np.allclose(there, values, rtol=_TOLERANCE, atol=least, equal_nan=True):
+            raise ValueError(
+                f"At {self._store}, rows {rows.start} to {batch.stop - 1} were computed by another model, or from "
+                "other cells. Remove the array to begin anew, or name another place."
+            )
+
+    def _batches(self, masks: list[slice]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """Yield the rows of each batch in some stretches of rows, and what the model makes of it."""
+        if not masks:
+            return
+        joined = [masks[0]]
+        for before, rows in pairwise(masks):
+            if before.stop == rows.start:
+                joined[-1] = slice(joined[-1].start, rows.stop)
+            else:
+                joined.append(rows)
+        size = self._batch_size
+        sampler = DistributedSampler(
+            SequentialSampler(chunk_size=size, preload_nchunks=max(1, _ROWS_OF_REQUEST // size), batch_size=size),
+            dist_info=Rank(0, 1),
+            remainder="keep",
+            mask=joined,
+            seed=0,
+        )
+        ahead = 0 if preloads_to_gpu(self._loader) else 1
+        loader = StatefulLoader.from_loader(self._loader, batch_sampler=sampler, return_index=True, read_ahead=ahead)
+        for batch in loader:
+            index = np.asarray(batch["index"])
+            rows = slice(int(index[0]), int(index[-1]) + 1)
+            values = np.asarray(self._compute(batch))
+            self._check_kind(values, rows)
+            yield rows, values
+
+    def _check_kind(self, values: npt.NDArray[Any], rows: slice) -> None:
+        n_rows = rows.stop - rows.start
+        if values.dtype.kind != "f":
+            raise TypeError(
+                f"Expected floats from the model, which an array that isn't complete needs, got {values.dtype}."
+            )
+        if values.ndim != 2 or len(values) != n_rows:
+            raise ValueError(
+                f"Expected an array with a row for each of {n_rows} cells from the model, got one of shape "
+                f"{values.shape}."
+            )
+        kind = values.dtype, values.shape[1]
+        if self._kind is None:
+            self._kind = kind
+        if kind != self._kind:
+            expected, arrived = (f"{dtype} of width {width}" for dtype, width in (self._kind, kind))
+            raise ValueError(
+                f"Expected {expected} from the model, as for other cells in {self._store}, got {arrived} for rows "
+                f"{rows.start} to {rows.stop - 1}. If it is another model, name another place."
+            )
+
+    def _write(self, stop: int, values: npt.NDArray[Any]) -> None:
+        if self._array is None:
+            self._array = self._created(values)
+        self._array[stop - len(values) : stop] = values
+
+    def _created(self, values: npt.NDArray[Any]) -> zarr.Array[Any]:
+        """Return the array, which another rank may have made meanwhile."""
+        try:
+            return zarr.create_array(
+                self._store,
+                shape=(self._n_obs, values.shape[1]),
+                chunks=(self._n_rows, values.shape[1]),
+                dtype=values.dtype,
+                fill_value=np.nan,
+                attributes={"annbatch_distributed": self._told},
+            )
+        except zarr.errors.ContainsArrayError:
+            array = self._found()
+            assert array is not None
+            return array

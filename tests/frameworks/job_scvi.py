@@ -1,0 +1,149 @@
+"""One rank that trains models of scvi-tools on its share, and writes down what it was given.
+
+``python -m torch.distributed.run ... -m tests.frameworks.job_scvi TASK COLLECTION RESULTS [CHECKPOINT]``
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import scvi
+import torch
+from annbatch import DatasetCollection, Loader
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from scvi.dataloaders import AnnbatchDataModule
+
+from annbatch_distributed.integrations.scvi import distribute, embed
+
+SIZES = {"chunk_size": 8, "preload_nchunks": 4}
+BATCH_SIZE, EPOCHS = 8, 3
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+TRAINER: Any = {
+    "accelerator": "cpu",
+    "devices": WORLD_SIZE,
+    "strategy": "ddp_find_unused_parameters_true" if WORLD_SIZE > 1 else "auto",
+    "train_size": 0.8,
+    "check_val_every_n_epoch": 1,
+    "enable_progress_bar": False,
+}
+
+
+def cells(collection: Path, **options: Any) -> AnnbatchDataModule:
+    """Open the cells."""
+    loader = Loader(batch_size=BATCH_SIZE, **SIZES, preload_to_gpu=False)
+    loader.use_collection(DatasetCollection(collection, mode="r"))
+    keys = {"batch_key": "donor", "label_key": "cell_type"}
+    return AnnbatchDataModule(loader, **keys, **SIZES, **options)
+
+
+class Rows(Callback):
+    """Notes the rows of each batch, which the first gene tells, and saves a checkpoint after a step."""
+
+    def __init__(self, checkpoint: Path | None = None, after: int = 0) -> None:
+        self.train: dict[int, list[list[int]]] = {}
+        self.validation: dict[int, list[list[int]]] = {}
+        self.checkpoint, self.after = checkpoint, after
+
+    @staticmethod
+    def rows(batch: dict[str, torch.Tensor]) -> list[int]:
+        return [int(value) - 1 for value in batch["X"][:, 0]]
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.train.setdefault(trainer.current_epoch, []).append(self.rows(batch))
+        torch.manual_seed(trainer.global_step)  # for what the model draws, of which no checkpoint knows
+
+    def on_validation_batch_start(
+        self, trainer: Any, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.validation.setdefault(trainer.current_epoch, []).append(self.rows(batch))
+
+    def on_train_batch_end(self, trainer: Any, *batch: object) -> None:
+        if self.checkpoint is not None and trainer.global_step == self.after:
+            trainer.save_checkpoint(self.checkpoint)
+
+
+def train(model: Any, datamodule: Any, *callbacks: Callback, epochs: int = EPOCHS, **options: Any) -> dict[str, Any]:
+    """Train a model, and return what it was given and what it is then."""
+    rows = Rows(options.pop("checkpoint", None), options.pop("after", 0))
+    model.train(datamodule=datamodule, max_epochs=epochs, callbacks=[rows, *callbacks], **TRAINER | options)
+    weights = b"".join(weight.numpy().tobytes() for weight in model.module.state_dict().values())
+    return {"train": rows.train, "validation": rows.validation, "weights": sha256(weights).hexdigest()}
+
+
+def new(kind: Any, cells: Any, **options: Any) -> Any:
+    """Make a model, the same on every rank and in every job."""
+    scvi.settings.seed = 0
+    return kind(registry=cells.registry, n_hidden=8, n_latent=3, **options)
+
+
+def trained(datamodule: Any) -> Any:
+    """Make one that says that it was trained."""
+    model = new(scvi.model.SCVI, datamodule)
+    model.is_trained_ = True
+    model.module.eval()  # as training leaves it
+    return model
+
+
+def whole(collection: Path, results: Path, _: Path) -> dict[str, Any]:
+    """Train without an interruption, and other models."""
+    own = distribute(cells(collection))
+    told: dict[str, Any] = {}
+    told["SCVI"] = train(new(scvi.model.SCVI, own), own, checkpoint=results / "middle.ckpt", after=22)
+    exact = distribute(cells(collection), remainder="exact", read_ahead=1)
+    told["exact"] = train(new(scvi.model.SCVI, exact), exact, checkpoint=results / "exact.ckpt", after=5, epochs=2)
+    labelled = distribute(cells(collection, model_name="SCANVI"))
+    told["SCANVI"] = train(new(scvi.model.SCANVI, labelled, datamodule=labelled), labelled, epochs=1)
+    drawn = distribute(cells(collection, class_sampler_key="cell_type"))
+    told["classes"] = train(new(scvi.model.SCVI, drawn), drawn, epochs=1)
+    told["sharding"] = str(drawn.train_dataloader().sampler.plan(347).sharding)
+    stopping = EarlyStopping("elbo_validation", patience=2, min_delta=1e9)
+    stopped = distribute(cells(collection))
+    train(new(scvi.model.SCVI, stopped), stopped, stopping, epochs=9)
+    told["stopped"] = [stopping.stopped_epoch, float(stopping.best_score)]
+    embed(trained(own), own, results / "embedded.zarr", progress=False)
+    return told
+
+
+def resumed(collection: Path, results: Path, checkpoint: Path) -> dict[str, Any]:
+    """Go on with as many ranks."""
+    own = distribute(cells(collection))
+    return {"SCVI": train(new(scvi.model.SCVI, own), own, ckpt_path=checkpoint / "middle.ckpt")}
+
+
+def elsewhere(collection: Path, results: Path, checkpoint: Path) -> dict[str, Any]:
+    """Go on with another number of ranks, and write an embedding."""
+    own = distribute(cells(collection), remainder="exact")
+    told = {"exact": train(new(scvi.model.SCVI, own), own, ckpt_path=checkpoint / "exact.ckpt", epochs=2)}
+    embed(trained(own), own, results / "embedded.zarr", progress=False)
+    return told
+
+
+def killed(collection: Path, results: Path, _: Path) -> dict[str, Any]:
+    """End in the middle of an embedding, and go on in another call."""
+    own = distribute(cells(collection))
+    model, n_batches = trained(own), 0
+
+    def latent(batch: Any) -> Any:
+        nonlocal n_batches
+        n_batches += 1
+        if n_batches == 17 and not (results / "killed").exists():
+            (results / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return model.get_latent_representation(dataloader=[batch])
+
+    embed(latent, own, results / "killed.zarr", progress=False)
+    return {"n_batches": n_batches}
+
+
+if __name__ == "__main__":
+    task, *paths = sys.argv[1:]
+    torch.use_deterministic_algorithms(mode=True)
+    TRAINER["log_save_dir"] = paths[1]
+    told = globals()[task](*(Path(path) for path in [*paths, "unused"][:3]))
+    Path(paths[1], f"{task}-rank{os.environ['RANK']}.json").write_text(json.dumps(told))

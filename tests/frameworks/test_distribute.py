@@ -1,0 +1,222 @@
+"""Data modules of Lightning that are distributed: what becomes of them, of their hooks and of their states."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from annbatch import Loader
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+from lightning import LightningDataModule, LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from annbatch_distributed import Rank, StatefulLoader
+from annbatch_distributed.integrations.scvi import distribute
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+N_OBS, N_TRAIN = 101, 80
+SIZES = {"chunk_size": 4, "preload_nchunks": 2, "batch_size": 4}
+
+
+class Cells(LightningDataModule):
+    """Cells whose only value says which row they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_made, self.loaded, self.shuffle = 0, {}, True
+
+    def of(self, sampler: Any) -> Loader:
+        self.n_made += 1
+        loader = Loader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
+        return loader.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+
+    def train_dataloader(self) -> Loader:
+        return self.of((RandomSampler if self.shuffle else SequentialSampler)(**SIZES, mask=slice(0, N_TRAIN)))
+
+    def val_dataloader(self) -> Loader:
+        return self.of(SequentialSampler(**SIZES, mask=slice(N_TRAIN, N_OBS)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": 3}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded = state_dict
+
+
+class Others(Cells):
+    """Cells whose hooks return other things."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader([1, 2, 3])
+
+    def val_dataloader(self) -> Any:
+        return []
+
+
+class Classes(Cells):
+    """Cells that are drawn by class."""
+
+    def train_dataloader(self) -> Loader:
+        classes = pd.Categorical(np.repeat(["B", "T"], [60, N_OBS - 60]))
+        return self.of(ClassSampler(**SIZES, classes=classes, num_samples=64, mask=slice(0, N_TRAIN)))
+
+
+class Reader(LightningModule):
+    """Notes the rows of each epoch, and saves a checkpoint in the middle of one."""
+
+    def __init__(self, checkpoint: Path | None = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.checkpoint = checkpoint
+        self.read: dict[int, list[list[int]]] = {}
+        self.validated: dict[int, list[int]] = {}
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        self.read.setdefault(self.current_epoch, []).append(batch["index"].tolist())
+        loss: torch.Tensor = (self.weight * batch["X"]).sum()
+        return loss
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.validated.setdefault(self.current_epoch, []).extend(batch["index"].tolist())
+
+    def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
+        if self.checkpoint is not None and (self.current_epoch, batch_idx) == (1, 3):
+            self.trainer.save_checkpoint(self.checkpoint)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def trainer(**options: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    return Trainer(accelerator="cpu", devices=1, **{"max_epochs": 3, "num_sanity_val_steps": 0, **quiet, **options})
+
+
+def training_of(cells: LightningDataModule) -> StatefulLoader:
+    """Its loader of the training."""
+    loader = cells.train_dataloader()
+    assert isinstance(loader, StatefulLoader)
+    return loader
+
+
+def test_it_is_a_copy_that_has_all_that_the_data_module_has() -> None:
+    cells = Cells()
+    made = distribute(cells, dist_info=Rank(1, 2))
+    assert type(cells) is Cells
+    assert isinstance(made, Cells)
+    # which Lightning finds the state by
+    assert type(made).__qualname__ == Cells.__qualname__
+    made.shuffle = False
+    assert cells.shuffle
+    assert "_sharing" not in vars(cells)
+    assert type(cells.train_dataloader()) is Loader
+    assert type(distribute(cells)) is type(made)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_training_is_shared_out_with_its_mask_and_validation_has_every_row_once(rank: int) -> None:
+    made = distribute(Cells(), dist_info=Rank(rank, 3), seed=5, sharding="shuffled", read_ahead=1)
+    training, validation = training_of(made), made.val_dataloader()
+    assert isinstance(validation, StatefulLoader)
+    assert (training._read_ahead, validation._read_ahead) == (1, 0)
+    assert training.sampler.plan(N_OBS).n_batches(rank) == 6
+    assert "sharding=Shuffled" in repr(training.sampler)
+    assert "seed=5" in repr(training.sampler)
+    assert [batch["index"].tolist() for batch in validation] == [
+        list(range(80 + 7 * rank, 84 + 7 * rank)),
+        list(range(84 + 7 * rank, 87 + 7 * rank)),
+    ]
+    assert all(set(batch["index"].tolist()) <= set(range(N_TRAIN)) for batch in training)
+
+
+def test_what_draws_with_replacement_draws_for_the_whole_job() -> None:
+    loader = training_of(distribute(Classes(), dist_info=Rank(0, 2)))
+    assert "sharding=Independent" in repr(loader.sampler)
+    assert len(loader) == 8
+    other = training_of(distribute(Classes(), dist_info=Rank(0, 2), sharding="contiguous"))
+    assert "sharding=Contiguous" in repr(other.sampler)
+
+
+def test_what_is_no_loader_of_annbatch_is_left_as_it_is() -> None:
+    made = distribute(Others())
+    assert isinstance(made.train_dataloader(), DataLoader)
+    assert made.val_dataloader() == []
+    assert made.state_dict() == {"own": 3}
+
+
+def test_without_a_trainer_there_is_no_rank_and_no_loader() -> None:
+    made = distribute(Cells())
+    assert made.state_dict() == {"own": 3}
+    with pytest.raises(RuntimeError, match=r"says the trainer, and this data module has none yet.*Rank\(0, 2\)"):
+        made.train_dataloader()
+
+
+@pytest.mark.parametrize("wrong", [3, None, Cells, LightningModule, StatefulLoader])
+def test_it_takes_a_data_module(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="Expected a LightningDataModule such as scvi-tools' AnnbatchDataModule, got"):
+        distribute(wrong)
+
+
+def test_it_is_distributed_once() -> None:
+    with pytest.raises(TypeError, match="Cells was distributed before"):
+        distribute(distribute(Cells()))
+
+
+def test_a_training_has_one_loader_whoever_asks_and_the_next_one_its_own() -> None:
+    made = distribute(Cells())
+    first = trainer(max_epochs=2)
+    reader = Reader()
+    first.fit(reader, made)
+    loader = made.train_dataloader()
+    next(iter(loader))  # as some do before a training
+    assert made.train_dataloader() is loader
+    assert made.n_made == 2
+    assert [len(batches) for batches in reader.read.values()] == [20, 20]
+    assert reader.read[0] != reader.read[1]
+    assert sorted(reader.validated[0]) == sorted(reader.validated[1]) == list(range(N_TRAIN, N_OBS))
+    again = Reader()
+    trainer(max_epochs=1).fit(again, made)
+    assert made.n_made == 4
+    assert again.read == {0: reader.read[0]}
+
+
+@pytest.mark.parametrize("who", ["both", "the data module alone"])
+def test_a_checkpoint_goes_on_in_the_middle_of_an_epoch(who: str, tmp_path: Path) -> None:
+    whole, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
+    trainer().fit(whole, distribute(Cells()))
+    if who != "both":  # Lightning saves the states of loaders too
+        saved = torch.load(checkpoint, weights_only=False)
+        assert saved["loops"]["fit_loop"]["state_dict"].pop("combined_loader")
+        torch.save(saved, checkpoint)
+    rest, made = Reader(), distribute(Cells())
+    trainer().fit(rest, made, ckpt_path=checkpoint)
+    assert rest.read == {1: whole.read[1][4:], 2: whole.read[2]}
+    assert rest.validated == {epoch: whole.validated[epoch] for epoch in (1, 2)}
+    assert made.loaded == {"own": 3}
+
+
+def test_an_epoch_that_began_on_other_ranks_is_as_long_as_what_is_left_and_later_ones_as_long_as_ever() -> None:
+    on_two = distribute(Cells(), dist_info=Rank(0, 2))
+    batches = iter(on_two.train_dataloader())
+    for _ in range(7):
+        next(batches)
+    alone, reader = distribute(Cells()), Reader()
+    alone.load_state_dict(on_two.state_dict())
+    trainer(max_epochs=2).fit(reader, alone)
+    # 56 rows of 80 were read, and 6 batches are left
+    assert [len(read) for read in reader.read.values()] == [6, 20]
+
+
+def test_it_can_be_pickled_as_launchers_do() -> None:
+    made = pickle.loads(pickle.dumps(distribute(Cells(), dist_info=Rank(1, 2))))
+    assert isinstance(made, Cells)
+    assert training_of(made).sampler.rank == 1
+    with pytest.raises(TypeError, match="distributed before"):
+        distribute(made)

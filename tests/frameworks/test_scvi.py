@@ -1,0 +1,131 @@
+"""scvi-tools as it is released, on two ranks and on other numbers, with its data module of annbatch's loaders."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.processes.configurations import N_OBS
+from tests.processes.launch import forked_ranks, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)  # which includes what the fixture runs
+
+# as scvi-tools splits: the first rows are held out
+N_TRAIN = 278
+HELD_OUT, TRAINING = list(range(N_OBS - N_TRAIN)), list(range(N_OBS - N_TRAIN, N_OBS))
+BATCH_SIZE = 8
+
+
+def told(folder: Path, task: str, ranks: int) -> list[dict[str, Any]]:
+    """What each rank wrote down."""
+    return [json.loads((folder / f"{task}-rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def folder(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what jobs wrote down that run one after another."""
+    results = tmp_path_factory.mktemp("scvi")
+
+    def job(task: str, ranks: int, folder: Path, **options: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        arguments = "-m", "tests.frameworks.job_scvi", task, collection, folder, results
+        run(*forked_ranks(*arguments, ranks=ranks), seconds=150, **options)
+
+    job("whole", 2, results)
+    job("resumed", 2, results)
+    job("elsewhere", 1, results / "1")
+    job("elsewhere", 3, results / "3")
+    job("killed", 1, results, expect=-9)
+    job("killed", 2, results)
+    return results
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [row for rows in batches for row in rows]
+
+
+def test_ranks_train_on_shares_and_validate_on_every_held_out_row_once(folder: Path) -> None:
+    ranks = [one["SCVI"] for one in told(folder, "whole", 2)]
+    epochs = []
+    for epoch in "012":
+        trained = [rank["train"][epoch] for rank in ranks]
+        assert [len(batches) for batches in trained] == [N_TRAIN // (2 * BATCH_SIZE)] * 2
+        rows = flat(flat(trained))
+        assert len(set(rows)) == len(rows)
+        assert set(rows) <= set(TRAINING)
+        epochs.append(rows)
+        validated = [rank["validation"][epoch] for rank in ranks]
+        assert sorted(flat(flat(validated))) == HELD_OUT
+        assert len(validated[0]) == len(validated[1])
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert set(epochs[0]) | set(epochs[1]) == set(TRAINING)
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+
+
+def test_a_job_goes_on_in_the_middle_of_an_epoch_bit_for_bit(folder: Path) -> None:
+    for first, second in zip(told(folder, "whole", 2), told(folder, "resumed", 2), strict=True):
+        whole, rest = first["SCVI"], second["SCVI"]
+        # 17 batches an epoch, of which 5 of the second are done
+        assert rest["train"] == {"1": whole["train"]["1"][5:], "2": whole["train"]["2"]}
+        assert rest["validation"] == {epoch: whole["validation"][epoch] for epoch in "12"}
+        assert rest["weights"] == whole["weights"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_on_another_number_of_ranks_every_row_of_the_epoch_is_read_once(folder: Path, ranks: int) -> None:
+    before = flat([flat(rank["exact"]["train"]["0"][:5]) for rank in told(folder, "whole", 2)])
+    after = [rank["exact"] for rank in told(folder / str(ranks), "elsewhere", ranks)]
+    rest = flat([flat(rank["train"]["0"]) for rank in after])
+    assert len(before) == 2 * 5 * BATCH_SIZE
+    assert sorted([*before, *rest]) == TRAINING
+    for epoch in "01":
+        assert sorted(flat([flat(rank["validation"][epoch]) for rank in after])) == HELD_OUT
+    assert sorted(flat([flat(rank["train"]["1"]) for rank in after])) == TRAINING
+
+
+def test_exact_training_reads_every_row_in_as_many_batches_on_every_rank(folder: Path) -> None:
+    ranks = [one["exact"]["train"] for one in told(folder, "whole", 2)]
+    for epoch in "01":
+        assert sorted(flat([flat(rank[epoch]) for rank in ranks])) == TRAINING
+        assert len(ranks[0][epoch]) == len(ranks[1][epoch])
+
+
+def test_scanvi_trains_on_shares_too(folder: Path) -> None:
+    ranks = [one["SCANVI"] for one in told(folder, "whole", 2)]
+    rows = flat([flat(rank["train"]["0"]) for rank in ranks])
+    assert len(rows) == len(set(rows)) == N_TRAIN // (2 * BATCH_SIZE) * 2 * BATCH_SIZE
+    assert set(rows) <= set(TRAINING)
+    assert sorted(flat([flat(rank["validation"]["0"]) for rank in ranks])) == HELD_OUT
+
+
+def test_classes_are_drawn_for_the_whole_job(folder: Path) -> None:
+    ranks = told(folder, "whole", 2)
+    assert all("Independent" in rank["sharding"] for rank in ranks)
+    drawn = [flat(rank["classes"]["train"]["0"]) for rank in ranks]
+    assert set(flat(drawn)) <= set(TRAINING)
+    # as many as one rank alone would draw
+    assert len(drawn[0]) == len(drawn[1]) == N_TRAIN // (2 * BATCH_SIZE) * BATCH_SIZE
+    assert drawn[0] != drawn[1]
+
+
+def test_ranks_stop_early_in_the_same_epoch_with_the_same_score(folder: Path) -> None:
+    first, second = (rank["stopped"] for rank in told(folder, "whole", 2))
+    assert first == second
+    assert first[0] == 2
+
+
+def test_an_embedding_is_the_same_on_any_number_of_ranks_and_after_a_kill(folder: Path) -> None:
+    on_two = zarr.open_array(folder / "embedded.zarr", mode="r")[:]
+    assert on_two.shape == (N_OBS, 3)
+    assert len(np.unique(on_two, axis=0)) == N_OBS
+    for other in ("1/embedded.zarr", "3/embedded.zarr", "killed.zarr"):
+        assert np.array_equal(zarr.open_array(folder / other, mode="r")[:], on_two)
+    # 44 batches, of which chunks of 5 were written three times before the kill; each rank looks at one of those
+    assert sum(rank["n_batches"] for rank in told(folder, "killed", 2)) == 44 - 15 + 2

@@ -1,0 +1,214 @@
+"""Embeddings, by any ranks, after any interruption, and of what isn't one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import zarr
+from annbatch import Loader
+from annbatch.samplers import RandomSampler
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+from annbatch_distributed import Rank, deferred
+from annbatch_distributed.integrations import embedding
+from annbatch_distributed.integrations.embedding import embed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def cells(n_obs: int, batch_size: int = 4, **options: Any) -> Loader:
+    """A loader of cells whose only value says which row they are, in an order of its own."""
+    sampler = RandomSampler(batch_size, 2, batch_size, mask=slice(0, n_obs // 2), rng=np.random.default_rng(0))
+    loader = Loader(batch_sampler=sampler, preload_to_gpu=False, **options)
+    return loader.add_adata(ad.AnnData(np.arange(n_obs, dtype="float32").reshape(-1, 1)))
+
+
+class Killed(BaseException):
+    """What ends a rank."""
+
+
+class Model:
+    """Makes of a cell its row and the size of its batch, until it is killed."""
+
+    def __init__(self, lives: int = 1 << 30) -> None:
+        self.n_batches, self.lives = 0, lives
+
+    def __call__(self, batch: Any) -> np.ndarray:
+        if self.n_batches == self.lives:
+            raise Killed
+        self.n_batches += 1
+        return np.column_stack([batch["X"], np.full(len(batch["X"]), len(batch["X"]))]).astype("float32")
+
+
+def expected(n_obs: int, batch_size: int) -> np.ndarray:
+    starts = range(0, n_obs, batch_size)
+    sizes = np.concatenate([[min(batch_size, n_obs - start)] * min(batch_size, n_obs - start) for start in starts])
+    return np.column_stack([np.arange(n_obs), sizes]).astype("float32")
+
+
+@settings(max_examples=25)
+@given(
+    n_obs=st.integers(2, 300),
+    batch_size=st.integers(1, 16),
+    world_sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    lives=st.lists(st.integers(0, 12), min_size=5, max_size=5),
+    most=st.integers(1, 100),
+)
+@example(n_obs=100, batch_size=4, world_sizes=(2, 3), lives=[8, 0, 0, 0, 0], most=1000)
+def test_every_row_is_written_once_whoever_is_killed_and_goes_on(
+    n_obs: int, batch_size: int, world_sizes: tuple[int, int], lives: list[int], most: int
+) -> None:
+    store = MemoryStore()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedding, "_ROWS_OF_CHUNK", most)
+        patch.setattr(embedding, "_ROWS_OF_REQUEST", 3 * batch_size)
+        before, after = world_sizes
+        for rank in range(before):
+            model = Model(lives[rank])
+            try:
+                embed(model, cells(n_obs, batch_size), store, dist_info=Rank(rank, before), progress=False)
+            except Killed:
+                assert model.n_batches == lives[rank]
+        n_there = 0
+        if list(store._store_dict):
+            array = zarr.open_array(store, mode="r")
+            there = ~np.isnan(np.asarray(array[:]))
+            assert np.array_equal(np.asarray(array[:])[there], expected(n_obs, batch_size)[there])
+            n_there = len(np.unique(np.flatnonzero(there.all(axis=1)) // batch_size))
+        models = [Model() for _ in range(after)]
+        for rank, model in enumerate(models):
+            array = embed(model, cells(n_obs, batch_size), store, dist_info=Rank(rank, after), progress=False)
+    assert np.array_equal(np.asarray(array[:]), expected(n_obs, batch_size))
+    # what was there isn't computed again, but for a batch that each rank looks at, or has to for the width
+    n_computed, n_batches = sum(model.n_batches for model in models), -(-n_obs // batch_size)
+    assert n_batches - n_there <= n_computed <= n_batches - n_there + after
+
+
+def test_chunks_hold_whole_batches_and_are_many_for_each_rank() -> None:
+    array = embed(Model(), cells(1_000), MemoryStore(), dist_info=Rank(0, 3), progress=False)
+    assert array.chunks == (250 // (3 * 8) * 4, 2)
+    assert embed(Model(), cells(1_000), MemoryStore(), batch_size=512, progress=False).chunks == (512, 2)
+
+
+def test_a_rank_without_rows_writes_nothing_and_sees_what_others_wrote() -> None:
+    store = MemoryStore()
+    assert np.isnan(np.asarray(embed(Model(), cells(5), store, dist_info=Rank(3, 4), progress=False)[:])).all()
+    embed(Model(), cells(5), store, dist_info=Rank(0, 4), progress=False)
+    embed(Model(), cells(5), store, dist_info=Rank(1, 4), progress=False)
+    model = Model()
+    assert not np.isnan(np.asarray(embed(model, cells(5), store, dist_info=Rank(3, 4), progress=False)[:])).any()
+    assert model.n_batches == 0
+
+
+def test_a_data_module_makes_the_batches_and_a_model_of_scvi_tools_the_latent_representation() -> None:
+    def tensors(batch: Any, dataloader_idx: int) -> dict[str, Any]:
+        assert dataloader_idx == 0
+        return {"X": batch["X"] * 2}
+
+    def latent(*, dataloader: list[Any]) -> np.ndarray:
+        (batch,) = dataloader
+        return np.asarray(batch["X"])
+
+    module = SimpleNamespace(dataset=cells(10), on_before_batch_transfer=tensors)
+    model = SimpleNamespace(get_latent_representation=latent)
+    assert np.asarray(embed(model, module, MemoryStore(), progress=False)[:, 0]).tolist() == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize("dist_info", [None, Rank(0, 1), deferred(lambda: (0, 1))])
+def test_whoever_says_which_rank_this_is(dist_info: Any, tmp_path: Path) -> None:
+    array = embed(Model(), cells(20), str(tmp_path / "array.zarr"), dist_info=dist_info, progress=False)
+    assert np.array_equal(np.asarray(array[:]), expected(20, 4))
+
+
+def test_without_a_process_group_the_launcher_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    there = ~np.isnan(np.asarray(embed(Model(), cells(64), MemoryStore(), progress=False)[:, 0]))
+    assert np.flatnonzero(there).tolist() == [row for row in range(64) if row // 4 % 2]
+
+
+def test_rank_0_shows_how_many_cells_are_done(capsys: pytest.CaptureFixture[str]) -> None:
+    embed(Model(), cells(64), MemoryStore(), dist_info=Rank(1, 2))
+    assert not capsys.readouterr().err
+    embed(Model(), cells(64), MemoryStore(), dist_info=Rank(0, 2))
+    assert "32/32" in capsys.readouterr().err
+
+
+def begun() -> MemoryStore:
+    store = MemoryStore()
+    embed(Model(), cells(40), store, dist_info=Rank(0, 2), progress=False)
+    return store
+
+
+def test_an_array_of_other_cells_or_another_model_is_an_error_and_stays_as_it_is() -> None:
+    store = begun()
+    there = np.asarray(zarr.open_array(store, mode="r")[:])
+    with pytest.raises(ValueError, match=r"an array of something else: expected .*'n_obs': 44.*found .*'n_obs': 40"):
+        embed(Model(), cells(44), store, progress=False)
+    with pytest.raises(ValueError, match=r"an array of something else"):
+        embed(Model(), cells(40), store, batch_size=8, progress=False)
+    with pytest.raises(ValueError, match=r"rows 0 to 3 were computed by another model, or from other cells\. Remove"):
+        embed(lambda batch: 1 + Model()(batch), cells(40), store, progress=False)
+    with pytest.raises(ValueError, match=r"Expected float32 of width 2 from the model, .* got float64 of width 2"):
+        embed(lambda batch: Model()(batch).astype("float64"), cells(40), store, progress=False)
+    with pytest.raises(ValueError, match=r"got float32 of width 1 for rows 0 to 3"):
+        embed(lambda batch: Model()(batch)[:, :1], cells(40), store, progress=False)
+    assert np.array_equal(np.asarray(zarr.open_array(store, mode="r")[:]), there, equal_nan=True)
+    foreign = MemoryStore()
+    zarr.create_array(foreign, shape=(40, 2), dtype="float32")
+    with pytest.raises(ValueError, match=r"found None"):
+        embed(Model(), cells(40), foreign, progress=False)
+
+
+def test_what_is_nearly_the_same_goes_on_as_other_hardware_rounds_otherwise() -> None:
+    store = begun()
+    array = embed(lambda batch: Model()(batch) * np.float32(1 + 1e-6), cells(40), store, progress=False)
+    assert not np.isnan(np.asarray(array[:])).any()
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (np.zeros((4, 2), dtype=int), TypeError, r"Expected floats from the model, .* got int64"),
+        (np.zeros(4), ValueError, r"a row for each of 4 cells from the model, got one of shape \(4,\)"),
+        (np.zeros((3, 2)), ValueError, r"a row for each of 4 cells from the model, got one of shape \(3, 2\)"),
+    ],
+)
+def test_a_model_must_give_a_row_of_floats_for_each_cell(made: Any, error: type[Exception], message: str) -> None:
+    store = MemoryStore()
+    with pytest.raises(error, match=message):
+        embed(lambda _: made, cells(8), store, progress=False)
+    assert not store._store_dict
+
+
+def test_a_model_must_give_the_same_width_for_each_batch() -> None:
+    widths = iter((2, 3))
+    with pytest.raises(ValueError, match=r"Expected float64 of width 2 .* got float64 of width 3 for rows 4 to 7"):
+        embed(lambda batch: np.zeros((len(batch["X"]), next(widths))), cells(8), MemoryStore(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (3, cells(8), r"Expected a model with get_latent_representation, or a function .* got 3 of type int"),
+        (Model(), 3, r"Expected an annbatch Loader, or a data module with one as its dataset, got 3 of type int"),
+        (Model(), [cells(8)], r"got \[.* of type list"),
+    ],
+)
+def test_a_model_and_cells_are_what_they_are(model: Any, data: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        embed(model, data, MemoryStore(), progress=False)
+
+
+def test_without_a_batch_size_one_must_be_given() -> None:
+    loader = cells(8)
+    loader._batch_sampler = SimpleNamespace(batch_size=None)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"has no batch size: pass batch_size"):
+        embed(Model(), loader, MemoryStore(), progress=False)
