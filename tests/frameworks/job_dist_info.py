@@ -94,4 +94,5 @@ if __name__ == "__main__":
         names = {"tp": ("cp", "tp"), "dp_shard and tp": ("dp_shard", "tp")}.get(name, (name, "tp"))
         accelerator.state.device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         told[f"Accelerator with a mesh of {name}"] = said(accelerator)
+    torch.distributed.barrier()  # whoever ends takes along what others may still connect to
     Path(sys.argv[1], f"rank{trainer.global_rank}.json").write_text(json.dumps(told))
