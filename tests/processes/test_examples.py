@@ -68,6 +68,8 @@ REFUSED = {
     "accelerate_ddp.py --resume none": "--resume: 'none' is not there",
     "lightning_ddp.py --devices 0": "--devices: must be 1 or more, got 0",
     "lightning_ddp.py --resume none.ckpt": "--resume: 'none.ckpt' is not there",
+    "scvi_ddp.py": "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py",
+    "scvi_ddp.py --every 0": "--every: must be 1 or more, got 0",
     "ray_train.py --workers 0": "--workers: must be 1 or more, got 0",
     "ray_train.py --fail-at -1": "--fail-at: must be 1 or more, got -1",
 }
