@@ -9,9 +9,10 @@ one core to all that reads, on both ranks, and the others to the steps ("apart",
 reading takes all cores, and steps have to wait for one, a few milliseconds, as the kernel shares them out.
 
 1. Without a step, epochs 0 and 1: rows per second as a part of annbatch's in the same epoch.
-2. With a step that sleeps for half as long as reading a batch takes, as long, and twice as long; and with one that
-   trains a small model under DDP. Rows per second, as a part of annbatch's, and of the ideal, which is that of
-   whichever takes longer: reading alone, or steps without reading, which meet as well.
+2. With a step that takes half as long as reading a batch does, as long, and twice as long, most of which it sleeps and
+   the rest of which ranks meet; and with one that trains a small model under DDP. Rows per second, as a part of
+   annbatch's, and of the ideal, which is that of whichever takes longer: reading alone, or steps without reading, which
+   meet as well.
 3. In the same epochs, how long a step waits for its batch: the 99th percentile and the longest.
 
 Every round measures each way once, and reported are medians over the rounds. What is measured goes into a JSON file,
@@ -64,12 +65,18 @@ def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: i
             alone = rounds(epoch, 0)
             measured.append({"epoch": epoch, "step": 0, "rounds": alone, "pace": 0})
         rows_of_a_step = WORLD_SIZE * configuration[2]
+
+        def pace(step: float | str) -> float:
+            """Return how long a step takes by itself, in which ranks meet as well."""
+            paces = [rows_of_a_step / together(job.ask(step=step))["rows/s"] for _ in range(repeats)]
+            return statistics.median(paces)
+
         reading = rows_of_a_step / statistics.median(one["annbatch"]["rows/s"] for one in alone)
+        late = max(0.0, pace(reading) - reading)  # what meeting takes, and waking up
         for step in STEPS:
-            asked = step if step == "model" else float(step) * reading
+            asked = step if step == "model" else max(0.0, float(step) * reading - late)
             found = rounds(1, asked)
-            paces = [rows_of_a_step / together(job.ask(step=asked))["rows/s"] for _ in range(repeats)]
-            measured.append({"epoch": 1, "step": step, "rounds": found, "pace": statistics.median(paces)})
+            measured.append({"epoch": 1, "step": step, "rounds": found, "pace": pace(asked)})
     return measured
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from annbatch_distributed import Rank, StatefulLoader
 from annbatch_distributed.integrations.scvi import distribute
+from tests.processes.launch import forked, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,6 +187,18 @@ def test_a_training_has_one_loader_whoever_asks_and_the_next_one_its_own() -> No
     trainer(max_epochs=1).fit(again, made)
     assert made.n_made == 4
     assert again.read == {0: reader.read[0]}
+
+
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+def test_ranks_that_are_started_after_the_cells_were_distributed_have_shares(strategy: str, tmp_path: Path) -> None:
+    run(forked("-m", "tests.frameworks.job_strategies", strategy, tmp_path), seconds=90)
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for epoch in "01":
+        read = [row for rank in ranks for rows in rank["train"][epoch] for row in rows]
+        assert sorted(read) == list(range(N_TRAIN))
+        assert [len(rank["train"][epoch]) for rank in ranks] == [10, 10]
+        validated = [row for rank in ranks for row in rank["validation"][epoch]]
+        assert sorted(validated) == list(range(N_TRAIN, N_OBS))
 
 
 @pytest.mark.parametrize("who", ["both", "the data module alone"])

@@ -1,0 +1,29 @@
+"""A process that starts its ranks by itself, as in a notebook, for cells that were distributed before.
+
+``python -m tests.frameworks.job_strategies STRATEGY RESULTS``
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from lightning import Trainer
+
+from annbatch_distributed.integrations.scvi import distribute
+from tests.frameworks.test_distribute import Cells, Reader
+
+
+class Told(Reader):
+    """Writes down what it has read."""
+
+    def on_fit_end(self) -> None:
+        told = {"train": self.read, "validation": self.validated}
+        Path(sys.argv[2], f"rank{self.global_rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=sys.argv[1], max_epochs=2, **quiet)
+    trainer.fit(Told(), distribute(Cells()))
