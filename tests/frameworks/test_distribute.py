@@ -153,6 +153,77 @@ def test_what_is_no_loader_of_annbatch_is_left_as_it_is() -> None:
     assert made.state_dict() == {"own": 3}
 
 
+class Several(Cells):
+    """Cells with several loaders for each hook."""
+
+    def train_dataloader(self) -> Any:
+        return {"first": super().train_dataloader(), "others": [DataLoader([1, 2, 3])]}
+
+    def val_dataloader(self) -> Any:
+        return super().val_dataloader(), DataLoader([1])
+
+    def predict_dataloader(self) -> Any:
+        return [super().val_dataloader()]
+
+
+def test_each_of_several_loaders_is_shared_out() -> None:
+    made = distribute(Several(), dist_info=Rank(1, 2))
+    training = made.train_dataloader()
+    assert training["first"].sampler.rank == 1
+    assert isinstance(training["others"][0], DataLoader)
+    validation, other = made.val_dataloader()
+    assert [row for batch in validation for row in batch["index"].tolist()] == list(range(90, N_OBS))
+    assert isinstance(other, DataLoader)
+    assert made.predict_dataloader()[0].sampler.rank == 1
+    next(iter(training["first"]))
+    (state,) = made.state_dict()["annbatch_distributed"]
+    assert state["segments"] == [[2, 1, 1]]
+    again = distribute(Several(), dist_info=Rank(1, 2))
+    again.load_state_dict(made.state_dict())
+    assert again.train_dataloader()["first"].state_dict() == state
+    other_module = distribute(Cells(), dist_info=Rank(1, 2))
+    other_module.load_state_dict({"annbatch_distributed": [state, state]})
+    with pytest.raises(ValueError, match="one of 2 loaders of the training, and this data module has 1"):
+        other_module.train_dataloader()
+
+
+class Wrapped(Cells):
+    """Cells behind a DataLoader."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(super().train_dataloader(), batch_size=None)
+
+
+def test_a_dataloader_around_a_loader_of_annbatch_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"train_dataloader returns a DataLoader around an annbatch Loader.*itself"):
+        distribute(Wrapped(), dist_info=Rank(0, 2)).train_dataloader()
+
+
+class TrainingOnly(LightningDataModule):
+    """Cells of which none are held out."""
+
+    def train_dataloader(self) -> Loader:
+        return Cells().train_dataloader()
+
+
+def test_hooks_that_a_data_module_leaves_out_stay_out() -> None:
+    made, reader = distribute(TrainingOnly()), Reader()
+    trainer(max_epochs=1).fit(reader, made)
+    assert len(reader.read[0]) == 20
+    assert not reader.validated
+
+
+class Shuffled(Cells):
+    """Cells that are validated in another order each time."""
+
+    def val_dataloader(self) -> Loader:
+        return self.of(RandomSampler(**SIZES, mask=slice(N_TRAIN, N_OBS)))
+
+
+def test_validation_has_a_seed_too() -> None:
+    assert "seed=3" in repr(distribute(Shuffled(), dist_info=Rank(0, 2), seed=3).val_dataloader().batch_sampler)
+
+
 def test_without_a_trainer_there_is_no_rank_and_no_loader() -> None:
     made = distribute(Cells())
     assert made.state_dict() == {"own": 3}

@@ -8,6 +8,7 @@ a user's own as well, and nothing of scvi-tools is imported.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from annbatch_distributed.passes.traits import n_draws
 from annbatch_distributed.sampler import DistributedSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
     from annbatch_distributed.ranks import Deferred, DistInfo
 
@@ -28,6 +29,7 @@ __all__ = ["distribute", "embed"]
 
 #: Where the state of the training's loader is in that of the data module.
 _KEY = "annbatch_distributed"
+_TRAINING = "train_dataloader"
 
 
 def distribute[Module](
@@ -110,50 +112,86 @@ class _Sharing:
     def __init__(self, dist_info: DistInfo | Deferred | None, read_ahead: int, options: dict[str, Any]) -> None:
         self._dist_info, self._read_ahead, self._options = dist_info, read_ahead, options
         self._loaders: dict[str, tuple[Any, Any]] = {}
-        #: The state that the next loader of the training goes on with.
-        self.to_load: Mapping[str, Any] | None = None
+        self._to_load: Sequence[Mapping[str, Any]] | None = None
 
-    @property
-    def training(self) -> StatefulLoader | None:
-        """The loader of the last training; None if there was none, or it isn't one of annbatch's."""
-        _, loader = self._loaders.get("train", (None, None))
-        return loader if isinstance(loader, StatefulLoader) else None
-
-    def loader(self, kind: str, trainer: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401 whatever hooks return
-        """Return this rank's loader for a trainer: the same one whoever asks, as some look at a batch before."""
-        of_trainer, known = self._loaders.get(kind, (None, None))
+    def loaders(self, hook: str, trainer: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401 whatever hooks return
+        """Return this rank's loaders for a trainer: the same ones whoever asks, as some look at a batch before."""
+        of_trainer, known = self._loaders.get(hook, (None, None))
         if trainer is None or of_trainer is not trainer:
-            known = self._shared(kind, trainer, make())
-            self._loaders[kind] = trainer, known
-        if kind == "train" and self.to_load is not None and isinstance(known, StatefulLoader):
-            known.load_state_dict(self.to_load)
-            self.to_load = None
-            if trainer is not None:
-                # an epoch that began on another number of ranks has another number of batches than those that follow
-                trainer.reload_dataloaders_every_n_epochs = 1
+            known = self._shared(hook, trainer, make())
+            self._loaders[hook] = trainer, known
+        if hook == _TRAINING and self._to_load is not None:
+            self._load(trainer)
         return known
 
-    def _shared(self, kind: str, trainer: Any, loader: Any) -> Any:  # noqa: ANN401 whatever hooks return
-        """Return this rank's part of what a loader reads; what is no loader of annbatch's, as it is."""
-        if not isinstance(loader, Loader):
-            return loader
+    def _shared(self, hook: str, trainer: Any, loaders: Any) -> Any:  # noqa: ANN401 whatever hooks return
+        """Return this rank's part of what loaders read; what are no loaders of annbatch's, as they are."""
+        if isinstance(loaders, list | tuple):
+            return [self._shared(hook, trainer, loader) for loader in loaders]
+        if isinstance(loaders, Mapping):
+            return {name: self._shared(hook, trainer, loader) for name, loader in loaders.items()}
+        if isinstance(loaders, Loader):
+            return self._loader(hook, trainer, loaders)
+        if isinstance(getattr(loaders, "dataset", None), Loader):
+            raise TypeError(
+                f"{hook} returns a {type(loaders).__name__} around an annbatch Loader, of which every rank would read "
+                "everything. Return the Loader itself: it makes the batches."
+            )
+        return loaders
+
+    def _loader(self, hook: str, trainer: Any, loader: Loader[Any, Any]) -> StatefulLoader:  # noqa: ANN401 Lightning's
         dist_info = trainer if self._dist_info is None else self._dist_info
         if dist_info is None:
             raise RuntimeError(
                 "Which rank this is says the trainer, and this data module has none yet: its loaders are there in a "
                 "training. To look at one by itself, pass dist_info to distribute, such as Rank(0, 2)."
             )
-        sampler = loader.batch_sampler
-        options: dict[str, Any] = {"remainder": "exact"}
-        if kind == "train":
-            draws = n_draws(sampler, loader.n_obs) is not None
+        options: dict[str, Any] = {"remainder": "exact", "seed": self._options["seed"]}
+        if hook == _TRAINING:
+            draws = n_draws(loader.batch_sampler, loader.n_obs) is not None
             options = ({"sharding": "independent"} if draws else {}) | self._options
-        distributed = DistributedSampler(sampler, dist_info=dist_info, **options)
-        read_ahead = self._read_ahead if kind == "train" else 0
-        made = StatefulLoader.from_loader(loader, batch_sampler=distributed, read_ahead=read_ahead)
+        sampler = DistributedSampler(loader.batch_sampler, dist_info=dist_info, **options)
+        read_ahead = self._read_ahead if hook == _TRAINING else 0
+        made = StatefulLoader.from_loader(loader, batch_sampler=sampler, read_ahead=read_ahead)
         if initialized() is not None:
             made.check_ranks_agree()
         return made
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return how far each loader of the last training is."""
+        return [loader.state_dict() for loader in self._training()]
+
+    def _training(self) -> list[StatefulLoader]:
+        """Return the loaders of the last training."""
+        return list(_stateful(self._loaders.get(_TRAINING, (None, None))[1]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_loaders": {}}  # ranks that are started make their own
+
+    def load(self, states: Sequence[Mapping[str, Any]] | None) -> None:
+        """Have the next training go on where states were saved."""
+        self._to_load = states
+
+    def _load(self, trainer: Any) -> None:  # noqa: ANN401 Lightning's
+        states, loaders, self._to_load = self._to_load or (), self._training(), None
+        if len(states) != len(loaders):
+            raise ValueError(
+                f"The state is one of {len(states)} loaders of the training, and this data module has {len(loaders)}. "
+                "Go on with the data module that it was saved with."
+            )
+        for loader, state in zip(loaders, states, strict=True):
+            loader.load_state_dict(state)
+        if trainer is not None:
+            # an epoch that began on another number of ranks has another number of batches than those that follow
+            trainer.reload_dataloaders_every_n_epochs = 1
+
+
+def _stateful(loaders: Any) -> Iterator[StatefulLoader]:  # noqa: ANN401 whatever hooks return
+    if isinstance(loaders, StatefulLoader):
+        yield loaders
+    elif isinstance(loaders, list | Mapping):
+        for each in loaders.values() if isinstance(loaders, Mapping) else loaders:
+            yield from _stateful(each)
 
 
 class _Distributed:
@@ -162,24 +200,14 @@ class _Distributed:
     _sharing: _Sharing
     trainer: Any
 
-    def train_dataloader(self) -> Any:  # noqa: ANN401 Lightning's
-        return self._sharing.loader("train", self.trainer, super().train_dataloader)  # type: ignore[misc]
-
-    def val_dataloader(self) -> Any:  # noqa: ANN401 Lightning's
-        return self._sharing.loader("validate", self.trainer, super().val_dataloader)  # type: ignore[misc]
-
-    def test_dataloader(self) -> Any:  # noqa: ANN401 Lightning's
-        return self._sharing.loader("test", self.trainer, super().test_dataloader)  # type: ignore[misc]
-
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
-        training = self._sharing.training
-        return state if training is None else {**state, _KEY: training.state_dict()}
+        states = self._sharing.states()
+        return {**state, _KEY: states} if states else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        others = {name: value for name, value in state_dict.items() if name != _KEY}
-        super().load_state_dict(others)  # type: ignore[misc]
-        self._sharing.to_load = state_dict.get(_KEY)
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})  # type: ignore[misc]
+        self._sharing.load(state_dict.get(_KEY))
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = type(self).__mro__[2]
@@ -188,12 +216,24 @@ class _Distributed:
 
 def _unpickled(base: type) -> Any:  # noqa: ANN401 a data module
     """Return a data module of a class that no module has by name."""
-    distributed = _distributed_class(base)
-    return object.__new__(distributed)
+    return object.__new__(_distributed_class(base))
 
 
 @cache
 def _distributed_class(base: type[Any]) -> Any:  # noqa: ANN401 a class
     """Return a class of data modules, with its name, which Lightning finds their states by."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base.__name__, (_Distributed, base), names)
+    made = type(base.__name__, (_Distributed, base), names)
+    for name in (_TRAINING, "val_dataloader", "test_dataloader", "predict_dataloader"):
+        owner = next((kind for kind in base.__mro__ if name in vars(kind)), object)
+        # one that Lightning has itself is for data modules without such cells, and raises
+        if owner.__module__.partition(".")[0] not in {"lightning", "pytorch_lightning", "builtins"}:
+            setattr(made, name, _hook(name, made))
+    return made
+
+
+def _hook(name: str, kind: type) -> Callable[[_Distributed], Any]:
+    def loaders(self: _Distributed) -> Any:  # noqa: ANN401 whatever hooks return
+        return self._sharing.loaders(name, self.trainer, getattr(super(kind, self), name))
+
+    return loaders
