@@ -9,21 +9,26 @@ import json
 import os
 import signal
 import sys
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import scvi
 import torch
+import zarr
 from annbatch import DatasetCollection, Loader
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from scvi.dataloaders import AnnbatchDataModule
 
+from annbatch_distributed import Rank
 from annbatch_distributed.integrations.scvi import distribute, embed
 
 SIZES = {"chunk_size": 8, "preload_nchunks": 4}
 BATCH_SIZE, EPOCHS = 8, 3
-WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 TRAINER: Any = {
     "accelerator": "cpu",
     "devices": WORLD_SIZE,
@@ -102,11 +107,36 @@ def whole(collection: Path, results: Path, _: Path) -> dict[str, Any]:
     drawn = distribute(cells(collection, class_sampler_key="cell_type"))
     told["classes"] = train(new(scvi.model.SCVI, drawn), drawn, epochs=1)
     told["sharding"] = str(drawn.train_dataloader().sampler.plan(347).sharding)
-    stopping = EarlyStopping("elbo_validation", patience=2, min_delta=1e9)
+    # the other way round, so that it stops where a score is better than all before
+    stopping = EarlyStopping("elbo_validation", patience=1, mode="max")
     stopped = distribute(cells(collection))
     train(new(scvi.model.SCVI, stopped), stopped, stopping, epochs=9)
     told["stopped"] = [stopping.stopped_epoch, float(stopping.best_score)]
     embed(trained(own), own, results / "embedded.zarr", progress=False)
+
+    # without a validation, DDP leaves each rank with the running means of its own last batch
+    model = new(scvi.model.SCVI, own)
+    told["weights"] = train(model, own, epochs=1, check_val_every_n_epoch=None)["weights"]
+    embed(model, own, results / "trained.zarr", progress=False)
+    if RANK == 0:
+        embed(model, own, results / "alone.zarr", dist_info=Rank(0, 1), progress=False)
+
+    def slow(batch: Any) -> Any:
+        time.sleep(0.05 * RANK)
+        return batch["X"].numpy() + 0.5
+
+    array = embed(slow, own, results / "slow.zarr", progress=False)
+    told["complete"] = bool(np.isfinite(np.asarray(array[:])).all())
+    told["errors"] = []
+    for wrong in (lambda batch: batch["X"].numpy() + RANK, lambda batch: batch["X"].numpy() if RANK else 1 / 0):
+        with pytest.raises((ValueError, ZeroDivisionError)) as raised:
+            embed(wrong, own, results / "wrong.zarr", progress=False)
+        told["errors"].append(str(raised.value))
+    assert not (results / "wrong.zarr").exists()
+    other = distribute(cells(collection), seed=RANK)
+    with pytest.raises(ValueError, match="don't agree") as raised:
+        train(new(scvi.model.SCVI, other), other)
+    told["errors"].append(str(raised.value))
     return told
 
 
@@ -145,5 +175,6 @@ if __name__ == "__main__":
     task, *paths = sys.argv[1:]
     torch.use_deterministic_algorithms(mode=True)
     TRAINER["log_save_dir"] = paths[1]
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     told = globals()[task](*(Path(path) for path in [*paths, "unused"][:3]))
     Path(paths[1], f"{task}-rank{os.environ['RANK']}.json").write_text(json.dumps(told))

@@ -16,7 +16,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from lightning import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from annbatch_distributed import Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.integrations.scvi import distribute
 from tests.processes.launch import forked, run
 
@@ -197,6 +197,59 @@ class Wrapped(Cells):
 def test_a_dataloader_around_a_loader_of_annbatch_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"train_dataloader returns a DataLoader around an annbatch Loader.*itself"):
         distribute(Wrapped(), dist_info=Rank(0, 2)).train_dataloader()
+
+
+class Shared(Cells):
+    """Cells that are shared out already."""
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        sampler = DistributedSampler(loader.batch_sampler, dist_info=Rank(0, 2), seed=0)
+        return StatefulLoader.from_loader(loader, batch_sampler=sampler)
+
+
+def test_cells_that_are_shared_out_already_are_an_error() -> None:
+    with pytest.raises(TypeError, match=r"a StatefulLoader with a DistributedSampler, .* annbatch's own Loader"):
+        distribute(Shared(), dist_info=Rank(0, 2)).train_dataloader()
+
+
+class Folds(Cells):
+    """Cells of which other ones are held out in each epoch."""
+
+    def train_dataloader(self) -> Loader:
+        assert self.trainer is not None
+        start = 40 * (self.trainer.current_epoch % 2)
+        return self.of(RandomSampler(**SIZES, mask=slice(start, start + 40)))
+
+
+def test_loaders_are_made_anew_where_the_user_says_so() -> None:
+    reader = Reader()
+    trainer(max_epochs=4, reload_dataloaders_every_n_epochs=1).fit(reader, distribute(Folds()))
+    for epoch, read in reader.read.items():
+        start = 40 * (epoch % 2)
+        assert sorted(row for rows in read for row in rows) == list(range(start, start + 40))
+    assert len(reader.read) == 4
+
+
+def test_a_state_that_was_only_validated_is_not_gone_on_with(tmp_path: Path) -> None:
+    reader, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
+    trainer(max_epochs=2).fit(reader, distribute(Cells()))
+    made, anew = distribute(Cells()), Reader()
+    trainer().validate(Reader(), made, ckpt_path=checkpoint)
+    trainer(max_epochs=1).fit(anew, made)
+    assert anew.read == {0: reader.read[0]}
+
+
+class Tested(Cells):
+    """Cells with some to test on."""
+
+    def test_dataloader(self) -> Loader:
+        return self.of(SequentialSampler(**SIZES, mask=slice(90, N_OBS)))
+
+
+def test_what_is_tested_on_is_shared_out_too() -> None:
+    loader = distribute(Tested(), dist_info=Rank(1, 2)).test_dataloader()
+    assert [row for batch in loader for row in batch["index"].tolist()] == list(range(95, N_OBS))
 
 
 class TrainingOnly(LightningDataModule):

@@ -135,7 +135,7 @@ def test_classes_are_drawn_for_the_whole_job(folder: Path) -> None:
 def test_ranks_stop_early_in_the_same_epoch_with_the_same_score(folder: Path) -> None:
     first, second = (rank["stopped"] for rank in told(folder, "whole", 2))
     assert first == second
-    assert first[0] == 2
+    assert 0 < first[0] < 8
 
 
 def test_an_embedding_is_the_same_on_any_number_of_ranks_and_after_a_kill(folder: Path) -> None:
@@ -144,5 +144,24 @@ def test_an_embedding_is_the_same_on_any_number_of_ranks_and_after_a_kill(folder
     assert len(np.unique(on_two, axis=0)) == N_OBS
     for other in ("1/embedded.zarr", "3/embedded.zarr", "killed.zarr"):
         assert np.array_equal(zarr.open_array(folder / other, mode="r")[:], on_two)
-    # 44 batches, of which chunks of 5 were written three times before the kill; each rank looks at one of those
+    # 44 batches, of which chunks of 5 were written three times before the kill; each rank looks at the first one
     assert sum(rank["n_batches"] for rank in told(folder, "killed", 2)) == 44 - 15 + 2
+
+
+def test_an_embedding_is_that_of_rank_0_where_ddp_leaves_other_weights_on_each_rank(folder: Path) -> None:
+    first, second = (rank["weights"] for rank in told(folder, "whole", 2))
+    assert first != second
+    on_two, alone = (zarr.open_array(folder / f"{name}.zarr", mode="r")[:] for name in ("trained", "alone"))
+    assert np.array_equal(on_two, alone)
+
+
+def test_an_embedding_is_complete_where_another_rank_is_slower(folder: Path) -> None:
+    assert all(rank["complete"] for rank in told(folder, "whole", 2))
+
+
+def test_ranks_that_would_write_or_read_different_things_hear_the_same_error(folder: Path) -> None:
+    first, second = (rank["errors"] for rank in told(folder, "whole", 2))
+    assert first == second
+    assert first[0].startswith("Nothing was written, since the ranks have different models or cells: of the first")
+    assert first[1] == "Nothing was written, since process 0 has failed: ZeroDivisionError: division by zero"
+    assert "seed: 0 on rank 0; 1 on rank 1" in first[2]

@@ -1,14 +1,19 @@
 """Embeddings: what a model makes of every cell, computed by all ranks, and written in the order of the rows.
 
-1. The array is cut into its chunks along the rows, which hold whole batches. Rank r of W has the chunks r, r + W, ...:
+1. Ranks take rank 0's weights, since DDP leaves running statistics different, and compare what they make of the first
+   cells. The array knows it too: what another model has begun isn't gone on with.
+2. The array is cut into its chunks along the rows, which hold whole batches. Rank r of W has the chunks r, r + W, ...:
    no two ranks write to the same chunk, and batches are the same ones on any number of ranks.
-2. A chunk is written at once, when its last batch is done. One that holds values is not computed again, so that a job
+3. A chunk is written at once, when its last batch is done. One that holds values is not computed again, so that a job
    that was killed goes on where it was.
-3. In the end, all ranks wait for each other.
+4. In the end, all ranks wait for each other.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +27,7 @@ from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader.inside import preloads_to_gpu
 from annbatch_distributed.ranks import Rank, resolve
 from annbatch_distributed.ranks.deferred import Deferred
+from annbatch_distributed.ranks.torch import default_group as torch_group
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.integers import BOUND, integer
 
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks import DistInfo, Membership
 
     type Compute = Callable[[Any], npt.ArrayLike]
+    type Judge = Callable[[Sequence[str], Sequence[int]], Verdict]
+    type First = dict[str, Any]  # of the first cells: "dtype", "width" and some of the "values"
 
 __all__ = ["embed"]
 
@@ -42,8 +50,8 @@ __all__ = ["embed"]
 _ROWS_OF_CHUNK, _ROWS_OF_REQUEST = 65_536, 8_192
 #: How many chunks a rank has at least, where there are rows enough: a kill costs one, and ranks differ by one.
 _CHUNKS_OF_RANK = 8
-#: What is left of an array that other hardware or another number of threads has computed differs by no more.
-_TOLERANCE = 1e-3
+#: What other hardware or another number of threads computes differs by no more, of so many cells and numbers.
+_TOLERANCE, _N_FIRST = 1e-3, 8
 
 
 def embed(
@@ -58,9 +66,11 @@ def embed(
 ) -> zarr.Array[Any]:
     """Compute what a model makes of every cell, on all ranks, into a zarr array in the order of the rows.
 
-    Every rank of the job calls it, with the same model. It reads a part of the cells, in an order that is fast to read,
-    and writes it. The array is the same on any number of ranks, bit for bit, as batches are. When a job was killed,
-    another call goes on, on any number of ranks, and keeps what there is.
+    Every rank of the job calls it. It reads a part of the cells, in an order that is fast to read, and writes it. The
+    network of a model becomes that of rank 0, and ranks that would write something else are an error before anything is
+    written. The array is the same on any number of ranks, bit for bit, as batches are and what torch draws for them,
+    where ranks have as many threads. When a job was killed, another call goes on, on any number of ranks, and keeps
+    what there is.
 
     Parameters
     ----------
@@ -93,7 +103,8 @@ def embed(
     TypeError
         If ``model`` or ``data`` is something else, or the model returns no floats.
     ValueError
-        If there is another array in ``store``, of other cells or by another model; or if the model returns other
+        On every rank, if they make different things of the first cells, or if one fails there. If there is another
+        array in ``store``, of other cells or by another model; or if the model returns other
         shapes.
     TimeoutError
         If another rank didn't come in time. What it has written is kept.
@@ -117,15 +128,67 @@ def embed(
     size = loader.batch_sampler.batch_size if batch_size is None else batch_size
     if size is None:
         raise ValueError(f"The sampler of the loader, {loader.batch_sampler!r}, has no batch size: pass batch_size.")
+    meets = job.rank.world_size > 1 and (job.framework or initialized()) is not None
+
+    def meet(text: str, judge: Judge) -> None:
+        if meets:
+            exchange(text, judge, job, seconds=seconds, gather=None).raise_or_return()
+
+    _take_model_of_rank_0(model, job)
     run = _Run(loader, compute, store, integer("batch_size", size, least=1, below=BOUND), job.rank)
+    try:
+        first = run.first()
+    except Exception as error:
+        meet(json.dumps({"failed": f"{type(error).__name__}: {error}"}), _judge_first)
+        raise
+    meet(json.dumps(first), _judge_first)
+    run.begin(first)
     run.go(is_shown=progress and job.rank.rank == 0)
-    if job.rank.world_size > 1 and (job.framework or initialized()) is not None:
-        exchange("done", _all_done, job, seconds=seconds, gather=None).raise_or_return()
+    meet("done", _judge_done)
     return zarr.open_array(store, mode="r")
 
 
-def _all_done(texts: Sequence[str], _: Sequence[int]) -> Verdict:
+def _take_model_of_rank_0(model: Any, job: Membership) -> None:  # noqa: ANN401 of scvi-tools, or any function
+    """Give the network of a model the weights that it has on rank 0, if all processes of torch's job call this."""
+    module: Any = getattr(model, "module", None)
+    if job.rank.world_size == 1 or initialized() != "torch" or not hasattr(module, "load_state_dict"):
+        return
+    import torch.distributed as dist
+
+    if job.rank != torch_group().rank:
+        return
+    held = [{name: value.cpu() for name, value in module.state_dict().items()} if job.rank.rank == 0 else None]
+    dist.broadcast_object_list(held, src=0)
+    module.load_state_dict(held[0])
+
+
+def _judge_first(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
+    """Compare what processes make of the first cells."""
+    found = [json.loads(text) for text in texts]
+    for number, one in zip(numbers, found, strict=True):
+        if "failed" in one:
+            return Verdict("disagreement", f"Nothing was written, since process {number} has failed: {one['failed']}")
+    for number, one in zip(numbers, found, strict=True):
+        if not _is_same(found[0], one):
+            return Verdict(
+                "disagreement",
+                f"Nothing was written, since the ranks have different models or cells: of the first cells, process "
+                f"{numbers[0]} makes {found[0]}, and process {number} {one}. Give all of them the same ones.",
+            )
+    return Verdict("fine", "all the same")
+
+
+def _judge_done(texts: Sequence[str], _: Sequence[int]) -> Verdict:
     return Verdict("fine", f"{len(texts)} processes are done")
+
+
+def _is_same(one: First, other: First) -> bool:
+    """Whether two processes, or two jobs, make the same of the first cells, as far as hardware rounds alike."""
+    if (one["dtype"], one["width"]) != (other["dtype"], other["width"]):
+        return False
+    values, others = (np.array(each["values"], dtype=float) for each in (one, other))
+    least = _TOLERANCE * float(np.nanmax(np.abs(values), initial=0))
+    return np.allclose(values, others, rtol=_TOLERANCE, atol=least, equal_nan=True)
 
 
 def _membership(dist_info: DistInfo | Deferred | None) -> Membership:
@@ -171,6 +234,19 @@ def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything may com
     return lambda batch: of_batch(data.on_before_batch_transfer(batch, 0))
 
 
+@contextmanager
+def _seeded(number: int) -> Iterator[None]:
+    """Have torch draw the same random numbers for a batch whoever computes it, and go on as before."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(number)
+        yield
+
+
 class _Run:
     """A rank's part of an embedding."""
 
@@ -179,27 +255,25 @@ class _Run:
     ) -> None:
         self._loader, self._compute, self._store, self._rank = loader, compute, store, rank
         self._batch_size, self._n_obs = batch_size, loader.n_obs
-        self._array: zarr.Array[Any] | None = self._found()
         # what the model makes of a cell
-        self._kind = None if self._array is None else (self._array.dtype, self._array.shape[1])
-        if self._array is None:
-            n_batches = -(-self._n_obs // batch_size)
-            fair = n_batches // (rank.world_size * _CHUNKS_OF_RANK)
-            self._n_rows = batch_size * max(1, min(fair, _ROWS_OF_CHUNK // batch_size))
-        else:
-            self._n_rows = self._array.chunks[0]
+        self._kind: tuple[np.dtype[Any], int] | None = None
+        # whatever others read with: zarrs writes a chunk in place, where zarr renames it when it is whole
+        with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+            self._found = self._open()
 
-    def _found(self) -> zarr.Array[Any] | None:
-        """Return the array that a run before this one began; a ValueError if it is another one."""
+    def _open(self) -> zarr.Array[Any] | None:
+        """Return the array that there is; a ValueError if it is one of other cells."""
         try:
             array = zarr.open_array(self._store, mode="r+")
         except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
             return None
-        told = array.attrs.get("annbatch_distributed")
-        if told != self._told:
+        except zarr.errors.NodeTypeValidationError:
+            raise ValueError(f"At {self._store} is no array. Remove what is there, or name another place.") from None
+        told: Any = array.attrs.get("annbatch_distributed") or {}
+        if {name: told.get(name) for name in self._told} != self._told:
             raise ValueError(
-                f"At {self._store} is an array of something else: expected one of {self._told}, found {told}. Remove "
-                "it, or name another place."
+                f"At {self._store} is an array of something else: expected one of {self._told}, found {told or None}. "
+                "Remove it, or name another place."
             )
         return array
 
@@ -208,15 +282,49 @@ class _Run:
         """What the array says of itself."""
         return {"n_obs": self._n_obs, "n_var": self._loader.n_var, "batch_size": self._batch_size}
 
+    def first(self) -> First:
+        """Return what the model makes of the first cells."""
+        _, values = next(self._batches([slice(0, min(self._batch_size, self._n_obs))]))
+        shown = values[:_N_FIRST, :_N_FIRST].astype(float).tolist()
+        # as texts, since JSON has no nan
+        return {"dtype": str(values.dtype), "width": values.shape[1], "values": [list(map(str, row)) for row in shown]}
+
+    def begin(self, first: First) -> None:
+        """Make the array, or go on with the one that there is; a ValueError if that is of another model."""
+        found = self._found
+        if found is None:
+            n_batches = -(-self._n_obs // self._batch_size)
+            fair = n_batches // (self._rank.world_size * _CHUNKS_OF_RANK)
+            n_rows = self._batch_size * max(1, min(fair, _ROWS_OF_CHUNK // self._batch_size))
+            with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+                try:
+                    found = zarr.create_array(
+                        self._store,
+                        shape=(self._n_obs, first["width"]),
+                        chunks=(n_rows, first["width"]),
+                        dtype=first["dtype"],
+                        fill_value=np.nan,
+                        attributes={"annbatch_distributed": {**self._told, "first": first}},
+                    )
+                except zarr.errors.ContainsArrayError:  # another rank has made it meanwhile
+                    found = self._open()
+            assert found is not None
+        there: Any = dict(found.attrs)["annbatch_distributed"]
+        if not _is_same(there["first"], first):
+            raise ValueError(
+                f"The array at {self._store} was begun with another model, or with other cells: of the first ones, "
+                f"that made {there['first']}, and this one makes {first}. Remove it to begin anew, or name another "
+                "place."
+            )
+        self._array, self._n_rows = found, found.chunks[0]
+
     def go(self, *, is_shown: bool) -> None:
         """Compute and write what isn't there of this rank's chunks."""
         from tqdm.auto import tqdm
 
         starts = range(self._rank.rank * self._n_rows, self._n_obs, self._rank.world_size * self._n_rows)
         own = [slice(start, min(start + self._n_rows, self._n_obs)) for start in starts]
-        left = [rows for rows in own if not self._is_there(rows)]
-        if len(left) < len(own):
-            self._check_same(next(rows for rows in own if rows not in left))
+        left = [rows for rows in own if np.isnan(np.asarray(self._array[rows.start])).all()]
         n_done = sum(rows.stop - rows.start for rows in own if rows not in left)
         n_own = sum(rows.stop - rows.start for rows in own)
         with tqdm(total=n_own, initial=n_done, unit=" cells", disable=not is_shown) as bar:
@@ -225,26 +333,8 @@ class _Run:
                 found.append(values)
                 bar.update(len(values))
                 if rows.stop % self._n_rows == 0 or rows.stop == self._n_obs:
-                    self._write(rows.stop, np.concatenate(found))
+                    self._array[rows.stop - sum(map(len, found)) : rows.stop] = np.concatenate(found)
                     found.clear()
-        if self._array is None:  # a rank without rows, and nobody has made it yet
-            _, values = next(self._batches([slice(0, min(self._batch_size, self._n_obs))]))
-            self._array = self._created(values)
-
-    def _is_there(self, rows: slice) -> bool:
-        return self._array is not None and not np.isnan(np.asarray(self._array[rows.start])).all()
-
-    def _check_same(self, rows: slice) -> None:
-        """Raise a ValueError if the model makes something else of a batch than what was written."""
-        assert self._array is not None
-        ((batch, values),) = self._batches([slice(rows.start, min(rows.start + self._batch_size, rows.stop))])
-        there = np.asarray(self._array[batch])
-        least = _TOLERANCE * float(np.nanmax(np.abs(there), initial=0))
-        if not np.allclose(there, values, rtol=_TOLERANCE, atol=least, equal_nan=True):
-            raise ValueError(
-                f"At {self._store}, rows {rows.start} to {batch.stop - 1} were computed by another model, or from "
-                "other cells. Remove the array to begin anew, or name another place."
-            )
 
     def _batches(self, masks: list[slice]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         """Yield the rows of each batch in some stretches of rows, and what the model makes of it."""
@@ -269,7 +359,9 @@ class _Run:
         for batch in loader:
             index = np.asarray(batch["index"])
             rows = slice(int(index[0]), int(index[-1]) + 1)
-            values = np.asarray(self._compute(batch))
+            with _seeded(rows.start):
+                made: Any = self._compute(batch)
+            values = np.asarray(made.detach().cpu() if hasattr(made, "detach") else made)
             self._check_kind(values, rows)
             yield rows, values
 
@@ -293,24 +385,3 @@ class _Run:
                 f"Expected {expected} from the model, as for other cells in {self._store}, got {arrived} for rows "
                 f"{rows.start} to {rows.stop - 1}. If it is another model, name another place."
             )
-
-    def _write(self, stop: int, values: npt.NDArray[Any]) -> None:
-        if self._array is None:
-            self._array = self._created(values)
-        self._array[stop - len(values) : stop] = values
-
-    def _created(self, values: npt.NDArray[Any]) -> zarr.Array[Any]:
-        """Return the array, which another rank may have made meanwhile."""
-        try:
-            return zarr.create_array(
-                self._store,
-                shape=(self._n_obs, values.shape[1]),
-                chunks=(self._n_rows, values.shape[1]),
-                dtype=values.dtype,
-                fill_value=np.nan,
-                attributes={"annbatch_distributed": self._told},
-            )
-        except zarr.errors.ContainsArrayError:
-            array = self._found()
-            assert array is not None
-            return array

@@ -111,15 +111,23 @@ class _Sharing:
 
     def __init__(self, dist_info: DistInfo | Deferred | None, read_ahead: int, options: dict[str, Any]) -> None:
         self._dist_info, self._read_ahead, self._options = dist_info, read_ahead, options
-        self._loaders: dict[str, tuple[Any, Any]] = {}
+        # for each hook, the trainer and the epoch that loaders are for, and the loaders
+        self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}
         self._to_load: Sequence[Mapping[str, Any]] | None = None
+        # the trainer that asks for loaders in every epoch since it goes on with one
+        self._resumed: Any = None
 
     def loaders(self, hook: str, trainer: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401 whatever hooks return
-        """Return this rank's loaders for a trainer: the same ones whoever asks, as some look at a batch before."""
-        of_trainer, known = self._loaders.get(hook, (None, None))
-        if trainer is None or of_trainer is not trainer:
+        """Return this rank's loaders for a trainer: the same ones whoever asks, as some look at a batch before.
+
+        They are made anew only where the user has the trainer do so.
+        """
+        (of_trainer, of_epoch), known = self._loaders.get(hook, ((None, None), None))
+        reloads = getattr(trainer, "reload_dataloaders_every_n_epochs", 0) and trainer is not self._resumed
+        epoch = trainer.current_epoch if reloads else None
+        if trainer is None or of_trainer is not trainer or of_epoch != epoch:
             known = self._shared(hook, trainer, make())
-            self._loaders[hook] = trainer, known
+            self._loaders[hook] = (trainer, epoch), known
         if hook == _TRAINING and self._to_load is not None:
             self._load(trainer)
         return known
@@ -146,6 +154,12 @@ class _Sharing:
                 "Which rank this is says the trainer, and this data module has none yet: its loaders are there in a "
                 "training. To look at one by itself, pass dist_info to distribute, such as Rank(0, 2)."
             )
+        if isinstance(loader, StatefulLoader) or isinstance(loader.batch_sampler, DistributedSampler):
+            raise TypeError(
+                f"{hook} returns a {type(loader).__name__} with a {type(loader.batch_sampler).__name__}, and its rows "
+                "would be shared out twice, or without the mask of the split. Give the data module annbatch's own "
+                "Loader and sampler."
+            )
         options: dict[str, Any] = {"remainder": "exact", "seed": self._options["seed"]}
         if hook == _TRAINING:
             draws = n_draws(loader.batch_sampler, loader.n_obs) is not None
@@ -166,7 +180,7 @@ class _Sharing:
         return list(_stateful(self._loaders.get(_TRAINING, (None, None))[1]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_loaders": {}}  # ranks that are started make their own
+        return vars(self) | {"_loaders": {}, "_resumed": None}  # ranks that are started make their own
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> None:
         """Have the next training go on where states were saved."""
@@ -181,7 +195,8 @@ class _Sharing:
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
-        if trainer is not None:
+        if trainer is not None and not trainer.reload_dataloaders_every_n_epochs:
+            self._resumed = trainer
             # an epoch that began on another number of ranks has another number of batches than those that follow
             trainer.reload_dataloaders_every_n_epochs = 1
 
@@ -207,7 +222,8 @@ class _Distributed:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})  # type: ignore[misc]
-        self._sharing.load(state_dict.get(_KEY))
+        if self.trainer is None or self.trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
+            self._sharing.load(state_dict.get(_KEY))
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = type(self).__mro__[2]
