@@ -125,6 +125,13 @@ def test_what_takes_its_process_for_the_only_one_where_a_launcher_started_more_i
         _ = sampler(thing).rank
 
 
+@pytest.mark.parametrize("name", ["pytorch_lightning.trainer.trainer.Trainer", "lightning_fabric.fabric.Fabric"])
+def test_lightning_s_older_packages_are_known_by_name_too(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    own = type("Own", (type(kind, (), {"__module__": module, "strategy": object()}),), {})
+    assert (sampler(own()).rank, sampler(own()).world_size) == (0, 1)
+
+
 def test_a_class_is_not_what_knows_the_rank() -> None:
     with pytest.raises(TypeError, match=r"Pass an instance, not the class"):
         sampler(Trainer)
