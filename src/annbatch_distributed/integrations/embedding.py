@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     type Compute = Callable[[Any], npt.ArrayLike]
     type Judge = Callable[[Sequence[str], Sequence[int]], Verdict]
-    type First = dict[str, Any]  # of the first cells: "dtype", "width" and some of the "values"
+    type First = dict[str, Any]  # how many cells there are, and what the model makes of the first ones
 
 __all__ = ["embed"]
 
@@ -51,7 +51,7 @@ _ROWS_OF_CHUNK, _ROWS_OF_REQUEST = 65_536, 8_192
 #: How many chunks a rank has at least, where there are rows enough: a kill costs one, and ranks differ by one.
 _CHUNKS_OF_RANK = 8
 #: What other hardware or another number of threads computes differs by no more, of so many cells and numbers.
-_TOLERANCE, _N_FIRST = 1e-3, 8
+_TOLERANCE, _N_FIRST = 1e-4, 8
 
 
 def embed(
@@ -104,8 +104,7 @@ def embed(
         If ``model`` or ``data`` is something else, or the model returns no floats.
     ValueError
         On every rank, if they make different things of the first cells, or if one fails there. If there is another
-        array in ``store``, of other cells or by another model; or if the model returns other
-        shapes.
+        array in ``store``, of other cells or by another model; or if the model returns other shapes.
     TimeoutError
         If another rank didn't come in time. What it has written is kept.
 
@@ -184,7 +183,7 @@ def _judge_done(texts: Sequence[str], _: Sequence[int]) -> Verdict:
 
 def _is_same(one: First, other: First) -> bool:
     """Whether two processes, or two jobs, make the same of the first cells, as far as hardware rounds alike."""
-    if (one["dtype"], one["width"]) != (other["dtype"], other["width"]):
+    if one | {"values": None} != other | {"values": None}:
         return False
     values, others = (np.array(each["values"], dtype=float) for each in (one, other))
     least = _TOLERANCE * float(np.nanmax(np.abs(values), initial=0))
@@ -278,7 +277,7 @@ class _Run:
         return array
 
     @property
-    def _told(self) -> dict[str, int]:
+    def _told(self) -> dict[str, Any]:
         """What the array says of itself."""
         return {"n_obs": self._n_obs, "n_var": self._loader.n_var, "batch_size": self._batch_size}
 
@@ -287,7 +286,8 @@ class _Run:
         _, values = next(self._batches([slice(0, min(self._batch_size, self._n_obs))]))
         shown = values[:_N_FIRST, :_N_FIRST].astype(float).tolist()
         # as texts, since JSON has no nan
-        return {"dtype": str(values.dtype), "width": values.shape[1], "values": [list(map(str, row)) for row in shown]}
+        made = {"dtype": str(values.dtype), "width": values.shape[1], "values": [list(map(str, row)) for row in shown]}
+        return self._told | made
 
     def begin(self, first: First) -> None:
         """Make the array, or go on with the one that there is; a ValueError if that is of another model."""
@@ -304,16 +304,16 @@ class _Run:
                         chunks=(n_rows, first["width"]),
                         dtype=first["dtype"],
                         fill_value=np.nan,
-                        attributes={"annbatch_distributed": {**self._told, "first": first}},
+                        attributes={"annbatch_distributed": first},
                     )
                 except zarr.errors.ContainsArrayError:  # another rank has made it meanwhile
                     found = self._open()
             assert found is not None
         there: Any = dict(found.attrs)["annbatch_distributed"]
-        if not _is_same(there["first"], first):
+        if not _is_same(there, first):
             raise ValueError(
                 f"The array at {self._store} was begun with another model, or with other cells: of the first ones, "
-                f"that made {there['first']}, and this one makes {first}. Remove it to begin anew, or name another "
+                f"that made {there}, and this one makes {first}. Remove it to begin anew, or name another "
                 "place."
             )
         self._array, self._n_rows = found, found.chunks[0]
