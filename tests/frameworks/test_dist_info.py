@@ -146,7 +146,7 @@ def test_a_sampler_that_asks_a_trainer_says_so_until_it_is_asked() -> None:
 
 def test_workers_that_are_spawned_are_told_the_rank_and_no_trainer() -> None:
     trainer = Trainer(accelerator="cpu", devices=1, **QUIET)
-    trainer.unpicklable = (number for number in range(3))  # type: ignore[attr-defined]
+    trainer.unpicklable = (number for number in range(3))  # type: ignore[attr-defined]  # as users hang things on it
     loader = StatefulLoader(batch_sampler=sampler(trainer), return_index=True, preload_to_gpu=False)
     loader.add_adata(ad.AnnData(np.zeros((40, 1), dtype="float32")))
     read = [row for batch in loader.to_dataloader(num_workers=1) for row in batch["index"].tolist()]

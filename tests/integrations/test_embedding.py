@@ -248,6 +248,6 @@ def test_a_model_and_cells_are_what_they_are(model: Any, data: Any, message: str
 
 def test_without_a_batch_size_one_must_be_given() -> None:
     loader = cells(8)
-    loader._batch_sampler = SimpleNamespace(batch_size=None)  # type: ignore[assignment]
+    loader._batch_sampler = SimpleNamespace(batch_size=None)  # type: ignore[assignment]  # a sampler of which no more is asked
     with pytest.raises(ValueError, match=r"has no batch size: pass batch_size"):
         embed(Model(), loader, MemoryStore(), progress=False)

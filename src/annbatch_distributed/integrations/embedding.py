@@ -52,6 +52,8 @@ _ROWS_OF_CHUNK, _ROWS_OF_REQUEST = 65_536, 8_192
 _CHUNKS_OF_RANK = 8
 #: What other hardware or another number of threads computes differs by no more, of so many cells and numbers.
 _TOLERANCE, _N_FIRST = 1e-4, 8
+#: zarr's own way to write chunks.
+_WRITTEN_WHOLE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 
 
 def embed(
@@ -257,7 +259,7 @@ class _Run:
         # what the model makes of a cell
         self._kind: tuple[np.dtype[Any], int] | None = None
         # whatever others read with: zarrs writes a chunk in place, where zarr renames it when it is whole
-        with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+        with zarr.config.set(_WRITTEN_WHOLE):
             self._found = self._open()
 
     def _open(self) -> zarr.Array[Any] | None:
@@ -296,7 +298,7 @@ class _Run:
             n_batches = -(-self._n_obs // self._batch_size)
             fair = n_batches // (self._rank.world_size * _CHUNKS_OF_RANK)
             n_rows = self._batch_size * max(1, min(fair, _ROWS_OF_CHUNK // self._batch_size))
-            with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+            with zarr.config.set(_WRITTEN_WHOLE):
                 try:
                     found = zarr.create_array(
                         self._store,

@@ -216,12 +216,13 @@ class _Distributed:
     trainer: Any
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]  # that of the data module
         states = self._sharing.states()
         return {**state, _KEY: states} if states else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})  # type: ignore[misc]
+        own = {name: value for name, value in state_dict.items() if name != _KEY}
+        super().load_state_dict(own)  # type: ignore[misc]  # that of the data module
         if self.trainer is None or self.trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
             self._sharing.load(state_dict.get(_KEY))
 
