@@ -70,6 +70,7 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
         assert f"Each of the {len(plan.window) - plan.n_lost} rows was read once" in text
         assert (f", {plan.n_repeated} were repeated" in text) == bool(plan.n_repeated)
         assert (f", {plan.n_lost} of the {len(plan.window)} are lost" in text) == bool(plan.n_lost)
+        assert text.endswith(f" of {drawn.n_obs}") == (len(plan.window) < drawn.n_obs)
 
     rank = data.draw(st.integers(0, drawn.world_size - 1))
     wrong = copy.deepcopy(read)
@@ -83,8 +84,11 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
         case "rows in one batch":
             wrong[rank] = [flat(wrong[rank]), *[[] for _ in wrong[rank]]]
     text = said(ranks, drawn.n_obs, wrong)
+    plan = ranks[0].plan(drawn.n_obs)
+    masked = f" (the mask selects {plan.window.in_short(3)} of {drawn.n_obs})"
+    which = masked if len(plan.window) < drawn.n_obs else ""
     assert text.startswith(
-        f"What the ranks have read in epoch {epoch} is not what was planned:\n  rank {rank} has read"
+        f"What the ranks have read in epoch {epoch} is not what was planned{which}:\n  rank {rank} has read"
     )
     assert text.count("\n") == 1
 
@@ -277,3 +281,15 @@ def test_a_batch_that_is_too_large_is_found_although_rows_and_batches_are_as_man
     assert said(ranks, 48, wrong).endswith(
         "rank 1 has read 24 rows in 6 batches as planned, but one of 7 rows, with batch size 4"
     )
+
+
+def test_of_two_loaders_of_one_collection_it_is_told_which_is_meant() -> None:
+    def told(mask: slice) -> str:
+        sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), mask=mask, remainder="exact")
+        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        loader.add_adata(ad.AnnData(np.zeros((50, 1))))
+        list(loader)
+        return loader.check_epoch_read()
+
+    assert told(slice(0, 40)).endswith("Each of the 40 rows was read once; the mask selects 0:40 of 50")
+    assert told(slice(40, 50)).endswith("Each of the 10 rows was read once; the mask selects 40:50 of 50")

@@ -188,7 +188,10 @@ def compare_readings(
     if not problems and not is_whole and all(share.is_share for share in shares.values()):
         problems = [f"the shares of all ranks, {total.n_rows} rows, differ from the plan"]
     if problems:
-        return disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned:", problems)
+        masked = f" ({_masked(plan)})" if _masked(plan) else ""
+        return disagreement(
+            f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems
+        )
     return Verdict("fine", _summary(plan, total, len(shares), is_whole=is_whole))
 
 
@@ -228,4 +231,12 @@ def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> 
         return text
     text += f". Each of the {len(plan.window) - plan.n_lost} rows was read once"
     text += f", {plan.n_repeated} were repeated" if plan.n_repeated else ""
-    return text + (f", {plan.n_lost} of the {len(plan.window)} are lost in this epoch" if plan.n_lost else "")
+    text += f", {plan.n_lost} of the {len(plan.window)} are lost in this epoch" if plan.n_lost else ""
+    return text + (f"; {_masked(plan)}" if _masked(plan) else "")
+
+
+def _masked(plan: EpochPlan) -> str:
+    """Return which rows the mask selects, which tells loaders of one collection apart; empty if it selects all."""
+    # what is left of an epoch is no mask
+    is_masked = len(plan.window) < plan.n_obs and not plan.segment
+    return f"the mask selects {plan.window.in_short(3)} of {plan.n_obs}" if is_masked else ""
