@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Highest first: a room imports from itself and from those below it.
-ROOMS = ["testing", "integrations", "loader", "sampler", "checks", "resume", "passes", "ranks", "sharding"]
+ROOMS = ["testing", "integrations", "loader", "sampler", "checks", "resume", "passes", "ranks", "sharding", "report"]
 #: What knows neither samplers nor what frameworks make of batches.
-ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in ("sharding", "ranks", "checks"))]
+PURE = ["report", "sharding", "ranks", "checks"]
+ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in PURE)]
 
 
 def imported(path: Path) -> set[str]:
@@ -106,7 +107,7 @@ def test_the_public_names_are_these() -> None:
         "StatefulLoader",
         "Tally",
     ]
-    assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks"]
+    assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks", "sizes"]
     assert set(annbatch_distributed.__all__) <= set(dir(annbatch_distributed))
     for name in annbatch_distributed.__all__:
         assert getattr(annbatch_distributed, name).__name__ == name

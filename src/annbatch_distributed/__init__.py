@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from annbatch_distributed.checks.tally import Tally
-    from annbatch_distributed.loader import StatefulLoader
+    from annbatch_distributed.loader import StatefulLoader, sizes
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
     from annbatch_distributed.sampler import DistributedSampler
     from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
@@ -30,11 +30,15 @@ __all__ = [
     "Tally",
     "deferred",
     "mesh_ranks",
+    "sizes",
 ]
 
-_HOMES = {"DistributedSampler": "sampler", "StatefulLoader": "loader", "Tally": "checks.tally"} | dict.fromkeys(
-    ("Rank", "deferred", "mesh_ranks"), "ranks"
-)
+_HOMES = {
+    **dict.fromkeys(("StatefulLoader", "sizes"), "loader"),
+    **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
+    "DistributedSampler": "sampler",
+    "Tally": "checks.tally",
+}
 
 # modules that were here before there were rooms; the doors to what was in them are not in the way
 __path__.append(f"{__path__[0]}/integrations/doors")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 
+import anndata as ad
+import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, EpochPlan, Rank
+from annbatch_distributed import DistributedSampler, EpochPlan, Rank, StatefulLoader
+from tests.samplers import MaskBlind
 from tests.strategies import POLICIES
 
 
@@ -23,7 +26,9 @@ def test_the_table_says_who_gets_what_and_what_is_lost() -> None:
         "   0        3    24         0  0:24",
         "   1        3    24         0  24:40, 50:58",
         "   2        3    24         0  58:82",
-        "lost in this epoch: 8 rows (82:90)",
+        "lost in this epoch: 8 rows, 10 % (82:90)",
+        'to lose none: remainder="exact", "keep" or "pad"',
+        "in memory: up to 8 rows on each rank",
     ]
 
 
@@ -32,15 +37,17 @@ def test_the_table_says_what_is_repeated() -> None:
         "   0        1     8         3  0:8",
         "   1        1     8         3  5:10, 0:3",
         "lost in this epoch: 0 rows; repeated: 6",
+        "in memory: up to 8 rows on each rank",
     ]
 
 
 def test_the_table_of_many_ranks_shows_the_first_and_the_last() -> None:
     lines = str(plan(10**9, 1024)).splitlines()
-    assert len(lines) == 20
-    assert lines[-3].split() == ["..."] * 5
-    assert lines[-2].split()[0] == "1023"
-    assert len({len(line.split()) for line in lines[2:-1]}) == 1
+    table = lines[2:-3]
+    assert len(table) == 17
+    assert table[-2].split() == ["..."] * 5
+    assert table[-1].split()[0] == "1023"
+    assert len({len(line.split()) for line in table}) == 1
 
 
 def test_the_table_shortens_rows_of_many_stretches() -> None:
@@ -93,3 +100,36 @@ def test_a_plan_of_100000_ranks_that_differ_by_a_batch_takes_no_time_for_each_pa
     )
     assert {made.n_batches(rank) for rank in (0, world_size - 1)} == {3}
     assert (made.sizes[0], made.sizes[-1]) == (8, 9)
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1])
+@pytest.mark.parametrize("virtual_ranks", [None, 4])
+def test_a_loader_holds_no_more_rows_than_the_plan_says(read_ahead: int, virtual_ranks: int | None) -> None:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=6, batch_size=8)
+    distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0, virtual_ranks=virtual_ranks)
+    loader = StatefulLoader(batch_sampler=distributed, preload_to_gpu=False, read_ahead=read_ahead)
+    loader.add_adata(ad.AnnData(np.zeros((500, 1))))
+    asked_for = [sum(part.stop - part.start for part in request["requests"]) for request in distributed.sample(500)]
+    assert loader.plan() == distributed.plan(500)
+    assert loader.plan().rows_in_memory == max(asked_for) * (1 + read_ahead)
+
+
+def test_a_loader_holds_no_more_rows_than_a_rank_has() -> None:
+    sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=8)
+    assert DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(100).rows_in_memory == 48
+
+
+def test_of_a_sampler_of_a_users_own_it_is_not_known_what_is_in_memory() -> None:
+    made = DistributedSampler(MaskBlind(batch_size=8), dist_info=Rank(0, 2)).plan(100)
+    assert made.rows_in_memory is None
+    assert "in memory" not in str(made)
+
+
+def test_what_is_left_of_an_epoch_is_dealt_as_it_is() -> None:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=8)
+    saved = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0).state_dict(batches_done=2)
+    resumed = DistributedSampler(sampler, dist_info=Rank(0, 3), seed=0)
+    resumed.load_state_dict(saved)
+    made = resumed.plan(101)
+    assert made.n_lost
+    assert made.alternatives == ()

@@ -288,7 +288,7 @@ def test_the_table_says_what_is_left_and_how_it_is_dealt() -> None:
         "what is left of epoch 3: 3 ranks share 41 of 100 rows "
         '(sharding=Uneven(sizes=(5, 30, 6)), remainder="drop", batch size 4)'
     )
-    assert lines[-1] == "lost in this epoch: 29 rows (14:15, 19:30, 40:55, ...)"
+    assert lines[-1] == "lost in this epoch: 29 rows, 71 % (14:15, 19:30, 40:55, ...)"
 
 
 def test_a_table_of_16_ranks_shows_all_of_them_and_one_of_17_all_but_one() -> None:

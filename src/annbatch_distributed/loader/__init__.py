@@ -1,11 +1,14 @@
 """The loader: annbatch's Loader that knows how far its consumer is, that can read ahead of it, and read in workers.
 
+Which sizes of load requests and batches to give it, :func:`sizes` says.
+
 It knows annbatch's loader, torch's ``DataLoader`` and what a sampler records of a pass. It knows nothing of how an
 epoch is planned.
 """
 
 from __future__ import annotations
 
+from annbatch_distributed.loader.sizing import Sizes, sizes
 from annbatch_distributed.loader.stateful import StatefulLoader
 
-__all__ = ["StatefulLoader"]
+__all__ = ["Sizes", "StatefulLoader", "sizes"]

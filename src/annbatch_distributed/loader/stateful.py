@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.ranks import Membership
     from annbatch_distributed.resume.state import Position
+    from annbatch_distributed.sharding import EpochPlan
 
 __all__ = ["StatefulLoader"]
 
@@ -207,6 +208,30 @@ class StatefulLoader(Loader[Any, Any]):
     def next_epoch(self) -> int:
         """Which epoch to go on with: see :attr:`DistributedSampler.next_epoch`."""
         return self._sampler.next_epoch
+
+    def plan(self) -> EpochPlan:
+        """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`DistributedSampler.plan`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((50, 1))))
+        >>> loader.plan()
+        <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 lost>
+        >>> loader.plan().rows_in_memory
+        16
+        """
+        return replace(self._sampler.plan(self.n_obs), n_requests_held=1 + self._read_ahead)
 
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""

@@ -12,7 +12,14 @@ import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
 from annbatch_distributed.passes.shard import localize
-from annbatch_distributed.passes.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
+from annbatch_distributed.passes.traits import (
+    chunk_size,
+    drawable_classes,
+    is_random,
+    n_draws,
+    rows_per_request,
+    set_draws,
+)
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -122,6 +129,13 @@ def _close_passes(sampler: ClassSampler) -> None:
 @chunk_size.register(SequentialSampler)
 def _chunk_size(sampler: ClassSampler | RandomSampler | SequentialSampler) -> int:
     return sampler._chunk_size
+
+
+@rows_per_request.register(ClassSampler)
+@rows_per_request.register(RandomSampler)
+@rows_per_request.register(SequentialSampler)
+def _rows_per_request(sampler: ClassSampler | RandomSampler | SequentialSampler) -> int:
+    return sampler._chunk_size * sampler._preload_nchunks
 
 
 @n_draws.register(ClassSampler)

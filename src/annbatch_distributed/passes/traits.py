@@ -22,6 +22,7 @@ __all__ = [
     "keep_rows_in_order",
     "n_draws",
     "n_ranks_within",
+    "rows_per_request",
     "set_draws",
 ]
 
@@ -122,6 +123,13 @@ def n_ranks_within(sampler: Sampler) -> int | None:
 def rows_per_step(sampler: Sampler) -> int | None:
     """Return the rows of a rank that become a batch, or a batch on each rank within it, if those lose rows together."""
     return None if sampler.batch_size is None else int(sampler.batch_size)
+
+
+@singledispatch
+def rows_per_request(sampler: Sampler) -> int | None:
+    """Return how many rows a sampler asks for in a load request at most; None if that isn't known."""
+    del sampler
+    return None
 
 
 def is_wrapper(sampler: Sampler) -> bool:

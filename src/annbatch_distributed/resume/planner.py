@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.passes.counts import Counts, count
-from annbatch_distributed.passes.traits import n_draws, rows_per_step
+from annbatch_distributed.passes.traits import n_draws, rows_per_request, rows_per_step
 from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
 from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Rows, window
@@ -129,7 +129,10 @@ class Planner:
         # in what is left of an epoch, lost rows stay where they are
         dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
         batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
-        return EpochPlan(n_obs, batch_size, segment, division, dealt, counts.sampler_batches, position.is_aligned)
+        return EpochPlan(
+            *(n_obs, batch_size, segment, division, dealt, counts.sampler_batches, position.is_aligned),
+            rows_per_request=rows_per_request(self._sampler),
+        )
 
     def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:
         """Raise if the epoch of a state can't go on with this collection and number of ranks."""

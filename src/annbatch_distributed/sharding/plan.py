@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from annbatch_distributed.report import table
+from annbatch_distributed.sharding.alternatives import alternatives
 from annbatch_distributed.sharding.composition import composition
-from annbatch_distributed.sharding.contiguous import Contiguous
-from annbatch_distributed.sharding.division import in_short
+from annbatch_distributed.sharding.division import Order
 from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
+    from matplotlib.figure import Figure
 
+    from annbatch_distributed.sharding.alternatives import Alternative
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.division import Dealt, Division, Shard
     from annbatch_distributed.sharding.remainder import Remainder
@@ -26,15 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochPlan"]
 
-#: More ranks than this, and the table shows the first and the last ones.
-_TABLE_RANKS = 16
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpochPlan:
     """What every rank reads in one epoch; made by :meth:`DistributedSampler.plan`.
 
-    ``str(plan)`` is a small table.
+    ``str(plan)`` is a small table, and what would lose fewer rows; in a notebook, each rank has a bar that shows where
+    its rows are.
+    :meth:`to_frame` and :meth:`plot` make a table of pandas' and a picture of it.
 
     Examples
     --------
@@ -47,7 +49,9 @@ class EpochPlan:
     rank  batches  rows  repeated  global rows
        0       39  9984         0  0:9984
        1       39  9984         0  9984:19968
-    lost in this epoch: 32 rows (19968:20000)
+    lost in this epoch: 32 rows, 0.16 % (19968:20000)
+    to lose none: batch_size=250, remainder="exact", "keep" or "pad"
+    in memory: up to 2048 rows on each rank
     >>> plan.n_batches(1), len(plan.shard(1)), list(plan.lost)[0]
     (39, 9984, 19968)
     """
@@ -68,6 +72,10 @@ class EpochPlan:
     """Whether shards may have whole chunks first; not in an epoch that a version began which didn't have it so."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
+    rows_per_request: int | None = field(default=None, repr=False, compare=False)
+    """Rows of a load request of the wrapped sampler; None if that isn't known."""
+    n_requests_held: int = field(default=1, repr=False, compare=False)
+    """How many load requests a loader holds at a time: one, and those that it reads ahead."""
 
     @property
     def window(self) -> Rows:
@@ -167,6 +175,29 @@ class EpochPlan:
         """How many rows are read a second time, over all ranks."""
         return self.dealt.n_repeated
 
+    @property
+    def rows_in_memory(self) -> int | None:
+        """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
+
+        To read them takes about as much memory again. None if the size of a load request isn't known.
+        """
+        if self.rows_per_request is None:
+            return None
+        n_own = 1 if self.n_processes is None else self.world_size // self.n_processes
+        return min(self.rows_per_request * self.n_requests_held, max(self.sizes)) * n_own
+
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Batch sizes and policies close to these under which fewer rows are lost; none where none is lost.
+
+        They are known where rows are shared out evenly, as by ``"contiguous"`` and ``"shuffled"``.
+        """
+        is_even = isinstance(self.dealt, Order) and self.division.rows_per_step == self.batch_size
+        if not self.n_lost or not is_even or self.segment:
+            return ()
+        assert self.batch_size is not None  # or nothing would be lost
+        return alternatives(len(self.window), self.world_size, self.batch_size)
+
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
         """Return which cells every rank has: how many rows of each label, and how far that is from the window's mix.
 
@@ -218,41 +249,74 @@ class EpochPlan:
             raise IndexError(f"rank must be in [0, {self.world_size}), the ranks of this plan, got {rank}.")
         return rank
 
-    def __str__(self) -> str:
-        ranks = range(self.world_size)
-        names = ("rank",) if self.n_processes is None else ("rank", "virtual")
-        lines: list[tuple[str, ...]] = [
-            (*names, "batches", "samples" if self.shares_draws else "rows", "repeated", "global rows")
-        ]
-        if self.world_size <= _TABLE_RANKS:
-            lines += map(self._line, ranks)
-        else:
-            lines += [*map(self._line, ranks[: _TABLE_RANKS - 1]), ("...",) * len(lines[0]), self._line(ranks[-1])]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
-        table = "\n".join(
-            "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
-            for line in lines
-        )
-        settings = [f'remainder="{self.remainder}"']
-        if not isinstance(self.sharding, Contiguous):
-            settings.insert(0, f"sharding={self.sharding}")
-        settings.append("no batch size" if self.batch_size is None else f"batch size {self.batch_size}")
-        epoch = f"what is left of epoch {self.epoch}" if self.segment else f"epoch {self.epoch}"
-        if self.shares_draws:
-            done = f"draw {sum(self.sizes)} samples from {len(self.window)} of {self.n_obs}"
-            foot = f"alone, the wrapped sampler draws {self.n_samples} samples"
-        else:
-            done = f"share {len(self.window)} of {self.n_obs}"
-            foot = f"lost in this epoch: {self.n_lost} rows" + (f" ({in_short(self.lost)})" if self.n_lost else "")
-            foot += f"; repeated: {self.n_repeated}" if self.n_repeated else ""
-        who = f"{self.world_size} {'' if self.n_processes is None else 'virtual '}ranks"
-        who += "" if self.n_processes is None else f" on {self.n_processes} ranks"
-        title = f"{epoch}: {who} {done} rows ({', '.join(settings)})"
-        return "\n".join((title, table, foot))
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table with a line for each rank: its batches, rows, repeated rows, and the first stretches of rows.
 
-    def _line(self, rank: int) -> tuple[str, ...]:
-        shard = self.shard(rank)
-        n_repeated = len(shard) - shard.n_own
-        runs = [] if self.n_processes is None else [rank * self.n_processes // self.world_size]
-        numbers = [*runs, rank, self.n_batches(rank), self.dealt.size(rank), n_repeated]
-        return *map(str, numbers), in_short(self.dealt.in_order(rank))
+        Examples
+        --------
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+        >>> DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000).to_frame()
+              batches  rows  repeated global rows
+        rank
+        0          39  9984         0      0:9984
+        1          39  9984         0  9984:19968
+        """
+        return table.as_frame(self)
+
+    def plot(self, *others: EpochPlan) -> Figure:
+        """Draw which rank reads which rows, where some are lost or repeated, and what the mask leaves out.
+
+        Rows of the collection lie along one axis; each rank has a lane and a colour of its own. Where blocks of rows
+        are smaller than a point of the picture, a lane is as dark as its part of the rows is large.
+
+        Parameters
+        ----------
+        others
+            Plans of other epochs, or of other settings, which are drawn under each other.
+
+        Returns
+        -------
+        A figure of matplotlib (extra ``plot``), which notebooks show; ``savefig`` writes it to a file.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If matplotlib is not installed.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+        >>> distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), sharding="shuffled", seed=0)
+        >>> plans = []
+        >>> for epoch in range(3):
+        ...     distributed.set_epoch(epoch)
+        ...     plans.append(distributed.plan(20_000))
+        >>> picture = plans[0].plot(*plans[1:])
+        >>> len(picture.axes)
+        3
+        """
+        try:
+            from annbatch_distributed.report.picture import Picture
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{error}. Pictures need annbatch-distributed[plot].", name=error.name) from error
+        return Picture([self, *others])
+
+    def __repr__(self) -> str:
+        what = "samples drawn" if self.shares_draws else "rows"
+        lost = f", {self.n_lost} lost" if self.n_lost else ""
+        repeated = f", {self.n_repeated} repeated" if self.n_repeated else ""
+        ranks = f"{self.world_size} {'ranks' if self.n_processes is None else 'virtual ranks'}"
+        return (
+            f"<EpochPlan of epoch {self.epoch}: {ranks}, {sum(self.sizes)} {what} of {self.n_obs}, "
+            f"up to {self.most_batches} batches each{lost}{repeated}>"
+        )
+
+    def __str__(self) -> str:
+        return table.as_text(self)
+
+    def _repr_html_(self) -> str:
+        return table.as_html(self)

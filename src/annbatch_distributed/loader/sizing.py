@@ -1,0 +1,259 @@
+"""Sizes: what a sampler is made with, so that load requests fit, read whole chunks of the store, and few rows are lost.
+
+1. The memory of a rank says how many rows a load request can have.
+2. Of the batch sizes near the wished one, that one is taken which is closest to it and loses few rows.
+3. A chunk is a multiple of the store's own, as large as leaves enough of them in a load request to be mixed.
+4. A load request has as many chunks as fit and make whole batches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import zarr
+from annbatch import DatasetCollection
+
+from annbatch_distributed.sharding.alternatives import nearby
+from annbatch_distributed.sharding.integers import integer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Sizes", "sizes"]
+
+#: Rows of a store's chunk where they aren't known: what annbatch writes.
+_STORE_CHUNK = 64
+#: Chunks of more rows are read hardly faster: see the page on choosing sizes.
+_MOST_ROWS_OF_CHUNK = 512
+#: So many chunks at least are mixed in a load request, where memory allows, as in annbatch's own tutorial.
+_LEAST_CHUNKS = 32
+#: How many load requests' worth of memory are in use at the peak, without and for each request that is read ahead.
+_HELD, _HELD_AHEAD = 2.5, 2.0
+#: Of more rows than one in a thousand, a batch size near the wished one is looked for.
+_FEW = 1000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What :func:`sizes` has found; ``str()`` of it is a table with the reasons."""
+
+    chunk_size: int
+    """Consecutive rows that are read at a time."""
+    preload_nchunks: int
+    """Chunks of a load request."""
+    batch_size: int
+    """Rows of a batch on each rank."""
+    n_lost: int
+    """How many rows no rank reads in an epoch under ``remainder="drop"``."""
+    bytes_in_memory: int
+    """About how many bytes a rank's loader takes at most, without the cells' annotations."""
+    reasons: tuple[str, str, str]
+    """Why ``chunk_size``, ``preload_nchunks`` and ``batch_size`` are what they are."""
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """The sizes by name: ``RandomSampler(**sizes(...).arguments)``."""
+        return {
+            "chunk_size": self.chunk_size,
+            "preload_nchunks": self.preload_nchunks,
+            "batch_size": self.batch_size,
+        }
+
+    def __str__(self) -> str:
+        names, values = self.arguments, map(str, self.arguments.values())
+        return "\n".join(
+            f"{name:15}  {value:>6}  {reason}" for name, value, reason in zip(names, values, self.reasons, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """What the cells of a collection take."""
+
+    n_rows: int
+    row_bytes: float
+    store_chunk: int
+    """Rows of a chunk of the store; of sparse cells, which have chunks of values, about as many."""
+
+
+def sizes(
+    n_rows: int | DatasetCollection,
+    world_size: int,
+    *,
+    row_bytes: float | None = None,
+    store_chunk: int | None = None,
+    memory: int = 1 << 30,
+    batch_size: int = 256,
+    read_ahead: int = 1,
+) -> Sizes:
+    """Return sizes for annbatch's samplers that fit into memory, read whole chunks of the store, and lose few rows.
+
+    Parameters
+    ----------
+    n_rows
+        The number of rows that the ranks share out; or a collection, of which row bytes and chunks are then known too.
+    world_size
+        The number of ranks.
+    row_bytes
+        Bytes of a cell's values in memory, on average: 4 for each gene of dense float32 values, 8 for each value that
+        is stored of sparse ones. None takes them from the collection.
+    store_chunk
+        Rows of a chunk on disk. None takes them from the collection, or 64, which annbatch writes.
+    memory
+        How many bytes the loader of one rank may take.
+    batch_size
+        The rows of a batch that are wished for. If it loses more than a thousandth of the rows in an epoch, one is
+        taken that is within a quarter of it, a multiple of 8 where it is one, and loses less.
+    read_ahead
+        How many load requests the loader reads ahead.
+
+    Returns
+    -------
+    The sizes, what they come to, and the reason for each.
+
+    Raises
+    ------
+    TypeError
+        If ``row_bytes`` is not given for a number of rows.
+    ValueError
+        If a number is too small; if there are too few rows for a batch on every rank; or if a load request of one batch
+        and one chunk doesn't fit into the memory.
+
+    Examples
+    --------
+    >>> found = sizes(100_000_000, 8, row_bytes=16_000, memory=4 << 30, batch_size=1024)
+    >>> print(found)
+    chunk_size          512  a multiple of the store's 64 rows; larger ones are read hardly faster
+    preload_nchunks     116  59392 rows make 58 batches; with read_ahead=1, up to 4.28 GB are in use
+    batch_size         1024  as wished; 256 of 100000000 rows are lost in an epoch
+    >>> from annbatch.samplers import RandomSampler
+    >>> sampler = RandomSampler(**found.arguments)
+    """
+    cells = _cells(n_rows, row_bytes, store_chunk)
+    world_size, wished = integer("world_size", world_size, least=1), integer("batch_size", batch_size, least=1)
+    read_ahead, memory = integer("read_ahead", read_ahead, least=0), integer("memory", memory, least=1)
+    shard = cells.n_rows // world_size
+    if shard < wished:
+        raise ValueError(
+            f"{cells.n_rows} rows are too few for a batch of {wished} on each of {world_size} ranks. Use fewer ranks "
+            "or a smaller batch_size."
+        )
+    held = _HELD + _HELD_AHEAD * read_ahead
+    most = int(memory / (held * cells.row_bytes))
+    found = _fitting(cells, world_size, wished, most)
+    if found is None:
+        least = math.lcm(cells.store_chunk, wished)
+        raise ValueError(
+            f"A load request of {least} rows, which has whole chunks of {cells.store_chunk} rows and whole batches of "
+            f"{wished}, takes up to {_gigabytes(least * cells.row_bytes * held)} with read_ahead={read_ahead}, and "
+            f"memory is {_gigabytes(memory)}. Allow more memory, or choose a batch_size that is a multiple or a "
+            "divisor of the chunks."
+        )
+    chunk_size, preload_nchunks, batch_size = found
+    n_request, n_lost = chunk_size * preload_nchunks, cells.n_rows % (world_size * batch_size)
+    used = int(n_request * cells.row_bytes * held)
+    return Sizes(*found, n_lost, used, _reasons(cells, world_size, found, wished, read_ahead, used))
+
+
+def _fitting(cells: _Cells, world_size: int, wished: int, most: int) -> tuple[int, int, int] | None:
+    """Return a chunk size, a number of chunks and a batch size with at most some rows in a load request."""
+    fitting = [size for size in _batch_sizes(wished) if math.lcm(cells.store_chunk, size) <= most]
+
+    def preference(size: int) -> tuple[bool, int, int]:
+        n_lost = cells.n_rows % (world_size * size)
+        is_much = n_lost * _FEW > cells.n_rows
+        return is_much, n_lost if is_much else 0, abs(size - wished)
+
+    batch_size = min((size for size in fitting if world_size * size <= cells.n_rows), key=preference, default=None)
+    if batch_size is None:
+        return None
+    # a request that is larger than a rank's rows mixes no better
+    useful = min(most, max(cells.n_rows // world_size, math.lcm(cells.store_chunk, batch_size)))
+    chunk_size = next(size for size in _chunk_sizes(cells.store_chunk, useful) if math.lcm(size, batch_size) <= useful)
+    step = math.lcm(chunk_size, batch_size)
+    return chunk_size, useful // step * step // chunk_size, batch_size
+
+
+def _chunk_sizes(store_chunk: int, most: int) -> Iterator[int]:
+    """Multiples of the store's chunk, the best one first: large ones of which enough are in a load request."""
+    largest = min(_MOST_ROWS_OF_CHUNK, most // _LEAST_CHUNKS)
+    size = store_chunk
+    while 2 * size <= largest:
+        size *= 2
+    while size >= store_chunk:
+        yield size
+        size //= 2
+
+
+def _batch_sizes(wished: int) -> list[int]:
+    """Batch sizes near one; multiples of 8 near one, which GPUs multiply fastest."""
+    step = 8 if wished % 8 == 0 else 1
+    return [size for size in nearby(wished) if size % step == 0]
+
+
+def _reasons(
+    cells: _Cells, world_size: int, found: tuple[int, int, int], wished: int, read_ahead: int, used: int
+) -> tuple[str, str, str]:
+    chunk_size, preload_nchunks, batch_size = found
+    n_request = chunk_size * preload_nchunks
+    n_lost, n_lost_of_wished = (cells.n_rows % (world_size * size) for size in (batch_size, wished))
+    many = "larger ones are read hardly faster" if 2 * chunk_size > _MOST_ROWS_OF_CHUNK else "smaller ones mix better"
+    if batch_size == wished:
+        why = "as wished"
+    elif n_lost < n_lost_of_wished:
+        why = f"{wished} loses {n_lost_of_wished} rows"
+    else:
+        why = f"whole chunks that are whole batches of {wished} don't fit"
+    batches = f"{n_request} rows make {n_request // batch_size} batches"
+    return (
+        f"a multiple of the store's {cells.store_chunk} rows; {many}",
+        f"{batches}; with read_ahead={read_ahead}, up to {_gigabytes(used)} are in use",
+        f"{why}; {n_lost or 'none'} of {cells.n_rows} rows are lost in an epoch",
+    )
+
+
+def _gigabytes(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.3g} GB"
+
+
+def _cells(given: int | DatasetCollection, row_bytes: float | None, store_chunk: int | None) -> _Cells:
+    if isinstance(given, DatasetCollection):
+        known = _stored(given)
+    elif row_bytes is None:
+        raise TypeError("sizes needs row_bytes, the bytes of a cell's values, for a number of rows; or a collection.")
+    else:
+        known = _Cells(integer("n_rows", given, least=1), row_bytes, _STORE_CHUNK)
+    if row_bytes is not None:
+        known = replace(known, row_bytes=row_bytes)
+    if store_chunk is not None:
+        known = replace(known, store_chunk=integer("store_chunk", store_chunk, least=1))
+    if not known.row_bytes > 0:
+        raise ValueError(f"row_bytes must be more than 0, got {row_bytes!r}.")
+    return known
+
+
+def _stored(collection: DatasetCollection) -> _Cells:
+    """What the cells of a collection take, from its metadata alone; chunks are those of the first data set."""
+    n_rows = n_bytes = store_chunk = 0
+    for group in collection:
+        cells = group["X"]
+        if isinstance(cells, zarr.Array):
+            rows, n_columns = cells.shape
+            n_bytes += rows * n_columns * cells.dtype.itemsize
+            chunk = cells.chunks[0]
+        else:
+            data, indices, pointers = cells["data"], cells["indices"], cells["indptr"]
+            assert isinstance(data, zarr.Array)
+            assert isinstance(indices, zarr.Array)
+            assert isinstance(pointers, zarr.Array)
+            rows = pointers.shape[0] - 1
+            # column numbers take at least 4 bytes in memory, and may take fewer on disk
+            n_bytes += data.shape[0] * (data.dtype.itemsize + max(4, indices.dtype.itemsize))
+            chunk = max(1, round(data.chunks[0] * rows / max(1, data.shape[0])))
+        n_rows += rows
+        store_chunk = store_chunk or chunk
+    if not n_rows:
+        raise ValueError("The collection has no rows.")
+    return _Cells(n_rows, n_bytes / n_rows, store_chunk)

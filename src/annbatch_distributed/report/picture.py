@@ -1,0 +1,113 @@
+"""A picture of plans: which rank reads which rows of the collection, and which rows none reads.
+
+It needs matplotlib, and is imported where a picture is asked for.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from annbatch_distributed.report.density import density
+from annbatch_distributed.report.table import percent, title
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from matplotlib.axes import Axes
+
+    from annbatch_distributed.sharding import EpochPlan
+
+    type Floats = npt.NDArray[np.floating[Any]]
+
+__all__ = ["Picture"]
+
+#: Points of a picture along the rows.
+_BINS = 1000
+#: Up to as many ranks, each has its number beside its lane.
+_MOST_NUMBERS = 32
+#: Ranks go from dark violet to green, which are told apart in grey and by colour-blind readers; these stand out.
+_LOST, _OUTSIDE = to_rgb("#d55e00"), to_rgb("#c8c8c8")
+
+
+class Picture(Figure):
+    """Plans under each other, each with a lane for every rank and one for the rows that are lost."""
+
+    def __init__(self, plans: Sequence[EpochPlan]) -> None:
+        # few ranks have high lanes, and many share a page
+        heights = [min(0.35, 6 / (plan.world_size + 1)) * (plan.world_size + 1) for plan in plans]
+        super().__init__(figsize=(8, 0.8 + sum(heights) + 0.5 * len(plans)), layout="constrained")
+        axes = self.subplots(len(plans), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+        for plan, its in zip(plans, axes, strict=True):
+            _draw(plan, its)
+        axes[-1].set_xlabel("rows of the collection")
+        known = {
+            "lost": Patch(facecolor=_LOST) if any(plan.n_lost for plan in plans) else None,
+            "repeated": Patch(fill=False, hatch="////") if any(plan.n_repeated for plan in plans) else None,
+            "left out by the mask": Patch(facecolor=_OUTSIDE) if any(map(_is_masked, plans)) else None,
+        }
+        shown = {name: patch for name, patch in known.items() if patch is not None}
+        if shown:
+            self.legend(list(shown.values()), list(shown), loc="outside lower right", ncols=3, frameon=False)
+
+    def _repr_png_(self) -> bytes:
+        """Show it in a notebook that has not imported pyplot."""
+        data = BytesIO()
+        self.savefig(data, format="png", dpi=120)
+        return data.getvalue()
+
+
+def _draw(plan: EpochPlan, axes: Axes) -> None:
+    n_obs, n_ranks = plan.n_obs, plan.world_size
+    n_bins = min(_BINS, n_obs)
+    bottom = n_ranks - 0.5 + max(1, n_ranks / 25)  # the lane of lost rows can be seen among any number of ranks
+    if _is_masked(plan):
+        outside = _coloured(_OUTSIDE, 1 - density(plan.window, n_obs, n_bins))
+        _paint(axes, outside[np.newaxis], (0, n_obs, bottom, -0.5))
+    lanes = np.empty((n_ranks, n_bins, 4))
+    for rank in range(n_ranks):
+        shard = plan.shard(rank)
+        colour = colormaps["viridis"](0.8 * rank / max(1, n_ranks - 1))[:3]
+        lanes[rank] = _coloured(colour, density(shard.rows, n_obs, n_bins))
+        if plan.n_repeated:
+            _hatch(axes, rank, density(shard.repeated, n_obs, n_bins) > 0, n_obs)
+    _paint(axes, lanes, (0, n_obs, n_ranks - 0.5, -0.5))
+    lost = _coloured(_LOST, density(plan.lost, n_obs, n_bins) > 0)
+    _paint(axes, lost[np.newaxis], (0, n_obs, bottom, n_ranks - 0.5))
+    axes.set_title(title(plan), fontsize="small", loc="left")
+    numbered = range(0, n_ranks, 1 if n_ranks <= _MOST_NUMBERS else n_ranks // 8)
+    how_many = f"lost: {percent(plan)}" if plan.n_lost else "none lost"
+    middle = (n_ranks - 0.5 + bottom) / 2
+    axes.set_yticks([*numbered, middle], [*map(str, numbered), how_many], fontsize="small")
+    axes.set_ylim(bottom, -0.5)
+    axes.set_ylabel("rank" if plan.n_processes is None else "virtual rank")
+    axes.ticklabel_format(axis="x", style="plain")
+    axes.set_xlim(0, n_obs)
+
+
+def _paint(axes: Axes, points: Floats, extent: tuple[float, float, float, float]) -> None:
+    axes.imshow(points, aspect="auto", extent=extent, interpolation="nearest")
+
+
+def _is_masked(plan: EpochPlan) -> bool:
+    return len(plan.window) < plan.n_obs
+
+
+def _coloured(colour: tuple[float, ...], parts: Floats | npt.NDArray[np.bool_]) -> Floats:
+    """Points of a colour, as opaque as their part of the rows; whatever is there can be seen, however little it is."""
+    opacity = np.where(parts > 1e-9, 0.15 + 0.85 * parts, 0.0)
+    return np.column_stack([np.broadcast_to(colour, (len(parts), 3)), opacity])
+
+
+def _hatch(axes: Axes, rank: int, are_repeated: npt.NDArray[np.bool_], n_obs: int) -> None:
+    """Hatch the points of a rank's lane that it repeats."""
+    changes = np.flatnonzero(np.diff(are_repeated, prepend=False, append=False)) * n_obs / len(are_repeated)
+    spans = [(start, stop - start) for start, stop in changes.reshape(-1, 2)]
+    axes.broken_barh(spans, (rank - 0.5, 1), facecolor="none", edgecolor="black", linewidth=0.5, hatch="////", zorder=3)

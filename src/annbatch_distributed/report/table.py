@@ -1,0 +1,169 @@
+"""A plan as a table: of text, of HTML for notebooks, of pandas'."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from annbatch_distributed.report.density import density
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+    import pandas as pd
+
+    from annbatch_distributed.sharding import EpochPlan, Rows
+
+__all__ = ["as_frame", "as_html", "as_text", "percent", "title"]
+
+#: More ranks than this, and the table shows the first and the last ones.
+_MOST_RANKS = 16
+#: In how many parts a bar shows the rows of the collection.
+_BINS = 240
+
+
+class _Line(NamedTuple):
+    """What the table says of a rank."""
+
+    names: tuple[int, ...]
+    """The rank; of a virtual rank, the rank that runs it and the virtual rank."""
+    n_batches: int
+    n_rows: int
+    n_repeated: int
+    rows: str
+    """The first few stretches of its rows."""
+
+
+def _in_short(rows: Rows) -> str:
+    """Return rows as a text of their first few pieces."""
+    return rows.in_short(3)
+
+
+def percent(plan: EpochPlan) -> str:
+    """Return how many of the window's rows are lost, of a hundred."""
+    return f"{100 * plan.n_lost / len(plan.window):.2g} %"
+
+
+def title(plan: EpochPlan) -> str:
+    """Return who shares which rows, and how, in a line."""
+    settings = [f'remainder="{plan.remainder}"']
+    if repr(plan.sharding) != "Contiguous()":  # the default goes without saying
+        settings.insert(0, f"sharding={plan.sharding}")
+    settings.append("no batch size" if plan.batch_size is None else f"batch size {plan.batch_size}")
+    epoch = f"what is left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
+    what = f"draw {sum(plan.sizes)} samples from" if plan.shares_draws else "share"
+    who = f"{plan.world_size} {'' if plan.n_processes is None else 'virtual '}ranks"
+    who += "" if plan.n_processes is None else f" on {plan.n_processes} ranks"
+    return f"{epoch}: {who} {what} {len(plan.window)} of {plan.n_obs} rows ({', '.join(settings)})"
+
+
+def as_text(plan: EpochPlan) -> str:
+    """Return the table as text."""
+    lines = [_names(plan), *(_cells(line) for line in _lines(plan, _shown(plan)[0]))]
+    if len(lines) <= plan.world_size:
+        lines += [("...",) * len(lines[0]), *(_cells(line) for line in _lines(plan, _shown(plan)[1]))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
+    table = [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) for line in lines
+    ]
+    return "\n".join((title(plan), *table, *_notes(plan)))
+
+
+def as_html(plan: EpochPlan) -> str:
+    """Return the table as HTML, with a bar for each rank that shows where in the collection its rows are."""
+    first, last = _shown(plan)
+    names = [*_names(plan)[:-1], "0 &hellip; global rows &hellip; " + str(plan.n_obs)]
+    body = [*_html_lines(plan, first)]
+    if last:
+        body += [f'<tr><td colspan="{len(names)}">&hellip;</td></tr>', *_html_lines(plan, last)]
+    if plan.n_lost:
+        lost = _bar(density(plan.lost, plan.n_obs, _BINS), "#d55e00", _in_short(plan.lost))
+        empty = "<td></td>" * (len(names) - 4)
+        body.append(f"<tr><th>lost</th><td></td><td>{plan.n_lost}</td>{empty}<td>{lost}</td></tr>")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    notes = "<br/>".join(map(escape, _notes(plan)))
+    return (
+        f"<div><p>{escape(title(plan))}</p><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table><p>{notes}</p></div>"
+    )
+
+
+def as_frame(plan: EpochPlan) -> pd.DataFrame:
+    """Return a line for each rank, whatever their number."""
+    import pandas as pd
+
+    lines = list(_lines(plan, range(plan.world_size)))
+    *index, _, _, _, _ = _names(plan)
+    columns = {
+        "batches": [line.n_batches for line in lines],
+        "samples" if plan.shares_draws else "rows": [line.n_rows for line in lines],
+        "repeated": [line.n_repeated for line in lines],
+        "global rows": [line.rows for line in lines],
+    }
+    names = [line.names for line in lines]
+    if len(index) > 1:
+        return pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(names, names=["rank", "virtual rank"]))
+    return pd.DataFrame(columns, index=pd.RangeIndex(len(lines), name="rank"))
+
+
+def _names(plan: EpochPlan) -> tuple[str, ...]:
+    ranks = ("rank",) if plan.n_processes is None else ("rank", "virtual")
+    return *ranks, "batches", "samples" if plan.shares_draws else "rows", "repeated", "global rows"
+
+
+def _shown(plan: EpochPlan) -> tuple[Sequence[int], Sequence[int]]:
+    """The ranks that are shown, and those after the others."""
+    ranks = range(plan.world_size)
+    return (ranks, ranks[:0]) if len(ranks) <= _MOST_RANKS else (ranks[: _MOST_RANKS - 1], ranks[-1:])
+
+
+def _lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[_Line]:
+    for rank in ranks:
+        shard = plan.shard(rank)
+        runs = () if plan.n_processes is None else (rank * plan.n_processes // plan.world_size,)
+        rows = _in_short(plan.dealt.in_order(rank))
+        yield _Line((*runs, rank), plan.n_batches(rank), plan.dealt.size(rank), len(shard) - shard.n_own, rows)
+
+
+def _cells(line: _Line) -> tuple[str, ...]:
+    return *map(str, (*line.names, line.n_batches, line.n_rows, line.n_repeated)), line.rows
+
+
+def _html_lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[str]:
+    for line in _lines(plan, ranks):
+        *cells, rows = _cells(line)
+        bar = _bar(density(plan.shard(line.names[-1]).rows, plan.n_obs, _BINS), "#0072b2", rows)
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}<td>{bar}</td></tr>"
+
+
+def _bar(parts: npt.NDArray[Any], colour: str, label: str) -> str:
+    """A bar with a darker part where more of the rows are: an SVG, which notebooks show whatever their styles are."""
+    rectangles, start = [], 0
+    for stop in range(1, len(parts) + 1):
+        if stop == len(parts) or abs(parts[stop] - parts[start]) > 0.02:
+            if parts[start] > 0:
+                opacity = f"{max(0.15, parts[start]):.2f}"
+                rectangles.append(f'<rect x="{start}" width="{stop - start}" height="12" fill-opacity="{opacity}"/>')
+            start = stop
+    return (
+        f'<svg width="{len(parts)}" height="12" role="img" style="background: rgba(128, 128, 128, 0.15)">'
+        f'<title>{escape(label)}</title><g fill="{colour}">{"".join(rectangles)}</g></svg>'
+    )
+
+
+def _notes(plan: EpochPlan) -> Iterable[str]:
+    """What is lost and repeated, what would lose less, and what that takes of memory."""
+    if plan.shares_draws:
+        yield f"alone, the wrapped sampler draws {plan.n_samples} samples"
+    else:
+        lost = f"lost in this epoch: {plan.n_lost} rows"
+        lost += f", {percent(plan)} ({_in_short(plan.lost)})" if plan.n_lost else ""
+        yield lost + (f"; repeated: {plan.n_repeated}" if plan.n_repeated else "")
+    if others := plan.alternatives:
+        sizes = [f"batch_size={other.batch_size}" for other in others if other.remainder == "drop" and not other.n_lost]
+        policies = [f'"{other.remainder}"' for other in others if other.remainder != "drop"]
+        policies[0] = f"remainder={policies[0]}"
+        yield f"to lose none: {' or '.join([', '.join([*sizes, *policies][:-1]), policies[-1]])}"
+    if plan.rows_in_memory is not None:
+        yield f"in memory: up to {plan.rows_in_memory} rows on each rank"

@@ -1,0 +1,54 @@
+"""The density of rows along a collection, against each row counted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import Shuffled
+from annbatch_distributed.report import density as module
+from annbatch_distributed.report.density import density
+from annbatch_distributed.sharding import Rows
+
+
+def enumerated(rows: Rows, n_obs: int, n_bins: int) -> list[float]:
+    """Which part of each bin is there, by the overlap of each row with it."""
+    edges = np.arange(n_bins + 1) * n_obs / n_bins
+    listed = list(rows)
+    return [
+        min(1.0, sum(max(0, min(stop, row + 1) - max(start, row)) for row in listed) / (stop - start))
+        for start, stop in pairwise(edges)
+    ]
+
+
+@st.composite
+def some_rows(draw: Any) -> tuple[Rows, int, int]:
+    n_obs = draw(st.integers(1, 60))
+    bounds = st.tuples(st.integers(0, n_obs), st.integers(0, n_obs)).map(lambda both: range(min(both), max(both)))
+    return Rows(tuple(draw(st.lists(bounds, max_size=4)))), n_obs, draw(st.integers(1, n_obs))
+
+
+@given(some_rows())
+def test_stretches_count_exactly_also_where_they_overlap(drawn: tuple[Rows, int, int]) -> None:
+    np.testing.assert_allclose(density(*drawn), enumerated(*drawn), atol=1e-9)
+
+
+@given(st.integers(1, 7), st.integers(0, 3))
+def test_blocks_and_selected_cells_count_row_by_row(block_size: int, epoch: int) -> None:
+    flags = np.random.default_rng(0).random(70) < 0.6
+    for rows in (Rows.where(flags), Shuffled(block_size).deal(Rows((range(70),)), world_size=2, epoch=epoch, seed=0)):
+        half = rows.cyclic(0, len(rows) // 2)
+        np.testing.assert_allclose(density(half, 70, 35), enumerated(half, 70, 35), atol=1e-9)
+
+
+def test_of_very_many_rows_some_are_looked_at(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "_MOST", 10_000)
+    dealt = Shuffled(64).deal(Rows((range(10**9),)), world_size=4, epoch=0, seed=0)
+    parts = density(dealt.cyclic(0, len(dealt) // 4), 10**9, 20)
+    assert parts.sum() == pytest.approx(20 / 4)  # none of the rows is left out
+    np.testing.assert_allclose(parts, 1 / 4, atol=0.05)

@@ -1,0 +1,106 @@
+"""Pictures of plans: what is painted where, read back from the picture."""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler
+
+from annbatch_distributed import DistributedSampler, EpochPlan, Rank
+from annbatch_distributed.report.picture import Picture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+
+def plans(n_obs: int, world_size: int, *, n_epochs: int = 1, **kwargs: object) -> list[EpochPlan]:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=8)
+    distributed = DistributedSampler(sampler, dist_info=Rank(0, world_size), seed=0, **kwargs)
+    made = []
+    for epoch in range(n_epochs):
+        distributed.set_epoch(epoch)
+        made.append(distributed.plan(n_obs))
+    return made
+
+
+def painted(axes: Axes) -> list[np.ndarray]:
+    """Whether each point of each painted image can be seen; with as many points as rows, one is a row."""
+    return [np.asarray(image.get_array())[..., 3] > 0 for image in axes.images]
+
+
+@pytest.mark.parametrize("sharding", ["contiguous", "shuffled"])
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_each_lane_shows_the_rows_of_its_rank(sharding: str, world_size: int) -> None:
+    made = plans(500, world_size, n_epochs=3, sharding=sharding)
+    figure = made[0].plot(*made[1:])
+    assert len(figure.axes) == 3
+    for plan, axes in zip(made, figure.axes, strict=True):
+        lanes, lost = painted(axes)
+        for rank in range(world_size):
+            assert list(np.flatnonzero(lanes[rank])) == sorted(plan.shard(rank).rows)
+        assert list(np.flatnonzero(lost[0])) == sorted(plan.lost)
+
+
+def test_what_the_mask_leaves_out_is_painted_behind_the_lanes() -> None:
+    (made,) = plans(300, 2, mask=[slice(10, 100), slice(200, 290)])
+    outside, lanes, _ = painted(made.plot().axes[0])
+    assert list(np.flatnonzero(outside[0])) == sorted(set(range(300)) - set(made.window))
+    assert not (lanes & outside).any()
+
+
+def test_repeated_rows_are_hatched_in_the_lane_of_their_rank() -> None:
+    (made,) = plans(300, 2, remainder="pad")
+    bars = made.plot().axes[0].collections
+    boxes = [path.get_extents().extents for bar in bars for path in bar.get_paths()]
+    assert [(start, stop, round(low + 0.5)) for start, low, stop, _ in boxes] == [
+        (made.shard(rank).repeated.pieces[0].start, made.shard(rank).repeated.pieces[0].stop, rank) for rank in (0, 1)
+    ]
+    assert all(bar.get_hatch() for bar in bars)
+
+
+def test_a_lost_row_of_very_many_can_be_seen() -> None:
+    (made,) = plans(10**7 + 5, 256)
+    lost = np.asarray(made.plot().axes[0].images[-1].get_array())
+    assert (lost[..., 3] == 1).sum() >= 1
+
+
+def test_a_picture_says_what_its_signs_mean() -> None:
+    def names(**kwargs: Any) -> list[str]:
+        (made,) = plans(301, 2, **kwargs)
+        return [text.get_text() for legend in made.plot().legends for text in legend.get_texts()]
+
+    assert names() == ["lost"]
+    assert names(remainder="pad", mask=slice(0, 100)) == ["repeated", "left out by the mask"]
+    assert names(remainder="keep") == []
+
+
+@pytest.mark.parametrize("world_size", [2, 256])
+def test_a_picture_fits_on_a_page_and_can_be_written(world_size: int, tmp_path: Path) -> None:
+    (made,) = plans(100_000, world_size)
+    figure = made.plot()
+    assert figure.get_size_inches()[1] < 9
+    figure.savefig(tmp_path / "plan.svg")
+    assert isinstance(figure, Picture)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    (made,) = plans(100, 2)
+    monkeypatch.delitem(sys.modules, "annbatch_distributed.report.picture", raising=False)
+    imported = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+        return imported(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ModuleNotFoundError, match=r"annbatch-distributed\[plot\]"):
+        made.plot()
