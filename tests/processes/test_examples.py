@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
+from annbatch import DatasetCollection
 
 from tests.processes.launch import MPIRUN, OPEN_MPI, ROOT, forked, forked_ranks, free_port, python, run
 from tests.processes.rows import BATCH_SIZE, check_reads_everything, read
 from tests.samplers import flat
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MADE_UP = 2_001  # how many cells the examples make up
 
@@ -45,6 +46,44 @@ def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count(who: str
     assert np.array_equal(sum(rank["counts"] for rank in ranks), cells.sum(axis=0))
 
 
+def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_as_the_page_says(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}], seconds=110)
+
+    said = done.stdout.splitlines()
+    page = (ROOT / "docs/first-job.md").read_text()
+    shown = [line for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    # other processors round otherwise, and may be right about a cell more
+    assert [re.sub(r"[\d.]+%", "", line) for line in said] == [re.sub(r"[\d.]+%", "", line) for line in shown]
+    (first, last) = (float(share) for share in re.findall(r"right about ([\d.]+)%", done.stdout))
+    assert min(first, last) > 90
+
+    # the rows that each of the ranks had read when the checkpoint at step 60 was made, and what was left
+    obs = DatasetCollection(tmp_path / "job/cells.zarr", mode="r").obs(["donor"])
+    n_rows = int((~obs["donor"].isin(["d09", "d10"])).sum())
+    assert f"3 ranks have read {n_rows - 60 * 2 * 32} rows" in done.stdout
+    assert f"3 ranks have read {n_rows} rows" in done.stdout
+    assert f"of {len(obs) - n_rows:,} held-out cells" in done.stdout
+
+
+def test_the_first_job_takes_other_cells_dense_and_with_some_labels_missing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    persons = rng.integers(4, size=600)
+    types = pd.Categorical.from_codes(rng.integers(-1, 6, size=600), [*"abcdef", "nobody's"])
+    for person in range(4):
+        obs = pd.DataFrame({"type": types, "person": persons})[persons == person]
+        counts = rng.poisson(1, size=(len(obs), 9))
+        ad.AnnData(counts, obs=obs.set_index(obs.index.astype(str))).write_h5ad(tmp_path / f"{person}.h5ad")
+    files, cells = sorted(tmp_path.glob("*.h5ad")), tmp_path / "cells.zarr"
+    run(forked("examples/from_h5ad/collection.py", *files, "--to", cells, "--columns", "type", "person"), seconds=90)
+    options = "--collection", cells, "--checkpoint", tmp_path / "last.pt", "--label", "type", "--donor", "person"
+    first, _ = run(*forked_ranks("examples/from_h5ad/train.py", *options, "--epochs", 1, ranks=2), seconds=90)
+
+    is_known, is_held_out = types.codes >= 0, persons == 3
+    assert f"2 ranks have read {(is_known & ~is_held_out).sum()} rows" in first.stdout
+    assert f"of {(is_known & is_held_out).sum()} held-out cells" in first.stdout
+
+
 JAX = "jax_pmap.py --num-processes 2 --coordinator 127.0.0.1:9 --process-id"
 # what is wrong with a command, and what the one line about it says
 REFUSED = {
@@ -70,6 +109,10 @@ REFUSED = {
     "lightning_ddp.py --resume none.ckpt": "--resume: 'none.ckpt' is not there",
     "scvi_ddp.py": "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py",
     "scvi_ddp.py --every 0": "--every: must be 1 or more, got 0",
+    "from_h5ad/train.py --collection . --checkpoint last.pt": "torchrun --standalone --nproc-per-node 2 train.py",
+    "from_h5ad/train.py --collection none.zarr --checkpoint last.pt": "--collection: 'none.zarr' is not there",
+    "from_h5ad/train.py --every 0": "--every: must be 1 or more, got 0",
+    "from_h5ad/collection.py cells.h5ad --to .": "--to: '.' is there already",
     "ray_train.py --workers 0": "--workers: must be 1 or more, got 0",
     "ray_train.py --fail-at -1": "--fail-at: must be 1 or more, got -1",
 }
@@ -87,12 +130,12 @@ def test_an_example_that_cannot_run_as_it_was_started_says_so_in_one_line_and_en
         runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     assert ended.value.code == 2
     *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{name}: error: ")
+    assert line.startswith(f"{Path(name).name}: error: ")
     assert REFUSED[command] in line
 
 
 def test_examples_and_pages_load_nothing_but_weights() -> None:
-    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")]
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.py")]
     calls = [call for page in pages for call in re.findall(r"torch\.load\(.*", page.read_text())]
     assert len(calls) >= 2
     assert [call for call in calls if "weights_only=True" not in call] == []
