@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sybil import Sybil
+from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.parsers.myst import CodeBlockParser
 from sybil.parsers.rest import DocTestParser
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ MANY_PROCESSES = ["tests/frameworks", "tests/libraries", "tests/processes"]
 
 pages = Sybil(
     name="pages",
-    parsers=[PythonCodeBlockParser()],
+    parsers=[PythonCodeBlockParser(), CodeBlockParser("ipython3", PythonEvaluator())],  # the latter for notebooks
     patterns=["README.md", "docs/*.md", "docs/frameworks/*.md"],
     fixtures=["launched_beside_the_cells"],
 )
