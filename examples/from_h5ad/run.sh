@@ -13,10 +13,12 @@ export OMP_NUM_THREADS=1 # as torchrun sets it, with a warning
 
 # train RANKS [OPTION...]
 train() {
-  torchrun --standalone --nproc-per-node "$1" "$scripts/train.py" --collection cells.zarr --checkpoint last.pt "${@:2}"
+  torchrun --standalone --nproc-per-node "$1" "$scripts/train.py" \
+    --collection cells.zarr --checkpoint last.pt "${@:2}"
 }
 
-# killed RANKS STEP: the same, where the last rank is killed at a step; torchrun then ends the others, and fails
+# killed RANKS STEP
+# The same, where the last rank is killed at a step. torchrun then ends the others, and fails.
 killed() {
   if train "$1" --kill-at "$2" 2>torchrun.log; then
     echo "run.sh: nobody was killed at step $2" >&2 && exit 1
