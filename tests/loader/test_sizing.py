@@ -95,7 +95,7 @@ def test_a_collection_says_its_rows_their_bytes_and_its_chunks(kind: str, tmp_pa
         (
             {"row_bytes": 10**6, "memory": 10**8},
             ValueError,
-            "A load request of 256 rows.* up to 1.15 GB .*0.1 GB",
+            "A load request of 256 rows.* up to 1.15 GB .*100 MB",
         ),
         ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
         ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),

@@ -147,8 +147,8 @@ def sizes(
         least = math.lcm(cells.store_chunk, wished)
         raise ValueError(
             f"A load request of {least} rows, which has whole chunks of {cells.store_chunk} rows and whole batches of "
-            f"{wished}, takes up to {_gigabytes(least * cells.row_bytes * held)} with read_ahead={read_ahead}, and "
-            f"memory is {_gigabytes(memory)}. Allow more memory, or choose a batch_size that is a multiple or a "
+            f"{wished}, takes up to {_in_words(least * cells.row_bytes * held)} with read_ahead={read_ahead}, and "
+            f"memory is {_in_words(memory)}. Allow more memory, or choose a batch_size that is a multiple or a "
             "divisor of the chunks."
         )
     chunk_size, preload_nchunks, batch_size = found
@@ -209,13 +209,13 @@ def _reasons(
     batches = f"{n_request} rows make {n_request // batch_size} batches"
     return (
         f"a multiple of the store's {cells.store_chunk} rows; {many}",
-        f"{batches}; with read_ahead={read_ahead}, up to {_gigabytes(used)} are in use",
+        f"{batches}; with read_ahead={read_ahead}, up to {_in_words(used)} are in use",
         f"{why}; {n_lost or 'none'} of {cells.n_rows} rows are lost in an epoch",
     )
 
 
-def _gigabytes(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:.3g} GB"
+def _in_words(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.3g} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.3g} MB"
 
 
 def _cells(given: int | DatasetCollection, row_bytes: float | None, store_chunk: int | None) -> _Cells:
