@@ -66,7 +66,7 @@ def run(job: Job) -> None:
         remainder="exact",
     )
     train_loader, validation_loader = (
-        Loader(batch_sampler=sampler, return_index=True, to="torch").use_collection(collection)
+        Loader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False).use_collection(collection)
         for sampler in (training, validation)
     )
 

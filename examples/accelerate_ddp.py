@@ -82,7 +82,7 @@ def load(collection: Path | None, label: str, accelerator: Accelerator) -> State
     sampler = DistributedSampler(
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info=accelerator, seed=0
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
     if collection is None:
         return loader.add_adata(made_up_cells(label))
     return loader.use_collection(DatasetCollection(collection, mode="r"))

@@ -42,7 +42,8 @@ def share_out(ranks: str) -> DistributedSampler:
 
 def main(sampler: DistributedSampler, ranks: str, folder: Path) -> None:
     """Run one rank."""
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    loader = loader.add_adata(made_up_cells())
     gather = None
     if ranks == "mpi":  # whoever has a way to the other ranks can check them
         from mpi4py import MPI

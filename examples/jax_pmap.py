@@ -35,7 +35,8 @@ def main(epochs: int, log: Path | None) -> None:
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE, rng=np.random.default_rng(0)),
         dist_info="jax",  # a process is a rank, whatever the number of its devices
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True).add_adata(made_up_cells())
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    loader = loader.add_adata(made_up_cells())
     # a process with another seed, mask or collection is an error in all of them now, instead of a wrong result
     loader.check_ranks_agree()
 

@@ -48,8 +48,9 @@ class Cells(LightningDataModule):
         validation = DistributedSampler(
             SequentialSampler(**chunks), dist_info=self.trainer, mask=slice(n_train, None), remainder="exact"
         )
-        self.train = self.load(StatefulLoader(batch_sampler=train, return_index=True, to="torch"))
-        self.validation = self.load(Loader(batch_sampler=validation, return_index=True, to="torch"))
+        options = {"return_index": True, "to": "torch", "preload_to_gpu": False}  # Lightning moves batches
+        self.train = self.load(StatefulLoader(batch_sampler=train, **options))
+        self.validation = self.load(Loader(batch_sampler=validation, **options))
         # a rank with another seed, mask or collection is an error on all of them now, instead of a wrong result
         self.train.check_ranks_agree()
         validation.check_ranks_agree(self.validation.n_obs)

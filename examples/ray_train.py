@@ -25,7 +25,7 @@ import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer, prepare_model
+from ray.train.torch import TorchTrainer, get_device, prepare_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -39,7 +39,7 @@ def train(config: dict[str, Any]) -> None:
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     context = ray.train.get_context()
     rank, classes = context.get_world_rank(), classes_of(config["collection"], config["label"])
-    loader = load(config["collection"], config["label"], context)
+    loader, device = load(config["collection"], config["label"], context), get_device()
 
     torch.manual_seed(0)
     # only the model: prepare_data_loader is for torch's DataLoader, and would have nothing to share out here
@@ -48,7 +48,7 @@ def train(config: dict[str, Any]) -> None:
 
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
+            saved = torch.load(Path(folder) / "state.pt", weights_only=True, map_location=device)
         # another number of workers may wrap the model in another way
         getattr(model, "module", model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -60,8 +60,8 @@ def train(config: dict[str, Any]) -> None:
     for epoch in range(loader.next_epoch, config["epochs"]):
         loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
         for batch in loader:
-            targets = torch.tensor(classes.get_indexer(batch["obs"][config["label"]]))
-            loss = cross_entropy(model(batch["X"].to_dense()), targets)
+            targets = torch.tensor(classes.get_indexer(batch["obs"][config["label"]]), device=device)
+            loss = cross_entropy(model(batch["X"].to(device).to_dense()), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -107,7 +107,7 @@ def load(collection: Path | None, label: str, context: ray.train.TrainContext) -
     sampler = DistributedSampler(
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info=context, seed=0
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
     if collection is None:
         return loader.add_adata(made_up_cells(label))
     return loader.use_collection(DatasetCollection(collection, mode="r"))
@@ -158,7 +158,7 @@ if __name__ == "__main__":
     trainer = TorchTrainer(
         train,
         train_loop_config=vars(arguments),
-        scaling_config=ScalingConfig(num_workers=arguments.workers),
+        scaling_config=ScalingConfig(num_workers=arguments.workers, use_gpu=torch.cuda.is_available()),
         run_config=RunConfig(
             name="cells",
             storage_path=str(arguments.checkpoints.resolve()),

@@ -31,6 +31,7 @@ BATCH_SIZE = 32
 
 
 def main(
+    device: torch.device,
     collection: Path | None,
     label: str,
     epochs: int,
@@ -53,12 +54,12 @@ def main(
     )
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(network.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     first, done = 0, 0
     if resume is not None:
-        saved = torch.load(resume / f"rank{dist.get_rank()}.pt", weights_only=True)
+        saved = torch.load(resume / f"rank{dist.get_rank()}.pt", weights_only=True, map_location=device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         batches.load_state_dict(saved["batches"])  # which happens when the next pass begins, not now
@@ -68,8 +69,8 @@ def main(
         loader.set_epoch(epoch)
         rows = []
         for batch in batches:
-            targets = torch.tensor(classes.get_indexer(batch["obs"][label]))
-            loss = cross_entropy(model(batch["X"].to_dense()), targets)
+            targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=device)
+            loss = cross_entropy(model(batch["X"].to(device).to_dense()), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -107,7 +108,7 @@ def load(collection: Path | None, label: str) -> StatefulLoader:
     sampler = DistributedSampler(
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info="torch", seed=0
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
     if collection is None:
         return loader.add_adata(made_up_cells(label))
     return loader.use_collection(DatasetCollection(collection, mode="r"))
@@ -156,6 +157,10 @@ if __name__ == "__main__":
         )
 
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    dist.init_process_group("gloo")
-    main(**vars(arguments))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    main(device, **vars(arguments))
     dist.destroy_process_group()

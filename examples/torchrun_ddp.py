@@ -29,9 +29,8 @@ from annbatch_distributed import DistributedSampler, StatefulLoader
 BATCH_SIZE = 32
 
 
-def main(collection: Path | None, label: str, donor: str, epochs: int, log: Path | None) -> None:
+def main(device: torch.device, collection: Path | None, label: str, donor: str, epochs: int, log: Path | None) -> None:
     """Run one rank."""
-    device = torch.device("cuda", dist.get_node_local_rank()) if torch.cuda.is_available() else torch.device("cpu")
     cells = made_up_cells(label, donor) if collection is None else DatasetCollection(collection, mode="r")
     obs = cells.obs if isinstance(cells, ad.AnnData) else cells.obs([label, donor])
     classes, donors = (pd.Categorical(obs[name]).categories for name in (label, donor))
@@ -92,7 +91,7 @@ def main(collection: Path | None, label: str, donor: str, epochs: int, log: Path
 
 def load(sampler: DistributedSampler, cells: ad.AnnData | DatasetCollection) -> StatefulLoader:
     """Open the cells with a sampler."""
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
     return loader.add_adata(cells) if isinstance(cells, ad.AnnData) else loader.use_collection(cells)
 
 
@@ -139,6 +138,10 @@ if __name__ == "__main__":
         parser.error("no launcher has started this: torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py")
 
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    main(**vars(arguments))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    main(device, **vars(arguments))
     dist.destroy_process_group()
