@@ -1,0 +1,101 @@
+"""The script for Slurm: a signal stops a job of torchrun's, and one of srun's, and both go on with the next batch."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+from annbatch.samplers import RandomSampler
+
+from tests.processes.launch import ROOT, forked_ranks, free_port, python, run, torchrun
+from tests.samplers import batches, job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS = 90  # on a busy machine; it takes a quarter of that
+pytestmark = pytest.mark.timeout(2 * SECONDS)
+
+FOLDER = ROOT / "examples" / "slurm"
+SCRIPT = "examples/slurm/train.py"
+SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+N_OBS = 20_000  # of the fixture
+
+
+def test_a_signal_stops_all_ranks_after_the_same_step_and_the_job_goes_on_with_the_next_one(
+    cells: Path, tmp_path: Path
+) -> None:
+    command = [SCRIPT, cells, tmp_path / "checkpoint.pt", "--rows", tmp_path]
+
+    # torchrun hears it, and passes it on; whatever its ranks make of it, it ends with 1
+    (stopped,) = run_and_signal(
+        torchrun(SIGNALS, *command, "--epochs", 1000, ranks=2),
+        rows=tmp_path,
+        which="torch.distributed.run",
+        number=signal.SIGUSR1,
+        expect=1,
+    )
+    assert "stopped in epoch " in stopped.stdout
+    after_torchrun = n_steps(tmp_path)
+
+    # one rank hears it, with the variables that srun sets for each
+    slurm = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    torchs = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first, _ = run_and_signal(
+        *[python(*command, "--epochs", 1000)] * 2,
+        environments=[variables | torchs for variables in slurm],
+        rows=tmp_path,
+        which=SCRIPT,
+        number=signal.SIGTERM,
+    )
+    assert "stopped in epoch " in first.stdout
+    assert n_steps(tmp_path) > after_torchrun
+
+    epochs = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["loader"]["epoch"] + 2
+    run(*forked_ranks(*command, "--epochs", epochs, ranks=2), seconds=SECONDS)
+    assert not (tmp_path / "checkpoint.unfinished").exists()
+
+    samplers = job(RandomSampler(64, 32, 256), world_size=2, seed=0)
+    for rank, sampler in enumerate(samplers):
+        planned = []
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            planned += [f"{epoch}: {rows}" for rows in batches(sampler.sample(N_OBS))]
+        assert (tmp_path / f"rank{rank}.txt").read_text().splitlines() == planned
+
+
+def run_and_signal(
+    *commands: list[str], rows: Path, which: str, number: signal.Signals, **options: Any
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run commands, and send a signal to the first process of those when ranks have made some more steps."""
+    with ThreadPoolExecutor(1) as threads:
+        jobs = threads.submit(run, *commands, seconds=SECONDS, **options)
+        enough = n_steps(rows) + 60  # more than an epoch
+        while n_steps(rows) < enough and not jobs.done():
+            time.sleep(0.02)
+        processes = psutil.process_iter(["cmdline"])
+        mine = [one for one in processes if which in (words := one.info["cmdline"] or []) and str(rows) in words]
+        if mine:
+            mine[-1].send_signal(number)
+        return jobs.result()
+
+
+def n_steps(folder: Path) -> int:
+    """How many steps rank 0 has made."""
+    rows = folder / "rank0.txt"
+    return rows.read_text().count("\n") if rows.exists() else 0
+
+
+@pytest.mark.parametrize("script", ["srun.sbatch", "torchrun.sbatch"])
+def test_what_is_given_to_slurm_is_bash_that_asks_for_the_ranks_that_it_starts(script: str) -> None:
+    subprocess.run(["bash", "-n", FOLDER / script], check=True)
+    text = (FOLDER / script).read_text()
+    assert SCRIPT in text
+    assert "--signal=B:USR1@120" in text
+    assert ("torchrun" in text) == (SIGNALS in text)
