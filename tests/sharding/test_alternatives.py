@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annbatch_distributed.sharding.alternatives import alternatives, least_lost, nearby
@@ -16,6 +16,7 @@ def lost(n_rows: int, world_size: int, batch_size: int) -> int:
 
 
 @given(st.integers(1, 400), st.integers(1, 6), st.integers(1, 40))
+@example(400, 2, 23)  # 20 and 25 lose none
 def test_a_batch_size_is_the_closest_of_those_that_lose_least(n_rows: int, world_size: int, wished: int) -> None:
     sizes = [size for size in range(1, 100) if abs(size - wished) <= wished // 4 and size * world_size <= n_rows]
     found = least_lost(n_rows, world_size, nearby(wished), wished)
@@ -28,6 +29,7 @@ def test_a_batch_size_is_the_closest_of_those_that_lose_least(n_rows: int, world
 
 
 @given(st.integers(1, 400), st.integers(1, 6), st.integers(1, 40))
+@example(3, 2, 1)  # of two batches of a row, a rank has one row
 def test_alternatives_are_what_they_say(n_rows: int, world_size: int, batch_size: int) -> None:
     found = alternatives(n_rows, world_size, batch_size)
     now = lost(n_rows, world_size, batch_size)
