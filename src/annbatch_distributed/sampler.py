@@ -87,11 +87,11 @@ class DistributedSampler(Sampler):
 
     How 10 rows go to 2 ranks with a batch size of 2 (repeats in brackets)::
 
-        remainder   rank 0             rank 1             batches
-        "drop"      0 1 2 3            4 5 6 7            2 and 2; epoch 0 loses rows 8 and 9, others later
-        "keep"      0 1 2 3 4          5 6 7 8 9          3 and 3; can differ by one
-        "exact"     0 1 2 3 4          5 6 7 8 9          3 and 3; always the same
-        "pad"       0 1 2 3 4 [5]      5 6 7 8 9 [0]      3 and 3, all full
+        remainder  rank 0         rank 1         batches
+        "drop"     0 1 2 3        4 5 6 7        2 and 2; epoch 0 loses rows 8 and 9, others later
+        "keep"     0 1 2 3 4      5 6 7 8 9      3 and 3; can differ by one
+        "exact"    0 1 2 3 4      5 6 7 8 9      3 and 3; always the same
+        "pad"      0 1 2 3 4 [5]  5 6 7 8 9 [0]  3 and 3, all full
 
     Parameters
     ----------
@@ -189,9 +189,16 @@ class DistributedSampler(Sampler):
     >>> from annbatch.samplers import RandomSampler
     >>> from annbatch_distributed import DistributedSampler
     >>> sampler = RandomSampler(
-    ...     chunk_size=64, preload_nchunks=32, batch_size=256, mask=slice(0, 16_000), rng=np.random.default_rng(0)
+    ...     chunk_size=64,
+    ...     preload_nchunks=32,
+    ...     batch_size=256,
+    ...     mask=slice(0, 16_000),
+    ...     rng=np.random.default_rng(0),
     ... )
-    >>> ranks = [DistributedSampler(sampler, dist_info=lambda rank=rank: (rank, 2)) for rank in range(2)]
+    >>> ranks = [
+    ...     DistributedSampler(sampler, dist_info=lambda rank=rank: (rank, 2))
+    ...     for rank in range(2)
+    ... ]
     >>> [rank.n_batches(20_000) for rank in ranks]
     [31, 31]
     >>> print(ranks[0].plan(20_000))
@@ -460,8 +467,12 @@ class DistributedSampler(Sampler):
         >>> from annbatch.samplers import RandomSampler
         >>> from annbatch_distributed import DistributedSampler, Rank
         >>> sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
-        >>> first, again = (DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0) for _ in range(2))
-        >>> splits = [split.tolist() for request in first.sample(48) for split in request["splits"]]
+        >>> first, again = (
+        ...     DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0) for _ in range(2)
+        ... )
+        >>> splits = [
+        ...     split.tolist() for request in first.sample(48) for split in request["splits"]
+        ... ]
         >>> again.load_state_dict(first.state_dict(batches_done=4))
         >>> again.n_batches(48), len(splits)
         (2, 6)
@@ -700,9 +711,12 @@ class DistributedSampler(Sampler):
         --------
         >>> from annbatch.samplers import RandomSampler
         >>> from annbatch_distributed import DistributedSampler, Rank
-        >>> def every_rank_says(text):  # what mpi4py's comm.allgather would return, if rank 1 had another n_obs
+        >>> # what mpi4py's comm.allgather would return, if rank 1 had another n_obs
+        >>> def every_rank_says(text):
         ...     return [text, text.replace('"rank": 0', '"rank": 1').replace("20000", "19000")]
-        >>> sampler = DistributedSampler(RandomSampler(64, 32, 256), dist_info=Rank(0, 2), seed=0)
+        >>> sampler = DistributedSampler(
+        ...     RandomSampler(64, 32, 256), dist_info=Rank(0, 2), seed=0
+        ... )
         >>> sampler.check_ranks_agree(20_000, gather=every_rank_says)
         Traceback (most recent call last):
         ...

@@ -231,7 +231,10 @@ def _digest(plan: EpochPlan) -> str:
 def compare(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
     """Compare what processes with some numbers say of their configurations.
 
-    >>> ranks = [Description(rank, 2, 1, "", {"n_obs": 100 - rank}, "plan", {}) for rank in range(2)]
+    >>> ranks = [
+    ...     Description(rank, 2, 1, "", {"n_obs": 100 - rank}, "plan", {})
+    ...     for rank in range(2)
+    ... ]
     >>> print(compare([rank.to_json() for rank in ranks], range(2)).text)
     The ranks of this job don't agree:
       n_obs: 100 on rank 0; 99 on rank 1

@@ -86,7 +86,7 @@ def embed(
         Where the array is, or will be: the path of an array of zarr with the shape (rows of the cells, width), or
         another store of zarr's.
     dist_info
-        As for :class:`DistributedSampler`. None takes torch's default process group if there is one, or else the
+        As for :class:`.DistributedSampler`. None takes torch's default process group if there is one, or else the
         launcher's variables, or else this process for the only one.
     batch_size
         Rows of a batch. None takes that of the loader's sampler.
@@ -118,9 +118,16 @@ def embed(
     >>> from annbatch import Loader
     >>> from annbatch_distributed.integrations.embedding import embed
     >>> cells = ad.AnnData(np.arange(20.0).reshape(10, 2))
-    >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=1, preload_to_gpu=False).add_adata(cells)
+    >>> loader = Loader(
+    ...     batch_size=4, chunk_size=4, preload_nchunks=1, preload_to_gpu=False
+    ... ).add_adata(cells)
     >>> store = zarr.storage.MemoryStore()  # or a path
-    >>> sums = embed(lambda batch: batch["X"].sum(axis=1, keepdims=True), loader, store, progress=False)
+    >>> sums = embed(
+    ...     lambda batch: batch["X"].sum(axis=1, keepdims=True),
+    ...     loader,
+    ...     store,
+    ...     progress=False,
+    ... )
     >>> sums[:, 0].tolist()
     [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0, 33.0, 37.0]
     """

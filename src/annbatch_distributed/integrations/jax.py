@@ -89,9 +89,16 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     >>> from annbatch_distributed.integrations.jax import global_batch
     >>> from jax.sharding import NamedSharding, PartitionSpec
     >>> rows = NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data"))
-    >>> obs = pd.DataFrame({"cell_type": pd.Categorical(["T", "B", "T"]), "n_genes": [900, 700, 800]})
+    >>> obs = pd.DataFrame(
+    ...     {"cell_type": pd.Categorical(["T", "B", "T"]), "n_genes": [900, 700, 800]}
+    ... )
     >>> batch = global_batch({"X": np.ones((3, 2)), "obs": obs, "index": None}, rows)
-    >>> batch["X"].shape, batch["obs"]["cell_type"].tolist(), batch["obs"]["n_genes"].tolist(), batch["index"]
+    >>> (
+    ...     batch["X"].shape,
+    ...     batch["obs"]["cell_type"].tolist(),
+    ...     batch["obs"]["n_genes"].tolist(),
+    ...     batch["index"],
+    ... )
     ((3, 2), [1, 0, 1], [900, 700, 800], None)
     >>> global_batch(np.array([0, 2**31]), rows)  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -54,14 +54,14 @@ def distribute[Module](
         scvi-tools' ``AnnbatchDataModule``, or any ``LightningDataModule`` whose hooks return annbatch loaders. It stays
         as it is: what is returned is a shallow copy.
     dist_info
-        As for :class:`DistributedSampler`. None asks the trainer that the data module is used with, which is right on
+        As for :class:`.DistributedSampler`. None asks the trainer that the data module is used with, which is right on
         any number of devices.
     read_ahead
-        How many load requests of the training are read ahead, see :class:`StatefulLoader`.
+        How many load requests of the training are read ahead, see :class:`.StatefulLoader`.
     seed
         Shuffles, on every rank alike. Another one gives other epochs.
     options
-        Further arguments of the :class:`DistributedSampler` of the training, such as ``sharding="shuffled"`` for cells
+        Further arguments of the :class:`.DistributedSampler` of the training, such as ``sharding="shuffled"`` for cells
         that are sorted on disk, ``remainder="exact"`` or ``virtual_ranks=8``.
 
     Returns
@@ -84,7 +84,10 @@ def distribute[Module](
     >>> from lightning import LightningDataModule
     >>> class Cells(LightningDataModule):
     ...     def train_dataloader(self):
-    ...         loader = Loader(batch_sampler=RandomSampler(4, 2, 4, mask=slice(0, 40)), preload_to_gpu=False)
+    ...         loader = Loader(
+    ...             batch_sampler=RandomSampler(4, 2, 4, mask=slice(0, 40)),
+    ...             preload_to_gpu=False,
+    ...         )
     ...         return loader.add_adata(ad.AnnData(np.zeros((48, 1))))
     >>> rank_1 = distribute(Cells(), dist_info=Rank(1, 2)).train_dataloader()
     >>> rank_1.sampler.plan(rank_1.n_obs).shard(1).rows

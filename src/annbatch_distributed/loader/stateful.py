@@ -83,7 +83,9 @@ class StatefulLoader(Loader[Any, Any]):
     >>> def make_loader():
     ...     sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
     ...     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0)
-    ...     loader = StatefulLoader(batch_sampler=distributed, return_index=True, preload_to_gpu=False)
+    ...     loader = StatefulLoader(
+    ...         batch_sampler=distributed, return_index=True, preload_to_gpu=False
+    ...     )
     ...     return loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
     >>> loader = make_loader()
     >>> whole = [batch["index"].tolist() for batch in loader]
@@ -163,7 +165,9 @@ class StatefulLoader(Loader[Any, Any]):
         >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False)
         >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
         >>> sampler = DistributedSampler(loader.batch_sampler, dist_info=Rank(1, 2), seed=0)
-        >>> rank_1 = StatefulLoader.from_loader(loader, batch_sampler=sampler, return_index=True)
+        >>> rank_1 = StatefulLoader.from_loader(
+        ...     loader, batch_sampler=sampler, return_index=True
+        ... )
         >>> next(iter(rank_1))["index"].tolist()
         [24, 25, 26, 27]
         """
@@ -442,7 +446,9 @@ class StatefulLoader(Loader[Any, Any]):
         >>> from annbatch.samplers import RandomSampler
         >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
         >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        >>> loader = StatefulLoader(
+        ...     batch_sampler=sampler, return_index=True, preload_to_gpu=False
+        ... )
         >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
         >>> batches = loader.to_dataloader(num_workers=0)
         >>> batches.set_epoch(1)

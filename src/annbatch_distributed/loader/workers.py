@@ -28,7 +28,7 @@ _END: Any = object()
 
 
 class WorkerDataLoader:
-    """What :meth:`StatefulLoader.to_dataloader` returns.
+    """What :meth:`.StatefulLoader.to_dataloader` returns.
 
     Parameters
     ----------
@@ -76,11 +76,11 @@ class WorkerDataLoader:
 
     @property
     def next_epoch(self) -> int:
-        """Which epoch to go on with: see :attr:`DistributedSampler.next_epoch`."""
+        """Which epoch to go on with: see :attr:`.DistributedSampler.next_epoch`."""
         return self._loader.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`."""
+        """Say which epoch the next pass belongs to, on every rank: see :meth:`.DistributedSampler.set_epoch`."""
         self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -136,5 +136,5 @@ class WorkerDataLoader:
         return self._loader.state_dict(batches_done=n_done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`."""
+        """Go on where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)

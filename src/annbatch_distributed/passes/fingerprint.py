@@ -48,9 +48,13 @@ def fingerprint(thing: object) -> str:
     """Return a text that tells samplers, or shardings, of other settings apart.
 
     >>> from annbatch.samplers import SequentialSampler
-    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(SequentialSampler(64, 32, 256, mask=slice(0, 9)))
+    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(
+    ...     SequentialSampler(64, 32, 256, mask=slice(0, 9))
+    ... )
     True
-    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(SequentialSampler(64, 32, 512))
+    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(
+    ...     SequentialSampler(64, 32, 512)
+    ... )
     False
     >>> fingerprint(Shuffled(block_size=64))
     'Shuffled(block_size=64)'
@@ -75,7 +79,10 @@ def _sampler_written_out(sampler: Sampler) -> str:
 def without_secrets(text: object) -> str:
     """Return as much as can be shown of a text that a state has for a sampler or a sharding.
 
-    >>> without_secrets("RandomSampler(batch_size=8)"), without_secrets("Remote(token='secret', url='s3://...')")
+    >>> (
+    ...     without_secrets("RandomSampler(batch_size=8)"),
+    ...     without_secrets("Remote(token='secret', url='s3://...')"),
+    ... )
     ('RandomSampler(batch_size=8)', 'Remote(...)')
     """
     found = re.match(r"(\w{1,80})\(", str(text))

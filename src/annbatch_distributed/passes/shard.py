@@ -55,7 +55,9 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> Sampler:
     --------
     >>> from annbatch.samplers import SequentialSampler
     >>> from annbatch_distributed.sharding import Rows
-    >>> local = localize(SequentialSampler(2, 1, 2, mask=slice(4, 8)), Rows((range(6, 8),)), 100)
+    >>> local = localize(
+    ...     SequentialSampler(2, 1, 2, mask=slice(4, 8)), Rows((range(6, 8),)), 100
+    ... )
     >>> [request["requests"].tolist() for request in local.sample(2)]
     [[slice(0, 2, None)]]
     """

@@ -75,7 +75,9 @@ def deferred(dist_info: DistInfo | Deferred) -> Deferred:
     >>> from annbatch.samplers import SequentialSampler
     >>> from annbatch_distributed import DistributedSampler, deferred
     >>> who = {}
-    >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=deferred(lambda: (who["rank"], 2)))
+    >>> sampler = DistributedSampler(
+    ...     SequentialSampler(2, 1, 2), dist_info=deferred(lambda: (who["rank"], 2))
+    ... )
     >>> who["rank"] = 1  # only now does the job begin
     >>> sampler.rank
     1

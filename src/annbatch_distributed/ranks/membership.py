@@ -89,7 +89,10 @@ def merged(memberships: Sequence[Membership]) -> Membership:
 
     Its source is what frameworks say, which is the same in all processes.
 
-    >>> node, within_node = Membership(Rank(2, 3), "nodes"), Membership(Rank(1, 4), "within nodes")
+    >>> node, within_node = (
+    ...     Membership(Rank(2, 3), "nodes"),
+    ...     Membership(Rank(1, 4), "within nodes"),
+    ... )
     >>> merged([node, within_node]).rank
     Rank(rank=9, world_size=12)
     """

@@ -56,7 +56,9 @@ def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[st
     >>> from torch.distributed.device_mesh import init_device_mesh
     >>> from annbatch_distributed import mesh_ranks
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    >>> mesh = init_device_mesh(
+    ...     "cpu", (1, 1, 1), mesh_dim_names=("dp_replicate", "dp_shard", "tp")
+    ... )
     >>> mesh_ranks(mesh, ("dp_replicate", "dp_shard")).rank
     Rank(rank=0, world_size=1)
     >>> dist.destroy_process_group()

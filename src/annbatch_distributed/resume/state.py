@@ -161,7 +161,9 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
 
     Examples
     --------
-    >>> state = to_state(Position(epoch=3, segments=(Segment(8, 1, 120),)), {"n_obs": 10_000})
+    >>> state = to_state(
+    ...     Position(epoch=3, segments=(Segment(8, 1, 120),)), {"n_obs": 10_000}
+    ... )
     >>> state
     {'version': 1, 'epoch': 3, 'pass': 0, 'segments': [[8, 1, 120]], 'identity': {'n_obs': 10000}}
     >>> from_state(state)[0].segments

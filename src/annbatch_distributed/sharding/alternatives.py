@@ -50,7 +50,10 @@ def alternatives(n_rows: int, world_size: int, batch_size: int) -> tuple[Alterna
     A batch size comes first, if one within a quarter loses less than half as many. The other policies lose none.
     Nothing is returned where nothing is lost.
 
-    >>> [(other.remainder, other.batch_size, other.n_batches) for other in alternatives(20_000, 2, 256)]
+    >>> [
+    ...     (other.remainder, other.batch_size, other.n_batches)
+    ...     for other in alternatives(20_000, 2, 256)
+    ... ]
     [('drop', 250, 40), ('exact', 256, 40), ('keep', 256, 40), ('pad', 256, 40)]
     """
     n_lost = n_rows % (world_size * batch_size)

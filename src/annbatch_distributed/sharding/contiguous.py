@@ -26,13 +26,15 @@ class Contiguous:
     --------
     >>> from annbatch.samplers import SequentialSampler
     >>> from annbatch_distributed import Contiguous, DistributedSampler, Rank
-    >>> sampler = DistributedSampler(SequentialSampler(2, 2, 2), dist_info=Rank(0, 2), sharding=Contiguous())
+    >>> sampler = DistributedSampler(
+    ...     SequentialSampler(2, 2, 2), dist_info=Rank(0, 2), sharding=Contiguous()
+    ... )
     >>> [list(sampler.plan(12).shard(rank).rows) for rank in range(2)]
     [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     """
 
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-        """Return the rows in the order that they have, see :meth:`Sharding.deal`."""
+        """Return the rows in the order that they have, see :meth:`.Sharding.deal`."""
         del world_size, epoch, seed  # the same for all of them
         check_rows(rows)
         return rows

@@ -35,7 +35,10 @@ class Independent:
     >>> from annbatch.samplers import RandomSampler
     >>> from annbatch_distributed import DistributedSampler, Independent, Rank
     >>> sampler = RandomSampler(2, 2, 2, replacement=True, num_samples=10)
-    >>> job = [DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding=Independent()) for rank in range(2)]
+    >>> job = [
+    ...     DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding=Independent())
+    ...     for rank in range(2)
+    ... ]
     >>> [rank.n_batches(100) for rank in job]
     [2, 2]
     """
@@ -43,7 +46,7 @@ class Independent:
     draws: ClassVar[bool] = True
 
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
-        """Return all of the rows for every rank, see :meth:`Sharding.deal`."""
+        """Return all of the rows for every rank, see :meth:`.Sharding.deal`."""
         del epoch, seed  # the same for all of them
         check_rows(rows)
         return [rows] * integer("world_size", world_size, least=1)

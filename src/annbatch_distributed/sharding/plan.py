@@ -212,8 +212,8 @@ class EpochPlan:
         -------
         A table with a line for each rank, and in its columns ``"rows"``, for each label, the number of rows that the
         rank reads, repeats included, or draws from; and ``"distance"``, the total variation distance of the rank's mix
-        of labels to that of the window: the part of its rows that would have to be others, from 0 to 1. (Of a rank
-        without rows it is 0.5.)
+        of labels to that of the window: the part of its rows that would have to be others, from 0 to 1. Of a rank
+        without rows it is 0.5.
 
         Raises
         ------
@@ -290,7 +290,9 @@ class EpochPlan:
         >>> from annbatch.samplers import RandomSampler
         >>> from annbatch_distributed import DistributedSampler, Rank
         >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
-        >>> distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), sharding="shuffled", seed=0)
+        >>> distributed = DistributedSampler(
+        ...     sampler, dist_info=Rank(0, 2), sharding="shuffled", seed=0
+        ... )
         >>> plans = []
         >>> for epoch in range(3):
         ...     distributed.set_epoch(epoch)

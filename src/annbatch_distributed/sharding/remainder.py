@@ -160,7 +160,10 @@ def drop_offset(rotations: int, *, lost: int, n_rows: int) -> int:
 
     >>> [drop_offset(rotations("rotate", epoch), lost=2, n_rows=10) for epoch in range(6)]
     [0, 8, 6, 4, 2, 0]
-    >>> [drop_offset(rotations("alternate", epoch), lost=2, n_rows=10) for epoch in range(6)]
+    >>> [
+    ...     drop_offset(rotations("alternate", epoch), lost=2, n_rows=10)
+    ...     for epoch in range(6)
+    ... ]
     [0, 2, 0, 2, 0, 2]
     """
     return rotations * lost % n_rows if lost else 0

@@ -358,7 +358,10 @@ class Rows:
         it is of: a slice is cut where its rows don't follow each other, and left out if it is empty.
 
         >>> rows = Rows((range(0, 3), range(10, 14)))
-        >>> [found.tolist() for found in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))]
+        >>> [
+        ...     found.tolist()
+        ...     for found in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))
+        ... ]
         [[11, 1, 10], [13, 3, 12], [0, 1, 1]]
         """
         starts, stops = _bounds(starts, stops)

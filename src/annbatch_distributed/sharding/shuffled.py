@@ -47,7 +47,10 @@ class Shuffled:
     >>> from annbatch.samplers import SequentialSampler
     >>> from annbatch_distributed import DistributedSampler, Rank, Shuffled
     >>> sampler = DistributedSampler(
-    ...     SequentialSampler(2, 2, 2), dist_info=Rank(0, 2), sharding=Shuffled(block_size=2), seed=0
+    ...     SequentialSampler(2, 2, 2),
+    ...     dist_info=Rank(0, 2),
+    ...     sharding=Shuffled(block_size=2),
+    ...     seed=0,
     ... )
     >>> for epoch in range(3):
     ...     sampler.set_epoch(epoch)
@@ -64,7 +67,7 @@ class Shuffled:
             object.__setattr__(self, "block_size", integer("block_size", self.block_size, least=1))
 
     def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-        """Return the rows with their blocks in the epoch's order, see :meth:`Sharding.deal`."""
+        """Return the rows with their blocks in the epoch's order, see :meth:`.Sharding.deal`."""
         del world_size  # the order is the same for any number of ranks
         check_rows(rows)
         self.check_seed(seed)
