@@ -2,56 +2,195 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed_version
+from importlib.metadata import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 project = "annbatch-distributed"
-author = "the annbatch-distributed developers"
+_about = metadata(project)
+author = _about["Author"]
 copyright = f"2026, {author}"
-release = installed_version("annbatch-distributed")
-version = release
+version = release = _about["Version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_autodoc_typehints",  # after napoleon, whose fields it gives their types
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates"]
+default_role = "code"
+highlight_language = "text"  # of blocks that don't name theirs
+maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+# Every name that a signature or a page refers to leads somewhere.
+nitpicky = True
+nitpick_ignore = [
+    ("py:class", "Module"),  # a type variable
+    # a property, of which Sphinx tells where its type is defined
+    ("py:class", "numpy.random._generator.Generator"),
+]
+# Building needs no network: what these pages name of other projects stands in
+# inventories/, in Sphinx's first format, which is text. A line there is a name, what it
+# is, and its page.
+intersphinx_mapping = {
+    name: (address, f"inventories/{name}.inv")
+    for name, address in {
+        "anndata": "https://anndata.scverse.org/en/stable/",
+        "annbatch": "https://annbatch.readthedocs.io/en/stable/",
+        "hypothesis": "https://hypothesis.readthedocs.io/en/latest/",
+        "jax": "https://docs.jax.dev/en/latest/",
+        "matplotlib": "https://matplotlib.org/stable/",
+        "numpy": "https://numpy.org/doc/stable/",
+        "pandas": "https://pandas.pydata.org/docs/",
+        "python": "https://docs.python.org/3/",
+        "torch": "https://docs.pytorch.org/docs/stable/",
+        "zarr": "https://zarr.readthedocs.io/en/stable/",
+    }.items()
+}
 
 # numpydoc sections only, with the types from the annotations
 napoleon_google_docstring = False
-napoleon_use_rtype = False
-napoleon_custom_sections = ["Returns"]  # prose: otherwise its first line is taken for the type
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
-autodoc_typehints_format = "short"
+always_use_bars_union = True
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-# a bare `name` is code: inventories of other projects are not fetched, so that building needs no network
-default_role = "code"
-highlight_language = "text"  # of blocks that don't name theirs
+# what keeps its name where it is an annotation, and where that is explained
+autodoc_type_aliases = {
+    "AnyMask": "annbatch_distributed.sharding.AnyMask",
+    "DistInfo": "annbatch_distributed.ranks.DistInfo",
+    "Gather": "annbatch_distributed.checks.Gather",
+    "Piece": "annbatch_distributed.sharding.rows.Piece",
+    "Remainder": "annbatch_distributed.sharding.Remainder",
+    "StoreLike": "zarr.storage.StoreLike",
+    "Timeout": "annbatch_distributed.checks.Timeout",
+    "Tree": "annbatch_distributed.integrations.jax.Tree",
+}
+autosummary_context = {
+    # The members on the page of a class, where those are not all that are public.
+    "shown": {
+        "annbatch_distributed.EpochPlan": [
+            "n_obs",
+            "window",
+            "world_size",
+            "n_processes",
+            "epoch",
+            "batch_size",
+            "remainder",
+            "sharding",
+            "seed",
+            "n_batches",
+            "most_batches",
+            "shard",
+            "sizes",
+            "lost",
+            "n_lost",
+            "n_repeated",
+            "n_samples",
+            "shares_draws",
+            "is_over",
+            "rows_in_memory",
+            "composition",
+            "to_frame",
+            "plot",
+        ],
+        "annbatch_distributed.Shuffled": ["block_size"],
+        "annbatch_distributed.Contiguous": [],
+        "annbatch_distributed.Independent": [],
+        "annbatch_distributed.Tally": ["add"],
+        "annbatch_distributed.sharding.Rows": [
+            "of",
+            "where",
+            "to_array",
+            "cyclic",
+            "within",
+            "to_global",
+        ],
+    }
+}
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 60
+nb_execution_in_temp = True
+nb_merge_streams = True
+nb_output_stderr = "remove"
+
+# what is copied are the lines that have a prompt, without it, or all where none has
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_copy_empty_lines = False  # they stand for output that is left out
 
 html_theme = "sphinx_book_theme"
 html_title = project
-html_theme_options = {"use_repository_button": False, "show_navbar_depth": 1}
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_favicon = "_static/logo.svg"
+html_theme_options = {
+    "logo": {
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo.svg",
+        "text": project,
+    },
+    "navbar_persistent": [],  # the sidebar has a search field already
+    "navigation_with_keys": False,
+    "path_to_docs": "docs",
+    "repository_branch": "main",
+    "repository_url": dict(
+        url.split(", ") for url in _about.get_all("Project-URL", [])
+    )["Source"],
+    "show_navbar_depth": 1,
+    "use_issues_button": True,
+    "use_repository_button": True,
+}
 
 
-# Napoleon takes what precedes a colon in the first line of an attribute's docstring for its type. These are sentences.
+# Napoleon takes what precedes a colon in the first line of an attribute's docstring for
+# its type. These are sentences.
 _sentences: dict[str, list[str]] = {}
 
 
-def _set_aside(_app: Sphinx, what: str, name: str, _obj: object, _options: object, lines: list[str]) -> None:
+def _set_aside(
+    _app: Sphinx, what: str, name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
     if what in {"attribute", "property"}:
         _sentences[name] = list(lines)
 
 
-def _bring_back(_app: Sphinx, _what: str, name: str, _obj: object, _options: object, lines: list[str]) -> None:
+def _bring_back(
+    _app: Sphinx,
+    _what: str,
+    name: str,
+    _obj: object,
+    _options: object,
+    lines: list[str],
+) -> None:
     lines[:] = _sentences.pop(name, lines)
+
+
+_GIVEN = {"annbatch_distributed.EpochPlan", "annbatch_distributed.loader.Sizes"}
+
+
+def _made_elsewhere(
+    _app: Sphinx, _what: str, name: str, *_others: object
+) -> tuple[str, str] | None:
+    """Leave the arguments out of a class that users are given and never make."""
+    return ("", "") if name in _GIVEN else None
 
 
 def setup(app: Sphinx) -> None:
     """Step in before and after napoleon, whose priority is 500."""
     app.connect("autodoc-process-docstring", _set_aside, priority=400)
     app.connect("autodoc-process-docstring", _bring_back, priority=600)
+    app.connect("autodoc-process-signature", _made_elsewhere, priority=400)

@@ -37,7 +37,7 @@ _FEW = 1000
 
 @dataclass(frozen=True)
 class Sizes:
-    """What :func:`sizes` has found; ``str()`` of it is a table with the reasons."""
+    """What :func:`.sizes` has found; ``str()`` of it is a table with the reasons."""
 
     chunk_size: int
     """Consecutive rows that are read at a time."""
