@@ -4,6 +4,8 @@ Run it, stop it, and run it again with the last checkpoint, with as many process
 
     accelerate launch --num_processes 2 examples/accelerate_ddp.py --checkpoints checkpoints/
     accelerate launch --num_processes 2 examples/accelerate_ddp.py --resume checkpoints/step-20
+
+Without GPUs, accelerate starts one process; start two with ``torchrun --standalone --nproc-per-node 2``.
 """
 
 from __future__ import annotations
@@ -123,7 +125,10 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
     arguments = parser.parse_args()
     if "RANK" not in os.environ:  # which accelerate sets for two processes or more
-        parser.error("no launcher has started this: accelerate launch --num_processes 2 examples/accelerate_ddp.py")
+        parser.error(
+            "no launcher has started this: accelerate launch --num_processes 2 examples/accelerate_ddp.py, "
+            "or without GPUs torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py"
+        )
 
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     main(**vars(arguments))

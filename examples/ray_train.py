@@ -134,7 +134,7 @@ def existing(text: str) -> Path:
     if not (path := Path(text)).exists():
         msg = f"{text!r} is not there"
         raise argparse.ArgumentTypeError(msg)
-    return path
+    return path.resolve()  # workers run in a folder of Ray's
 
 
 if __name__ == "__main__":
