@@ -15,9 +15,11 @@ OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
 
 # whole files: the examples of a page follow each other; more of them at once than two cores, because processes wait
 PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
+# where every test stands alone, and some take as long as all others of their file
+EACH = "--dist=worksteal"
 # what has a session of its own; where nothing is named, pytest leaves out folders of tests that start many processes
 BENCHMARKS, LIBRARIES, DEMO = "tests/test_benchmarks.py", "tests/libraries", "tests/processes/test_demo.py"
-# the laws have more examples on the other Python, and in ./dev test
+# the laws have more examples in the session "tests" on the newest Python, and in ./dev test
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
 
@@ -67,14 +69,14 @@ def wheel(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Run the demo and its tests, with what ./dev demo installs."""
     sync(session, "--extra=torch", "--extra=testing", "--group=demo", "--group=pytest")
-    session.run("python", *PYTEST, DEMO, *session.posargs)
+    session.run("python", *PYTEST, EACH, DEMO, *session.posargs)
 
 
 @nox.session(python=NEWEST, name="bench-small")
 def bench_small(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
     sync(session, "--extra=torch", "--extra=testing", "--group=bench", "--group=pytest")
-    session.run("python", *PYTEST, BENCHMARKS, LIBRARIES, *session.posargs)
+    session.run("python", *PYTEST, EACH, BENCHMARKS, LIBRARIES, *session.posargs)
 
 
 @nox.session(python=NEWEST, default=False)
@@ -87,13 +89,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests but those that start many processes; on the newest Python, what is covered is measured."""
+    """Run the tests but those that start many processes; on the newest Python, the pages too, and what is covered."""
     sync(session, "--all-extras", "--group=test")
     arguments = *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs
     if session.python == NEWEST:
-        session.run("coverage", "run", *arguments, env=FEWER_EXAMPLES)
-    else:  # no line is there for one Python only
-        session.run("python", *arguments)
+        session.run("coverage", "run", *arguments)
+    else:  # no line and no page is there for one Python only
+        session.run("python", *arguments, *(() if session.posargs else ("tests",)), env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import torch
 from annbatch import Loader
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from lightning import LightningDataModule, LightningModule, Trainer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.integrations.scvi import distribute
@@ -76,7 +77,7 @@ class Reader(LightningModule):
     def __init__(self, checkpoint: Path | None = None) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.checkpoint = checkpoint
+        self.checkpoint, self.at = checkpoint, (1, 3)
         self.read: dict[int, list[list[int]]] = {}
         self.validated: dict[int, list[int]] = {}
 
@@ -89,7 +90,7 @@ class Reader(LightningModule):
         self.validated.setdefault(self.current_epoch, []).extend(batch["index"].tolist())
 
     def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
-        if self.checkpoint is not None and (self.current_epoch, batch_idx) == (1, 3):
+        if self.checkpoint is not None and (self.current_epoch, batch_idx) == self.at:
             self.trainer.save_checkpoint(self.checkpoint)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -284,10 +285,36 @@ def test_without_a_trainer_there_is_no_rank_and_no_loader() -> None:
         made.train_dataloader()
 
 
-@pytest.mark.parametrize("wrong", [3, None, Cells, LightningModule, StatefulLoader])
+@pytest.mark.parametrize("wrong", [3, None, Cells, LightningModule, LightningModule(), StatefulLoader])
 def test_it_takes_a_data_module(wrong: Any) -> None:
     with pytest.raises(TypeError, match="Expected a LightningDataModule such as scvi-tools' AnnbatchDataModule, got"):
         distribute(wrong)
+
+
+def test_a_hook_that_was_assigned_is_an_error() -> None:
+    cells: Any = Cells()
+    cells.val_dataloader = cells.val_dataloader
+    made = LightningDataModule.from_datasets(train_dataset=TensorDataset(torch.zeros(3)))
+    for module, name in (
+        (cells, "val_dataloader of this Cells"),
+        (made, "train_dataloader of this LightningDataModule"),
+    ):
+        with pytest.raises(TypeError, match=f"The {name} was assigned to it"):
+            distribute(module)
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"),
+    [
+        ({"shardng": "shuffled"}, TypeError, "shardng"),
+        ({"seed": "x"}, TypeError, "seed"),
+        ({"read_ahead": -1}, ValueError, "read_ahead"),
+        ({"dist_info": "tourch"}, ValueError, "Unknown dist_info 'tourch'"),
+    ],
+)
+def test_a_wrong_option_is_an_error_before_there_is_a_trainer(option: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        distribute(Cells(), **option)
 
 
 def test_it_is_distributed_once() -> None:
@@ -350,6 +377,90 @@ def test_an_epoch_that_began_on_other_ranks_is_as_long_as_what_is_left_and_later
     trainer(max_epochs=2).fit(reader, alone)
     # 56 rows of 80 were read, and 6 batches are left
     assert [len(read) for read in reader.read.values()] == [6, 20]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (4, 1), (1, 2)])
+def test_a_checkpoint_of_the_last_batch_of_an_epoch_goes_on_with_whole_epochs(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    whole, checkpoint = Reader(tmp_path / "last.ckpt"), tmp_path / "last.ckpt"
+    whole.at = (1, 20 // before - 1)
+    trainer().fit(whole, distribute(Cells(), dist_info=Rank(0, before)))
+    rest = Reader()
+    trainer(max_epochs=4).fit(rest, distribute(Cells(), dist_info=Rank(0, after)), ckpt_path=checkpoint)
+    assert {epoch: len(read) for epoch, read in rest.read.items()} == {2: 20 // after, 3: 20 // after}
+
+
+class Differing(Reader):
+    """A model with other parameters, which no checkpoint can be loaded into."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        more = torch.nn.Parameter(torch.zeros(1))
+        return torch.optim.SGD([{"params": self.parameters()}, {"params": [more]}], lr=0.0)
+
+
+def test_a_training_that_could_not_go_on_leaves_the_next_one_as_it_is(tmp_path: Path) -> None:
+    whole, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
+    trainer(max_epochs=2).fit(whole, distribute(Cells()))
+    made, anew = distribute(Cells()), Reader()
+    with pytest.raises(ValueError, match="parameter group"):
+        trainer(max_epochs=2).fit(Differing(), made, ckpt_path=checkpoint)
+    following: Any = trainer(max_epochs=2)
+    following.fit(anew, made)
+    assert anew.read == whole.read
+    assert following.reload_dataloaders_every_n_epochs == 0
+
+
+@pytest.mark.parametrize("evaluate", ["fit", "validate"])
+def test_a_state_that_is_loaded_by_hand_is_gone_on_with_whatever_was_done_before(evaluate: str, tmp_path: Path) -> None:
+    whole, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
+    trainer(max_epochs=2).fit(whole, distribute(Cells()))
+    made, rest = distribute(Cells()), Reader()
+    getattr(trainer(max_epochs=1), evaluate)(Reader(), made)
+    saved = torch.load(checkpoint, weights_only=False)
+    made.load_state_dict(saved["Cells"])
+    going_on: Any = trainer(max_epochs=2)
+    going_on.fit_loop.epoch_progress.current.processed = going_on.fit_loop.epoch_progress.current.completed = 1
+    going_on.fit(rest, made)
+    assert rest.read == {1: whole.read[1][4:]}
+
+
+def test_a_loader_that_is_asked_for_in_a_resumed_epoch_is_that_of_the_training(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "middle.ckpt"
+    trainer(max_epochs=2).fit(Reader(checkpoint), distribute(Cells()))
+    made, asked = distribute(Cells()), []
+
+    class Asking(Reader):
+        def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+            asked.append(made.train_dataloader())
+
+    trainer(max_epochs=2).fit(Asking(), made, ckpt_path=checkpoint)
+    assert len(asked) == 16
+    assert all(loader is asked[0] for loader in asked)
+
+
+def test_a_copy_has_a_training_of_its_own() -> None:
+    made = distribute(Cells())
+    trainer(max_epochs=1).fit(Reader(), made)
+    state = made.state_dict()
+    copied = copy.copy(made)
+    assert "annbatch_distributed" not in copied.state_dict()
+    trainer(max_epochs=2).fit(Reader(), copied)
+    assert made.state_dict() == state
+    assert copied.state_dict() != state
+
+
+class Unpicklable(Cells):
+    """Cells with something that can't be pickled, and which they leave out."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "stream"}
+
+
+def test_what_a_data_module_leaves_out_of_its_pickles_stays_out() -> None:
+    made: Any = distribute(Unpicklable(), dist_info=Rank(1, 2))
+    made.stream = (value for value in ())
+    assert not hasattr(pickle.loads(pickle.dumps(made)), "stream")
 
 
 def test_it_can_be_pickled_as_launchers_do() -> None:

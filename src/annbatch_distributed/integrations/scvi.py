@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
@@ -18,18 +19,21 @@ from annbatch_distributed.checks.exchange import initialized
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.passes.traits import n_draws
+from annbatch_distributed.ranks import Deferred, deferred
 from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from annbatch_distributed.ranks import Deferred, DistInfo
+    from annbatch_distributed.ranks import DistInfo
 
 __all__ = ["distribute", "embed"]
 
 #: Where the state of the training's loader is in that of the data module.
 _KEY = "annbatch_distributed"
 _TRAINING = "train_dataloader"
+_HOOKS = (_TRAINING, "val_dataloader", "test_dataloader", "predict_dataloader")
 
 
 def distribute[Module](
@@ -71,7 +75,10 @@ def distribute[Module](
     Raises
     ------
     TypeError
-        If ``datamodule`` is no data module, or has been distributed before.
+        If ``datamodule`` is no data module, has been distributed before, or has a hook that was assigned to it; or if
+        an option is none of the sampler's.
+    ValueError
+        If ``dist_info`` is unknown, or a number is negative.
 
     Examples
     --------
@@ -97,11 +104,23 @@ def distribute[Module](
         raise TypeError(
             f"{type(datamodule).__name__} was distributed before, and its rows would be shared out once more."
         )
-    if isinstance(datamodule, type) or not callable(getattr(datamodule, "train_dataloader", None)):
+    is_module = callable(getattr(datamodule, "train_dataloader", None)) and not hasattr(datamodule, "training_step")
+    if isinstance(datamodule, type) or not is_module:
         hint = " Pass an instance, not the class." if isinstance(datamodule, type) else ""
         raise TypeError(
             f"Expected a LightningDataModule such as scvi-tools' AnnbatchDataModule, got {datamodule!r}.{hint}"
         )
+    if own := [name for name in _HOOKS if name in vars(datamodule)]:
+        raise TypeError(
+            f"The {', '.join(own)} of this {type(datamodule).__name__} was assigned to it, so that what it returns "
+            "can't be shared out. Make it a method of a subclass of LightningDataModule."
+        )
+    # what would fail where a trainer first asks for loaders
+    signature(DistributedSampler).bind(None, dist_info=None, **options)
+    integer("seed", seed, least=0)
+    integer("read_ahead", read_ahead, least=0)
+    if dist_info is not None and not isinstance(dist_info, Deferred):
+        deferred(dist_info)
     made: Any = copy.copy(datamodule)
     made.__class__ = _distributed_class(made.__class__)
     made._sharing = _Sharing(dist_info, read_ahead, {"seed": seed, **options})
@@ -116,7 +135,8 @@ class _Sharing:
         self._dist_info, self._read_ahead, self._options = dist_info, read_ahead, options
         # for each hook, the trainer and the epoch that loaders are for, and the loaders
         self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}
-        self._to_load: Sequence[Mapping[str, Any]] | None = None
+        # the trainer that a state is for, or None for any, and the state of each loader of the training
+        self._to_load: tuple[Any, Sequence[Mapping[str, Any]]] | None = None
         # the trainer that asks for loaders in every epoch since it goes on with one
         self._resumed: Any = None
 
@@ -132,7 +152,11 @@ class _Sharing:
             known = self._shared(hook, trainer, make())
             self._loaders[hook] = (trainer, epoch), known
         if hook == _TRAINING and self._to_load is not None:
-            self._load(trainer)
+            of_trainer, states = self._to_load
+            self._to_load = None
+            # a trainer may have failed between restoring the state and asking for loaders
+            if of_trainer is None or of_trainer is trainer:
+                self._load(trainer, states)
         return known
 
     def _shared(self, hook: str, trainer: Any, loaders: Any) -> Any:  # noqa: ANN401 whatever hooks return
@@ -183,14 +207,16 @@ class _Sharing:
         return list(_stateful(self._loaders.get(_TRAINING, (None, None))[1]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_loaders": {}, "_resumed": None}  # ranks that are started make their own
+        # copies, and ranks that are started, make their own
+        by_hand = self._to_load if self._to_load is not None and self._to_load[0] is None else None
+        return vars(self) | {"_loaders": {}, "_resumed": None, "_to_load": by_hand}
 
-    def load(self, states: Sequence[Mapping[str, Any]] | None) -> None:
-        """Have the next training go on where states were saved."""
-        self._to_load = states
+    def load(self, trainer: Any, states: Sequence[Mapping[str, Any]] | None) -> None:  # noqa: ANN401 Lightning's
+        """Have the training of a trainer, or the next one if it is None, go on where states were saved."""
+        self._to_load = None if states is None else (trainer, states)
 
-    def _load(self, trainer: Any) -> None:  # noqa: ANN401 Lightning's
-        states, loaders, self._to_load = self._to_load or (), self._training(), None
+    def _load(self, trainer: Any, states: Sequence[Mapping[str, Any]]) -> None:  # noqa: ANN401 Lightning's
+        loaders = self._training()
         if len(states) != len(loaders):
             raise ValueError(
                 f"The state is one of {len(states)} loaders of the training, and this data module has {len(loaders)}. "
@@ -202,6 +228,18 @@ class _Sharing:
             self._resumed = trainer
             # an epoch that began on another number of ranks has another number of batches than those that follow
             trainer.reload_dataloaders_every_n_epochs = 1
+            if loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
+                _end_epoch(trainer, max(map(len, loaders)))
+
+
+def _end_epoch(trainer: Any, n_batches: int) -> None:  # noqa: ANN401 Lightning's
+    """Have a trainer that goes on after the last batch of an epoch know that it was the last one.
+
+    It compares the batches that another number of ranks has done with those of this one.
+    """
+    done = trainer.fit_loop.epoch_loop.batch_progress.current
+    if 0 < done.ready < n_batches:
+        done.ready = done.started = done.processed = done.completed = n_batches
 
 
 def _stateful(loaders: Any) -> Iterator[StatefulLoader]:  # noqa: ANN401 whatever hooks return
@@ -226,12 +264,19 @@ class _Distributed:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = {name: value for name, value in state_dict.items() if name != _KEY}
         super().load_state_dict(own)  # type: ignore[misc]  # that of the data module
-        if self.trainer is None or self.trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
-            self._sharing.load(state_dict.get(_KEY))
+        # a trainer that isn't running any more is the one of an earlier training
+        trainer = self.trainer if self.trainer is not None and self.trainer.state.status == "running" else None
+        if trainer is None or trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
+            self._sharing.load(trainer, state_dict.get(_KEY))
+
+    def __copy__(self) -> Any:  # noqa: ANN401 a data module
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), _sharing=copy.copy(self._sharing))
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = type(self).__mro__[2]
-        return _unpickled, (base,), vars(self)
+        return _unpickled, (base,), self.__getstate__()
 
 
 def _unpickled(base: type) -> Any:  # noqa: ANN401 a data module
@@ -244,7 +289,7 @@ def _distributed_class(base: type[Any]) -> Any:  # noqa: ANN401 a class
     """Return a class of data modules, with its name, which Lightning finds their states by."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     made = type(base.__name__, (_Distributed, base), names)
-    for name in (_TRAINING, "val_dataloader", "test_dataloader", "predict_dataloader"):
+    for name in _HOOKS:
         owner = next((kind for kind in base.__mro__ if name in vars(kind)), object)
         # one that Lightning has itself is for data modules without such cells, and raises
         if owner.__module__.partition(".")[0] not in {"lightning", "pytorch_lightning", "builtins"}:
