@@ -12,6 +12,7 @@ import sys
 import time
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,35 @@ def trained(datamodule: Any) -> Any:
     return model
 
 
+def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
+    """Fail in each way in which a rank can fail or differ, and return what was said."""
+    errors = []
+    wider = SimpleNamespace(module=torch.nn.Linear(2, 2 + RANK), get_latent_representation=None)
+    weights = wider.module.weight.detach().clone()
+    # of each way to fail, what rank 1 does otherwise
+    for model, data, options in (
+        (lambda batch: batch["X"].numpy() + RANK, own, {}),
+        (lambda batch: batch["X"].numpy() if RANK else 1 / 0, own, {}),
+        (lambda batch: batch["X"].numpy(), own if RANK == 0 else 3, {}),
+        (lambda batch: batch["X"].numpy(), own, {"batch_size": 1 - RANK}),
+        (wider, own, {}),
+    ):
+        with pytest.raises((ValueError, ZeroDivisionError, TypeError)) as raised:
+            embed(model, data, results / "wrong.zarr", progress=False, timeout=20, **options)
+        errors.append(str(raised.value))
+    assert torch.equal(weights, wider.module.weight)
+    assert not (results / "wrong.zarr").exists()
+    seen: list[int] = []
+
+    def late(batch: Any) -> Any:
+        seen.append(1)
+        return batch["X"].numpy() if RANK == 0 or len(seen) < 4 else 1 / 0
+
+    with pytest.raises(ValueError, match="process 1 has failed: ZeroDivisionError"):
+        embed(late, own, results / "late.zarr", progress=False, timeout=20)
+    return errors
+
+
 def whole(collection: Path, results: Path, _: Path) -> dict[str, Any]:
     """Train without an interruption, and other models."""
     own = distribute(cells(collection))
@@ -127,16 +157,30 @@ def whole(collection: Path, results: Path, _: Path) -> dict[str, Any]:
 
     array = embed(slow, own, results / "slow.zarr", progress=False)
     told["complete"] = bool(np.isfinite(np.asarray(array[:])).all())
-    told["errors"] = []
-    for wrong in (lambda batch: batch["X"].numpy() + RANK, lambda batch: batch["X"].numpy() if RANK else 1 / 0):
-        with pytest.raises((ValueError, ZeroDivisionError)) as raised:
-            embed(wrong, own, results / "wrong.zarr", progress=False)
-        told["errors"].append(str(raised.value))
-    assert not (results / "wrong.zarr").exists()
+    # what is left is dealt out anew, whoever had it before
+    if RANK == 0:
+        embed(lambda batch: batch["X"].numpy(), own, results / "uneven.zarr", dist_info=Rank(0, 1), progress=False)
+        for number in (1, 3, 5, 7):
+            (results / "uneven.zarr" / "c" / str(number) / "0").unlink()
+    torch.distributed.barrier()
+    computed: list[int] = []
+
+    def counted(batch: Any) -> Any:
+        computed.append(len(batch["X"]))
+        return batch["X"].numpy()
+
+    again = embed(counted, own, results / "uneven.zarr", progress=False)
+    assert np.isfinite(np.asarray(again[:])).all()
+    told["computed"] = len(computed)
+
+    told["errors"] = failing(own, results)
     other = distribute(cells(collection), seed=RANK)
     with pytest.raises(ValueError, match="don't agree") as raised:
         train(new(scvi.model.SCVI, other), other)
     told["errors"].append(str(raised.value))
+    if RANK == 0:  # the others don't come
+        with pytest.raises(TimeoutError, match="process 1 didn't come within 1 seconds"):
+            embed(trained(own), own, results / "nobody.zarr", progress=False, timeout=1)
     return told
 
 

@@ -159,9 +159,17 @@ def test_an_embedding_is_complete_where_another_rank_is_slower(folder: Path) -> 
     assert all(rank["complete"] for rank in told(folder, "whole", 2))
 
 
+def test_what_is_left_of_an_embedding_is_dealt_out_anew(folder: Path) -> None:
+    # of 9 chunks of 5 batches, all even ones are there, which rank 0 would have; and each looks at the first batch
+    assert [rank["computed"] for rank in told(folder, "whole", 2)] == [1 + 10, 1 + 10]
+
+
 def test_ranks_that_would_write_or_read_different_things_hear_the_same_error(folder: Path) -> None:
     first, second = (rank["errors"] for rank in told(folder, "whole", 2))
     assert first == second
-    assert first[0].startswith("Nothing was written, since the ranks have different models or cells: of the first")
-    assert first[1] == "Nothing was written, since process 0 has failed: ZeroDivisionError: division by zero"
-    assert "seed: 0 on rank 0; 1 on rank 1" in first[2]
+    assert first[0].startswith("No rank goes on, since they have different models or cells: of them and of the first")
+    assert first[1] == "No rank goes on, since process 0 has failed: ZeroDivisionError: division by zero"
+    assert first[2].startswith("No rank goes on, since process 1 has failed: TypeError: Expected an annbatch Loader")
+    assert first[3].startswith("No rank goes on, since process 1 has failed: ValueError: batch_size must be")
+    assert "'weights': " in first[4]
+    assert "seed: 0 on rank 0; 1 on rank 1" in first[5]

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
-from annbatch_distributed import Rank, deferred
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from annbatch_distributed.integrations import embedding
 from annbatch_distributed.integrations.embedding import embed
 
@@ -186,9 +186,13 @@ def test_a_chunk_is_written_by_zarr_which_a_kill_leaves_whole_whatever_is_read_w
 
     monkeypatch.setattr(LocalStore, "set", counted)
     monkeypatch.setattr(LocalStore, "set_sync", None, raising=False)
+    chunks = [f"c/{number}/0" for number in range(10)]
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-        embed(Model(), cells(40), tmp_path / "array.zarr", progress=False)
-    assert [key for key in written if key.startswith("c/")] == [f"c/{number}/0" for number in range(10)]
+        with pytest.raises(Killed):
+            embed(Model(5), cells(40), tmp_path / "array.zarr", progress=False)
+        assert [key for key in written if key.startswith("c/")] == chunks[:4]  # and one that was looked at
+        embed(Model(), cells(40), tmp_path / "array.zarr", progress=False)  # an array that is there
+    assert [key for key in written if key.startswith("c/")] == chunks
 
 
 def test_what_a_model_draws_is_the_same_on_any_number_of_ranks_and_torch_goes_on_as_before() -> None:
@@ -210,6 +214,52 @@ def test_what_is_nearly_the_same_goes_on_as_other_hardware_rounds_otherwise() ->
     store = begun()
     array = embed(lambda batch: Model()(batch) * np.float32(1 + 1e-6), cells(40), store, progress=False)
     assert not np.isnan(np.asarray(array[:])).any()
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_values_that_are_no_numbers_do_not_hide_that_another_model_goes_on(value: float) -> None:
+    def model(factor: float) -> Any:
+        return lambda batch: np.where(Model()(batch) < 2, np.float32(value), Model()(batch) * np.float32(factor))
+
+    store = MemoryStore()
+    embed(model(1), cells(40), store, dist_info=Rank(0, 2), progress=False)
+    with pytest.raises(ValueError, match="was begun with another model"):
+        embed(model(2), cells(40), store, progress=False)
+    embed(model(1), cells(40), store, progress=False)
+
+
+def test_values_that_are_nearly_nothing_are_compared_with_the_others() -> None:
+    store = MemoryStore()
+    embed(lambda batch: Model()(batch) * [1, 0], cells(40), store, dist_info=Rank(0, 2), progress=False)
+    array = embed(lambda batch: Model()(batch) * [1, 1e-9], cells(40), store, progress=False)
+    assert not np.isnan(np.asarray(array[:])).any()
+
+
+def test_a_chunk_that_begins_without_a_value_is_not_computed_again() -> None:
+    def model(batch: Any) -> np.ndarray:
+        n_batches.append(1)
+        return np.where(Model()(batch)[:, :1] % 4 == 0, np.nan, Model()(batch))
+
+    n_batches: list[int] = []
+    store = MemoryStore()
+    embed(model, cells(40), store, progress=False)
+    n_before = len(n_batches)
+    embed(model, cells(40), store, progress=False)
+    assert (n_before, len(n_batches)) == (1 + 10, 1 + 10 + 1)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_batches_are_those_of_a_virtual_rank(n_ranks: int) -> None:
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, n_ranks), virtual_ranks=2, seed=0)
+    loader = StatefulLoader.from_loader(cells(40), batch_sampler=sampler)
+    array = embed(Model(), loader, MemoryStore(), dist_info=Rank(0, 1), progress=False)
+    assert np.array_equal(np.asarray(array[:]), expected(40, 4))
+
+
+def test_a_model_of_scvi_tools_needs_its_data_module() -> None:
+    kind = type("SCVI", (), {"__module__": "scvi.model", "get_latent_representation": None})
+    with pytest.raises(TypeError, match=r"A model of scvi-tools needs its data module, .* got Loader"):
+        embed(kind(), cells(8), MemoryStore(), progress=False)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Embeddings: what a model makes of every cell, computed by all ranks, and written in the order of the rows.
 
-1. Ranks take rank 0's weights, since DDP leaves running statistics different, and compare what they make of the first
+1. Ranks compare which cells and which network they have.
+2. They take rank 0's weights, since DDP leaves running statistics different, and compare what they make of the first
    cells. The array knows it too: what another model has begun isn't gone on with.
-2. The array is cut into its chunks along the rows, which hold whole batches. Rank r of W has the chunks r, r + W, ...:
-   no two ranks write to the same chunk, and batches are the same ones on any number of ranks.
-3. A chunk is written at once, when its last batch is done. One that holds values is not computed again, so that a job
-   that was killed goes on where it was.
-4. In the end, all ranks wait for each other.
+3. The array is cut into its chunks along the rows, which hold whole batches. The chunks that hold no values yet are
+   dealt to the ranks: no two of them write to the same chunk, and batches are the same ones on any number of ranks.
+4. A chunk is written at once, when its last batch is done, so that a job that was killed goes on where it was.
+
+After each step all ranks meet, so that what fails on one of them is an error on all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,7 @@ from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.integers import BOUND, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     from zarr.storage import StoreLike
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks import DistInfo, Membership
 
     type Compute = Callable[[Any], npt.ArrayLike]
-    type Judge = Callable[[Sequence[str], Sequence[int]], Verdict]
-    type First = dict[str, Any]  # how many cells there are, and what the model makes of the first ones
 
 __all__ = ["embed"]
 
@@ -105,8 +105,8 @@ def embed(
     TypeError
         If ``model`` or ``data`` is something else, or the model returns no floats.
     ValueError
-        On every rank, if they make different things of the first cells, or if one fails there. If there is another
-        array in ``store``, of other cells or by another model; or if the model returns other shapes.
+        On every rank, if they have other cells or networks, make other things of the first cells, or if one fails. If
+        there is another array in ``store``, of other cells or by another model; or if the model returns other shapes.
     TimeoutError
         If another rank didn't come in time. What it has written is kept.
 
@@ -132,34 +132,52 @@ def embed(
     [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0, 33.0, 37.0]
     """
     seconds, job = seconds_of(timeout), _membership(dist_info)
-    loader, compute = _loader(data), _compute(model, data)
-    size = loader.batch_sampler.batch_size if batch_size is None else batch_size
-    if size is None:
-        raise ValueError(f"The sampler of the loader, {loader.batch_sampler!r}, has no batch size: pass batch_size.")
     meets = job.rank.world_size > 1 and (job.framework or initialized()) is not None
 
-    def meet(text: str, judge: Judge) -> None:
+    def compare(said: Mapping[str, Any]) -> None:
         if meets:
-            exchange(text, judge, job, seconds=seconds, gather=None).raise_or_return()
+            exchange(json.dumps(said), _judge, job, seconds=seconds, gather=None).raise_or_return()
 
-    _take_model_of_rank_0(model, job)
-    run = _Run(loader, compute, store, integer("batch_size", size, least=1, below=BOUND), job.rank)
-    try:
-        first = run.first()
-    except Exception as error:
-        meet(json.dumps({"failed": f"{type(error).__name__}: {error}"}), _judge_first)
-        raise
-    meet(json.dumps(first), _judge_first)
-    run.begin(first)
-    run.go(is_shown=progress and job.rank.rank == 0)
-    meet("done", _judge_done)
+    run = _Run(model, data, store, batch_size, job, is_shown=progress and job.rank.rank == 0, meets=meets)
+    for step in (run.prepare, run.first, run.begin, run.go):
+        try:
+            said = step()
+        except Exception as error:
+            compare({"failed": f"{type(error).__name__}: {error}"})
+            raise
+        compare(said)
     return zarr.open_array(store, mode="r")
+
+
+def _judge(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
+    """Compare what processes say after a step."""
+    found = [json.loads(text) for text in texts]
+    for number, one in zip(numbers, found, strict=True):
+        if "failed" in one:
+            return Verdict("disagreement", f"No rank goes on, since process {number} has failed: {one['failed']}")
+    for number, one in zip(numbers, found, strict=True):
+        if not _is_same(found[0], one):
+            return Verdict(
+                "disagreement",
+                "No rank goes on, since they have different models or cells: of them and of the first cells, process "
+                f"{numbers[0]} makes {found[0]}, and process {number} {one}. Give all of them the same ones.",
+            )
+    return Verdict("fine", "all the same")
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two processes, or two jobs, say the same, where numbers may be what other hardware rounds."""
+    if {**one, "values": None} != {**other, "values": None}:
+        return False
+    values, others = (np.array(each.get("values", []), dtype=float) for each in (one, other))
+    least = _TOLERANCE * float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
+    return np.allclose(values, others, rtol=_TOLERANCE, atol=least, equal_nan=True)
 
 
 def _take_model_of_rank_0(model: Any, job: Membership) -> None:  # noqa: ANN401 of scvi-tools, or any function
     """Give the network of a model the weights that it has on rank 0, if all processes of torch's job call this."""
-    module: Any = getattr(model, "module", None)
-    if job.rank.world_size == 1 or initialized() != "torch" or not hasattr(module, "load_state_dict"):
+    module = _network(model)
+    if job.rank.world_size == 1 or initialized() != "torch" or module is None:
         return
     import torch.distributed as dist
 
@@ -170,33 +188,17 @@ def _take_model_of_rank_0(model: Any, job: Membership) -> None:  # noqa: ANN401 
     module.load_state_dict(held[0])
 
 
-def _judge_first(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
-    """Compare what processes make of the first cells."""
-    found = [json.loads(text) for text in texts]
-    for number, one in zip(numbers, found, strict=True):
-        if "failed" in one:
-            return Verdict("disagreement", f"Nothing was written, since process {number} has failed: {one['failed']}")
-    for number, one in zip(numbers, found, strict=True):
-        if not _is_same(found[0], one):
-            return Verdict(
-                "disagreement",
-                f"Nothing was written, since the ranks have different models or cells: of the first cells, process "
-                f"{numbers[0]} makes {found[0]}, and process {number} {one}. Give all of them the same ones.",
-            )
-    return Verdict("fine", "all the same")
+def _network(model: Any) -> Any:  # noqa: ANN401 torch's
+    """Return what has the weights of a model of scvi-tools; None if there is no such thing."""
+    module = getattr(model, "module", None)
+    return module if hasattr(module, "load_state_dict") else None
 
 
-def _judge_done(texts: Sequence[str], _: Sequence[int]) -> Verdict:
-    return Verdict("fine", f"{len(texts)} processes are done")
-
-
-def _is_same(one: First, other: First) -> bool:
-    """Whether two processes, or two jobs, make the same of the first cells, as far as hardware rounds alike."""
-    if one | {"values": None} != other | {"values": None}:
-        return False
-    values, others = (np.array(each["values"], dtype=float) for each in (one, other))
-    least = _TOLERANCE * float(np.nanmax(np.abs(values), initial=0))
-    return np.allclose(values, others, rtol=_TOLERANCE, atol=least, equal_nan=True)
+def _shapes(model: Any) -> str:  # noqa: ANN401 of scvi-tools, or any function
+    """Return a digest of the shapes of a network's weights."""
+    module = _network(model)
+    shapes = {} if module is None else {name: str(tuple(value.shape)) for name, value in module.state_dict().items()}
+    return blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest()
 
 
 def _membership(dist_info: DistInfo | Deferred | None) -> Membership:
@@ -237,9 +239,14 @@ def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything may com
             "Expected a model with get_latent_representation, or a function from a batch to an array, got "
             f"{model!r} of type {type(model).__name__}."
         )
-    if isinstance(data, Loader) or not hasattr(data, "on_before_batch_transfer"):
-        return of_batch
-    return lambda batch: of_batch(data.on_before_batch_transfer(batch, 0))
+    if hasattr(data, "on_before_batch_transfer"):
+        return lambda batch: of_batch(data.on_before_batch_transfer(batch, 0))
+    if any(kind.__module__.partition(".")[0] == "scvi" for kind in type(model).__mro__):
+        raise TypeError(
+            f"A model of scvi-tools needs its data module, which names what it reads, got {type(data).__name__}. Pass "
+            "the AnnbatchDataModule, distributed or not."
+        )
+    return of_batch
 
 
 @contextmanager
@@ -256,23 +263,43 @@ def _seeded(number: int) -> Iterator[None]:
 
 
 class _Run:
-    """A rank's part of an embedding."""
+    """A rank's part of an embedding, in steps, each of which returns what must be the same on all ranks."""
 
     def __init__(
-        self, loader: Loader[Any, Any], compute: Compute, store: StoreLike, batch_size: int, rank: Rank
+        self,
+        model: Any,  # noqa: ANN401 of scvi-tools, or any function
+        data: Any,  # noqa: ANN401 a loader of annbatch's, or a data module
+        store: StoreLike,
+        batch_size: int | None,
+        job: Membership,
+        *,
+        is_shown: bool,
+        meets: bool,
     ) -> None:
-        self._loader, self._compute, self._store, self._rank = loader, compute, store, rank
-        self._batch_size, self._n_obs = batch_size, loader.n_obs
+        self._model, self._data, self._store, self._asked_size, self._job = model, data, store, batch_size, job
+        self._is_shown, self._meets = is_shown, meets
         # what the model makes of a cell
         self._kind: tuple[np.dtype[Any], int] | None = None
-        # whatever others read with: zarrs writes a chunk in place, where zarr renames it when it is whole
-        with zarr.config.set(_WRITTEN_WHOLE):
-            self._found = self._open()
+
+    def prepare(self) -> dict[str, Any]:
+        """Look at what there is: the cells, the model, and the array."""
+        self._loader = _loader(self._data)
+        self._compute, self._n_obs = _compute(self._model, self._data), self._loader.n_obs
+        sampler, size = self._loader.batch_sampler, self._asked_size
+        if size is None:  # of virtual ranks, each has batches of its own, whatever their number
+            size = sampler._batch_size if isinstance(sampler, DistributedSampler) else sampler.batch_size
+        if size is None:
+            raise ValueError(f"The sampler of the loader, {sampler!r}, has no batch size: pass batch_size.")
+        self._batch_size = integer("batch_size", size, least=1, below=BOUND)
+        self._found = self._open()
+        return self._told | {"weights": _shapes(self._model)}
 
     def _open(self) -> zarr.Array[Any] | None:
         """Return the array that there is; a ValueError if it is one of other cells."""
         try:
-            array = zarr.open_array(self._store, mode="r+")
+            # whatever others read with: zarrs writes a chunk in place, where zarr renames it when it is whole
+            with zarr.config.set(_WRITTEN_WHOLE):
+                array = zarr.open_array(self._store, mode="r+")
         except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
             return None
         except zarr.errors.NodeTypeValidationError:
@@ -290,20 +317,22 @@ class _Run:
         """What the array says of itself."""
         return {"n_obs": self._n_obs, "n_var": self._loader.n_var, "batch_size": self._batch_size}
 
-    def first(self) -> First:
-        """Return what the model makes of the first cells."""
+    def first(self) -> dict[str, Any]:
+        """Return what the model of rank 0 makes of the first cells."""
+        _take_model_of_rank_0(self._model, self._job)
         _, values = next(self._batches([slice(0, min(self._batch_size, self._n_obs))]))
         shown = values[:_N_FIRST, :_N_FIRST].astype(float).tolist()
         # as texts, since JSON has no nan
         made = {"dtype": str(values.dtype), "width": values.shape[1], "values": [list(map(str, row)) for row in shown]}
-        return self._told | made
+        self._first = self._told | made
+        return self._first
 
-    def begin(self, first: First) -> None:
+    def begin(self) -> dict[str, Any]:
         """Make the array, or go on with the one that there is; a ValueError if that is of another model."""
-        found = self._found
+        found, first = self._found, self._first
         if found is None:
             n_batches = -(-self._n_obs // self._batch_size)
-            fair = n_batches // (self._rank.world_size * _CHUNKS_OF_RANK)
+            fair = n_batches // (self._job.rank.world_size * _CHUNKS_OF_RANK)
             n_rows = self._batch_size * max(1, min(fair, _ROWS_OF_CHUNK // self._batch_size))
             with zarr.config.set(_WRITTEN_WHOLE):
                 try:
@@ -326,24 +355,33 @@ class _Run:
                 "place."
             )
         self._array, self._n_rows = found, found.chunks[0]
+        rank, world_size = self._job.rank.rank, self._job.rank.world_size
+        chunks = [slice(start, start + self._n_rows) for start in range(0, self._n_obs, self._n_rows)]
+        if self._meets:  # so that nobody writes now, and all see the same chunks
+            left = self._without_values(chunks)
+            self._own = left[rank::world_size]
+            return {"left": [rows.start for rows in left]}
+        self._own = self._without_values(chunks[rank::world_size])
+        return {}
 
-    def go(self, *, is_shown: bool) -> None:
-        """Compute and write what isn't there of this rank's chunks."""
+    def _without_values(self, chunks: list[slice]) -> list[slice]:
+        return [rows for rows in chunks if np.isnan(np.asarray(self._array[rows])).all()]
+
+    def go(self) -> dict[str, Any]:
+        """Compute and write this rank's chunks."""
         from tqdm.auto import tqdm
 
-        starts = range(self._rank.rank * self._n_rows, self._n_obs, self._rank.world_size * self._n_rows)
-        own = [slice(start, min(start + self._n_rows, self._n_obs)) for start in starts]
-        left = [rows for rows in own if np.isnan(np.asarray(self._array[rows.start])).all()]
-        n_done = sum(rows.stop - rows.start for rows in own if rows not in left)
-        n_own = sum(rows.stop - rows.start for rows in own)
-        with tqdm(total=n_own, initial=n_done, unit=" cells", disable=not is_shown) as bar:
+        own = [slice(rows.start, min(rows.stop, self._n_obs)) for rows in self._own]
+        n_rows = sum(rows.stop - rows.start for rows in own)
+        with tqdm(total=n_rows, unit=" cells", disable=not self._is_shown) as bar:
             found: list[npt.NDArray[Any]] = []
-            for rows, values in self._batches(left):
+            for rows, values in self._batches(own):
                 found.append(values)
                 bar.update(len(values))
                 if rows.stop % self._n_rows == 0 or rows.stop == self._n_obs:
                     self._array[rows.stop - sum(map(len, found)) : rows.stop] = np.concatenate(found)
                     found.clear()
+        return {}
 
     def _batches(self, masks: list[slice]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         """Yield the rows of each batch in some stretches of rows, and what the model makes of it."""
