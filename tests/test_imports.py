@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Highest first: a room imports from itself and from those below it.
-ROOMS = ["testing", "integrations", "loader", "sampler", "checks", "resume", "passes", "ranks", "sharding", "report"]
+ROOMS = [
+    "cli",
+    "testing",
+    "integrations",
+    "loader",
+    "sampler",
+    "checks",
+    "resume",
+    "passes",
+    "ranks",
+    "sharding",
+    "report",
+]
 #: What knows neither samplers nor what frameworks make of batches.
 PURE = ["report", "sharding", "ranks", "checks"]
 ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in PURE)]

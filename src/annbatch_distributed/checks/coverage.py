@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.resume.cursor import PassRecord
     from annbatch_distributed.sharding import EpochPlan
 
-__all__ = ["Reading", "all_shares", "compare_readings", "epoch_read"]
+__all__ = ["Reading", "all_shares", "compare_readings", "epoch_read", "summary"]
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def compare_readings(
         return disagreement(
             f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems
         )
-    return Verdict("fine", _summary(plan, total, len(shares), is_whole=is_whole))
+    return Verdict("fine", summary(plan, total, len(shares), is_whole=is_whole))
 
 
 def all_shares(plan: EpochPlan) -> Tally:
@@ -223,7 +223,8 @@ def _counted(tally: Tally) -> str:
     return f"{tally.n_rows} {rows} in {tally.n_batches} {batches}"
 
 
-def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> str:
+def summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> str:
+    """Return what so many ranks have read as planned, in a line."""
     epoch = f"what was left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
     ranks = f"{n_ranks} ranks have" if n_ranks > 1 else "1 rank has"
     text = f"{epoch}: {ranks} read {_counted(total)}, as planned"

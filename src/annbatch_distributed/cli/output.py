@@ -1,0 +1,205 @@
+"""Output: plans, and what was read by them, as tables, lines and what JSON can hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.table import Table
+
+from annbatch_distributed.checks.coverage import all_shares, summary
+from annbatch_distributed.checks.tally import Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from annbatch_distributed import EpochPlan
+    from annbatch_distributed.cli.reading import Read, Some
+    from annbatch_distributed.cli.settings import Settings
+    from annbatch_distributed.sharding import Rows
+
+__all__ = ["Result", "composition_of", "composition_table", "plan_of", "settings_of"]
+
+#: Of rows in more stretches, JSON has the first ones.
+_STRETCHES = 1000
+
+
+def settings_of(settings: Settings, n_obs: int) -> dict[str, Any]:
+    """Return what all epochs have in common."""
+    return {
+        "n_obs": n_obs,
+        "ranks": settings.world_size,
+        "virtual_ranks": settings.virtual_ranks,
+        "chunk_size": settings.chunk_size,
+        "preload_nchunks": settings.n_chunks,
+        "batch_size": settings.batch_size,
+        "sampler": "random" if settings.is_random else "sequential",
+        "remainder": settings.remainder,
+        "sharding": settings.sharding,
+        "seed": settings.seed,
+    }
+
+
+def plan_of(plan: EpochPlan) -> dict[str, Any]:
+    """Return what a plan says."""
+    shards = [(rank, plan.shard(rank)) for rank in range(plan.world_size)]
+    return {
+        "epoch": plan.epoch,
+        "selected": len(plan.window),
+        "lost": {"rows": plan.n_lost, "stretches": _stretches(plan.lost)},
+        "repeated": plan.n_repeated,
+        "rows_in_memory": plan.rows_in_memory,
+        "alternatives": [asdict(other) for other in plan.alternatives],
+        # of virtual ranks, if there are such
+        "shards": [
+            {
+                "rank": rank,
+                "batches": plan.n_batches(rank),
+                "rows": len(shard),
+                "repeated": len(shard) - shard.n_own,
+                "stretches": _stretches(shard.rows),
+            }
+            for rank, shard in shards
+        ],
+    }
+
+
+def _stretches(rows: Rows) -> list[list[int]]:
+    """Return the first stretches of consecutive rows as pairs, half-open, in the order of the rank."""
+    found: list[list[int]] = []
+    step = 1 << 20
+    for start in range(0, len(rows), step):
+        starts, stops, _ = rows.slices_to_global(np.array([start]), np.array([min(start + step, len(rows))]))
+        for first, last in zip(starts.tolist(), stops.tolist(), strict=True):
+            if found and found[-1][1] == first:
+                found[-1][1] = last
+            else:
+                found.append([first, last])
+        if len(found) > _STRETCHES:
+            break
+    return found[:_STRETCHES]
+
+
+def composition_of(mix: pd.DataFrame) -> dict[str, Any]:
+    """Return a composition; a cell without a value has the label null."""
+    return {
+        "labels": [_label(name) for name in mix["rows"].columns],
+        "rows": mix["rows"].to_numpy().tolist(),
+        "distance": mix["distance"].to_numpy().reshape(-1).tolist(),
+    }
+
+
+def _label(name: object) -> str | None:
+    return None if name is None or name != name else str(name)  # noqa: PLR0124 NaN alone is not itself
+
+
+def composition_table(mix: pd.DataFrame) -> Table:
+    """Return a composition with a line for each rank; or for each label, if there are more of these."""
+    found, ranks = composition_of(mix), [f"rank {rank}" for rank in mix.index]
+    names = ["none" if name is None else name for name in found["labels"]]
+    lines = [
+        ["", *names, "distance"],
+        *(
+            [rank, *map(str, counts), f"{distance:.3f}"]
+            for rank, counts, distance in zip(ranks, found["rows"], found["distance"], strict=True)
+        ),
+    ]
+    if len(names) > len(ranks):
+        lines = [list(column) for column in zip(*lines, strict=True)]
+    return _table(lines)
+
+
+def _table(lines: list[list[str]]) -> Table:
+    """Return a table whose first line has the names of the columns; numbers are on the right."""
+    table = Table(box=SIMPLE, show_edge=False, pad_edge=False)
+    for number, name in enumerate(lines[0]):
+        table.add_column(name, justify="right" if number or lines[1][0].isdigit() else "left")
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
+
+
+@dataclass(frozen=True)
+class Result:
+    """What all ranks have read in an epoch, and what of it is not as planned."""
+
+    plan: EpochPlan
+    read: Sequence[Read]
+    """What each rank has read, in their order."""
+    problems: Sequence[str]
+
+    @classmethod
+    def of(cls, plan: EpochPlan, settings: Settings, read: Sequence[Read]) -> Self:
+        """Compare what the ranks have read with the plan, each for itself and all together."""
+        read = sorted(read, key=lambda its: its.rank)
+        problems = [problem for its in read for problem in its.problems(plan, settings.own_ranks(its.rank))]
+        total = sum((Tally.of_dict(its.tally) for its in read), Tally())
+        if not problems and total != all_shares(plan):
+            problems = [f"the shares of all ranks, {total.n_rows} rows, are not what the plan shares out"]
+        return cls(plan, read, problems)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether all of it is as planned."""
+        return not self.problems
+
+    def table(self) -> Table:
+        """Return a line for each rank."""
+        names = ["rank", "rows", "batches", "rows/s", "longest wait"]
+        return _table(
+            [
+                names,
+                *(
+                    [
+                        str(its.rank),
+                        str(its.tally["n_rows"]),
+                        str(its.tally["n_batches"]),
+                        f"{its.rows_per_second:.0f}",
+                        f"{its.longest_wait:.3f} s",
+                    ]
+                    for its in self.read
+                ),
+            ]
+        )
+
+    def lines(self) -> list[str]:
+        """Return the verdict, and what is not as planned."""
+        if self.problems:
+            return [*self.problems, f"epoch {self.plan.epoch}: what was read is not what was planned"]
+        total = sum((Tally.of_dict(its.tally) for its in self.read), Tally())
+        n_compared = sum(its.compared for its in self.read)
+        return [
+            f"{n_compared} cells were compared with what the store has for their rows",
+            summary(self.plan, total, len(self.read), is_whole=True),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as what JSON can hold."""
+        return {
+            "epoch": self.plan.epoch,
+            "ok": self.is_fine,
+            "problems": list(self.problems),
+            "ranks": [
+                {
+                    "rank": its.rank,
+                    "rows": its.tally["n_rows"],
+                    "batches": its.tally["n_batches"],
+                    "rows_per_second": round(its.rows_per_second, 1),
+                    "longest_wait": round(its.longest_wait, 6),
+                    "missing": _some(its.missing),
+                    "repeated": _some(its.repeated),
+                    "foreign": _some(its.foreign),
+                    "cells_compared": its.compared,
+                    "other_cells": _some(its.other_cells),
+                }
+                for its in self.read
+            ],
+        }
+
+
+def _some(some: Some) -> dict[str, Any]:
+    return {"rows": some.n, "first": list(some.first)}
