@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,19 +44,26 @@ class Cells:
         if "://" not in path and not Path(path).exists():
             raise InputError(f"{path}: no such path")
         self.path = path
-        try:
+        with self._readable():
             self.collection: DatasetCollection = DatasetCollection(zarr.open_group(path, mode="r"))
             is_empty = self.collection.is_empty
             self._n_rows = () if is_empty else tuple(map(_n_rows, self.collection))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise InputError(f"{path}: no zarr group, and so no annbatch collection") from error
-        except Exception as error:
-            # whatever zarr and its stores raise about what is damaged
-            raise InputError(f"{path}: not a collection that can be read: {type(error).__name__}: {error}") from error
         if is_empty:
             raise InputError(f"{path}: a zarr group, but no collection, which DatasetCollection(...).add_adatas writes")
         if not self.n_obs:
             raise InputError(f"{path}: a collection without rows")
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn what is raised about a collection that can't be read into an InputError."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise InputError(f"{self.path}: no zarr group, and so no annbatch collection") from error
+        except Exception as error:
+            # whatever zarr and its stores raise about what is damaged
+            what = f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.path}: not a collection that can be read: {what}") from error
 
     @property
     def n_obs(self) -> int:
@@ -72,11 +80,14 @@ class Cells:
         """
         import pandas as pd
 
-        columns = [list(group["obs"].attrs.get("column-order", [])) for group in self.collection]
+        with self._readable():
+            attributes: list[Any] = [group["obs"].attrs.asdict() for group in self.collection]
+            columns: list[list[str]] = [list(one.get("column-order", [])) for one in attributes]
         known = [name for name in columns[0] if all(name in names for names in columns)]
         if column not in known:
             raise InputError(f"{self.path}: no column {column!r} in obs, which has {_listed(known)}")
-        labels = pd.Categorical(self.collection.obs([column])[column])
+        with self._readable():
+            labels = pd.Categorical(self.collection.obs([column])[column])
         if len(labels.categories) > _MOST_LABELS:
             raise InputError(f"{self.path}: column {column!r} has {len(labels.categories)} values, too many for labels")
         return labels
@@ -109,7 +120,7 @@ class Cells:
         for group, n_rows in zip(self.collection, self._n_rows, strict=True):
             its = [row for row in rows if start <= row < start + n_rows]
             if its:
-                obs = ad.io.read_elem(group["obs"])
+                obs: Any = ad.io.read_elem(group["obs"])
                 for row in its:
                     yield row, _values(group["X"], row - start), obs.iloc[row - start]
             start += n_rows

@@ -14,7 +14,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from annbatch_distributed.cli.cells import Cells
 from annbatch_distributed.cli.reading import Read, readings
@@ -63,7 +63,7 @@ class Job:
         context = multiprocessing.get_context("spawn")
         together = context.Barrier(self.settings.world_size)
         processes: list[BaseProcess] = []
-        receivers: dict[Connection, int] = {}
+        receivers: dict[Any, int] = {}
         read: list[Read] = []
         with _ended_by_signals():
             try:
@@ -71,15 +71,17 @@ class Job:
                     receiver, sender = context.Pipe(duplex=False)
                     process = context.Process(target=_stream, args=(self, rank, together, sender), daemon=True)
                     with _ignored_by_children():
-                        process.start()
+                        try:
+                            process.start()
+                        except OSError as error:
+                            raise RankError(f"rank {rank} can't be started: {error}") from error
                     sender.close()
                     processes.append(process)
                     receivers[receiver] = rank
                 while receivers:
-                    for receiver in connection.wait(list(receivers)):
-                        assert isinstance(receiver, connection.Connection)
-                        rank = receivers[receiver]
-                        match _received(receiver):
+                    for ready in connection.wait(list(receivers)):
+                        rank = receivers[ready]
+                        match _received(ready):
                             case int() as n_rows:
                                 say(n_rows)
                             case Read() as its:
@@ -87,20 +89,20 @@ class Job:
                             case str() as problem:
                                 raise RankError(f"rank {rank}: {problem}")
                             case _ if sum(one.rank == rank for one in read) == len(self.settings.epochs):
-                                del receivers[receiver]
+                                del receivers[ready]
                             case _:
                                 processes[rank].join()
                                 raise RankError(f"rank {rank} {_end_of(processes[rank])}; the other ranks were ended")
-                for process in processes:
-                    process.join(timeout=10)
+                for started in processes:
+                    started.join(timeout=10)
             finally:
-                for process in processes:
-                    process.kill()
-                    process.join()
+                for started in processes:
+                    started.kill()
+                    started.join()
         return read
 
 
-def _received(receiver: Connection) -> object:
+def _received(receiver: Any) -> object:  # noqa: ANN401 one end of a pipe
     try:
         return receiver.recv()
     except (EOFError, OSError):  # the rank is no more
@@ -144,7 +146,7 @@ def _ignored_by_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _stream(job: Job, rank: int, together: Barrier, sender: Connection) -> None:
+def _stream(job: Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
     """Stream the epochs as a rank, and send what was read, or what is wrong."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")  # the parent has had those that matter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -53,7 +53,7 @@ def plan_of(plan: EpochPlan) -> dict[str, Any]:
         "lost": {"rows": plan.n_lost, "stretches": _stretches(plan.lost)},
         "repeated": plan.n_repeated,
         "rows_in_memory": plan.rows_in_memory,
-        "alternatives": [asdict(other) for other in plan.alternatives],
+        "alternatives": [other._asdict() for other in plan.alternatives],
         # of virtual ranks, if there are such
         "shards": [
             {

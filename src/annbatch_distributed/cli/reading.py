@@ -56,7 +56,8 @@ class RowSet:
         if len(distinct):
             firsts = np.flatnonzero(np.diff(places, prepend=-1))
             self._bits[places[firsts]] |= np.bitwise_or.reduceat(flags, firsts)
-        return distinct[were_there | (counts > 1)]
+        again: Int64Array = distinct[were_there | (counts > 1)]
+        return again
 
     def without(self, other: RowSet) -> RowSet:
         """Return the rows that the other one doesn't have."""
@@ -70,8 +71,8 @@ class RowSet:
     def first(self, most: int) -> list[int]:
         """Return the first few rows, in ascending order."""
         places = np.flatnonzero(self._bits)[:most]
-        places, bits = np.nonzero(np.unpackbits(self._bits[places, None], axis=1, bitorder="little")), places
-        return (bits[places[0]] * 8 + places[1])[:most].tolist()
+        which, bits = np.nonzero(np.unpackbits(self._bits[places, None], axis=1, bitorder="little"))
+        return [int(row) for row in (places[which] * 8 + bits)[:most]]
 
 
 @dataclass(frozen=True)
