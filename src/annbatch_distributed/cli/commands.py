@@ -194,6 +194,8 @@ def check(
                 console.print()
             console.print(result.table())
             console.print("\n".join(result.lines()))
+        if epochs > 1:
+            console.print(f"\n{sum(result.is_fine for result in results)} of {epochs} epochs were read as planned")
     raise typer.Exit(0 if is_fine else 1)
 
 
@@ -205,7 +207,7 @@ def _stdout() -> Console:
 
 
 def _print_json(content: dict[str, Any]) -> None:
-    typer.echo(json.dumps(content, indent=2))
+    typer.echo(json.dumps(content))
 
 
 def _draw(file: str, plans: list[EpochPlan]) -> None:

@@ -148,7 +148,7 @@ def _ignored_by_children() -> Iterator[None]:
 
 def _stream(job: Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
     """Stream the epochs as a rank, and send what was read, or what is wrong."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _watch_parent()
     warnings.simplefilter("ignore")  # the parent has had those that matter
     try:
         for read in readings(Cells(job.path), job.settings, rank, begin=together.wait, say=sender.send):
@@ -157,8 +157,13 @@ def _stream(job: Job, rank: int, together: Barrier, sender: Connection[Any, Any]
         sender.send(f"{type(error).__name__}: {error}")
 
 
-def _end_with_parent() -> None:
+def _watch_parent() -> None:
+    """End this process as soon as its parent is no more."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
+
+    def end_with_it() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_it, daemon=True).start()

@@ -1,0 +1,231 @@
+"""The command line: what it prints, its exit codes, and that whatever is wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+import zarr
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from typer.testing import CliRunner
+
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.cli import main
+from annbatch_distributed.cli.commands import app
+from tests.processes.configurations import N_OBS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = "--chunk-size", "8", "--batch-size", "8"
+POLICIES = ["drop", "keep", "exact", "pad"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    """Run a command, and return what it prints: on stdout if all is right, else the line on stderr."""
+    assert main(list(map(str, arguments))) == code
+    out, err = capsys.readouterr()
+    if not code:
+        assert not err
+        return out
+    assert not out
+    (line,) = err.splitlines()
+    assert line.startswith("annbatch-distributed: ")
+    return line
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    return json.loads(said(capsys, "plan", *arguments, "--json"))
+
+
+def rows_of(stretches: list[list[int]]) -> list[int]:
+    return [row for start, stop in stretches for row in range(start, stop)]
+
+
+def test_a_plan_is_printed_as_python_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = DistributedSampler(RandomSampler(64, 32, 256), dist_info=Rank(0, 4), seed=0).plan(20_000)
+    assert said(capsys, "plan", "--n-obs", 20_000, "--ranks", 4) == f"{plan}\n"
+
+
+def test_every_epoch_has_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "plan", "--n-obs", 20_000, "--epoch", 3, "--epochs", 2)
+    assert re.findall(r"^epoch (\d+)", text, flags=re.MULTILINE) == ["3", "4"]
+    found = planned(capsys, "--n-obs", 20_000, "--epoch", 3, "--epochs", 2)["epochs"]
+    assert [epoch["epoch"] for epoch in found] == [3, 4]
+    assert found[0]["lost"] != found[1]["lost"]  # others in each epoch
+
+
+@pytest.mark.parametrize("remainder", POLICIES)
+@pytest.mark.parametrize("sharding", ["contiguous", "shuffled"])
+def test_in_json_each_row_is_in_one_shard_or_lost_and_batches_are_full(
+    capsys: pytest.CaptureFixture[str], remainder: str, sharding: str
+) -> None:
+    options = "--n-obs", 1_003, "--ranks", 3, "--remainder", remainder, "--sharding", sharding, *SMALL
+    (epoch,) = planned(capsys, *options)["epochs"]
+    counts = Counter(row for shard in epoch["shards"] for row in rows_of(shard["stretches"]))
+    lost = rows_of(epoch["lost"]["stretches"])
+
+    assert sorted([*counts, *lost]) == list(range(1_003))
+    assert epoch["repeated"] == sum(counts.values()) - len(counts) == sum(one["repeated"] for one in epoch["shards"])
+    assert epoch["lost"]["rows"] == len(lost) == (1_003 % (3 * 8) if remainder == "drop" else 0)
+    for shard in epoch["shards"]:
+        assert len(rows_of(shard["stretches"])) == shard["rows"]
+        assert shard["batches"] == -(-shard["rows"] // 8)
+    if remainder in {"drop", "pad"}:
+        assert {shard["rows"] % 8 for shard in epoch["shards"]} == {0}
+
+
+def test_rows_in_many_stretches_are_the_first_thousand(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--n-obs", 100_000, "--ranks", 2, "--sharding", "shuffled", *SMALL
+    (epoch,) = planned(capsys, *options)["epochs"]
+    assert [len(shard["stretches"]) for shard in epoch["shards"]] == [1_000, 1_000]
+    assert all(shard["rows"] == 50_000 for shard in epoch["shards"])
+
+
+def test_a_collection_has_the_rows_of_all_its_data_sets(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+    assert planned(capsys, collection, "--ranks", 2, *SMALL)["n_obs"] == N_OBS
+
+
+def test_what_a_mask_and_values_of_columns_select_is_shared_out(
+    capsys: pytest.CaptureFixture[str], collection: Path
+) -> None:
+    conditions = "--where", "donor=d1", "--where", "donor=d3", "--where", "cell_type=3"
+    masks = "--mask", "210:260", "--mask", "300:"
+    (epoch,) = planned(capsys, collection, *conditions, *masks, "--ranks", 2, "--remainder", "exact", *SMALL)["epochs"]
+
+    obs = DatasetCollection(collection, mode="r").obs()
+    wanted = [
+        row
+        for row, (donor, kind) in enumerate(zip(obs["donor"], obs["cell_type"], strict=True))
+        if donor in {"d1", "d3"} and kind == "3" and (210 <= row < 260 or row >= 300)
+    ]
+    assert 16 < len(wanted) < 60
+    assert epoch["selected"] == len(wanted)
+    assert sorted(row for shard in epoch["shards"] for row in rows_of(shard["stretches"])) == wanted
+
+
+def test_cells_are_counted_by_a_column_for_each_rank(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+    (epoch,) = planned(capsys, collection, "--by", "donor", "--ranks", 2, *SMALL)["epochs"]
+    donors = DatasetCollection(collection, mode="r").obs()["donor"].tolist()
+    labels = epoch["composition"]["labels"]
+    for shard, counts in zip(epoch["shards"], epoch["composition"]["rows"], strict=True):
+        assert Counter(donors[row] for row in rows_of(shard["stretches"])) == dict(zip(labels, counts, strict=True))
+    assert all(0 < distance < 0.2 for distance in epoch["composition"]["distance"])
+
+    text = said(capsys, "plan", collection, "--by", "donor", "--ranks", 2, *SMALL)
+    for label, counts in zip(labels, zip(*epoch["composition"]["rows"], strict=True), strict=True):
+        assert re.search(rf"^{label} +{counts[0]} +{counts[1]}$", text, flags=re.MULTILINE)
+    wide = said(capsys, "plan", collection, "--by", "donor", "--ranks", 6, *SMALL)  # more ranks than donors
+    assert re.search(r"^rank 5( +\d+){5} +0\.\d+$", wide, flags=re.MULTILINE)
+
+
+def test_load_requests_make_whole_batches_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    for chunk_size, batch_size in [(64, 256), (64, 4096), (48, 100), (1, 7)]:
+        options = "--n-obs", 10**7, "--chunk-size", chunk_size, "--batch-size", batch_size
+        n_chunks = planned(capsys, *options)["preload_nchunks"]
+        assert n_chunks >= 32
+        assert chunk_size * n_chunks % batch_size == 0
+    assert planned(capsys, "--n-obs", 20_000, "--preload-nchunks", 4)["preload_nchunks"] == 4
+
+
+def test_virtual_ranks_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--n-obs", 1_000, "--ranks", 2, "--virtual-ranks", 6, *SMALL)
+    assert (found["ranks"], found["virtual_ranks"], len(found["epochs"][0]["shards"])) == (2, 6, 6)
+
+
+def test_plans_are_drawn_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert planned(capsys, "--n-obs", 20_000, "--epochs", 2, "--plot", tmp_path / "plans.svg")
+    assert (tmp_path / "plans.svg").read_text().count("lost: 7.8 %") == 2
+
+
+WRONG = {
+    "no command": ([], "Missing command"),
+    "no such command": (["plam"], "No such command 'plam'"),
+    "no such option": (["plan", "--rank", "2"], "No such option: --rank"),
+    "neither rows nor a collection": (["plan"], "PATH of a collection, or --n-obs"),
+    "rows and a collection": (["plan", "{collection}", "--n-obs", "5"], "one of them"),
+    "a number that is none": (["plan", "--n-obs", "many"], "'--n-obs'"),
+    "no rows": (["plan", "--n-obs", "0"], "'--n-obs'"),
+    "no such policy": (["plan", "--n-obs", "5", "--remainder", "droop"], "'drop', 'keep', 'exact', 'pad'"),
+    "a column without a collection": (["plan", "--n-obs", "5", "--by", "donor"], "--by needs the PATH"),
+    "values without a collection": (["plan", "--n-obs", "5", "--where", "a=b"], "--where needs the PATH"),
+    "no such path": (["check", "{folder}/none.zarr"], "none.zarr: no such path"),
+    "a file": (["plan", __file__], "no zarr group"),
+    "a folder": (["plan", "{folder}"], "no zarr group"),
+    "a group that is no collection": (["check", "{folder}/group.zarr"], "a zarr group, but no collection"),
+    "a damaged collection": (["check", "{folder}/matrix.zarr"], "can be read: JSONDecodeError"),
+    "damaged annotations": (["plan", "{folder}/obs.zarr", "--by", "donor"], "can be read: JSONDecodeError"),
+    "no such column": (
+        ["plan", "{collection}", "--by", "doner"],
+        "no column 'doner' in obs, which has cell_type, donor",
+    ),
+    "a column that names each cell": (["plan", "{folder}/names.zarr", "--by", "name"], "1200 values, too many"),
+    "no such value": (["plan", "{collection}", "--where", "donor=d9"], "no 'd9' in column 'donor', which has d0, d1"),
+    "no value": (["plan", "{collection}", "--where", "donor"], "--where takes COLUMN=VALUE"),
+    "values that no row has": (
+        ["plan", "{collection}", "--where", "cell_type=0", "--where", "cell_type=1", "--mask", "200:210"],
+        "none of the rows that --where selects is in it",
+    ),
+    "no mask": (["plan", "--n-obs", "500", "--mask", "5"], "--mask takes START:STOP"),
+    "a mask beyond the rows": (["check", "{collection}", "--mask", "0:348"], "STOP at most 347"),
+    "masks that overlap": (["plan", "--n-obs", "9000", "--mask", "0:5000", "--mask", "4000:"], "1000 come again"),
+    "more ranks than rows": (
+        ["check", "{collection}", "--ranks", "400", "--remainder", "exact"],
+        "too few for 400 ranks",
+    ),
+    "virtual ranks that can't be run": (["check", "{collection}", "--virtual-ranks", "5"], "must be a multiple"),
+    "chunks that make no batch": (
+        ["plan", "--n-obs", "5000", "--preload-nchunks", "3"],
+        "chunk_size * preload_nchunks",
+    ),
+    "no such picture": (["plan", "--n-obs", "5000", "--plot", "{folder}/plan.docx"], "'docx' is not supported"),
+    "no folder for a picture": (["plan", "--n-obs", "5000", "--plot", "{folder}/none/plan.png"], "No such file"),
+}
+
+
+@pytest.fixture(scope="module")
+def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Paths that can't be planned or checked, and a collection that can be."""
+    import anndata as ad
+    import numpy as np
+
+    folder = tmp_path_factory.mktemp("unusable")
+    zarr.open_group(folder / "group.zarr", mode="w")
+    for name, file in (("matrix.zarr", "dataset_1/X/zarr.json"), ("obs.zarr", "dataset_1/obs/donor/zarr.json")):
+        shutil.copytree(collection, folder / name)
+        (folder / name / file).write_text("{broken")
+    obs = pd.DataFrame({"name": [f"cell {number}" for number in range(1_200)]}, index=np.arange(1_200).astype(str))
+    ad.AnnData(np.ones((1_200, 1), np.float32), obs=obs).write_h5ad(folder / "names.h5ad")
+    DatasetCollection(folder / "names.zarr").add_adatas([folder / "names.h5ad"])
+    return {"folder": folder, "collection": collection}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], unusable: dict[str, Path], what: str
+) -> None:
+    arguments, problem = WRONG[what]
+    line = said(capsys, *(argument.format(**unusable) for argument in arguments), code=2)
+    assert problem in line
+
+
+def test_without_typer_a_line_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "annbatch_distributed.cli.commands")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert "typer is not installed. The command line needs annbatch-distributed[cli]" in said(capsys, code=2)
+
+
+def test_help_says_what_there_is() -> None:
+    for command, words in ((), ["plan", "check"]), (("plan",), ["--by", "--json"]), (("check",), ["--read-ahead"]):
+        done = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"})
+        assert done.exit_code == 0
+        assert all(word in done.stdout for word in words)

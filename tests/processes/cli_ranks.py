@@ -1,0 +1,62 @@
+"""What ranks of the command line do in tests instead of streaming an epoch, or besides.
+
+Ranks are spawned, and find these functions by their names. What they need is imported in them, so that a rank that only
+waits is there at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from annbatch_distributed.cli import job
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Barrier
+
+#: Set before a test takes its place.
+_stream = job._stream
+
+
+def tampered(given: job.Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
+    """Stream as a rank; but in epoch 1, rank 1 is told of another row in one of its batches than it has read."""
+    from annbatch_distributed import StatefulLoader
+
+    as_it_is = StatefulLoader.__iter__
+
+    def changed(self: StatefulLoader) -> Generator[Any]:
+        is_wrong = (self.sampler.rank, self.sampler.epoch) == (1, 1)
+        for number, batch in enumerate(as_it_is(self)):
+            if is_wrong and number == 3:
+                batch["index"] = batch["index"].copy()
+                batch["index"][2] = 0
+            yield batch
+
+    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]
+    _stream(given, rank, together, sender)
+
+
+def killed(given: job.Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
+    """Stream as a rank; but rank 1 is killed when it has read some batches."""
+    from annbatch_distributed import StatefulLoader
+
+    as_it_is = StatefulLoader.__iter__
+
+    def changed(self: StatefulLoader) -> Generator[Any]:
+        for number, batch in enumerate(as_it_is(self)):
+            if self.sampler.rank == 1 and number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]
+    _stream(given, rank, together, sender)
+
+
+def without_end(given: job.Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
+    """Wait for ever, but end with the parent as a rank does."""
+    job._watch_parent()
+    time.sleep(1_000)
