@@ -98,10 +98,18 @@ autosummary_context = {
             "n_samples",
             "shares_draws",
             "is_over",
+            "alternatives",
             "rows_in_memory",
             "composition",
             "to_frame",
             "plot",
+        ],
+        "annbatch_distributed.sharding.Alternative": [
+            "remainder",
+            "batch_size",
+            "n_batches",
+            "n_lost",
+            "n_repeated",
         ],
         "annbatch_distributed.Shuffled": ["block_size"],
         "annbatch_distributed.Contiguous": [],
@@ -179,7 +187,11 @@ def _bring_back(
     lines[:] = _sentences.pop(name, lines)
 
 
-_GIVEN = {"annbatch_distributed.EpochPlan", "annbatch_distributed.loader.Sizes"}
+_GIVEN = {
+    "annbatch_distributed.EpochPlan",
+    "annbatch_distributed.loader.Sizes",
+    "annbatch_distributed.sharding.Alternative",
+}
 
 
 def _made_elsewhere(

@@ -80,8 +80,10 @@ def as_html(plan: EpochPlan) -> str:
     if plan.n_lost:
         lost = _bar(density(plan.lost, plan.n_obs, _BINS), "#d55e00", _in_short(plan.lost))
         empty = "<td></td>" * (len(names) - 4)
-        body.append(f"<tr><th>lost</th><td></td><td>{plan.n_lost}</td>{empty}<td>{lost}</td></tr>")
-    head = "".join(f"<th>{name}</th>" for name in names)
+        number = f'<td style="text-align: right">{plan.n_lost}</td>'
+        body.append(f"<tr><th>lost</th>{empty}{number}<td></td><td>{lost}</td></tr>")
+    head = "".join(f'<th style="text-align: right">{name}</th>' for name in names[:-1])
+    head += f'<th style="text-align: left">{names[-1]}</th>'
     notes = "<br/>".join(map(escape, _notes(plan)))
     return (
         f"<div><p>{escape(title(plan))}</p><table><thead><tr>{head}</tr></thead>"
@@ -134,7 +136,8 @@ def _html_lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[str]:
     for line in _lines(plan, ranks):
         *cells, rows = _cells(line)
         bar = _bar(density(plan.shard(line.names[-1]).rows, plan.n_obs, _BINS), "#0072b2", rows)
-        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}<td>{bar}</td></tr>"
+        numbers = "".join(f'<td style="text-align: right">{cell}</td>' for cell in cells)
+        yield f"<tr>{numbers}<td>{bar}</td></tr>"
 
 
 def _bar(parts: npt.NDArray[Any], colour: str, label: str) -> str:
