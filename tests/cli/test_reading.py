@@ -11,6 +11,7 @@ import pytest
 from annbatch import DatasetCollection
 
 from annbatch_distributed import StatefulLoader, Tally
+from annbatch_distributed.cli import reading
 from annbatch_distributed.cli.cells import Cells
 from annbatch_distributed.cli.output import Result
 from annbatch_distributed.cli.reading import Read, RowSet, Some, readings
@@ -71,8 +72,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-@pytest.mark.parametrize("virtual_ranks", [None, 6])
+@pytest.mark.parametrize(("remainder", "virtual_ranks"), [("drop", None), ("keep", None), ("exact", 6), ("pad", 2)])
 def test_what_is_read_as_planned_is_fine_under_every_policy(
     collection: Path, remainder: Remainder, virtual_ranks: int | None
 ) -> None:
@@ -195,7 +195,8 @@ def test_rows_that_come_again_as_often_as_planned_but_others_are_found() -> None
     assert one.problems(plan, range(1, 2)) == ["rank 1 has read 8 rows, but not each as often as planned"]
 
 
-def test_a_set_of_rows_knows_what_was_added_before_and_what_another_one_lacks() -> None:
+def test_a_set_of_rows_knows_what_was_added_before_and_what_another_one_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_AT_ONCE", 4)  # parts of 32 rows
     rng = np.random.default_rng(0)
     for n_obs in (1, 7, 8, 9, 300):
         mine, its = (RowSet(n_obs) for _ in range(2))
@@ -206,6 +207,5 @@ def test_a_set_of_rows_knows_what_was_added_before_and_what_another_one_lacks() 
                 known = {row for row in added.tolist() if row in seen[which] or added.tolist().count(row) > 1}
                 assert rows.add(added).tolist() == sorted(known)
                 seen[which].update(added.tolist())
-            assert len(rows) == len(seen[which])
         left = sorted(seen[0] - seen[1])
-        assert Some.of(mine.without(its)) == Some(len(left), tuple(left[:5]))
+        assert mine.without(its) == Some(len(left), tuple(left[:5]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,19 +29,33 @@ __all__ = ["Read", "RowSet", "Some", "readings"]
 _COMPARED, _NAMED = 64, 5
 #: After so many seconds it is said how far a rank is.
 _SAID = 0.2
+#: How many rows of the plan, or eights of rows, are compared at once.
+_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Some:
+    """How many rows there are of a kind, and the first few of them."""
+
+    n: int = 0
+    first: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        rows = "row" if self.n == 1 else "rows"
+        return f"{self.n} {rows}: {', '.join(map(str, self.first))}{', ...' if self.n > len(self.first) else ''}"
 
 
 class RowSet:
     """A set of rows, with one bit for each row of the collection.
 
-    >>> rows = RowSet(20)
+    >>> rows, other = RowSet(20), RowSet(20)
     >>> rows.add(np.array([3, 17, 3])).tolist()
     [3]
     >>> rows.add(np.array([17, 4])).tolist()
     [17]
-    >>> other = RowSet(20)
-    >>> _ = other.add(np.array([17]))
-    >>> Some.of(rows.without(other))
+    >>> other.add(np.array([17])).tolist()
+    []
+    >>> rows.without(other)
     Some(n=2, first=(3, 4))
     """
 
@@ -59,37 +73,17 @@ class RowSet:
         again: Int64Array = distinct[were_there | (counts > 1)]
         return again
 
-    def without(self, other: RowSet) -> RowSet:
-        """Return the rows that the other one doesn't have."""
-        left = RowSet(0)
-        left._bits = self._bits & ~other._bits
-        return left
-
-    def __len__(self) -> int:
-        return int(np.bitwise_count(self._bits).sum())
-
-    def first(self, most: int) -> list[int]:
-        """Return the first few rows, in ascending order."""
-        places = np.flatnonzero(self._bits)[:most]
-        which, bits = np.nonzero(np.unpackbits(self._bits[places, None], axis=1, bitorder="little"))
-        return [int(row) for row in (places[which] * 8 + bits)[:most]]
-
-
-@dataclass(frozen=True)
-class Some:
-    """How many rows there are of a kind, and the first few of them."""
-
-    n: int = 0
-    first: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, rows: RowSet) -> Self:
-        """Count a set of rows."""
-        return cls(len(rows), tuple(rows.first(_NAMED)))
-
-    def __str__(self) -> str:
-        rows = "row" if self.n == 1 else "rows"
-        return f"{self.n} {rows}: {', '.join(map(str, self.first))}{', ...' if self.n > len(self.first) else ''}"
+    def without(self, other: RowSet) -> Some:
+        """Return how many rows the other one doesn't have, and the first few of them, in ascending order."""
+        n_rows, first = 0, list[int]()
+        for start in range(0, len(self._bits), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            left = self._bits[part] & ~other._bits[part]
+            n_rows += int(np.bitwise_count(left).sum())
+            places = start + np.flatnonzero(left)[: _NAMED - len(first)]
+            which, bits = np.nonzero(np.unpackbits(left[places - start, None], axis=1, bitorder="little"))
+            first += (places[which] * 8 + bits).tolist()[: _NAMED - len(first)]
+        return Some(n_rows, tuple(first))
 
 
 @dataclass(frozen=True)
@@ -167,7 +161,7 @@ class _Pass:
     def __init__(self, n_obs: int) -> None:
         self._n_obs = n_obs
         self._tally, self._read, self._again = Tally(), RowSet(n_obs), RowSet(n_obs)
-        self._beyond: list[int] = []
+        self._n_beyond, self._beyond = 0, list[int]()
         self._seconds = self._longest_wait = 0.0
         self._kept: list[tuple[int, Any, Any]] = []
 
@@ -182,9 +176,10 @@ class _Pass:
             if not self._tally.n_batches % every:
                 self._keep(batch, self._tally.n_batches % len(rows))
             self._tally.add(rows)
-            self._beyond += rows[rows >= self._n_obs].tolist()
-            rows = rows[rows < self._n_obs]
-            self._again.add(self._read.add(rows))
+            is_known = rows < self._n_obs
+            self._n_beyond += len(rows) - int(is_known.sum())
+            self._beyond += rows[~is_known].tolist()[: _NAMED - len(self._beyond)]
+            self._again.add(self._read.add(rows[is_known]))
             if now - said > _SAID:
                 say(self._tally.n_rows - n_said)
                 n_said, said = self._tally.n_rows, now
@@ -200,27 +195,23 @@ class _Pass:
         """Compare what was read with the rows that were planned, and the cells that were kept with the store."""
         planned, planned_again = RowSet(self._n_obs), RowSet(self._n_obs)
         for share in shares:
-            for start in range(0, len(share), 1 << 20):
-                rows = share.to_global(np.arange(start, min(start + (1 << 20), len(share))))
+            for start in range(0, len(share), _AT_ONCE):
+                rows = share.to_global(np.arange(start, min(start + _AT_ONCE, len(share))))
                 planned_again.add(planned.add(rows))
-        foreign = Some.of(self._read.without(planned))
-        beyond = self._beyond[: _NAMED - len(foreign.first)]
-        others = RowSet(self._n_obs)
+        foreign = self._read.without(planned)
         kept = {row: (values, obs) for row, values, obs in self._kept if row < self._n_obs}
-        for row, values, obs in cells.stored(list(kept)):
-            if not _is_same(*kept[row], values, obs):
-                others.add(np.array([row]))
+        others = sorted(row for row, values, obs in cells.stored(list(kept)) if not _is_same(*kept[row], values, obs))
         return Read(
             rank,
             epoch,
             self._tally.to_dict(),
             self._seconds,
             self._longest_wait,
-            missing=Some.of(planned.without(self._read)),
-            repeated=Some.of(self._again.without(planned_again)),
-            foreign=Some(foreign.n + len(self._beyond), (*foreign.first, *beyond)),
+            missing=planned.without(self._read),
+            repeated=self._again.without(planned_again),
+            foreign=Some(foreign.n + self._n_beyond, (*foreign.first, *self._beyond)[:_NAMED]),
             compared=len(kept),
-            other_cells=Some.of(others),
+            other_cells=Some(len(others), tuple(others[:_NAMED])),
         )
 
 
