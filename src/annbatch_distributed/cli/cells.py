@@ -12,7 +12,7 @@ import numpy as np
 from annbatch_distributed.sharding import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pandas as pd
     import zarr
@@ -121,8 +121,9 @@ class Cells:
             its = [row for row in rows if start <= row < start + n_rows]
             if its:
                 obs: Any = ad.io.read_elem(group["obs"])
+                values = _values(group["X"])
                 for row in its:
-                    yield row, _values(group["X"], row - start), obs.iloc[row - start]
+                    yield row, values(row - start), obs.iloc[row - start]
             start += n_rows
 
 
@@ -131,14 +132,20 @@ def _n_rows(group: zarr.Group) -> int:
     return int(cells.shape[0] if hasattr(cells, "shape") else cells["indptr"].shape[0] - 1)
 
 
-def _values(cells: Any, row: int) -> np.ndarray[Any, Any]:  # noqa: ANN401 an array or a group of zarr's
-    """Read the values of a row, all columns."""
+def _values(cells: Any) -> Callable[[int], np.ndarray[Any, Any]]:  # noqa: ANN401 an array or a group of zarr's
+    """Return what reads the values of a row, all columns."""
     if hasattr(cells, "shape"):
-        return np.asarray(cells[row])
-    start, stop = map(int, cells["indptr"][row : row + 2])
-    values = np.zeros(cells.attrs["shape"][1], dtype=cells["data"].dtype)
-    np.add.at(values, cells["indices"][start:stop], cells["data"][start:stop])
-    return values
+        return lambda row: np.asarray(cells[row])
+    pointers, indices, data = (cells[name] for name in ("indptr", "indices", "data"))
+    width = cells.attrs["shape"][1]
+
+    def read(row: int) -> np.ndarray[Any, Any]:
+        start, stop = map(int, pointers[row : row + 2])
+        values = np.zeros(width, dtype=data.dtype)
+        np.add.at(values, indices[start:stop], data[start:stop])
+        return values
+
+    return read
 
 
 def masked(stretches: Sequence[str], n_obs: int, among: Rows | None) -> Rows | None:
