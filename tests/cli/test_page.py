@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from typing import TYPE_CHECKING
@@ -25,6 +26,19 @@ def test_a_plan_of_the_page_is_what_the_command_prints(
     monkeypatch.chdir(cells.parent)
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out == SHOWN[command]
+
+
+def test_the_page_names_every_key_of_a_plan(cells: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(cells), "--by", "donor", "--json"]) == 0
+    found = keys_in(json.loads(capsys.readouterr().out))
+    assert len(found) > 20
+    assert all(f"`{key}`" in PAGE for key in found)
+
+
+def keys_in(content: object) -> set[str]:
+    if isinstance(content, dict):
+        return set(content).union(*map(keys_in, content.values()))
+    return set().union(*map(keys_in, content)) if isinstance(content, list) else set()
 
 
 def test_the_page_shows_some_plans() -> None:
