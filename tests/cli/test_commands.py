@@ -86,7 +86,8 @@ def test_rows_in_many_stretches_are_the_first_thousand(capsys: pytest.CaptureFix
     options = "--n-obs", 100_000, "--ranks", 2, "--sharding", "shuffled", *SMALL
     (epoch,) = planned(capsys, *options)["epochs"]
     assert [len(shard["stretches"]) for shard in epoch["shards"]] == [1_000, 1_000]
-    assert all(shard["rows"] == 50_000 for shard in epoch["shards"])
+    assert all(shard["rows"] == 50_000 and not shard["all_stretches"] for shard in epoch["shards"])
+    assert epoch["lost"]["all_stretches"]
 
 
 def test_a_collection_has_the_rows_of_all_its_data_sets(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
@@ -122,6 +123,8 @@ def test_cells_are_counted_by_a_column_for_each_rank(capsys: pytest.CaptureFixtu
     text = said(capsys, "plan", collection, "--by", "donor", "--ranks", 2, *SMALL)
     for label, counts in zip(labels, zip(*epoch["composition"]["rows"], strict=True), strict=True):
         assert re.search(rf"^{label} +{counts[0]} +{counts[1]}$", text, flags=re.MULTILINE)
+    virtual = said(capsys, "plan", collection, "--by", "donor", "--ranks", 1, "--virtual-ranks", 2, *SMALL)
+    assert "virtual rank 1" in virtual
     wide = said(capsys, "plan", collection, "--by", "donor", "--ranks", 6, *SMALL)  # more ranks than donors
     assert re.search(r"^rank 5( +\d+){5} +0\.\d+$", wide, flags=re.MULTILINE)
 
@@ -205,6 +208,16 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     ad.AnnData(np.ones((1_200, 1), np.float32), obs=obs).write_h5ad(folder / "names.h5ad")
     DatasetCollection(folder / "names.zarr").add_adatas([folder / "names.h5ad"])
     return {"folder": folder, "collection": collection}
+
+
+def test_rows_are_selected_by_columns_of_any_number_of_values(
+    capsys: pytest.CaptureFixture[str], unusable: dict[str, Path]
+) -> None:
+    names = unusable["folder"] / "names.zarr"
+    options = names, "--where", "name=cell 7", "--where", "name=cell 9", "--ranks", 1, "--remainder", "keep"
+    (epoch,) = planned(capsys, *options, *SMALL)["epochs"]
+    wanted = DatasetCollection(names, mode="r").obs()["name"].isin(["cell 7", "cell 9"]).to_numpy().nonzero()[0]
+    assert rows_of(epoch["shards"][0]["stretches"]) == wanted.tolist()
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cells", "InputError", "masked"]
 
-#: A column of more values is one of measurements, or names each cell.
-_MOST_LABELS = 1000
-
 
 class InputError(Exception):
     """What was asked for can't be; the message is one line that says why, and what to do."""
@@ -76,7 +73,7 @@ class Cells:
         Raises
         ------
         InputError
-            If there is no such column, or it holds more values than labels are.
+            If there is no such column.
         """
         import pandas as pd
 
@@ -87,10 +84,7 @@ class Cells:
         if column not in known:
             raise InputError(f"{self.path}: no column {column!r} in obs, which has {_listed(known)}")
         with self._readable():
-            labels = pd.Categorical(self.collection.obs([column])[column])
-        if len(labels.categories) > _MOST_LABELS:
-            raise InputError(f"{self.path}: column {column!r} has {len(labels.categories)} values, too many for labels")
-        return labels
+            return pd.Categorical(self.collection.obs([column])[column])
 
     def where(self, conditions: Iterable[str]) -> Rows:
         """Return the rows that have one of the values that are named for each column, as in ``["split=train"]``."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+#: A column of more values is one of measurements, or names each cell.
+_MOST_LABELS = 1000
+
 app = typer.Typer(
     add_completion=False,
     help="Who reads what of a collection of cells: planned, and read by processes of this machine.",
@@ -87,6 +90,8 @@ def plan(
     n_rows = n_obs if cells is None else cells.n_obs
     assert n_rows is not None
     labels = None if cells is None or by is None else cells.labels(by)
+    if labels is not None and len(labels.categories) > _MOST_LABELS:
+        raise InputError(f"--by {by}: the column has {len(labels.categories)} values, too many to count each rank's")
     settings = Settings(
         world_size=ranks,
         chunk_size=chunk_size,

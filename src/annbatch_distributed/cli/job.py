@@ -11,10 +11,10 @@ import os
 import signal
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.cli.cells import Cells
 from annbatch_distributed.cli.reading import Read, readings
@@ -65,18 +65,18 @@ class Job:
         processes: list[BaseProcess] = []
         receivers: dict[Any, int] = {}
         read: list[Read] = []
-        with _ended_by_signals():
+        with _Endings() as endings:
             try:
                 for rank in range(self.settings.world_size):
                     receiver, sender = context.Pipe(duplex=False)
                     process = context.Process(target=_stream, args=(self, rank, together, sender), daemon=True)
-                    with _ignored_by_children():
-                        try:
+                    try:
+                        with endings.held(), _ignored_by_children():
                             process.start()
-                        except OSError as error:
-                            raise RankError(f"rank {rank} can't be started: {error}") from error
+                            processes.append(process)
+                    except OSError as error:
+                        raise RankError(f"rank {rank} can't be started: {error}") from error
                     sender.close()
-                    processes.append(process)
                     receivers[receiver] = rank
                 while receivers:
                     for ready in connection.wait(list(receivers)):
@@ -117,23 +117,41 @@ def _end_of(process: BaseProcess) -> str:
     return f"was ended by {signal.Signals(-code).name}{why}"
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Have signals end this process by an exception, so that what it has started can be ended first."""
-    # what is ignored stays ignored, as SIGHUP is under nohup
-    heeded = [number for number in _ENDINGS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _exit) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+class _Endings:
+    """Signals that end this process by an exception, so that what it has started can be ended first."""
+
+    def __init__(self) -> None:
+        self._is_held, self._noted = False, 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        # what is ignored stays ignored, as SIGHUP is under nohup
+        heeded = [number for number in _ENDINGS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._end) for number in heeded}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Put off what a signal does until a process is started, which could not be ended in the middle of it."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._noted:
+            self._end(self._noted, None)
 
-def _exit(number: int, _: FrameType | None) -> None:
-    for ending in _ENDINGS:  # once is enough, and the ranks are still to be ended
-        signal.signal(ending, signal.SIG_IGN)
-    raise SystemExit(128 + number)
+    def _end(self, number: int, _: FrameType | None) -> None:
+        if self._is_held:
+            self._noted = number
+            return
+        for ending in _ENDINGS:  # once is enough, and the ranks are still to be ended
+            signal.signal(ending, signal.SIG_IGN)
+        raise SystemExit(128 + number)
 
 
 @contextmanager
@@ -154,7 +172,8 @@ def _stream(job: Job, rank: int, together: Barrier, sender: Connection[Any, Any]
         for read in readings(Cells(job.path), job.settings, rank, begin=together.wait, say=sender.send):
             sender.send(read)
     except Exception as error:  # noqa: BLE001 the parent says it
-        sender.send(f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # of a parent that is no more
+            sender.send(f"{type(error).__name__}: {error}")
 
 
 def _watch_parent() -> None:

@@ -50,7 +50,7 @@ def plan_of(plan: EpochPlan) -> dict[str, Any]:
     return {
         "epoch": plan.epoch,
         "selected": len(plan.window),
-        "lost": {"rows": plan.n_lost, "stretches": _stretches(plan.lost)},
+        "lost": {"rows": plan.n_lost, **_stretches(plan.lost)},
         "repeated": plan.n_repeated,
         "rows_in_memory": plan.rows_in_memory,
         "alternatives": [other._asdict() for other in plan.alternatives],
@@ -61,15 +61,15 @@ def plan_of(plan: EpochPlan) -> dict[str, Any]:
                 "batches": plan.n_batches(rank),
                 "rows": len(shard),
                 "repeated": len(shard) - shard.n_own,
-                "stretches": _stretches(shard.rows),
+                **_stretches(shard.rows),
             }
             for rank, shard in shards
         ],
     }
 
 
-def _stretches(rows: Rows) -> list[list[int]]:
-    """Return the first stretches of consecutive rows as pairs, half-open, in the order of the rank."""
+def _stretches(rows: Rows) -> dict[str, Any]:
+    """Return the first stretches of consecutive rows, half-open, in the order of the rank, and whether they are all."""
     found: list[list[int]] = []
     step = 1 << 20
     for start in range(0, len(rows), step):
@@ -81,7 +81,7 @@ def _stretches(rows: Rows) -> list[list[int]]:
                 found.append([first, last])
         if len(found) > _STRETCHES:
             break
-    return found[:_STRETCHES]
+    return {"stretches": found[:_STRETCHES], "all_stretches": len(found) <= _STRETCHES}
 
 
 def composition_of(mix: pd.DataFrame) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _label(name: object) -> str | None:
 
 def composition_table(mix: pd.DataFrame) -> Table:
     """Return a composition with a line for each rank; or for each label, if there are more of these."""
-    found, ranks = composition_of(mix), [f"rank {rank}" for rank in mix.index]
+    found, ranks = composition_of(mix), [f"{mix.index.name} {rank}" for rank in mix.index]
     names = ["none" if name is None else name for name in found["labels"]]
     lines = [
         ["", *names, "distance"],
