@@ -19,6 +19,8 @@ __all__ = ["as_frame", "as_html", "as_text", "percent", "title"]
 
 #: More ranks than this, and the table shows the first and the last ones.
 _MOST_RANKS = 16
+#: Numbers, which notebooks and Sphinx align in other ways.
+_RIGHT = "text-align: right; padding: 0 0.5em"
 #: In how many parts a bar shows the rows of the collection.
 _BINS = 240
 
@@ -80,13 +82,14 @@ def as_html(plan: EpochPlan) -> str:
     if plan.n_lost:
         lost = _bar(density(plan.lost, plan.n_obs, _BINS), "#d55e00", _in_short(plan.lost))
         empty = "<td></td>" * (len(names) - 4)
-        number = f'<td style="text-align: right">{plan.n_lost}</td>'
+        number = f'<td style="{_RIGHT}">{plan.n_lost}</td>'
         body.append(f"<tr><th>lost</th>{empty}{number}<td></td><td>{lost}</td></tr>")
-    head = "".join(f'<th style="text-align: right">{name}</th>' for name in names[:-1])
-    head += f'<th style="text-align: left">{names[-1]}</th>'
+    head = "".join(f'<th style="{_RIGHT}">{name}</th>' for name in names[:-1])
+    head += f'<th style="text-align: left; padding: 0 0.5em">{names[-1]}</th>'
     notes = "<br/>".join(map(escape, _notes(plan)))
     return (
-        f"<div><p>{escape(title(plan))}</p><table><thead><tr>{head}</tr></thead>"
+        f'<div style="overflow-x: auto"><p>{escape(title(plan))}</p>'
+        f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table><p>{notes}</p></div>"
     )
 
@@ -136,7 +139,7 @@ def _html_lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[str]:
     for line in _lines(plan, ranks):
         *cells, rows = _cells(line)
         bar = _bar(density(plan.shard(line.names[-1]).rows, plan.n_obs, _BINS), "#0072b2", rows)
-        numbers = "".join(f'<td style="text-align: right">{cell}</td>' for cell in cells)
+        numbers = "".join(f'<td style="{_RIGHT}">{cell}</td>' for cell in cells)
         yield f"<tr>{numbers}<td>{bar}</td></tr>"
 
 
