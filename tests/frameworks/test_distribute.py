@@ -77,7 +77,8 @@ class Reader(LightningModule):
     def __init__(self, checkpoint: Path | None = None) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.checkpoint, self.at = checkpoint, (1, 3)
+        self.checkpoint = checkpoint
+        self.at: Any = (1, 3)
         self.read: dict[int, list[list[int]]] = {}
         self.validated: dict[int, list[int]] = {}
 
@@ -379,16 +380,52 @@ def test_an_epoch_that_began_on_other_ranks_is_as_long_as_what_is_left_and_later
     assert [len(read) for read in reader.read.values()] == [6, 20]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (4, 1), (1, 2)])
-def test_a_checkpoint_of_the_last_batch_of_an_epoch_goes_on_with_whole_epochs(
-    before: int, after: int, tmp_path: Path
+class Validating(Reader):
+    """Saves a checkpoint when an epoch was validated, too."""
+
+    def on_validation_end(self) -> None:
+        if self.checkpoint is not None and self.current_epoch == 1 and self.at == "validated":
+            self.trainer.save_checkpoint(self.checkpoint)
+
+
+@pytest.mark.parametrize("reload", [0, 1, 2])
+@pytest.mark.parametrize("done", [2, "all", "validated"])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3)])
+def test_epochs_are_whole_after_a_checkpoint_of_any_step_on_other_ranks(
+    before: int, after: int, done: Any, reload: int, tmp_path: Path
 ) -> None:
-    whole, checkpoint = Reader(tmp_path / "last.ckpt"), tmp_path / "last.ckpt"
-    whole.at = (1, 20 // before - 1)
-    trainer().fit(whole, distribute(Cells(), dist_info=Rank(0, before)))
-    rest = Reader()
-    trainer(max_epochs=4).fit(rest, distribute(Cells(), dist_info=Rank(0, after)), ckpt_path=checkpoint)
-    assert {epoch: len(read) for epoch, read in rest.read.items()} == {2: 20 // after, 3: 20 // after}
+    checkpoint = tmp_path / "saved.ckpt"
+    options = {"reload_dataloaders_every_n_epochs": reload}
+    n_before, n_after = (N_TRAIN // (4 * ranks) for ranks in (before, after))
+    whole, rest = Validating(checkpoint), Validating()
+    whole.at = done if done == "validated" else (1, (n_before if done == "all" else done) - 1)
+    trainer(**options).fit(whole, distribute(Cells(), dist_info=Rank(0, before)))
+    trainer(**options).fit(rest, distribute(Cells(), dist_info=Rank(0, after)), ckpt_path=checkpoint)
+    left = 0 if done in {"all", "validated"} else (N_TRAIN - 4 * before * done) // (4 * after)
+    batches = {epoch: len(read) for epoch, read in rest.read.items()}
+    assert batches == ({1: left} if left else {}) | {2: n_after}
+
+
+@pytest.mark.parametrize("who", ["whole", "resumed"])
+def test_loaders_are_made_anew_as_often_as_the_user_says_whoever_asks(who: str, tmp_path: Path) -> None:
+    made, of_epochs = distribute(Cells()), []
+
+    class Asking(Reader):
+        def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+            loader = made.train_dataloader()
+            assert loader is self.trainer.train_dataloader
+            if batch_idx == 5:
+                of_epochs.append(loader)
+
+    options = {"max_epochs": 6, "reload_dataloaders_every_n_epochs": 2}
+    checkpoint = tmp_path / "middle.ckpt"
+    trainer(**options).fit(Asking(checkpoint), made)
+    if who == "resumed":
+        of_epochs.clear()
+        trainer(**options).fit(Asking(), made, ckpt_path=checkpoint)
+    expected = [0, 0, 1, 1, 2, 2][-len(of_epochs) :]
+    assert len(of_epochs) == (6 if who == "whole" else 5)
+    assert [list(dict.fromkeys(of_epochs)).index(loader) for loader in of_epochs] == [n - expected[0] for n in expected]
 
 
 class Differing(Reader):

@@ -137,8 +137,8 @@ class _Sharing:
         self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}
         # the trainer that a state is for, or None for any, and the state of each loader of the training
         self._to_load: tuple[Any, Sequence[Mapping[str, Any]]] | None = None
-        # the trainer that asks for loaders in every epoch since it goes on with one
-        self._resumed: Any = None
+        # the trainer that asks for loaders in every epoch since it goes on with one, and how often the user has it ask
+        self._resumed: tuple[Any, int] = None, 0
 
     def loaders(self, hook: str, trainer: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401 whatever hooks return
         """Return this rank's loaders for a trainer: the same ones whoever asks, as some look at a batch before.
@@ -146,8 +146,10 @@ class _Sharing:
         They are made anew only where the user has the trainer do so.
         """
         (of_trainer, of_epoch), known = self._loaders.get(hook, ((None, None), None))
-        reloads = getattr(trainer, "reload_dataloaders_every_n_epochs", 0) and trainer is not self._resumed
-        epoch = trainer.current_epoch if reloads else None
+        n_epochs = getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
+        if trainer is self._resumed[0]:
+            n_epochs = self._resumed[1]
+        epoch = trainer.current_epoch // n_epochs if n_epochs else None
         if trainer is None or of_trainer is not trainer or of_epoch != epoch:
             known = self._shared(hook, trainer, make())
             self._loaders[hook] = (trainer, epoch), known
@@ -209,7 +211,7 @@ class _Sharing:
     def __getstate__(self) -> dict[str, Any]:
         # copies, and ranks that are started, make their own
         by_hand = self._to_load if self._to_load is not None and self._to_load[0] is None else None
-        return vars(self) | {"_loaders": {}, "_resumed": None, "_to_load": by_hand}
+        return vars(self) | {"_loaders": {}, "_resumed": (None, 0), "_to_load": by_hand}
 
     def load(self, trainer: Any, states: Sequence[Mapping[str, Any]] | None) -> None:  # noqa: ANN401 Lightning's
         """Have the training of a trainer, or the next one if it is None, go on where states were saved."""
@@ -224,12 +226,14 @@ class _Sharing:
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
-        if trainer is not None and not trainer.reload_dataloaders_every_n_epochs:
-            self._resumed = trainer
-            # an epoch that began on another number of ranks has another number of batches than those that follow
-            trainer.reload_dataloaders_every_n_epochs = 1
-            if loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
-                _end_epoch(trainer, max(map(len, loaders)))
+        if trainer is None:
+            return
+        if trainer is not self._resumed[0]:
+            self._resumed = trainer, trainer.reload_dataloaders_every_n_epochs
+        # an epoch that began on another number of ranks has another number of batches than those that follow
+        trainer.reload_dataloaders_every_n_epochs = 1
+        if loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
+            _end_epoch(trainer, max(map(len, loaders)))
 
 
 def _end_epoch(trainer: Any, n_batches: int) -> None:  # noqa: ANN401 Lightning's
@@ -238,7 +242,7 @@ def _end_epoch(trainer: Any, n_batches: int) -> None:  # noqa: ANN401 Lightning'
     It compares the batches that another number of ranks has done with those of this one.
     """
     done = trainer.fit_loop.epoch_loop.batch_progress.current
-    if 0 < done.ready < n_batches:
+    if done.ready:
         done.ready = done.started = done.processed = done.completed = n_batches
 
 
