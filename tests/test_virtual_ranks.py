@@ -396,9 +396,14 @@ def test_ranks_with_other_numbers_of_virtual_ranks_are_told_so() -> None:
 
 def test_a_plan_shows_the_virtual_ranks_and_who_runs_them() -> None:
     (sampler, _) = job(RandomSampler(4, 2, 4), 2, seed=0, virtual_ranks=4)
-    title, names, *lines, _ = str(sampler.plan(100)).splitlines()
+    title, names, *lines = str(sampler.plan(100)).splitlines()
     assert title.startswith("epoch 0: 4 virtual ranks on 2 ranks share 100 of 100 rows")
     assert names.split()[:3] == ["rank", "virtual", "batches"]
-    assert [line.split()[:3] for line in lines] == [["0", "0", "6"], ["0", "1", "6"], ["1", "2", "6"], ["1", "3", "6"]]
+    assert [line.split()[:3] for line in lines[:4]] == [
+        ["0", "0", "6"],
+        ["0", "1", "6"],
+        ["1", "2", "6"],
+        ["1", "3", "6"],
+    ]
     assert sampler.plan(100).composition(["a"] * 100).index.name == "virtual rank"
     assert "virtual_ranks=4" in repr(sampler)
