@@ -19,7 +19,7 @@ PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
 EACH = "--dist=worksteal"
 # what has a session of its own; where nothing is named, pytest leaves out folders of tests that start many processes
 BENCHMARKS, LIBRARIES, DEMO = "tests/test_benchmarks.py", "tests/libraries", "tests/processes/test_demo.py"
-# the laws have more examples in the session "tests" on the newest Python, and in ./dev test
+# the laws have more examples in ./dev test
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
 
@@ -93,7 +93,7 @@ def tests(session: nox.Session) -> None:
     sync(session, "--all-extras", "--group=test")
     arguments = *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs
     if session.python == NEWEST:
-        session.run("coverage", "run", *arguments)
+        session.run("coverage", "run", *arguments, env=FEWER_EXAMPLES)
     else:  # no line and no page is there for one Python only
         session.run("python", *arguments, *(() if session.posargs else ("tests",)), env=FEWER_EXAMPLES)
 
