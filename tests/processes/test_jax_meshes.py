@@ -95,7 +95,8 @@ def test_what_both_processes_have_read_is_said_to_be_the_plan(processes: list[To
     n_batches = N_ROWS // BATCH_SIZE
     have = "1 rank has" if len(set(ranks)) == 1 else "2 ranks have"
     plan = f"{have} read {N_ROWS} rows in {n_batches} batches, as planned. Each of the {N_ROWS} rows was read once"
-    assert {process["read"][name][kind]["said"] for process in processes} == {f"epoch 0: {plan}"}
+    said = {process["read"][name][kind]["said"] for process in processes}
+    assert said == {f"epoch 0: {plan}; the mask selects 0:{N_ROWS}"}
 
 
 @pytest.mark.parametrize("name", SHARED)

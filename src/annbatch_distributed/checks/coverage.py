@@ -240,4 +240,4 @@ def _masked(plan: EpochPlan) -> str:
     """Return which rows the mask selects, which tells loaders of one collection apart; empty if it selects all."""
     # what is left of an epoch is no mask
     is_masked = len(plan.window) < plan.n_obs and not plan.segment
-    return f"the mask selects {plan.window.in_short(3)} of {plan.n_obs}" if is_masked else ""
+    return f"the mask selects {plan.window.in_short(3)}" if is_masked else ""
