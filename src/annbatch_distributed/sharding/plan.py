@@ -179,7 +179,9 @@ class EpochPlan:
     def rows_in_memory(self) -> int | None:
         """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
 
-        To read them takes about as much memory again. None if the size of a load request isn't known.
+        Rows between selected ones that are read through are not counted: under a mask that selects few cells here and
+        there, they are many more. To read takes about as much memory again. None if the size of a load request isn't
+        known.
         """
         if self.rows_per_request is None:
             return None
