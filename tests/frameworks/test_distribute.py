@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -233,12 +234,15 @@ def test_loaders_are_made_anew_where_the_user_says_so() -> None:
     assert len(reader.read) == 4
 
 
-def test_a_state_that_was_only_validated_is_not_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", ["the same trainer", "another one"])
+def test_a_state_that_was_only_validated_is_not_gone_on_with(who: str, tmp_path: Path) -> None:
     reader, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
-    trainer(max_epochs=2).fit(reader, distribute(Cells()))
+    reader.at = (0, 3)  # of the epoch that a training begins with
+    trainer(max_epochs=1).fit(reader, distribute(Cells()))
     made, anew = distribute(Cells()), Reader()
-    trainer().validate(Reader(), made, ckpt_path=checkpoint)
-    trainer(max_epochs=1).fit(anew, made)
+    validating = trainer(max_epochs=1)
+    validating.validate(Reader(), made, ckpt_path=checkpoint)
+    (validating if who == "the same trainer" else trainer(max_epochs=1)).fit(anew, made)
     assert anew.read == {0: reader.read[0]}
 
 
@@ -308,6 +312,9 @@ def test_a_hook_that_was_assigned_is_an_error() -> None:
     ("option", "error", "message"),
     [
         ({"shardng": "shuffled"}, TypeError, "shardng"),
+        ({"sharding": "shufled"}, ValueError, "Unknown sharding 'shufled'"),
+        ({"remainder": "exakt"}, ValueError, "Unknown remainder 'exakt'"),
+        ({"virtual_ranks": 0}, ValueError, "virtual_ranks must be at least 1"),
         ({"seed": "x"}, TypeError, "seed"),
         ({"read_ahead": -1}, ValueError, "read_ahead"),
         ({"dist_info": "tourch"}, ValueError, "Unknown dist_info 'tourch'"),
@@ -316,6 +323,11 @@ def test_a_hook_that_was_assigned_is_an_error() -> None:
 def test_a_wrong_option_is_an_error_before_there_is_a_trainer(option: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         distribute(Cells(), **option)
+
+
+@pytest.mark.parametrize("option", [{"sharding": "shuffled"}, {"sharding": "independent"}, {"virtual_ranks": 8}])
+def test_an_option_that_only_some_samplers_take_is_no_error_yet(option: Any) -> None:
+    distribute(Cells(), **option)
 
 
 def test_it_is_distributed_once() -> None:
@@ -487,17 +499,44 @@ def test_a_copy_has_a_training_of_its_own() -> None:
     assert copied.state_dict() != state
 
 
+def test_a_trainer_that_goes_on_twice_keeps_its_loaders(tmp_path: Path) -> None:
+    checkpoint, made, again = tmp_path / "middle.ckpt", distribute(Cells()), trainer()
+    trainer(max_epochs=2).fit(Reader(checkpoint), distribute(Cells()))
+    read = []
+    for _ in range(2):
+        reader = Reader()
+        again.fit(reader, made, ckpt_path=checkpoint)
+        read.append(reader.read)
+    assert made.n_made == 2
+    assert read[0] == read[1]
+
+
 class Unpicklable(Cells):
-    """Cells with something that can't be pickled, and which they leave out."""
+    """Cells with something that can't be pickled, and which they leave out, as they do the trainer."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "stream"}
+        return {name: value for name, value in vars(self).items() if name not in {"stream", "trainer"}}
 
 
-def test_what_a_data_module_leaves_out_of_its_pickles_stays_out() -> None:
-    made: Any = distribute(Unpicklable(), dist_info=Rank(1, 2))
-    made.stream = (value for value in ())
+@pytest.mark.parametrize("model", [Reader, Differing])
+def test_what_a_data_module_leaves_out_of_its_pickles_stays_out(model: type[Reader], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "middle.ckpt"
+    trainer(max_epochs=2).fit(Reader(checkpoint), distribute(Unpicklable()))
+    made: Any = distribute(Unpicklable())
+    going_on: Any = trainer(max_epochs=2)
+    made.stream = going_on.stream = (value for value in ())
+    with suppress(ValueError):  # the optimizer's, when the state of the data module was loaded
+        going_on.fit(model(), made, ckpt_path=checkpoint)
     assert not hasattr(pickle.loads(pickle.dumps(made)), "stream")
+
+
+def test_a_copy_goes_on_with_a_state_that_was_loaded_by_hand() -> None:
+    on_two = distribute(Cells(), dist_info=Rank(0, 2))
+    next(iter(on_two.train_dataloader()))
+    made = distribute(Cells(), dist_info=Rank(0, 2))
+    made.load_state_dict(on_two.state_dict())
+    for copied in (copy.copy(made), pickle.loads(pickle.dumps(made))):
+        assert training_of(copied).sampler.batches_done == 1
 
 
 def test_it_can_be_pickled_as_launchers_do() -> None:

@@ -141,6 +141,18 @@ def test_rank_0_shows_how_many_cells_are_done(capsys: pytest.CaptureFixture[str]
     assert "32/32" in capsys.readouterr().err
 
 
+def test_an_array_that_another_rank_makes_meanwhile_is_gone_on_with() -> None:
+    store = MemoryStore()
+
+    def model(batch: Any) -> np.ndarray:
+        if not list(store._store_dict):
+            embed(Model(), cells(40), store, dist_info=Rank(1, 2), progress=False)
+        return Model()(batch)
+
+    array = embed(model, cells(40), store, dist_info=Rank(0, 2), progress=False)
+    assert np.array_equal(np.asarray(array[:]), expected(40, 4))
+
+
 def begun() -> MemoryStore:
     store = MemoryStore()
     embed(Model(), cells(40), store, dist_info=Rank(0, 2), progress=False)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import cache
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
+from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.checks.exchange import initialized
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.passes.traits import n_draws
-from annbatch_distributed.ranks import Deferred, deferred
+from annbatch_distributed.ranks import Deferred, Rank, deferred
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.integers import integer
 
@@ -78,7 +78,7 @@ def distribute[Module](
         If ``datamodule`` is no data module, has been distributed before, or has a hook that was assigned to it; or if
         an option is none of the sampler's.
     ValueError
-        If ``dist_info`` is unknown, or a number is negative.
+        If ``dist_info`` is unknown, or a number or an option is none that the sampler takes.
 
     Examples
     --------
@@ -115,9 +115,9 @@ def distribute[Module](
             f"The {', '.join(own)} of this {type(datamodule).__name__} was assigned to it, so that what it returns "
             "can't be shared out. Make it a method of a subclass of LightningDataModule."
         )
-    # what would fail where a trainer first asks for loaders
-    signature(DistributedSampler).bind(None, dist_info=None, **options)
-    integer("seed", seed, least=0)
+    # what would fail where a trainer first asks for loaders, with a sampler that any option goes with
+    trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
+    DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
     integer("read_ahead", read_ahead, least=0)
     if dist_info is not None and not isinstance(dist_info, Deferred):
         deferred(dist_info)
