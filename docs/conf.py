@@ -100,6 +100,8 @@ autosummary_context = {
             "is_over",
             "alternatives",
             "rows_in_memory",
+            "reads_per_row",
+            "reading_ahead",
             "composition",
             "to_frame",
             "plot",

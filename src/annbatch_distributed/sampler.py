@@ -207,7 +207,7 @@ class DistributedSampler(Sampler):
        0       31  7936         0  0:7936
        1       31  7936         0  7936:15872
     lost in this epoch: 128 rows, 0.8 % (15872:16000)
-    to lose none: batch_size=250, remainder="exact", "keep" or "pad"
+    to lose none: remainder="exact", "keep" or "pad"
     in memory: up to 2048 rows on each rank
     """
 
@@ -368,6 +368,8 @@ class DistributedSampler(Sampler):
             seed=self._seed,
             root_seed=self._root_seed,
             align=self._align,
+            # the rows of a wrapper within another are positions in the other's shard
+            read_through=0 if self._within_another else self._read_through,
         )
 
     @property

@@ -82,6 +82,17 @@ def test_a_collection_says_its_rows_their_bytes_and_its_chunks(kind: str, tmp_pa
     assert sizes(collection, 2, batch_size=64, store_chunk=50).chunk_size % 50 == 0
 
 
+@pytest.mark.parametrize("part", [0.05, 0.5, 0.95, slice(10_000, 90_000)])
+def test_under_a_mask_what_is_read_fits_too(part: float | slice) -> None:
+    mask = np.random.default_rng(0).random(100_000) < part if isinstance(part, float) else part
+    found = sizes(100_000, 2, row_bytes=1_000, memory=10**7, mask=mask, batch_size=64)
+    distributed = DistributedSampler(RandomSampler(**found.arguments), dist_info=Rank(0, 2), mask=mask, seed=0)
+    n_read = [sum(rows.stop - rows.start for rows in request["requests"]) for request in distributed.sample(100_000)]
+    assert 0.7 * found.bytes_in_memory < 4.5 * 1_000 * max(n_read) < 1.1 * found.bytes_in_memory
+    assert found.bytes_in_memory <= 10**7
+    assert distributed.plan(100_000).n_lost == found.n_lost
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "message"),
     [
@@ -99,6 +110,8 @@ def test_a_collection_says_its_rows_their_bytes_and_its_chunks(kind: str, tmp_pa
         ),
         ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
         ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),
+        ({"row_bytes": 10, "mask": slice(0, 500)}, ValueError, "500 rows are too few for a batch of 256 on each of 2"),
+        ({"row_bytes": 10, "mask": slice(0, 1_001)}, ValueError, "mask"),
     ],
 )
 def test_what_can_be_no_sizes_is_an_error(asked: Any, error: type[Exception], message: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from annbatch.samplers import RandomSampler
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from annbatch_distributed import DistributedSampler, EpochPlan, Rank
 from annbatch_distributed.sharding.alternatives import alternatives, least_lost, nearby
 
 
@@ -47,3 +49,33 @@ def test_alternatives_are_what_they_say(n_rows: int, world_size: int, batch_size
             assert smallest >= other.n_batches
         if other.remainder == "pad":
             assert other.n_repeated == world_size * other.n_batches * batch_size - n_rows
+
+
+@given(
+    st.integers(1, 2_000), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.integers()
+)
+@example(20_000, 2, 100, 10, 4, 0)  # 250, closer than 200
+@example(20_000, 2, 64, 32, 8, 0)  # no other size near 256 makes 2048 rows
+def test_a_sampler_takes_every_batch_size_that_a_plan_names(
+    n_obs: int, world_size: int, chunk_size: int, preload_nchunks: int, n_batches: int, which: int
+) -> None:
+    n_request = chunk_size * preload_nchunks
+    fitting = [size for size in range(1, n_request + 1) if n_request % size == 0 and size * world_size <= n_obs]
+    if not fitting:
+        return
+    batch_size = n_request // n_batches if n_request % n_batches == 0 else fitting[which % len(fitting)]
+    if batch_size not in fitting:
+        return
+    chunks = {"chunk_size": chunk_size, "preload_nchunks": preload_nchunks}
+
+    def plan(size: int) -> EpochPlan:
+        return DistributedSampler(RandomSampler(**chunks, batch_size=size), dist_info=Rank(0, world_size)).plan(n_obs)
+
+    now = plan(batch_size)
+    by_size = [other for other in now.alternatives if other.remainder == "drop"]
+    for other in by_size:
+        found = plan(other.batch_size)
+        assert (found.n_lost, found.most_batches) == (other.n_lost, other.n_batches)
+        assert f"batch_size={other.batch_size}" in str(now)
+    near = [size for size in fitting if abs(size - batch_size) <= batch_size // 4]
+    assert bool(by_size) == (2 * min(plan(size).n_lost for size in near) < now.n_lost)

@@ -28,7 +28,7 @@ def test_the_table_says_who_gets_what_and_what_is_lost() -> None:
         "   2        3    24         0  58:82",
         "lost in this epoch: 8 rows, 10 % (82:90)",
         'to lose none: remainder="exact", "keep" or "pad"',
-        "in memory: up to 8 rows on each rank",
+        "in memory: up to about 15 rows on each rank, since about 1.9 are read for each that is selected",
     ]
 
 
@@ -117,6 +117,38 @@ def test_a_loader_holds_no_more_rows_than_the_plan_says(read_ahead: int, virtual
 def test_a_loader_holds_no_more_rows_than_a_rank_has() -> None:
     sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=8)
     assert DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(100).rows_in_memory == 48
+
+
+_FEW = np.random.default_rng(0).random(40_000)
+_HOLES = {
+    "nine of ten": _FEW < 0.9,
+    "one of ten": _FEW < 0.1,
+    "half, in runs of 40": np.arange(40_000) // 40 % 2 == 0,
+    "half, in runs of 100": np.arange(40_000) // 100 % 2 == 0,  # whole chunks come first, and leave holes
+    "half, in runs of 2000": np.arange(40_000) // 2000 % 2 == 0,
+    "one in five, of the second half": (np.arange(40_000) < 20_000) | (np.arange(40_000) % 5 == 0),
+    "a stretch": np.arange(40_000) // 10_000 == 1,
+}
+
+
+@pytest.mark.parametrize("holes", _HOLES)
+def test_rows_that_are_read_through_are_in_memory_too(holes: str) -> None:
+    sampler = RandomSampler(chunk_size=64, preload_nchunks=8, batch_size=256)
+    n_read: list[int] = []
+    for rank in range(2):
+        distributed = DistributedSampler(sampler, dist_info=Rank(rank, 2), mask=_HOLES[holes], seed=0)
+        requests = distributed.sample(40_000)
+        n_read += [sum(part.stop - part.start for part in request["requests"]) for request in requests]
+    made = distributed.plan(40_000)
+    assert made.rows_in_memory == round(512 * made.reads_per_row)
+    assert max(n_read) / 1.1 <= made.rows_in_memory < 1.3 * max(n_read)
+    assert ("about" in str(made)) == (made.rows_in_memory > 512)
+
+
+def test_holes_that_are_not_read_through_are_not_in_memory() -> None:
+    sampler = RandomSampler(chunk_size=64, preload_nchunks=8, batch_size=256)
+    made = DistributedSampler(sampler, dist_info=Rank(0, 2), mask=_FEW < 0.1, read_through=0).plan(40_000)
+    assert (made.reads_per_row, made.rows_in_memory) == (1.0, 512)
 
 
 def test_of_a_sampler_of_a_users_own_it_is_not_known_what_is_in_memory() -> None:

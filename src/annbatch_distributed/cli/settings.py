@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ class Settings:
             sampler = self.sampler(0)
             for epoch in self.epochs:
                 sampler.set_epoch(epoch)
-                plans.append(replace(sampler.plan(n_obs), n_requests_held=1 + self.read_ahead))
+                plans.append(sampler.plan(n_obs).reading_ahead(self.read_ahead))
         except (TypeError, ValueError) as error:
             raise InputError(str(error)) from error
         return plans

@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING
 
 import zarr
 from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
 
+from annbatch_distributed.ranks import Rank
+from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.alternatives import nearby
 from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from annbatch_distributed.sharding import AnyMask
 
 __all__ = ["Sizes", "sizes"]
 
@@ -74,6 +79,7 @@ class _Cells:
 
     n_rows: int
     row_bytes: float
+    """Of a selected row, with its part of the rows that are read through."""
     store_chunk: int
     """Rows of a chunk of the store; of sparse cells, which have chunks of values, about as many."""
 
@@ -82,6 +88,7 @@ def sizes(
     n_rows: int | DatasetCollection,
     world_size: int,
     *,
+    mask: AnyMask | None = None,
     row_bytes: float | None = None,
     store_chunk: int | None = None,
     memory: int = 1 << 30,
@@ -93,9 +100,12 @@ def sizes(
     Parameters
     ----------
     n_rows
-        The number of rows that the ranks share out; or a collection, of which row bytes and chunks are then known too.
+        The number of rows of the collection; or the collection, of which row bytes and chunks are then known too.
     world_size
         The number of ranks.
+    mask
+        Which rows the ranks share out, as for :class:`DistributedSampler`. Short holes between them are read through,
+        and take memory too.
     row_bytes
         Bytes of a cell's values in memory, on average: 4 for each gene of dense float32 values, 8 for each value that
         is stored of sparse ones. None takes them from the collection.
@@ -116,10 +126,10 @@ def sizes(
     Raises
     ------
     TypeError
-        If ``row_bytes`` is not given for a number of rows.
+        If ``row_bytes`` is not given for a number of rows; or as for the mask of :class:`DistributedSampler`.
     ValueError
-        If a number is too small; if there are too few rows for a batch on every rank; or if a load request of one batch
-        and one chunk doesn't fit into the memory.
+        If a number is too small, or the mask is none of these rows; if there are too few rows for a batch on every
+        rank; or if a load request of one batch and one chunk doesn't fit into the memory.
 
     Examples
     --------
@@ -131,9 +141,11 @@ def sizes(
     >>> from annbatch.samplers import RandomSampler
     >>> sampler = RandomSampler(**found.arguments)
     """
-    cells = _cells(n_rows, row_bytes, store_chunk)
     world_size, wished = integer("world_size", world_size, least=1), integer("batch_size", batch_size, least=1)
     read_ahead, memory = integer("read_ahead", read_ahead, least=0), integer("memory", memory, least=1)
+    cells = _cells(n_rows, row_bytes, store_chunk)
+    if mask is not None:
+        cells = _selected(cells, mask, world_size)
     shard = cells.n_rows // world_size
     if shard < wished:
         raise ValueError(
@@ -232,6 +244,13 @@ def _cells(given: int | DatasetCollection, row_bytes: float | None, store_chunk:
     if not known.row_bytes > 0:
         raise ValueError(f"row_bytes must be more than 0, got {row_bytes!r}.")
     return known
+
+
+def _selected(cells: _Cells, mask: AnyMask, world_size: int) -> _Cells:
+    """The cells that a mask selects, each with its part of those between that are read."""
+    sampler = RandomSampler(chunk_size=cells.store_chunk, preload_nchunks=1, batch_size=1)
+    plan = DistributedSampler(sampler, dist_info=Rank(0, world_size), mask=mask).plan(cells.n_rows)
+    return replace(cells, n_rows=len(plan.window), row_bytes=cells.row_bytes * plan.reads_per_row)
 
 
 def _stored(collection: DatasetCollection) -> _Cells:

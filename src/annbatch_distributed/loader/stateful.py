@@ -235,7 +235,7 @@ class StatefulLoader(Loader[Any, Any]):
         >>> loader.plan().rows_in_memory
         16
         """
-        return replace(self._sampler.plan(self.n_obs), n_requests_held=1 + self._read_ahead)
+        return self._sampler.plan(self.n_obs).reading_ahead(self._read_ahead)
 
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""

@@ -172,4 +172,6 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
         policies[0] = f"remainder={policies[0]}"
         yield f"to lose none: {' or '.join([', '.join([*sizes, *policies][:-1]), policies[-1]])}"
     if plan.rows_in_memory is not None:
-        yield f"in memory: up to {plan.rows_in_memory} rows on each rank"
+        n_read = plan.reads_per_row
+        between = f", since about {n_read:.2g} are read for each that is selected" if n_read > 1 else ""
+        yield f"in memory: up to {'about ' if between else ''}{plan.rows_in_memory} rows on each rank{between}"

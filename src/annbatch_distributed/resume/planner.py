@@ -21,6 +21,7 @@ from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
 from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Rows, window
 from annbatch_distributed.sharding.contract import draws
+from annbatch_distributed.sharding.reading import Reading
 from annbatch_distributed.sharding.remainder import rotations
 
 if TYPE_CHECKING:
@@ -49,9 +50,12 @@ class Planner:
         seed: int | None,
         root_seed: int,
         align: int | None,
+        read_through: int = 0,
     ) -> None:
         self._sampler, self._mask, self._remainder, self._align = sampler, mask, remainder, align
         self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
+        n_rows = rows_per_request(sampler)
+        self._reading = None if n_rows is None else Reading(n_rows, read_through)
         self._windowed: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
@@ -131,7 +135,7 @@ class Planner:
         batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
         return EpochPlan(
             *(n_obs, batch_size, segment, division, dealt, counts.sampler_batches, position.is_aligned),
-            rows_per_request=rows_per_request(self._sampler),
+            reading=self._reading,
         )
 
     def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:

@@ -6,7 +6,7 @@ for it, and gives the same answers on every rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from annbatch_distributed.sharding.alternatives import alternatives
 from annbatch_distributed.sharding.composition import composition
 from annbatch_distributed.sharding.division import Order
 from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.sharding.reading import reads_per_row
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding.alternatives import Alternative
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.division import Dealt, Division, Shard
+    from annbatch_distributed.sharding.reading import Reading
     from annbatch_distributed.sharding.remainder import Remainder
     from annbatch_distributed.sharding.rows import Rows
 
 __all__ = ["EpochPlan"]
+
+#: Of more ranks, as many at even distances are asked how their rows lie.
+_MOST_RANKS = 16
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +55,7 @@ class EpochPlan:
        0       39  9984         0  0:9984
        1       39  9984         0  9984:19968
     lost in this epoch: 32 rows, 0.16 % (19968:20000)
-    to lose none: batch_size=250, remainder="exact", "keep" or "pad"
+    to lose none: remainder="exact", "keep" or "pad"
     in memory: up to 2048 rows on each rank
     >>> plan.n_batches(1), len(plan.shard(1)), list(plan.lost)[0]
     (39, 9984, 19968)
@@ -72,10 +77,8 @@ class EpochPlan:
     """Whether shards may have whole chunks first; not in an epoch that a version began which didn't have it so."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
-    rows_per_request: int | None = field(default=None, repr=False, compare=False)
-    """Rows of a load request of the wrapped sampler; None if that isn't known."""
-    n_requests_held: int = field(default=1, repr=False, compare=False)
-    """How many load requests a loader holds at a time: one, and those that it reads ahead."""
+    reading: Reading | None = field(default=None, repr=False, compare=False)
+    """How a loader reads the rows; None where the size of the wrapped sampler's load requests isn't known."""
 
     @property
     def window(self) -> Rows:
@@ -179,14 +182,32 @@ class EpochPlan:
     def rows_in_memory(self) -> int | None:
         """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
 
-        Rows between selected ones that are read through are not counted: under a mask that selects few cells here and
-        there, they are many more. To read takes about as much memory again. None if the size of a load request isn't
-        known.
+        Where rows between selected ones are read through (:attr:`reads_per_row`), they are counted, about. To read
+        takes about as much memory again. None if the size of a load request isn't known.
         """
-        if self.rows_per_request is None:
+        if self.reading is None:
             return None
         n_own = 1 if self.n_processes is None else self.world_size // self.n_processes
-        return min(self.rows_per_request * self.n_requests_held, max(self.sizes)) * n_own
+        n_asked = min(self.reading.rows_per_request * self.reading.n_requests, max(self.sizes)) * n_own
+        return round(n_asked * self.reads_per_row)
+
+    @cached_property
+    def reads_per_row(self) -> float:
+        """About how many rows are read for each that a rank is given, where those are most, or 1 without a mask.
+
+        There may be holes between the rows that a mask selects, and they are read through where they are short: see
+        ``read_through`` of :class:`DistributedSampler`.
+        """
+        if self.reading is None or self.window.is_stretch:
+            return 1.0
+        ranks = {number * (self.world_size - 1) // (_MOST_RANKS - 1) for number in range(_MOST_RANKS)}
+        return max(reads_per_row(self.shard(rank).rows, self.reading.longest_hole) for rank in ranks)
+
+    def reading_ahead(self, n_requests: int) -> EpochPlan:
+        """Return this plan for a loader that reads some load requests ahead, so that more rows are in memory."""
+        if self.reading is None:
+            return self
+        return replace(self, reading=self.reading._replace(n_requests=1 + n_requests))
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
@@ -198,7 +219,8 @@ class EpochPlan:
         if not self.n_lost or not is_even or self.segment:
             return ()
         assert self.batch_size is not None  # or nothing would be lost
-        return alternatives(len(self.window), self.world_size, self.batch_size)
+        n_request = None if self.reading is None else self.reading.rows_per_request
+        return alternatives(len(self.window), self.world_size, self.batch_size, n_request)
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
         """Return which cells every rank has: how many rows of each label, and how far that is from the window's mix.

@@ -215,6 +215,11 @@ class Rows:
         ]
         return ", ".join([*texts, "..."] if len(self.pieces) > most else texts) or "none"
 
+    @property
+    def is_stretch(self) -> bool:
+        """Whether these are consecutive rows, or none."""
+        return not self.pieces or (len(self.pieces) == 1 and isinstance(self.pieces[0], range))
+
     @cached_property
     def _stops(self) -> tuple[int, ...]:
         """The local row at which each piece stops."""
