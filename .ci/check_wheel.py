@@ -1,8 +1,12 @@
 """Check the installed wheel, in an environment that holds nothing but the wheel and what it depends on."""
 
 import importlib.util
+import re
+import subprocess
 import sys
+from importlib.metadata import metadata
 from importlib.resources import files
+from pathlib import Path
 
 from annbatch.samplers import SequentialSampler
 
@@ -14,6 +18,16 @@ assert not installed, f"this check is for an environment without {installed}"
 assert not frameworks & sys.modules.keys()
 assert (files("annbatch_distributed") / "py.typed").is_file()
 assert importlib.util.find_spec("annbatch_distributed.localize")  # a door to what is elsewhere
+
+readme = metadata("annbatch-distributed").json["description"]
+links = re.findall(r"\]\(([^)]*)\)", str(readme))
+assert len(links) > 20, links
+assert [link for link in links if not link.startswith("https://")] == []
+
+command = Path(sys.executable).with_name("annbatch-distributed")
+said = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60, check=False)
+assert said.returncode == 2, said
+assert "The command line needs annbatch-distributed[cli]" in said.stderr, said
 
 base = SequentialSampler(chunk_size=2, preload_nchunks=2, batch_size=2)
 rows = [

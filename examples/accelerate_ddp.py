@@ -130,5 +130,5 @@ if __name__ == "__main__":
             "or without GPUs torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py"
         )
 
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
     main(**vars(arguments))

@@ -200,5 +200,5 @@ if __name__ == "__main__":
     parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
     parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
     arguments = parser.parse_args()
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
     main(**vars(arguments))

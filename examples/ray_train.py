@@ -36,7 +36,7 @@ BATCH_SIZE = 32
 
 def train(config: dict[str, Any]) -> None:
     """Run one worker."""
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
     context = ray.train.get_context()
     rank, classes = context.get_world_rank(), classes_of(config["collection"], config["label"])
     loader, device = load(config["collection"], config["label"], context), get_device()

@@ -115,5 +115,5 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if "LOCAL_WORLD_SIZE" not in os.environ:
         parser.error("no launcher has started this: torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py")
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
     main(**vars(arguments))

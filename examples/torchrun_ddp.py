@@ -137,7 +137,7 @@ if __name__ == "__main__":
     if "RANK" not in os.environ:
         parser.error("no launcher has started this: torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py")
 
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -80,7 +80,7 @@ def main(device: torch.device, collection: Path, checkpoint: Path, label: str, e
         loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
         for batch in loader:
             targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=device)
-            loss = cross_entropy(model(batch["X"].to(device).to_dense()), targets)
+            loss = cross_entropy(model(batch["X"].to(device).to_dense().float()), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     if "RANK" not in os.environ:  # not torchrun has started this rank, but srun
         for name, of_slurm in (("RANK", "PROCID"), ("WORLD_SIZE", "NTASKS"), ("LOCAL_RANK", "LOCALID")):
             os.environ[name] = os.environ[f"SLURM_{of_slurm}"]
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
     device = torch.device("cpu")
     if torch.cuda.is_available():
         # a rank sees the GPUs of its node, or only its own one

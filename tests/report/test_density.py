@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Shuffled
@@ -16,14 +16,10 @@ from annbatch_distributed.report.density import density
 from annbatch_distributed.sharding import Rows
 
 
-def enumerated(rows: Rows, n_obs: int, n_bins: int) -> list[float]:
-    """Which part of each bin is there, by the overlap of each row with it."""
-    edges = np.arange(n_bins + 1) * n_obs / n_bins
-    listed = list(rows)
-    return [
-        min(1.0, sum(max(0, min(stop, row + 1) - max(start, row)) for row in listed) / (stop - start))
-        for start, stop in pairwise(edges)
-    ]
+def counted(rows: Rows, n_obs: int, n_bins: int) -> list[float]:
+    """Which part of each bin is there, row by row."""
+    listed, edges = list(rows), [number * n_obs // n_bins for number in range(n_bins + 1)]
+    return [min(1.0, sum(start <= row < stop for row in listed) / (stop - start)) for start, stop in pairwise(edges)]
 
 
 @st.composite
@@ -34,16 +30,19 @@ def some_rows(draw: Any) -> tuple[Rows, int, int]:
 
 
 @given(some_rows())
-def test_stretches_count_exactly_also_where_they_overlap(drawn: tuple[Rows, int, int]) -> None:
-    np.testing.assert_allclose(density(*drawn), enumerated(*drawn), atol=1e-9)
+def test_stretches_count_exactly_and_no_bin_is_more_than_full(drawn: tuple[Rows, int, int]) -> None:
+    np.testing.assert_allclose(density(*drawn), counted(*drawn), atol=1e-9)
 
 
-@given(st.integers(1, 7), st.integers(0, 3))
-def test_blocks_and_selected_cells_count_row_by_row(block_size: int, epoch: int) -> None:
+@given(st.integers(1, 7), st.integers(0, 3), st.integers(1, 70))
+@example(1, 0, 47)  # bins of one row and of two
+def test_blocks_and_selected_cells_count_row_by_row(block_size: int, epoch: int, n_bins: int) -> None:
     flags = np.random.default_rng(0).random(70) < 0.6
     for rows in (Rows.where(flags), Shuffled(block_size).deal(Rows((range(70),)), world_size=2, epoch=epoch, seed=0)):
         half = rows.cyclic(0, len(rows) // 2)
-        np.testing.assert_allclose(density(half, 70, 35), enumerated(half, 70, 35), atol=1e-9)
+        np.testing.assert_allclose(density(half, 70, n_bins), counted(half, 70, n_bins), atol=1e-9)
+        whole = rows + Rows.of(np.setdiff1d(np.arange(70), rows.to_array()))
+        assert (density(whole, 70, n_bins) == 1).all()
 
 
 def test_of_very_many_rows_some_are_looked_at(monkeypatch: Any) -> None:

@@ -63,6 +63,12 @@ def test_repeated_rows_are_hatched_in_the_lane_of_their_rank() -> None:
     assert all(bar.get_hatch() for bar in bars)
 
 
+def test_plans_of_more_and_of_fewer_rows_are_shown_whole() -> None:
+    ((small,), (large,)) = plans(300, 2), plans(500, 2)
+    for made in ([small, large], [large, small]):
+        assert [axes.get_xlim() for axes in made[0].plot(made[1]).axes] == [(0, 500)] * 2
+
+
 def test_a_lost_row_of_very_many_can_be_seen() -> None:
     (made,) = plans(10**7 + 5, 256)
     lost = np.asarray(made.plot().axes[0].images[-1].get_array())

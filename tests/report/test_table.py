@@ -52,10 +52,16 @@ def test_a_notebook_shows_a_line_and_a_bar_for_each_rank() -> None:
         [str(rank), "3", "24", "0"] for rank in range(3)
     ]
     assert [line.find(".//title").text for line in lines] == ["0:24", "24:40, 50:58", "58:82", "82:90"]
-    # where on the bars of 240 points the rows of rank 1 and the lost ones are
+    # a bar has a unit for each of few rows
+    assert {line.find(".//svg").get("viewBox") for line in lines} == {"0 0 100 12"}
     spans = [[(int(r.get("x")), int(r.get("width"))) for r in line.iter("rect")] for line in lines]
-    assert sum(width for _, width in spans[1]) == pytest.approx(24 / 100 * 240, abs=3)
-    assert spans[3][0][0] == pytest.approx(82 / 100 * 240, abs=1)
+    assert spans == [[(0, 24)], [(24, 16), (50, 8)], [(58, 24)], [(82, 8)]]
+
+
+def test_a_bar_of_many_rows_has_240_parts() -> None:
+    *_, lost = html(plan(100_004, 2)).findall(".//tbody/tr")
+    assert lost.find(".//svg").get("viewBox") == "0 0 240 12"
+    assert [(r.get("x"), r.get("width")) for r in lost.iter("rect")] == [("239", "1")]
 
 
 @pytest.mark.parametrize("world_size", [2, 256])

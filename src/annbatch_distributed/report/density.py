@@ -19,7 +19,9 @@ _MOST = 1 << 18
 
 
 def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
-    """Return which part of each of ``n_bins`` even stretches of ``n_obs`` rows is among some rows, from 0 to 1.
+    """Return which part of each of ``n_bins`` stretches of ``n_obs`` rows is among some rows, from 0 to 1.
+
+    The stretches are even but for a row, and no more than there are rows.
 
     Stretches of consecutive rows count exactly. Of rows that are worked out (blocks that were dealt, cells that were
     selected) some 260,000 are looked at, so that a picture of 10^9 of them is made at once. No part is
@@ -29,10 +31,10 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     >>> density(Rows((range(0, 5), range(8, 10))), 10, 5)
     array([1. , 1. , 0.5, 0. , 1. ])
     """
-    edges = np.arange(n_bins + 1) * n_obs / n_bins
+    edges = np.arange(n_bins + 1) * n_obs // n_bins  # between rows
     ranges = [(piece.start, piece.stop) for piece in rows.pieces if isinstance(piece, range)]
     starts, stops = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
-    found = np.diff(_before(edges, starts) - _before(edges, stops))
+    found = np.diff(_before(edges, starts) - _before(edges, stops)).astype(np.float64)
     for piece in rows.pieces:
         if not isinstance(piece, range):
             n_seen = min(len(piece), _MOST)
@@ -43,9 +45,9 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     return parts
 
 
-def _before(edges: npt.NDArray[np.float64], starts: Int64Array) -> npt.NDArray[np.float64]:
+def _before(edges: Int64Array, starts: Int64Array) -> Int64Array:
     """For each edge, how many rows lie before it, over half-lines of rows from each start on."""
     starts = np.sort(starts)
     begun = np.searchsorted(starts, edges)
-    before: npt.NDArray[np.float64] = begun * edges - np.append(0, np.cumsum(starts))[begun]
+    before: Int64Array = begun * edges - np.append(0, np.cumsum(starts))[begun]
     return before

@@ -48,6 +48,7 @@ class Picture(Figure):
         for plan, its in zip(plans, axes, strict=True):
             _draw(plan, its)
         axes[-1].set_xlabel("rows of the collection")
+        axes[-1].set_xlim(0, max(plan.n_obs for plan in plans))  # of all, which share it
         known = {
             "lost": Patch(facecolor=_LOST) if any(plan.n_lost for plan in plans) else None,
             "repeated": Patch(fill=False, hatch="////") if any(plan.n_repeated for plan in plans) else None,
@@ -89,7 +90,6 @@ def _draw(plan: EpochPlan, axes: Axes) -> None:
     axes.set_ylim(bottom, -0.5)
     axes.set_ylabel("rank" if plan.n_processes is None else "virtual rank")
     axes.ticklabel_format(axis="x", style="plain")
-    axes.set_xlim(0, n_obs)
 
 
 def _paint(axes: Axes, points: Floats, extent: tuple[float, float, float, float]) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from annbatch_distributed.report.density import density
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
     import pandas as pd
 
     from annbatch_distributed.sharding import EpochPlan, Rows
@@ -21,7 +22,7 @@ __all__ = ["as_frame", "as_html", "as_text", "percent", "title"]
 _MOST_RANKS = 16
 #: Numbers, which notebooks and Sphinx align in other ways.
 _RIGHT = "text-align: right; padding: 0 0.5em"
-#: In how many parts a bar shows the rows of the collection.
+#: In how many parts at most, and on how many points, a bar shows the rows of the collection.
 _BINS = 240
 
 
@@ -80,7 +81,7 @@ def as_html(plan: EpochPlan) -> str:
     if last:
         body += [f'<tr><td colspan="{len(names)}">&hellip;</td></tr>', *_html_lines(plan, last)]
     if plan.n_lost:
-        lost = _bar(density(plan.lost, plan.n_obs, _BINS), "#d55e00", _in_short(plan.lost))
+        lost = _bar(plan.lost, plan.n_obs, "#d55e00", _in_short(plan.lost))
         empty = "<td></td>" * (len(names) - 4)
         number = f'<td style="{_RIGHT}">{plan.n_lost}</td>'
         body.append(f"<tr><th>lost</th>{empty}{number}<td></td><td>{lost}</td></tr>")
@@ -138,22 +139,27 @@ def _cells(line: _Line) -> tuple[str, ...]:
 def _html_lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[str]:
     for line in _lines(plan, ranks):
         *cells, rows = _cells(line)
-        bar = _bar(density(plan.shard(line.names[-1]).rows, plan.n_obs, _BINS), "#0072b2", rows)
+        bar = _bar(plan.shard(line.names[-1]).rows, plan.n_obs, "#0072b2", rows)
         numbers = "".join(f'<td style="{_RIGHT}">{cell}</td>' for cell in cells)
         yield f"<tr>{numbers}<td>{bar}</td></tr>"
 
 
-def _bar(parts: npt.NDArray[Any], colour: str, label: str) -> str:
+def _bar(rows: Rows, n_obs: int, colour: str, label: str) -> str:
     """A bar with a darker part where more of the rows are: an SVG, which notebooks show whatever their styles are."""
+    parts = density(rows, n_obs, min(_BINS, n_obs))
+    # whatever is there can be seen, however little it is
+    opacities = np.where(parts > 0, np.maximum(0.15, parts), 0.0)
     rectangles, start = [], 0
     for stop in range(1, len(parts) + 1):
-        if stop == len(parts) or abs(parts[stop] - parts[start]) > 0.02:
-            if parts[start] > 0:
-                opacity = f"{max(0.15, parts[start]):.2f}"
-                rectangles.append(f'<rect x="{start}" width="{stop - start}" height="12" fill-opacity="{opacity}"/>')
+        if stop == len(parts) or abs(opacities[stop] - opacities[start]) > 0.02:
+            if opacity := opacities[start]:
+                rectangles.append(
+                    f'<rect x="{start}" width="{stop - start}" height="12" fill-opacity="{opacity:.2f}"/>'
+                )
             start = stop
     return (
-        f'<svg width="{len(parts)}" height="12" role="img" style="background: rgba(128, 128, 128, 0.15)">'
+        f'<svg width="{_BINS}" height="12" viewBox="0 0 {len(parts)} 12" preserveAspectRatio="none" role="img" '
+        'style="background: rgba(128, 128, 128, 0.15)">'
         f'<title>{escape(label)}</title><g fill="{colour}">{"".join(rectangles)}</g></svg>'
     )
 
