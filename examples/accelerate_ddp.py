@@ -42,16 +42,27 @@ def main(
     """Run one rank."""
     # without cpu=True, and without GPUs, accelerate would take every process for rank 0
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    classes, loader = classes_of(collection, label), load(collection, label, accelerator)
+    classes, loader = (
+        classes_of(collection, label),
+        load(collection, label, accelerator),
+    )
 
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
-    # the loader is this rank's already: a DataLoader around it would be shared out a second time, and raises an error
-    model, optimizer = accelerator.prepare(network, torch.optim.AdamW(network.parameters(), lr=1e-3))
-    accelerator.register_for_checkpointing(loader)  # save_state and load_state take it along
+    network = nn.Sequential(
+        nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
+    )
+    # the loader is this rank's already: a DataLoader around it would be shared out a
+    # second time, and raises an error
+    model, optimizer = accelerator.prepare(
+        network, torch.optim.AdamW(network.parameters(), lr=1e-3)
+    )
+    accelerator.register_for_checkpointing(
+        loader
+    )  # save_state and load_state take it along
     if resume is not None:
         accelerator.load_state(str(resume))
-    # a rank with another seed, state or collection is an error on all of them now, instead of a wrong result
+    # a rank with another seed, state or collection is an error on all of them now,
+    # instead of a wrong result
     loader.check_ranks_agree()
 
     for epoch in range(loader.next_epoch, epochs):
@@ -59,8 +70,12 @@ def main(
         rows = []
         for batch in loader:
             with accelerator.accumulate(model):
-                cells = batch["X"].to(accelerator.device).to_dense()  # which prepare does for its own loaders only
-                targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=accelerator.device)
+                cells = (
+                    batch["X"].to(accelerator.device).to_dense()
+                )  # which prepare does for its own loaders only
+                targets = torch.tensor(
+                    classes.get_indexer(batch["obs"][label]), device=accelerator.device
+                )
                 loss = cross_entropy(model(cells), targets)
                 optimizer.zero_grad()
                 accelerator.backward(loss)
@@ -69,22 +84,37 @@ def main(
             if accelerator.step % every == 0:
                 accelerator.save_state(str(checkpoints / f"step-{accelerator.step}"))
         if log is not None:
-            np.save(log / f"train-{epoch}-rank{accelerator.process_index}.npy", np.concatenate(rows))
-        accelerator.print(f"epoch {epoch}: loss {accelerator.reduce(loss.detach(), 'mean'):.3f}")
+            np.save(
+                log / f"train-{epoch}-rank{accelerator.process_index}.npy",
+                np.concatenate(rows),
+            )
+        accelerator.print(
+            f"epoch {epoch}: loss {accelerator.reduce(loss.detach(), 'mean'):.3f}"
+        )
 
 
 def classes_of(collection: Path | None, label: str) -> pd.Index:
     """Give the labels that there are."""
-    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
+    obs = (
+        made_up_cells(label).obs
+        if collection is None
+        else DatasetCollection(collection, mode="r").obs([label])
+    )
     return pd.Categorical(obs[label]).categories
 
 
-def load(collection: Path | None, label: str, accelerator: Accelerator) -> StatefulLoader:
+def load(
+    collection: Path | None, label: str, accelerator: Accelerator
+) -> StatefulLoader:
     """Open the cells on this rank."""
     sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info=accelerator, seed=0
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
+        dist_info=accelerator,
+        seed=0,
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
+    loader = StatefulLoader(
+        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
+    )
     if collection is None:
         return loader.add_adata(made_up_cells(label))
     return loader.use_collection(DatasetCollection(collection, mode="r"))
@@ -94,8 +124,15 @@ def made_up_cells(label: str) -> ad.AnnData:
     """Make up 2,001 cells of four types, the same on every rank."""
     rng = np.random.default_rng(0)
     types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
-    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
+        np.float32
+    )
+    return ad.AnnData(
+        X=counts,
+        obs=pd.DataFrame(
+            {label: types.astype(str)}, index=np.arange(2_001).astype(str)
+        ),
+    )
 
 
 def positive(text: str) -> int:
@@ -115,20 +152,43 @@ def existing(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=existing, help="an annbatch collection; without one, cells are made up")
-    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--collection",
+        type=existing,
+        help="an annbatch collection; without one, cells are made up",
+    )
+    parser.add_argument(
+        "--label", default="cell_type", help="the column of obs to learn"
+    )
     parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
-    parser.add_argument("--every", type=positive, default=10, help="after how many steps to save one")
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        default=Path("checkpoints"),
+        help="the folder for checkpoints",
+    )
+    parser.add_argument(
+        "--every", type=positive, default=10, help="after how many steps to save one"
+    )
     parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
-    parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
+    parser.add_argument(
+        "--rows",
+        type=existing,
+        dest="log",
+        help="a folder to write the rows to that each rank reads",
+    )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:  # which accelerate sets for two processes or more
         parser.error(
-            "no launcher has started this: accelerate launch --num_processes 2 examples/accelerate_ddp.py, "
-            "or without GPUs torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py"
+            "no launcher has started this: accelerate launch --num_processes 2 "
+            "examples/accelerate_ddp.py, or without GPUs torchrun --standalone "
+            "--nproc-per-node 2 examples/accelerate_ddp.py"
         )
 
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
+    zarr.config.set(
+        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    )  # pip install zarrs
     main(**vars(arguments))

@@ -36,13 +36,16 @@ def share_out(ranks: str) -> DistributedSampler:
     return DistributedSampler(
         SequentialSampler(chunk_size=32, preload_nchunks=8, batch_size=32),
         dist_info=mpi if ranks == "mpi" else "env",
-        remainder="keep",  # every row once; no rank waits for another, so that one may have a batch more
+        # every row once; no rank waits for another, so that one may have a batch more
+        remainder="keep",
     )
 
 
 def main(sampler: DistributedSampler, ranks: str, folder: Path) -> None:
     """Run one rank."""
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    loader = StatefulLoader(
+        batch_sampler=sampler, return_index=True, preload_to_gpu=False
+    )
     loader = loader.add_adata(made_up_cells())
     gather = None
     if ranks == "mpi":  # whoever has a way to the other ranks can check them
@@ -58,8 +61,13 @@ def main(sampler: DistributedSampler, ranks: str, folder: Path) -> None:
         rows.append(batch["index"])
 
     folder.mkdir(exist_ok=True)
-    np.savez(folder / f"rank{sampler.rank}.npz", counts=counts, rows=np.concatenate(rows))
-    print(f"rank {sampler.rank} of {sampler.world_size}: {sum(map(len, rows)):,} cells in {len(rows)} batches")
+    np.savez(
+        folder / f"rank{sampler.rank}.npz", counts=counts, rows=np.concatenate(rows)
+    )
+    print(
+        f"rank {sampler.rank} of {sampler.world_size}: "
+        f"{sum(map(len, rows)):,} cells in {len(rows)} batches"
+    )
     if gather is not None:
         said = loader.check_epoch_read(gather=gather)
         if sampler.rank == 0:
@@ -68,16 +76,33 @@ def main(sampler: DistributedSampler, ranks: str, folder: Path) -> None:
 
 def made_up_cells() -> ad.AnnData:
     """Make up 2,001 cells, the same in every process."""
-    return ad.AnnData(X=np.random.default_rng(0).poisson(2, size=(2_001, 50)).astype(np.float32))
+    return ad.AnnData(
+        X=np.random.default_rng(0).poisson(2, size=(2_001, 50)).astype(np.float32)
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", choices=["env", "mpi"], required=True, help="who says which rank this is")
-    parser.add_argument("folder", type=Path, help="where each rank writes the sums of its cells, and which they were")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--ranks",
+        choices=["env", "mpi"],
+        required=True,
+        help="who says which rank this is",
+    )
+    parser.add_argument(
+        "folder",
+        type=Path,
+        help="where each rank writes the sums of its cells, and which they were",
+    )
     arguments = parser.parse_args()
     try:
         shared_out = share_out(arguments.ranks)
-    except (ImportError, RuntimeError, ValueError) as error:  # without mpi4py, a launcher, or sense in its variables
+    except (
+        ImportError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # without mpi4py, a launcher, or sense in its variables
         parser.error(str(error))
     main(shared_out, arguments.ranks, arguments.folder)

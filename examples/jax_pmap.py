@@ -32,19 +32,28 @@ type Weights = dict[str, jax.Array]
 def main(epochs: int, log: Path | None) -> None:
     """Run one process."""
     sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE, rng=np.random.default_rng(0)),
+        RandomSampler(
+            chunk_size=BATCH_SIZE,
+            preload_nchunks=8,
+            batch_size=BATCH_SIZE,
+            rng=np.random.default_rng(0),
+        ),
         dist_info="jax",  # a process is a rank, whatever the number of its devices
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    loader = StatefulLoader(
+        batch_sampler=sampler, return_index=True, preload_to_gpu=False
+    )
     loader = loader.add_adata(made_up_cells())
-    # a process with another seed, mask or collection is an error in all of them now, instead of a wrong result
+    # a process with another seed, mask or collection is an error in all of them now,
+    # instead of a wrong result
     loader.check_ranks_agree()
 
     mesh = jax.make_mesh((jax.device_count(),), ("cells",))
     by_cells = NamedSharding(mesh, PartitionSpec("cells"))
     everywhere = NamedSharding(mesh, PartitionSpec())
     weights: Weights = jax.device_put(
-        {"matrix": jnp.zeros((loader.n_var, N_TYPES)), "bias": jnp.zeros(N_TYPES)}, everywhere
+        {"matrix": jnp.zeros((loader.n_var, N_TYPES)), "bias": jnp.zeros(N_TYPES)},
+        everywhere,
     )
 
     for epoch in range(epochs):
@@ -59,11 +68,16 @@ def main(epochs: int, log: Path | None) -> None:
             np.save(log / f"train-{epoch}-rank{sampler.rank}.npy", np.concatenate(rows))
         said = loader.check_epoch_read()  # an error, should it not be what was planned
         if sampler.rank == 0:
-            print(f"{said}: loss {loss:.3f}, batches of {len(whole['X'])} on {jax.device_count()} devices")
+            print(
+                f"{said}: loss {loss:.3f}, "
+                f"batches of {len(whole['X'])} on {jax.device_count()} devices"
+            )
 
 
 @jax.jit
-def step(weights: Weights, cells: jax.Array, types: jax.Array) -> tuple[Weights, jax.Array]:
+def step(
+    weights: Weights, cells: jax.Array, types: jax.Array
+) -> tuple[Weights, jax.Array]:
     """Take one step down the gradient of all processes' cells."""
 
     def loss_of(weights: Weights) -> jax.Array:
@@ -71,15 +85,22 @@ def step(weights: Weights, cells: jax.Array, types: jax.Array) -> tuple[Weights,
         return -jnp.take_along_axis(scores, types[:, None], axis=1).mean()
 
     loss, gradient = jax.value_and_grad(loss_of)(weights)
-    return jax.tree.map(lambda weight, slope: weight - 0.05 * slope, weights, gradient), loss
+    return jax.tree.map(
+        lambda weight, slope: weight - 0.05 * slope, weights, gradient
+    ), loss
 
 
 def made_up_cells() -> ad.AnnData:
     """Make up 2,001 cells of four types, the same in every process."""
     rng = np.random.default_rng(0)
     types = rng.integers(N_TYPES, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % N_TYPES == types[:, None])).astype(np.float32)
-    return ad.AnnData(X=counts, obs=pd.DataFrame({"cell_type": types}, index=np.arange(2_001).astype(str)))
+    counts = rng.poisson(1 + 2 * (np.arange(50) % N_TYPES == types[:, None])).astype(
+        np.float32
+    )
+    return ad.AnnData(
+        X=counts,
+        obs=pd.DataFrame({"cell_type": types}, index=np.arange(2_001).astype(str)),
+    )
 
 
 def positive(text: str) -> int:
@@ -99,22 +120,34 @@ def existing(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--process-id", type=int, required=True)
     parser.add_argument("--num-processes", type=positive, required=True)
-    parser.add_argument("--coordinator", required=True, help="the address of process 0, host:port")
+    parser.add_argument(
+        "--coordinator", required=True, help="the address of process 0, host:port"
+    )
     parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
+    parser.add_argument(
+        "--rows",
+        type=existing,
+        dest="log",
+        help="a folder to write the rows to that each rank reads",
+    )
     arguments = parser.parse_args()
     if not 0 <= arguments.process_id < arguments.num_processes:
-        parser.error(f"argument --process-id: must be from 0 to {arguments.num_processes - 1}")
+        parser.error(
+            f"argument --process-id: must be from 0 to {arguments.num_processes - 1}"
+        )
 
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(
         arguments.coordinator,
         arguments.num_processes,
         arguments.process_id,
-        coordinator_bind_address=arguments.coordinator,  # otherwise it listens on every interface
+        # otherwise it listens on every interface
+        coordinator_bind_address=arguments.coordinator,
     )
     main(arguments.epochs, arguments.log)
     jax.distributed.shutdown()

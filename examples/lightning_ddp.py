@@ -41,17 +41,34 @@ class Cells(LightningDataModule):
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 Lightning's
         """Open the cells on this rank."""
-        chunks = {"chunk_size": BATCH_SIZE, "preload_nchunks": 8, "batch_size": BATCH_SIZE}
+        chunks = {
+            "chunk_size": BATCH_SIZE,
+            "preload_nchunks": 8,
+            "batch_size": BATCH_SIZE,
+        }
         n_train = labels_of(self.collection, self.label)[1] * 4 // 5
-        train = DistributedSampler(RandomSampler(**chunks), dist_info=self.trainer, mask=slice(0, n_train), seed=0)
+        train = DistributedSampler(
+            RandomSampler(**chunks),
+            dist_info=self.trainer,
+            mask=slice(0, n_train),
+            seed=0,
+        )
         # "exact": every row once, and still the same number of batches on every rank
         validation = DistributedSampler(
-            SequentialSampler(**chunks), dist_info=self.trainer, mask=slice(n_train, None), remainder="exact"
+            SequentialSampler(**chunks),
+            dist_info=self.trainer,
+            mask=slice(n_train, None),
+            remainder="exact",
         )
-        options = {"return_index": True, "to": "torch", "preload_to_gpu": False}  # Lightning moves batches
+        options = {
+            "return_index": True,
+            "to": "torch",
+            "preload_to_gpu": False,
+        }  # Lightning moves batches
         self.train = self.load(StatefulLoader(batch_sampler=train, **options))
         self.validation = self.load(Loader(batch_sampler=validation, **options))
-        # a rank with another seed, mask or collection is an error on all of them now, instead of a wrong result
+        # a rank with another seed, mask or collection is an error on all of them now,
+        # instead of a wrong result
         self.train.check_ranks_agree()
         validation.check_ranks_agree(self.validation.n_obs)
 
@@ -69,8 +86,9 @@ class Cells(LightningDataModule):
         """Return the loader of the cells that are held out."""
         return self.validation
 
-    # Lightning saves a loader's state by itself, but loads it after it has asked how many batches there are, and on
-    # another number of devices there are others: without these two, a job that grew would leave out the epoch's end.
+    # Lightning saves a loader's state by itself, but loads it after it has asked how
+    # many batches there are, and on another number of devices there are others: without
+    # these two, a job that grew would leave out the epoch's end.
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch is."""
         return self.train.state_dict()
@@ -81,12 +99,16 @@ class Cells(LightningDataModule):
 
 
 class Classifier(LightningModule):
-    """A small network that tells cell types apart, and writes down what it was shown."""
+    """A small network that tells cell types apart, and notes what it was shown."""
 
-    def __init__(self, n_var: int, classes: pd.Index, label: str, log_folder: Path | None) -> None:
+    def __init__(
+        self, n_var: int, classes: pd.Index, label: str, log_folder: Path | None
+    ) -> None:
         super().__init__()
         self.classes, self.label, self.log_folder = classes, label, log_folder
-        self.network = nn.Sequential(nn.Linear(n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
+        self.network = nn.Sequential(
+            nn.Linear(n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
+        )
         self.accuracy = MeanMetric()  # which adds up over ranks
         self.rows: dict[str, list[np.ndarray]] = {"train": [], "validation": []}
 
@@ -105,7 +127,9 @@ class Classifier(LightningModule):
 
     def scores_and_targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the network."""
-        targets = torch.tensor(self.classes.get_indexer(batch["obs"][self.label]), device=self.device)
+        targets = torch.tensor(
+            self.classes.get_indexer(batch["obs"][self.label]), device=self.device
+        )
         return self.network(batch["X"].to_dense()), targets
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -114,7 +138,11 @@ class Classifier(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Write down the rows that were held out."""
-        name = "sanity" if self.trainer.sanity_checking else f"validation-{self.current_epoch}"
+        name = (
+            "sanity"
+            if self.trainer.sanity_checking
+            else f"validation-{self.current_epoch}"
+        )
         self.log_rows(name, self.rows["validation"])
 
     def on_train_epoch_end(self) -> None:
@@ -124,7 +152,10 @@ class Classifier(LightningModule):
     def log_rows(self, name: str, rows: list[np.ndarray]) -> None:
         """Write down which rows this rank read, and begin anew."""
         if self.log_folder is not None:
-            np.save(self.log_folder / f"{name}-rank{self.global_rank}.npy", np.concatenate(rows))
+            np.save(
+                self.log_folder / f"{name}-rank{self.global_rank}.npy",
+                np.concatenate(rows),
+            )
         rows.clear()
 
 
@@ -147,8 +178,13 @@ def main(
         devices=devices,
         strategy="ddp",
         max_epochs=epochs,
-        callbacks=[ModelCheckpoint(checkpoints, every_n_train_steps=every, save_top_k=-1, save_last=True)],
-        # the rest of an epoch that began on other devices has a length of its own, which would be taken for all epochs'
+        callbacks=[
+            ModelCheckpoint(
+                checkpoints, every_n_train_steps=every, save_top_k=-1, save_last=True
+            )
+        ],
+        # the rest of an epoch that began on other devices has a length of its own,
+        # which would be taken for all epochs'
         reload_dataloaders_every_n_epochs=1,
         logger=False,
     )
@@ -162,15 +198,26 @@ def labels_of(collection: Path | None, label: str) -> tuple[pd.Index, int, int]:
         return pd.Categorical(cells.obs[label]).categories, *cells.shape
     opened = DatasetCollection(collection, mode="r")
     obs = opened.obs([label])
-    return pd.Categorical(obs[label]).categories, len(obs), Loader(batch_size=1).use_collection(opened).n_var
+    return (
+        pd.Categorical(obs[label]).categories,
+        len(obs),
+        Loader(batch_size=1).use_collection(opened).n_var,
+    )
 
 
 def made_up_cells(label: str) -> ad.AnnData:
     """Make up 2,001 cells of four types, the same on every rank."""
     rng = np.random.default_rng(0)
     types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
-    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
+        np.float32
+    )
+    return ad.AnnData(
+        X=counts,
+        obs=pd.DataFrame(
+            {label: types.astype(str)}, index=np.arange(2_001).astype(str)
+        ),
+    )
 
 
 def positive(text: str) -> int:
@@ -190,15 +237,42 @@ def existing(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=existing, help="an annbatch collection; without one, cells are made up")
-    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--collection",
+        type=existing,
+        help="an annbatch collection; without one, cells are made up",
+    )
+    parser.add_argument(
+        "--label", default="cell_type", help="the column of obs to learn"
+    )
     parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument("--devices", type=positive, default=2, help="GPUs, or processes where there are none")
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
-    parser.add_argument("--every", type=positive, default=10, help="after how many steps to save one")
+    parser.add_argument(
+        "--devices",
+        type=positive,
+        default=2,
+        help="GPUs, or processes where there are none",
+    )
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        default=Path("checkpoints"),
+        help="the folder for checkpoints",
+    )
+    parser.add_argument(
+        "--every", type=positive, default=10, help="after how many steps to save one"
+    )
     parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
-    parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
+    parser.add_argument(
+        "--rows",
+        type=existing,
+        dest="log",
+        help="a folder to write the rows to that each rank reads",
+    )
     arguments = parser.parse_args()
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
+    zarr.config.set(
+        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    )  # pip install zarrs
     main(**vars(arguments))

@@ -36,40 +36,63 @@ BATCH_SIZE = 32
 
 def train(config: dict[str, Any]) -> None:
     """Run one worker."""
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
+    zarr.config.set(
+        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    )  # pip install zarrs
     context = ray.train.get_context()
-    rank, classes = context.get_world_rank(), classes_of(config["collection"], config["label"])
+    rank, classes = (
+        context.get_world_rank(),
+        classes_of(config["collection"], config["label"]),
+    )
     loader, device = load(config["collection"], config["label"], context), get_device()
 
     torch.manual_seed(0)
-    # only the model: prepare_data_loader is for torch's DataLoader, and would have nothing to share out here
-    model = prepare_model(nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))))
+    # only the model: prepare_data_loader is for torch's DataLoader, and would have
+    # nothing to share out here
+    model = prepare_model(
+        nn.Sequential(
+            nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
+        )
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt", weights_only=True, map_location=device)
+            saved = torch.load(
+                Path(folder) / "state.pt", weights_only=True, map_location=device
+            )
         # another number of workers may wrap the model in another way
         getattr(model, "module", model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
-    # a worker with another seed, state or collection is an error on all of them now, instead of a wrong result
+    # a worker with another seed, state or collection is an error on all of them now,
+    # instead of a wrong result
     loader.check_ranks_agree()
 
     step = 0
     for epoch in range(loader.next_epoch, config["epochs"]):
         loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
         for batch in loader:
-            targets = torch.tensor(classes.get_indexer(batch["obs"][config["label"]]), device=device)
+            targets = torch.tensor(
+                classes.get_indexer(batch["obs"][config["label"]]), device=device
+            )
             loss = cross_entropy(model(batch["X"].to(device).to_dense()), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
             if config["log"] is not None:
-                config["log"].joinpath(f"train-{epoch}-rank{rank}.txt").open("a").write(f"{batch['index'].tolist()}\n")
+                config["log"].joinpath(f"train-{epoch}-rank{rank}.txt").open("a").write(
+                    f"{batch['index'].tolist()}\n"
+                )
             if step % config["every"] == 0:
-                report(rank, {"epoch": epoch, "loss": loss.item()}, model, optimizer, loader)
+                report(
+                    rank,
+                    {"epoch": epoch, "loss": loss.item()},
+                    model,
+                    optimizer,
+                    loader,
+                )
             if config["fail_at"] == step and checkpoint is None:
                 msg = f"worker {rank} was told to fail after {step} batches"
                 raise RuntimeError(msg)
@@ -98,16 +121,26 @@ def report(
 
 def classes_of(collection: Path | None, label: str) -> pd.Index:
     """Give the labels that there are."""
-    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
+    obs = (
+        made_up_cells(label).obs
+        if collection is None
+        else DatasetCollection(collection, mode="r").obs([label])
+    )
     return pd.Categorical(obs[label]).categories
 
 
-def load(collection: Path | None, label: str, context: ray.train.TrainContext) -> StatefulLoader:
+def load(
+    collection: Path | None, label: str, context: ray.train.TrainContext
+) -> StatefulLoader:
     """Open the cells on this worker."""
     sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info=context, seed=0
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
+        dist_info=context,
+        seed=0,
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
+    loader = StatefulLoader(
+        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
+    )
     if collection is None:
         return loader.add_adata(made_up_cells(label))
     return loader.use_collection(DatasetCollection(collection, mode="r"))
@@ -117,8 +150,15 @@ def made_up_cells(label: str) -> ad.AnnData:
     """Make up 2,001 cells of four types, the same on every worker."""
     rng = np.random.default_rng(0)
     types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
-    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
+        np.float32
+    )
+    return ad.AnnData(
+        X=counts,
+        obs=pd.DataFrame(
+            {label: types.astype(str)}, index=np.arange(2_001).astype(str)
+        ),
+    )
 
 
 def positive(text: str) -> int:
@@ -138,27 +178,53 @@ def existing(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=existing, help="an annbatch collection; without one, cells are made up")
-    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
-    parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument("--workers", type=positive, default=2)
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
-    parser.add_argument("--every", type=positive, default=10, help="after how many batches to save one")
-    parser.add_argument(
-        "--fail-at", type=positive, help="after how many batches the first attempt fails, to see it go on"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rows", type=existing, dest="log", help="a folder to write the rows to that each worker reads"
+        "--collection",
+        type=existing,
+        help="an annbatch collection; without one, cells are made up",
+    )
+    parser.add_argument(
+        "--label", default="cell_type", help="the column of obs to learn"
+    )
+    parser.add_argument("--epochs", type=positive, default=3)
+    parser.add_argument("--workers", type=positive, default=2)
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        default=Path("checkpoints"),
+        help="the folder for checkpoints",
+    )
+    parser.add_argument(
+        "--every", type=positive, default=10, help="after how many batches to save one"
+    )
+    parser.add_argument(
+        "--fail-at",
+        type=positive,
+        help="after how many batches the first attempt fails, to see it go on",
+    )
+    parser.add_argument(
+        "--rows",
+        type=existing,
+        dest="log",
+        help="a folder to write the rows to that each worker reads",
     )
     arguments = parser.parse_args()
 
     # on this machine; rows don't go through the object store, so that it can be small
-    ray.init(num_cpus=arguments.workers, include_dashboard=False, object_store_memory=100 * 2**20)
+    ray.init(
+        num_cpus=arguments.workers,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+    )
     trainer = TorchTrainer(
         train,
         train_loop_config=vars(arguments),
-        scaling_config=ScalingConfig(num_workers=arguments.workers, use_gpu=torch.cuda.is_available()),
+        scaling_config=ScalingConfig(
+            num_workers=arguments.workers, use_gpu=torch.cuda.is_available()
+        ),
         run_config=RunConfig(
             name="cells",
             storage_path=str(arguments.checkpoints.resolve()),

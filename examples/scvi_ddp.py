@@ -32,22 +32,39 @@ BATCH_SIZE, CHUNK_SIZE, PRELOAD_NCHUNKS = 128, 64, 16
 
 
 class Checkpoints(Callback):
-    """Saves a checkpoint after every so many steps: scvi-tools' trainer takes no other callback that does."""
+    """Saves a checkpoint after every so many steps.
+
+    scvi-tools' trainer takes no other callback that does.
+    """
 
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
 
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *batch: object) -> None:  # noqa: ARG002
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        module: LightningModule,  # noqa: ARG002 Lightning passes it
+        *batch: object,  # noqa: ARG002 and this
+    ) -> None:
         """Save one."""
         if trainer.global_step % self.every == 0:
             trainer.save_checkpoint(self.folder / f"step-{trainer.global_step}.ckpt")
 
 
-def main(collection: Path | None, batch: str, epochs: int, checkpoints: Path, every: int, resume: Path | None) -> None:
+def main(
+    collection: Path | None,
+    batch: str,
+    epochs: int,
+    checkpoints: Path,
+    every: int,
+    resume: Path | None,
+) -> None:
     """Run one rank."""
     scvi.settings.seed = 0  # the same network on every rank
     loader = load(collection, batch)
-    cells = AnnbatchDataModule(loader, batch_key=batch, chunk_size=CHUNK_SIZE, preload_nchunks=PRELOAD_NCHUNKS)
+    cells = AnnbatchDataModule(
+        loader, batch_key=batch, chunk_size=CHUNK_SIZE, preload_nchunks=PRELOAD_NCHUNKS
+    )
     cells = distribute(cells)  # the one line
 
     model = scvi.model.SCVI(registry=cells.registry)
@@ -60,18 +77,28 @@ def main(collection: Path | None, batch: str, epochs: int, checkpoints: Path, ev
         strategy="ddp_find_unused_parameters_true",
         check_val_every_n_epoch=1,
         # scvi-tools leaves its own out under DDP
-        callbacks=[EarlyStopping("elbo_validation", patience=5), Checkpoints(checkpoints, every)],
+        callbacks=[
+            EarlyStopping("elbo_validation", patience=5),
+            Checkpoints(checkpoints, every),
+        ],
         ckpt_path=resume,
         log_save_dir=str(checkpoints),
     )
     latent = embed(model, cells, checkpoints / "latent.zarr")
     if model.trainer.is_global_zero:
-        print(f"{model.trainer.current_epoch} epochs; {latent.shape[1]} numbers for each of {latent.shape[0]} cells")
+        print(
+            f"{model.trainer.current_epoch} epochs; "
+            f"{latent.shape[1]} numbers for each of {latent.shape[0]} cells"
+        )
 
 
 def load(collection: Path | None, batch: str) -> Loader:
     """Open the cells."""
-    sizes = {"batch_size": BATCH_SIZE, "chunk_size": CHUNK_SIZE, "preload_nchunks": PRELOAD_NCHUNKS}
+    sizes = {
+        "batch_size": BATCH_SIZE,
+        "chunk_size": CHUNK_SIZE,
+        "preload_nchunks": PRELOAD_NCHUNKS,
+    }
     loader = Loader(**sizes, preload_to_gpu=False)
     if collection is None:
         return loader.add_adata(made_up_cells(batch))
@@ -82,8 +109,15 @@ def made_up_cells(batch: str) -> ad.AnnData:
     """Make up 4,001 cells of two batches, the same on every rank."""
     rng = np.random.default_rng(0)
     batches = rng.integers(2, size=4_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 2 == batches[:, None])).astype(np.float32)
-    return ad.AnnData(X=counts, obs=pd.DataFrame({batch: batches.astype(str)}, index=np.arange(4_001).astype(str)))
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 2 == batches[:, None])).astype(
+        np.float32
+    )
+    return ad.AnnData(
+        X=counts,
+        obs=pd.DataFrame(
+            {batch: batches.astype(str)}, index=np.arange(4_001).astype(str)
+        ),
+    )
 
 
 def positive(text: str) -> int:
@@ -103,17 +137,38 @@ def existing(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--collection", type=existing, help="an annbatch collection of counts; without one, they are made up"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch", default="donor", help="the column of obs with the batch of each cell")
+    parser.add_argument(
+        "--collection",
+        type=existing,
+        help="an annbatch collection of counts; without one, they are made up",
+    )
+    parser.add_argument(
+        "--batch", default="donor", help="the column of obs with the batch of each cell"
+    )
     parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for what is written")
-    parser.add_argument("--every", type=positive, default=10, help="after how many steps to save a checkpoint")
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        default=Path("checkpoints"),
+        help="the folder for what is written",
+    )
+    parser.add_argument(
+        "--every",
+        type=positive,
+        default=10,
+        help="after how many steps to save a checkpoint",
+    )
     parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
     arguments = parser.parse_args()
     if "LOCAL_WORLD_SIZE" not in os.environ:
-        parser.error("no launcher has started this: torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py")
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
+        parser.error(
+            "no launcher has started this: "
+            "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py"
+        )
+    zarr.config.set(
+        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    )  # pip install zarrs
     main(**vars(arguments))

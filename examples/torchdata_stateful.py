@@ -43,33 +43,44 @@ def main(
 ) -> None:
     """Run one rank."""
     classes, loader = classes_of(collection, label), load(collection, label)
-    # a rank with another seed or collection is an error on all of them now, instead of a wrong result
+    # a rank with another seed or collection is an error on all of them now, instead of
+    # a wrong result
     loader.check_ranks_agree()
     batches = StatefulDataLoader(
         loader,
         batch_size=None,  # they are batches already
         num_workers=num_workers,
-        multiprocessing_context="spawn" if num_workers else None,  # zarrs's threads don't survive a fork
+        multiprocessing_context="spawn"
+        if num_workers
+        else None,  # zarrs's threads don't survive a fork
         persistent_workers=num_workers > 0,
     )
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
+    network = nn.Sequential(
+        nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
+    )
     model = DistributedDataParallel(network.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     first, done = 0, 0
     if resume is not None:
-        saved = torch.load(resume / f"rank{dist.get_rank()}.pt", weights_only=True, map_location=device)
+        saved = torch.load(
+            resume / f"rank{dist.get_rank()}.pt", weights_only=True, map_location=device
+        )
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        batches.load_state_dict(saved["batches"])  # which happens when the next pass begins, not now
+        batches.load_state_dict(
+            saved["batches"]
+        )  # which happens when the next pass begins, not now
         first, done = saved["epoch"], saved["done"]
 
     for epoch in range(first, epochs):
         loader.set_epoch(epoch)
         rows = []
         for batch in batches:
-            targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=device)
+            targets = torch.tensor(
+                classes.get_indexer(batch["obs"][label]), device=device
+            )
             loss = cross_entropy(model(batch["X"].to(device).to_dense()), targets)
             optimizer.zero_grad()
             loss.backward()
@@ -92,23 +103,33 @@ def main(
                 )
         done = 0
         if log is not None:
-            np.save(log / f"train-{epoch}-rank{dist.get_rank()}.npy", np.concatenate(rows))
+            np.save(
+                log / f"train-{epoch}-rank{dist.get_rank()}.npy", np.concatenate(rows)
+            )
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {loss:.3f} after {len(batches)} batches")
 
 
 def classes_of(collection: Path | None, label: str) -> pd.Index:
     """Give the labels that there are."""
-    obs = made_up_cells(label).obs if collection is None else DatasetCollection(collection, mode="r").obs([label])
+    obs = (
+        made_up_cells(label).obs
+        if collection is None
+        else DatasetCollection(collection, mode="r").obs([label])
+    )
     return pd.Categorical(obs[label]).categories
 
 
 def load(collection: Path | None, label: str) -> StatefulLoader:
     """Open the cells on this rank."""
     sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE), dist_info="torch", seed=0
+        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
+        dist_info="torch",
+        seed=0,
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
+    loader = StatefulLoader(
+        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
+    )
     if collection is None:
         return loader.add_adata(made_up_cells(label))
     return loader.use_collection(DatasetCollection(collection, mode="r"))
@@ -118,8 +139,15 @@ def made_up_cells(label: str) -> ad.AnnData:
     """Make up 2,001 cells of four types, the same on every rank."""
     rng = np.random.default_rng(0)
     types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(np.float32)
-    return ad.AnnData(X=counts, obs=pd.DataFrame({label: types.astype(str)}, index=np.arange(2_001).astype(str)))
+    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
+        np.float32
+    )
+    return ad.AnnData(
+        X=counts,
+        obs=pd.DataFrame(
+            {label: types.astype(str)}, index=np.arange(2_001).astype(str)
+        ),
+    )
 
 
 def positive(text: str) -> int:
@@ -139,28 +167,57 @@ def existing(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=existing, help="an annbatch collection; without one, cells are made up")
-    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--collection",
+        type=existing,
+        help="an annbatch collection; without one, cells are made up",
+    )
+    parser.add_argument(
+        "--label", default="cell_type", help="the column of obs to learn"
+    )
     parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument("--num-workers", type=int, default=0, help="processes of each rank that read")
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="the folder for checkpoints")
-    parser.add_argument("--every", type=positive, default=10, help="after how many batches to save one")
+    parser.add_argument(
+        "--num-workers", type=int, default=0, help="processes of each rank that read"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        default=Path("checkpoints"),
+        help="the folder for checkpoints",
+    )
+    parser.add_argument(
+        "--every", type=positive, default=10, help="after how many batches to save one"
+    )
     parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
-    parser.add_argument("--rows", type=existing, dest="log", help="a folder to write the rows to that each rank reads")
+    parser.add_argument(
+        "--rows",
+        type=existing,
+        dest="log",
+        help="a folder to write the rows to that each rank reads",
+    )
     arguments = parser.parse_args()
     if arguments.num_workers < 0:
-        parser.error(f"argument --num-workers: must be 0 or more, got {arguments.num_workers}")
+        parser.error(
+            f"argument --num-workers: must be 0 or more, got {arguments.num_workers}"
+        )
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py"
+            "no launcher has started this: "
+            "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py"
         )
 
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
+    zarr.config.set(
+        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    )  # pip install zarrs
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        torch.cuda.set_device(
+            device
+        )  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     main(device, **vars(arguments))
     dist.destroy_process_group()

@@ -31,14 +31,29 @@ def main(files: list[Path], collection: Path, columns: list[str]) -> None:
     DatasetCollection(collection).add_adatas(files, load_adata=load, rng=rng)
 
     obs = DatasetCollection(collection, mode="r").obs(columns)
-    print(f"{collection}: {len(obs):,} cells of {len(files)} files", obs.head(3), sep="\n")
+    print(
+        f"{collection}: {len(obs):,} cells of {len(files)} files", obs.head(3), sep="\n"
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--to", type=Path, dest="collection", required=True, help="must not be there yet")
-    parser.add_argument("--columns", nargs="+", default=["cell_type", "donor"], help="the columns of obs to keep")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        dest="collection",
+        required=True,
+        help="must not be there yet",
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        default=["cell_type", "donor"],
+        help="the columns of obs to keep",
+    )
     arguments = parser.parse_args()
     if arguments.collection.exists():
         parser.error(f"argument --to: '{arguments.collection}' is there already")

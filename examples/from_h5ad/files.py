@@ -24,22 +24,33 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     # how much a cell of each type has of each gene
-    profiles = rng.gamma(0.5, size=len(GENES)) * rng.lognormal(0, 0.5, size=(len(TYPES), len(GENES)))
+    profiles = rng.gamma(0.5, size=len(GENES)) * rng.lognormal(
+        0, 0.5, size=(len(TYPES), len(GENES))
+    )
     for number in range(1, 11):
         donor, n_cells = f"d{number:02}", 500 + 40 * number
         types = rng.choice(len(TYPES), size=n_cells, p=rng.dirichlet([5] * len(TYPES)))
         of_donor = profiles * rng.lognormal(0, 0.2, size=len(GENES))
-        depth = rng.lognormal(0, 0.4, size=(n_cells, 1)) * 100 / of_donor.sum(axis=1).mean()
+        depth = (
+            rng.lognormal(0, 0.4, size=(n_cells, 1)) * 100 / of_donor.sum(axis=1).mean()
+        )
         counts = rng.poisson(of_donor[types] * depth).astype(np.float32)
         obs = pd.DataFrame(
-            {"cell_type": pd.Categorical(TYPES[types]), "donor": pd.Categorical([donor] * n_cells)},
+            {
+                "cell_type": pd.Categorical(TYPES[types]),
+                "donor": pd.Categorical([donor] * n_cells),
+            },
             index=[f"{donor}-{cell}" for cell in range(n_cells)],
         )
-        cells = ad.AnnData(sp.csr_matrix(counts), obs=obs, var=pd.DataFrame(index=GENES))
+        cells = ad.AnnData(
+            sp.csr_matrix(counts), obs=obs, var=pd.DataFrame(index=GENES)
+        )
         cells.write_h5ad(folder / f"{donor}.h5ad")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     main(parser.parse_args().folder)

@@ -43,14 +43,18 @@ def split(
     label: str,
     donor: str,
 ) -> tuple[pd.Index, StatefulLoader, StatefulLoader]:
-    """Return the classes, and loaders of the cells to train on and of those held out."""
+    """Return the classes, and loaders of cells to train on and of held-out ones."""
     cells = DatasetCollection(collection, mode="r")
     obs = cells.obs([label, donor])
-    classes, donors = (pd.Index(sorted(obs[of].dropna().unique())) for of in (label, donor))
+    classes, donors = (
+        pd.Index(sorted(obs[of].dropna().unique())) for of in (label, donor)
+    )
     is_known = obs[label].notna()
     is_held_out = obs[donor].isin(donors[-max(1, len(donors) // 5) :])  # a fifth
 
-    def load(sampler: RandomSampler | SequentialSampler, mask: pd.Series) -> StatefulLoader:
+    def load(
+        sampler: RandomSampler | SequentialSampler, mask: pd.Series
+    ) -> StatefulLoader:
         distributed = DistributedSampler(
             sampler,
             dist_info="torch",
@@ -90,7 +94,13 @@ def tensors(
 
 
 def main(
-    collection: Path, checkpoint: Path, label: str, donor: str, epochs: int, every: int, kill_at: int | None
+    collection: Path,
+    checkpoint: Path,
+    label: str,
+    donor: str,
+    epochs: int,
+    every: int,
+    kill_at: int | None,
 ) -> None:
     """Run one rank."""
     device = start()
@@ -110,7 +120,8 @@ def main(
         states = torch.load(checkpoint, map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(states[name])
-    # another seed, mask, collection or checkpoint on one rank is an error on all of them
+    # another seed, mask, collection or checkpoint on one rank is an error on all of
+    # them
     for loader in (train, validation):
         loader.check_ranks_agree()
 
@@ -119,7 +130,9 @@ def main(
         train.set_epoch(epoch)
         first = train.sampler.batches_done + 1  # 1, unless a checkpoint was loaded
         if rank == 0:
-            print(f"epoch {epoch} from step {first} of {len(train)} on {world_size} ranks")
+            print(
+                f"epoch {epoch} from step {first} of {len(train)} on {world_size} ranks"
+            )
         for step, batch in enumerate(train, start=first):
             inputs, targets = tensors(batch, label, classes, device)
             loss = cross_entropy(model(inputs), targets)
@@ -142,7 +155,10 @@ def main(
         validation.check_epoch_read()
         if rank == 0:
             print(read)
-            print(f"right about {counts[0] / counts[1]:.1%} of {counts[1]:,} held-out cells")
+            print(
+                f"right about {counts[0] / counts[1]:.1%} "
+                f"of {counts[1]:,} held-out cells"
+            )
             save(checkpoint, parts)
     dist.destroy_process_group()
 
@@ -164,15 +180,40 @@ def existing(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--collection", type=existing, required=True)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="is written, and gone on from if it is there")
-    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
-    parser.add_argument("--donor", default="donor", help="the column of obs by which a fifth is held out")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        help="is written, and gone on from if it is there",
+    )
+    parser.add_argument(
+        "--label", default="cell_type", help="the column of obs to learn"
+    )
+    parser.add_argument(
+        "--donor",
+        default="donor",
+        help="the column of obs by which a fifth is held out",
+    )
     parser.add_argument("--epochs", type=positive, default=2)
-    parser.add_argument("--every", type=positive, default=20, help="after how many steps to save a checkpoint")
-    parser.add_argument("--kill-at", type=positive, help="at which step to kill the last rank, to see it go on")
+    parser.add_argument(
+        "--every",
+        type=positive,
+        default=20,
+        help="after how many steps to save a checkpoint",
+    )
+    parser.add_argument(
+        "--kill-at",
+        type=positive,
+        help="at which step to kill the last rank, to see it go on",
+    )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
-        parser.error("no launcher has started this: torchrun --standalone --nproc-per-node 2 train.py ...")
+        parser.error(
+            "no launcher has started this: "
+            "torchrun --standalone --nproc-per-node 2 train.py ..."
+        )
     main(**vars(arguments))

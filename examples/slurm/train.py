@@ -36,29 +36,50 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:  # noqa: ARG002 Python's
-        self.came_here = True  # and no more: a signal can come in the middle of anything, a collective included
+        # no more: a signal can come in the middle of anything, a collective included
+        self.came_here = True
 
     def came_anywhere(self) -> bool:
         """Ask all ranks, which therefore hear the same after the same step."""
-        came = torch.tensor(int(self.came_here))  # on the CPU: gloo carries it, and the GPU needn't be waited for
+        came = torch.tensor(
+            int(self.came_here)
+        )  # on the CPU: gloo carries it, and the GPU needn't be waited for
         dist.all_reduce(came, op=dist.ReduceOp.MAX)
         return bool(came)
 
 
-def main(device: torch.device, collection: Path, checkpoint: Path, label: str, epochs: int, log: Path | None) -> None:
+def main(
+    device: torch.device,
+    collection: Path,
+    checkpoint: Path,
+    label: str,
+    epochs: int,
+    log: Path | None,
+) -> None:
     """Run one rank."""
     stop = StopRequest()  # early: before this, a signal ends the process
     cells = DatasetCollection(collection, mode="r")
     labels = cells.obs([label])[label]
     classes = pd.Categorical(labels).categories
     sampler = DistributedSampler(
-        RandomSampler(CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE), dist_info="torch", seed=0, mask=labels.notna()
+        RandomSampler(CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE),
+        dist_info="torch",
+        seed=0,
+        mask=labels.notna(),
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False, read_ahead=1)
+    loader = StatefulLoader(
+        batch_sampler=sampler,
+        return_index=True,
+        to="torch",
+        preload_to_gpu=False,
+        read_ahead=1,
+    )
     loader.use_collection(cells)
 
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes)))
+    network = nn.Sequential(
+        nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
+    )
     model = DistributedDataParallel(network.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if checkpoint.exists():
@@ -72,24 +93,35 @@ def main(device: torch.device, collection: Path, checkpoint: Path, label: str, e
         if dist.get_rank() == 0:  # the loader's state is the same on every rank
             state = {"model": model.module, "optimizer": optimizer, "loader": loader}
             unfinished = checkpoint.with_suffix(".unfinished")
-            torch.save({name: of.state_dict() for name, of in state.items()}, unfinished)
+            torch.save(
+                {name: of.state_dict() for name, of in state.items()}, unfinished
+            )
             unfinished.replace(checkpoint)  # there in whole, or as it was
         dist.barrier()  # nobody ends, and takes the job with it, before that
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
         for batch in loader:
-            targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=device)
-            loss = cross_entropy(model(batch["X"].to(device).to_dense().float()), targets)
+            targets = torch.tensor(
+                classes.get_indexer(batch["obs"][label]), device=device
+            )
+            loss = cross_entropy(
+                model(batch["X"].to(device).to_dense().float()), targets
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             if log is not None:
-                (log / f"rank{dist.get_rank()}.txt").open("a").write(f"{epoch}: {batch['index'].tolist()}\n")
+                (log / f"rank{dist.get_rank()}.txt").open("a").write(
+                    f"{epoch}: {batch['index'].tolist()}\n"
+                )
             if stop.came_anywhere():
                 save()
                 if dist.get_rank() == 0:
-                    print(f"stopped in epoch {epoch}, and saved to {checkpoint}", flush=True)
+                    print(
+                        f"stopped in epoch {epoch}, and saved to {checkpoint}",
+                        flush=True,
+                    )
                 return
         save()
         if dist.get_rank() == 0:
@@ -97,23 +129,46 @@ def main(device: torch.device, collection: Path, checkpoint: Path, label: str, e
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("collection", type=Path, help="an annbatch collection")
-    parser.add_argument("checkpoint", type=Path, help="the file to save to, and to go on from where it exists")
-    parser.add_argument("--label", default="cell_type", help="the column of obs to learn")
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        help="the file to save to, and to go on from where it exists",
+    )
+    parser.add_argument(
+        "--label", default="cell_type", help="the column of obs to learn"
+    )
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rows", type=Path, dest="log", help="a folder to write the rows to that each rank reads")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        dest="log",
+        help="a folder to write the rows to that each rank reads",
+    )
     arguments = parser.parse_args()
 
     if "RANK" not in os.environ:  # not torchrun has started this rank, but srun
-        for name, of_slurm in (("RANK", "PROCID"), ("WORLD_SIZE", "NTASKS"), ("LOCAL_RANK", "LOCALID")):
+        for name, of_slurm in (
+            ("RANK", "PROCID"),
+            ("WORLD_SIZE", "NTASKS"),
+            ("LOCAL_RANK", "LOCALID"),
+        ):
             os.environ[name] = os.environ[f"SLURM_{of_slurm}"]
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})  # pip install zarrs
+    zarr.config.set(
+        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    )  # pip install zarrs
     device = torch.device("cpu")
     if torch.cuda.is_available():
         # a rank sees the GPUs of its node, or only its own one
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        device = torch.device(
+            "cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+        )
+        torch.cuda.set_device(
+            device
+        )  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     main(device, **vars(arguments))
     dist.destroy_process_group()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from annbatch_distributed.cli import job, main
+from tests.cli.page import keys_in, not_named
 from tests.processes import cli_ranks
 from tests.processes.launch import ROOT, python
 
@@ -61,6 +62,8 @@ def test_ranks_read_what_was_planned_and_a_row_that_was_not_is_found(
     ]
     assert second["ranks"][1]["foreign"] == {"rows": 1, "first": [0]}
     assert second["ranks"][0]["missing"] == {"rows": 0, "first": []}
+    assert len(keys_in(found)) > 20
+    assert not_named(found) == set()
 
 
 def problem_row(epoch: dict[str, Any], kind: str) -> str:

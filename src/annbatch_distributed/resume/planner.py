@@ -54,8 +54,7 @@ class Planner:
     ) -> None:
         self._sampler, self._mask, self._remainder, self._align = sampler, mask, remainder, align
         self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
-        n_rows = rows_per_request(sampler)
-        self._reading = None if n_rows is None else Reading(n_rows, read_through)
+        self._read_through = read_through
         self._windowed: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
@@ -133,9 +132,10 @@ class Planner:
         # in what is left of an epoch, lost rows stay where they are
         dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
         batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
+        n_rows = rows_per_request(self._sampler)
         return EpochPlan(
             *(n_obs, batch_size, segment, division, dealt, counts.sampler_batches, position.is_aligned),
-            reading=self._reading,
+            reading=None if n_rows is None else Reading(n_rows, self._read_through),
         )
 
     def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:
