@@ -39,7 +39,8 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
     loader.use_collection(DatasetCollection(collection, mode="r"))
     loader.check_ranks_agree()
-    batches = loader.to_dataloader(num_workers=n_workers)
+    start = "fork" if n_workers else None  # which is fast
+    batches = loader.to_dataloader(num_workers=n_workers, multiprocessing_context=start)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(loader.n_var, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -77,7 +78,8 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
 
 
 if __name__ == "__main__":
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    if not int(sys.argv[4]):  # threads of zarrs don't survive a fork
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     train(*map(Path, sys.argv[1:3]), *map(int, sys.argv[3:]))
     dist.destroy_process_group()
