@@ -56,9 +56,8 @@ def main(
     model, optimizer = accelerator.prepare(
         network, torch.optim.AdamW(network.parameters(), lr=1e-3)
     )
-    accelerator.register_for_checkpointing(
-        loader
-    )  # save_state and load_state take it along
+    # save_state and load_state take it along
+    accelerator.register_for_checkpointing(loader)
     if resume is not None:
         accelerator.load_state(str(resume))
     # a rank with another seed, state or collection is an error on all of them now,
@@ -70,9 +69,8 @@ def main(
         rows = []
         for batch in loader:
             with accelerator.accumulate(model):
-                cells = (
-                    batch["X"].to(accelerator.device).to_dense()
-                )  # which prepare does for its own loaders only
+                # prepare moves the batches of its own loaders only
+                cells = batch["X"].to(accelerator.device).to_dense().float()
                 targets = torch.tensor(
                     classes.get_indexer(batch["obs"][label]), device=accelerator.device
                 )
@@ -188,7 +186,6 @@ if __name__ == "__main__":
             "--nproc-per-node 2 examples/accelerate_ddp.py"
         )
 
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-    )  # pip install zarrs
+    # pip install zarrs
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     main(**vars(arguments))

@@ -99,10 +99,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     try:
         shared_out = share_out(arguments.ranks)
-    except (
-        ImportError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # without mpi4py, a launcher, or sense in its variables
+    except (ImportError, RuntimeError, ValueError) as error:
+        # without mpi4py, a launcher, or sense in its variables
         parser.error(str(error))
     main(shared_out, arguments.ranks, arguments.folder)

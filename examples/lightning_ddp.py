@@ -60,11 +60,12 @@ class Cells(LightningDataModule):
             mask=slice(n_train, None),
             remainder="exact",
         )
+        # Lightning moves batches
         options = {
             "return_index": True,
             "to": "torch",
             "preload_to_gpu": False,
-        }  # Lightning moves batches
+        }
         self.train = self.load(StatefulLoader(batch_sampler=train, **options))
         self.validation = self.load(Loader(batch_sampler=validation, **options))
         # a rank with another seed, mask or collection is an error on all of them now,
@@ -130,7 +131,7 @@ class Classifier(LightningModule):
         targets = torch.tensor(
             self.classes.get_indexer(batch["obs"][self.label]), device=self.device
         )
-        return self.network(batch["X"].to_dense()), targets
+        return self.network(batch["X"].to_dense().float()), targets
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
@@ -272,7 +273,6 @@ if __name__ == "__main__":
         help="a folder to write the rows to that each rank reads",
     )
     arguments = parser.parse_args()
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-    )  # pip install zarrs
+    # pip install zarrs
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     main(**vars(arguments))

@@ -36,9 +36,8 @@ BATCH_SIZE = 32
 
 def train(config: dict[str, Any]) -> None:
     """Run one worker."""
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-    )  # pip install zarrs
+    # pip install zarrs
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     context = ray.train.get_context()
     rank, classes = (
         context.get_world_rank(),
@@ -76,7 +75,9 @@ def train(config: dict[str, Any]) -> None:
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][config["label"]]), device=device
             )
-            loss = cross_entropy(model(batch["X"].to(device).to_dense()), targets)
+            loss = cross_entropy(
+                model(batch["X"].to(device).to_dense().float()), targets
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -168,7 +168,6 @@ if __name__ == "__main__":
             "no launcher has started this: "
             "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py"
         )
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-    )  # pip install zarrs
+    # pip install zarrs
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     main(**vars(arguments))

@@ -50,9 +50,8 @@ def main(
         loader,
         batch_size=None,  # they are batches already
         num_workers=num_workers,
-        multiprocessing_context="spawn"
-        if num_workers
-        else None,  # zarrs's threads don't survive a fork
+        # zarrs's threads don't survive a fork
+        multiprocessing_context="spawn" if num_workers else None,
         persistent_workers=num_workers > 0,
     )
     torch.manual_seed(0)
@@ -69,9 +68,8 @@ def main(
         )
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        batches.load_state_dict(
-            saved["batches"]
-        )  # which happens when the next pass begins, not now
+        # loaded when the next pass begins, not now
+        batches.load_state_dict(saved["batches"])
         first, done = saved["epoch"], saved["done"]
 
     for epoch in range(first, epochs):
@@ -81,7 +79,9 @@ def main(
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
             )
-            loss = cross_entropy(model(batch["X"].to(device).to_dense()), targets)
+            loss = cross_entropy(
+                model(batch["X"].to(device).to_dense().float()), targets
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -209,15 +209,13 @@ if __name__ == "__main__":
             "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py"
         )
 
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-    )  # pip install zarrs
+    # pip install zarrs
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(
-            device
-        )  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     main(device, **vars(arguments))
     dist.destroy_process_group()

@@ -84,7 +84,7 @@ def main(
         train_sampler.set_epoch(epoch)  # another order, and other rows are left out
         rows = []
         for batch in train:
-            cells = batch["X"].to(device).to_dense()
+            cells = batch["X"].to(device).to_dense().float()
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
             )
@@ -94,14 +94,13 @@ def main(
             optimizer.step()
             rows.append(batch["index"])
         log_rows(log, f"train-{epoch}", rows)
-        trained_on = (
-            train.check_epoch_read()
-        )  # an error, should it not be what was planned
+        # an error, should it not be what was planned
+        trained_on = train.check_epoch_read()
 
         counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, all
         rows = []
         for batch in validation:
-            cells = batch["X"].to(device).to_dense()
+            cells = batch["X"].to(device).to_dense().float()
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
             )
@@ -199,15 +198,13 @@ if __name__ == "__main__":
             "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py"
         )
 
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-    )  # pip install zarrs
+    # pip install zarrs
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(
-            device
-        )  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     main(device, **vars(arguments))
     dist.destroy_process_group()

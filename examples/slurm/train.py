@@ -41,9 +41,8 @@ class StopRequest:
 
     def came_anywhere(self) -> bool:
         """Ask all ranks, which therefore hear the same after the same step."""
-        came = torch.tensor(
-            int(self.came_here)
-        )  # on the CPU: gloo carries it, and the GPU needn't be waited for
+        # on the CPU: gloo carries it, and the GPU needn't be waited for
+        came = torch.tensor(int(self.came_here))
         dist.all_reduce(came, op=dist.ReduceOp.MAX)
         return bool(came)
 
@@ -157,18 +156,16 @@ if __name__ == "__main__":
             ("LOCAL_RANK", "LOCALID"),
         ):
             os.environ[name] = os.environ[f"SLURM_{of_slurm}"]
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-    )  # pip install zarrs
+    # pip install zarrs
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     device = torch.device("cpu")
     if torch.cuda.is_available():
         # a rank sees the GPUs of its node, or only its own one
         device = torch.device(
             "cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
         )
-        torch.cuda.set_device(
-            device
-        )  # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     main(device, **vars(arguments))
     dist.destroy_process_group()

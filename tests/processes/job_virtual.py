@@ -27,6 +27,8 @@ from tests.processes.configurations import CHUNKS
 from tests.samplers import flat
 
 EPOCHS = 2
+#: Workers of several ranks are forked, which is fast.
+FORKS = os.environ["WORLD_SIZE"] != "1" and sys.argv[4] != "0"
 #: A checkpoint is made after so many steps of each epoch, and every multiple.
 EVERY = 4
 
@@ -39,8 +41,8 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
     loader.use_collection(DatasetCollection(collection, mode="r"))
     loader.check_ranks_agree()
-    start = "fork" if n_workers else None  # which is fast
-    batches = loader.to_dataloader(num_workers=n_workers, multiprocessing_context=start)
+    start = {"multiprocessing_context": "fork"} if FORKS else {}
+    batches = loader.to_dataloader(num_workers=n_workers, **start)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(loader.n_var, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -78,7 +80,7 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
 
 
 if __name__ == "__main__":
-    if not int(sys.argv[4]):  # threads of zarrs don't survive a fork
+    if not FORKS:  # threads of zarrs don't survive it
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     train(*map(Path, sys.argv[1:3]), *map(int, sys.argv[3:]))

@@ -45,6 +45,11 @@ def test_blocks_and_selected_cells_count_row_by_row(block_size: int, epoch: int,
         assert (density(whole, 70, n_bins) == 1).all()
 
 
+def test_rows_beyond_what_32_bits_and_sums_of_64_hold_are_where_they_are() -> None:
+    half = Rows((range(5 * 10**16),))
+    np.testing.assert_allclose(density(half, 10**17, 1000), np.repeat([1.0, 0.0], 500))
+
+
 def test_of_very_many_rows_some_are_looked_at(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "_MOST", 10_000)
     dealt = Shuffled(64).deal(Rows((range(10**9),)), world_size=4, epoch=0, seed=0)

@@ -76,9 +76,9 @@ def distribute[Module](
     ------
     TypeError
         If ``datamodule`` is no data module, has been distributed before, or has a hook that was assigned to it; or if
-        an option is none of the sampler's.
+        an option has a name or a type that the sampler doesn't take.
     ValueError
-        If ``dist_info`` is unknown, or a number or an option is none that the sampler takes.
+        If ``dist_info`` is unknown, or an option has a value that the sampler doesn't take.
 
     Examples
     --------

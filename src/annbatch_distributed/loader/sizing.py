@@ -20,6 +20,7 @@ from annbatch_distributed.ranks import Rank
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.alternatives import nearby
 from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.sharding.window import resolve_mask, window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,7 @@ def sizes(
         The number of ranks.
     mask
         Which rows the ranks share out, as for :class:`DistributedSampler`. Short holes between them are read through,
-        and take memory too.
+        with the default ``read_through``, and take memory too.
     row_bytes
         Bytes of a cell's values in memory, on average: 4 for each gene of dense float32 values, 8 for each value that
         is stored of sparse ones. None takes them from the collection.
@@ -248,9 +249,12 @@ def _cells(given: int | DatasetCollection, row_bytes: float | None, store_chunk:
 
 def _selected(cells: _Cells, mask: AnyMask, world_size: int) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
-    sampler = RandomSampler(chunk_size=cells.store_chunk, preload_nchunks=1, batch_size=1)
+    n_rows = len(window(resolve_mask(mask), cells.n_rows))
+    if n_rows < world_size:  # which there is no plan for
+        return replace(cells, n_rows=n_rows)
+    sampler = RandomSampler(chunk_size=cells.store_chunk, preload_nchunks=_LEAST_CHUNKS, batch_size=1)
     plan = DistributedSampler(sampler, dist_info=Rank(0, world_size), mask=mask).plan(cells.n_rows)
-    return replace(cells, n_rows=len(plan.window), row_bytes=cells.row_bytes * plan.reads_per_row)
+    return replace(cells, n_rows=n_rows, row_bytes=cells.row_bytes * plan.reads_per_row)
 
 
 def _stored(collection: DatasetCollection) -> _Cells:

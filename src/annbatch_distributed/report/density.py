@@ -31,10 +31,10 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     >>> density(Rows((range(0, 5), range(8, 10))), 10, 5)
     array([1. , 1. , 0.5, 0. , 1. ])
     """
-    edges = np.arange(n_bins + 1) * n_obs // n_bins  # between rows
+    edges = np.array([number * n_obs // n_bins for number in range(n_bins + 1)])  # between rows
     ranges = [(piece.start, piece.stop) for piece in rows.pieces if isinstance(piece, range)]
     starts, stops = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
-    found = np.diff(_before(edges, starts) - _before(edges, stops)).astype(np.float64)
+    found = np.diff(_before(edges, starts) - _before(edges, stops))
     for piece in rows.pieces:
         if not isinstance(piece, range):
             n_seen = min(len(piece), _MOST)
@@ -45,9 +45,12 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     return parts
 
 
-def _before(edges: Int64Array, starts: Int64Array) -> Int64Array:
+def _before(edges: Int64Array, starts: Int64Array) -> npt.NDArray[np.float64]:
     """For each edge, how many rows lie before it, over half-lines of rows from each start on."""
     starts = np.sort(starts)
     begun = np.searchsorted(starts, edges)
-    before: Int64Array = begun * edges - np.append(0, np.cumsum(starts))[begun]
+    # floats, since a sum of rows may be beyond 64 bits
+    before: npt.NDArray[np.float64] = (
+        begun * edges.astype(np.float64) - np.append(0.0, np.cumsum(starts, dtype=float))[begun]
+    )
     return before

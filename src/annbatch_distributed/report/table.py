@@ -179,5 +179,8 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
         yield f"to lose none: {' or '.join([', '.join([*sizes, *policies][:-1]), policies[-1]])}"
     if plan.rows_in_memory is not None:
         n_read = plan.reads_per_row
-        between = f", since about {n_read:.2g} are read for each that is selected" if n_read > 1 else ""
-        yield f"in memory: up to {'about ' if between else ''}{plan.rows_in_memory} rows on each rank{between}"
+        if n_read < 1.05:
+            yield f"in memory: up to {plan.rows_in_memory} rows on each rank"
+        else:
+            held = f"in memory: up to about {plan.rows_in_memory} rows on each rank"
+            yield f"{held}; {n_read:.1f} are read for each that is asked for"

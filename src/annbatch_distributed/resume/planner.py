@@ -16,12 +16,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.passes.counts import Counts, count
-from annbatch_distributed.passes.traits import n_draws, rows_per_request, rows_per_step
+from annbatch_distributed.passes.traits import chunk_size, n_draws, rows_per_request, rows_per_step
 from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
 from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Rows, window
 from annbatch_distributed.sharding.contract import draws
-from annbatch_distributed.sharding.reading import Reading
+from annbatch_distributed.sharding.load_requests import LoadRequests
 from annbatch_distributed.sharding.remainder import rotations
 
 if TYPE_CHECKING:
@@ -132,11 +132,17 @@ class Planner:
         # in what is left of an epoch, lost rows stay where they are
         dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
         batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
-        n_rows = rows_per_request(self._sampler)
         return EpochPlan(
             *(n_obs, batch_size, segment, division, dealt, counts.sampler_batches, position.is_aligned),
-            reading=None if n_rows is None else Reading(n_rows, self._read_through),
+            load_requests=self._load_requests(),
         )
+
+    def _load_requests(self) -> LoadRequests | None:
+        n_rows = rows_per_request(self._sampler)
+        if n_rows is None:
+            return None
+        n_consecutive = chunk_size(self._sampler) if self._sampler.shuffle else n_rows
+        return LoadRequests(n_rows, n_consecutive or 1, self._read_through)
 
     def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:
         """Raise if the epoch of a state can't go on with this collection and number of ranks."""

@@ -15,7 +15,6 @@ from annbatch_distributed.sharding.alternatives import alternatives
 from annbatch_distributed.sharding.composition import composition
 from annbatch_distributed.sharding.division import Order
 from annbatch_distributed.sharding.integers import integer
-from annbatch_distributed.sharding.reading import reads_per_row
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding.alternatives import Alternative
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.division import Dealt, Division, Shard
-    from annbatch_distributed.sharding.reading import Reading
+    from annbatch_distributed.sharding.load_requests import LoadRequests
     from annbatch_distributed.sharding.remainder import Remainder
     from annbatch_distributed.sharding.rows import Rows
 
 __all__ = ["EpochPlan"]
 
 #: Of more ranks, as many at even distances are asked how their rows lie.
-_MOST_RANKS = 16
+_MOST_RANKS = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +76,7 @@ class EpochPlan:
     """Whether shards may have whole chunks first; not in an epoch that a version began which didn't have it so."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
-    reading: Reading | None = field(default=None, repr=False, compare=False)
+    load_requests: LoadRequests | None = field(default=None, repr=False, compare=False)
     """How a loader reads the rows; None where the size of the wrapped sampler's load requests isn't known."""
 
     @property
@@ -182,32 +181,32 @@ class EpochPlan:
     def rows_in_memory(self) -> int | None:
         """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
 
-        Where rows between selected ones are read through (:attr:`reads_per_row`), they are counted, about. To read
+        Rows that are read through between them are counted too, as an estimate, see :attr:`reads_per_row`. To read
         takes about as much memory again. None if the size of a load request isn't known.
         """
-        if self.reading is None:
+        if self.load_requests is None:
             return None
         n_own = 1 if self.n_processes is None else self.world_size // self.n_processes
-        n_asked = min(self.reading.rows_per_request * self.reading.n_requests, max(self.sizes)) * n_own
+        n_asked = min(self.load_requests.n_rows * self.load_requests.n_held, max(self.sizes)) * n_own
         return round(n_asked * self.reads_per_row)
 
     @cached_property
     def reads_per_row(self) -> float:
-        """About how many rows are read for each that a rank is given, where those are most, or 1 without a mask.
+        """About how many rows are read for each that is asked for, in load requests where those are many.
 
-        There may be holes between the rows that a mask selects, and they are read through where they are short: see
-        ``read_through`` of :class:`DistributedSampler`.
+        A mask, or what is left of an epoch for another number of ranks, has holes, and short ones are read through: see
+        ``read_through`` of :class:`DistributedSampler`. 1 where the window has no holes.
         """
-        if self.reading is None or self.window.is_stretch:
+        if self.load_requests is None or self.window.is_stretch:
             return 1.0
         ranks = {number * (self.world_size - 1) // (_MOST_RANKS - 1) for number in range(_MOST_RANKS)}
-        return max(reads_per_row(self.shard(rank).rows, self.reading.longest_hole) for rank in ranks)
+        return max(self.load_requests.reads_per_row(self.shard(rank).rows) for rank in ranks)
 
     def reading_ahead(self, n_requests: int) -> EpochPlan:
         """Return this plan for a loader that reads some load requests ahead, so that more rows are in memory."""
-        if self.reading is None:
+        if self.load_requests is None:
             return self
-        return replace(self, reading=self.reading._replace(n_requests=1 + n_requests))
+        return replace(self, load_requests=self.load_requests._replace(n_held=1 + n_requests))
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
@@ -219,7 +218,7 @@ class EpochPlan:
         if not self.n_lost or not is_even or self.segment:
             return ()
         assert self.batch_size is not None  # or nothing would be lost
-        n_request = None if self.reading is None else self.reading.rows_per_request
+        n_request = None if self.load_requests is None else self.load_requests.n_rows
         return alternatives(len(self.window), self.world_size, self.batch_size, n_request)
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
