@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadRequests"]
 
-#: As many of a rank's rows are looked at, at most.
+#: About as many of a rank's rows are looked at, and at least 64 chunks.
 _LOOKED_AT = 1 << 14
 
 
