@@ -89,14 +89,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests but those that start many processes; on the newest Python, all, and what is covered."""
+    """Run the tests but those that start many processes; on the newest Python, the pages too, and what is covered."""
     sync(session, "--all-extras", "--group=test")
     arguments = *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs
     if session.python == NEWEST:
         session.run("coverage", "run", *arguments, env=FEWER_EXAMPLES)
-    else:  # no line and no page is there for one Python only, and workers take long to start
-        fewer = () if session.posargs else ("tests", "--ignore=tests/test_workers.py")
-        session.run("python", *arguments, *fewer, env=FEWER_EXAMPLES)
+    else:  # no line and no page is there for one Python only
+        session.run("python", *arguments, *(() if session.posargs else ("tests",)), env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST)

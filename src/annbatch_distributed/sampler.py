@@ -359,6 +359,12 @@ class DistributedSampler(Sampler):
         self._cursor.set(current_worker(), Position(self.epoch), has_changes=True)
         self._of_state, self._planner, self._last_plan = {}, self._new_planner(), None
 
+    @property
+    def _longest_hole(self) -> int:
+        """How many rows a hole has at most that is read through."""
+        # the rows of a wrapper within another are positions in the other's shard
+        return 0 if self._within_another else self._read_through
+
     def _new_planner(self) -> Planner:
         return Planner(
             self._sampler,
@@ -368,8 +374,7 @@ class DistributedSampler(Sampler):
             seed=self._seed,
             root_seed=self._root_seed,
             align=self._align,
-            # the rows of a wrapper within another are positions in the other's shard
-            read_through=0 if self._within_another else self._read_through,
+            longest_hole=self._longest_hole,
         )
 
     @property
@@ -837,9 +842,7 @@ class DistributedSampler(Sampler):
         if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
         check_done(plan, position.done(self._n_dealt))
-        # the rows of a wrapper within another are positions in the other's shard
-        longest = 0 if self._within_another else self._read_through
-        requests = Pass(self._sampler, plan, self._own_ranks, self._root_seed, position.passes, longest)
+        requests = Pass(self._sampler, plan, self._own_ranks, self._root_seed, position.passes, self._longest_hole)
         return self._cursor.begin(worker, position, requests)
 
     def _sample(self, n_obs: int) -> Pass:

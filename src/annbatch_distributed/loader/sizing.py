@@ -249,12 +249,12 @@ def _cells(given: int | DatasetCollection, row_bytes: float | None, store_chunk:
 
 def _selected(cells: _Cells, mask: AnyMask, world_size: int) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
-    n_rows = len(window(resolve_mask(mask), cells.n_rows))
-    if n_rows < world_size:  # which there is no plan for
-        return replace(cells, n_rows=n_rows)
+    rows = window(resolve_mask(mask), cells.n_rows)
+    if len(rows) < world_size:  # which there is no plan for
+        return replace(cells, n_rows=len(rows))
     sampler = RandomSampler(chunk_size=cells.store_chunk, preload_nchunks=_LEAST_CHUNKS, batch_size=1)
-    plan = DistributedSampler(sampler, dist_info=Rank(0, world_size), mask=mask).plan(cells.n_rows)
-    return replace(cells, n_rows=n_rows, row_bytes=cells.row_bytes * plan.reads_per_row)
+    plan = DistributedSampler(sampler, dist_info=Rank(0, world_size), mask=rows).plan(cells.n_rows)
+    return replace(cells, n_rows=len(rows), row_bytes=cells.row_bytes * plan.reads_per_row)
 
 
 def _stored(collection: DatasetCollection) -> _Cells:

@@ -21,11 +21,9 @@ _MOST = 1 << 18
 def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     """Return which part of each of ``n_bins`` stretches of ``n_obs`` rows is among some rows, from 0 to 1.
 
-    The stretches are even but for a row, and no more than there are rows.
-
-    Stretches of consecutive rows count exactly. Of rows that are worked out (blocks that were dealt, cells that were
-    selected) some 260,000 are looked at, so that a picture of 10^9 of them is made at once. No part is
-    more than 1, whatever is there twice.
+    The stretches, at most one for each row, are even but for a row. Rows that follow each other count exactly. Of rows
+    that are worked out (blocks that were dealt, cells that were selected) some 260,000 are looked at, so that a picture
+    of 10^9 of them is made at once. No part is more than 1, whatever is there twice.
 
     >>> from annbatch_distributed.sharding import Rows
     >>> density(Rows((range(0, 5), range(8, 10))), 10, 5)

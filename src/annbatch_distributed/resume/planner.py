@@ -50,11 +50,11 @@ class Planner:
         seed: int | None,
         root_seed: int,
         align: int | None,
-        read_through: int = 0,
+        longest_hole: int,
     ) -> None:
         self._sampler, self._mask, self._remainder, self._align = sampler, mask, remainder, align
         self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
-        self._read_through = read_through
+        self._longest_hole = longest_hole
         self._windowed: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
@@ -142,7 +142,7 @@ class Planner:
         if n_rows is None:
             return None
         n_consecutive = chunk_size(self._sampler) if self._sampler.shuffle else n_rows
-        return LoadRequests(n_rows, n_consecutive or 1, self._read_through)
+        return LoadRequests(n_rows, n_consecutive or 1, self._longest_hole)
 
     def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:
         """Raise if the epoch of a state can't go on with this collection and number of ranks."""
