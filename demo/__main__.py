@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # `python demo` puts this folder on the path, `python -m demo` the one that it is in
 sys.path.insert(0, str(ROOT))
 
-from demo.cells import PBMC_CELLS, PBMC_LABEL, UnusableCellsError, check_collection, check_h5ad, pbmc  # noqa: E402
-from demo.job import Job  # noqa: E402
-from demo.report import report  # noqa: E402
+from demo.cells import PBMC_CELLS, PBMC_LABEL, UnusableCellsError, check_collection, check_h5ad, pbmc  # noqa: E402 needs the path
+from demo.job import Job  # noqa: E402 needs the path
+from demo.report import report  # noqa: E402 needs the path
 
 
 def demo(

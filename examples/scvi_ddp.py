@@ -44,7 +44,7 @@ class Checkpoints(Callback):
         self,
         trainer: Trainer,
         module: LightningModule,  # noqa: ARG002 Lightning passes it
-        *batch: object,  # noqa: ARG002 and this
+        *batch: object,  # noqa: ARG002 Lightning passes it too
     ) -> None:
         """Save one."""
         if trainer.global_step % self.every == 0:

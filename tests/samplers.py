@@ -163,7 +163,7 @@ def batches(requests: Iterable[LoadRequest]) -> list[list[int]]:
 def repeats(requests: Iterable[LoadRequest]) -> list[list[bool]]:
     """For each batch, which of its rows are marked as repeats."""
     return [
-        [bool(request["repeated"][position]) for position in split]  # type: ignore[typeddict-item]  # extra
+        [bool(request["repeated"][position]) for position in split]  # type: ignore[typeddict-item]  # a key of a user's own
         for request in requests
         for split in request["splits"]
     ]

@@ -409,12 +409,12 @@ def test_a_wrapped_sampler_with_epochs_of_its_own_follows() -> None:
 
         def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
             for request in super()._sample(n_obs):
-                yield {**request, "epoch": self.epoch}  # type: ignore[typeddict-unknown-key]  # not in LoadRequest
+                yield {**request, "epoch": self.epoch}  # type: ignore[typeddict-unknown-key]  # a key of a user's own, not in LoadRequest
 
     wrapped = Following(2)
     sampler = one(wrapped)
     sampler.set_epoch(7)
-    assert {request["epoch"] for request in sampler.sample(100)} == {7}  # type: ignore[typeddict-item]  # extra
+    assert {request["epoch"] for request in sampler.sample(100)} == {7}  # type: ignore[typeddict-item]  # a key of a user's own
     assert wrapped.epoch == 0
 
 

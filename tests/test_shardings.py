@@ -270,7 +270,7 @@ def test_a_sampler_that_draws_nothing_is_an_error(remainder: Any) -> None:
 
 def test_no_draw_is_a_repeat() -> None:
     for rank in job(classes(), 3, sharding="independent", remainder="pad"):
-        assert not any(request["repeated"].any() for request in rank.sample(N_OBS))  # type: ignore[typeddict-item]  # extra
+        assert not any(request["repeated"].any() for request in rank.sample(N_OBS))  # type: ignore[typeddict-item]  # a key of a user's own
         assert rank.plan(N_OBS).n_repeated == 0
 
 

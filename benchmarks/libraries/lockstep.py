@@ -101,7 +101,7 @@ def threads_run_on(cores: set[int]) -> None:
         run(thread)
 
     # Python has no hook for the start of a thread
-    threading.Thread.run = run_there  # type: ignore[assignment, method-assign]
+    threading.Thread.run = run_there  # type: ignore[assignment, method-assign]  # threads begin here
 
 
 def reads_on(cores: set[int], loader: Iterable[Any]) -> Iterator[Any]:

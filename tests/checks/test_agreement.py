@@ -224,7 +224,7 @@ def test_several_ranks_that_no_framework_knows_need_a_function_to_gather_with() 
 def test_what_is_gathered_must_be_the_texts_of_all_processes(gathered: object) -> None:
     sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
     with pytest.raises(TypeError, match="gather must return a list with the texts of all processes"):
-        sampler.check_ranks_agree(100, gather=lambda _: gathered)  # type: ignore[return-value]  # wrong ones
+        sampler.check_ranks_agree(100, gather=lambda _: gathered)  # type: ignore[return-value]  # wrong ones, to be refused
 
 
 SECONDS = 20.0

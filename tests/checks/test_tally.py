@@ -236,9 +236,9 @@ def test_more_rows_cannot_be_taken_away_than_were_counted() -> None:
     with pytest.raises(ValueError, match="n_rows of a Tally must be at least 0, got -1"):
         Tally(0, 1, 5) - Tally(0, 2, 6)
     with pytest.raises(TypeError, match="unsupported operand"):
-        Tally() - 1  # type: ignore[operator]  # no Tally
+        Tally() - 1  # type: ignore[operator]  # no Tally, to be refused
     with pytest.raises(TypeError, match="unsupported operand"):
-        Tally() + 1  # type: ignore[operator]  # no Tally
+        Tally() + 1  # type: ignore[operator]  # no Tally, to be refused
 
 
 def test_only_rows_of_a_plan_are_counted_without_a_look_at_each() -> None:

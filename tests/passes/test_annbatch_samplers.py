@@ -83,7 +83,7 @@ def test_an_attribute_that_a_later_annbatch_adds_leaves_the_fingerprint_as_it_is
 
 def test_an_attribute_of_a_users_subclass_is_another_fingerprint() -> None:
     one, other = Own(5, 2, 5), Own(5, 2, 5)
-    other.added = 7  # type: ignore[attr-defined]  # this test's own
+    other.added = 7  # type: ignore[attr-defined]  # an attribute that the test adds
     assert fingerprint(one) != fingerprint(other)
     assert not is_annbatchs_own(one)
 

@@ -37,9 +37,9 @@ def test_labels_of_many_rows_are_shared() -> None:
 def test_large_arrays_are_shared_however_deep_and_small_ones_copied(big: Any) -> None:
     sampler = RandomSampler(1, 1, 1)
     small = np.zeros(3)
-    sampler.held = {"by": [(big, small)]}  # type: ignore[attr-defined]  # this test's own
+    sampler.held = {"by": [(big, small)]}  # type: ignore[attr-defined]  # an attribute of this test's sampler
     copied = private_copy(sampler)
-    [(copied_big, copied_small)] = copied.held["by"]  # type: ignore[attr-defined]  # this test's own
+    [(copied_big, copied_small)] = copied.held["by"]  # type: ignore[attr-defined]  # an attribute of this test's sampler
     assert np.shares_memory(np.asarray(copied_big), np.asarray(big))
     assert copied_small is not small
     assert copied.rng is not sampler.rng
@@ -70,15 +70,15 @@ def test_a_sampler_that_refuses_to_be_copied_is_copied_all_the_same() -> None:
     copied.mask = slice(3, 5)
     assert (type(copied), sampler.mask) == (Uncopyable, slice(0, None))
     assert copied.rng is not sampler.rng
-    assert copied._Uncopyable__hidden == [1]  # type: ignore[attr-defined]  # this test's own
-    assert copied._Uncopyable__hidden is not sampler._Uncopyable__hidden  # type: ignore[attr-defined]  # added
+    assert copied._Uncopyable__hidden == [1]  # type: ignore[attr-defined]  # an attribute of this test's sampler
+    assert copied._Uncopyable__hidden is not sampler._Uncopyable__hidden  # type: ignore[attr-defined]  # an attribute that the test has added
 
 
 def test_a_sampler_within_one_that_cannot_be_copied_is_copied_too() -> None:
     outer = MaskBlind(2)
-    outer.inner = {"by name": [Locked(4, 2, 8)]}  # type: ignore[attr-defined]  # this test's own
+    outer.inner = {"by name": [Locked(4, 2, 8)]}  # type: ignore[attr-defined]  # an attribute of this test's sampler
     copied = private_copy(outer)
-    [inner], [original] = copied.inner["by name"], outer.inner["by name"]  # type: ignore[attr-defined]  # added
+    [inner], [original] = copied.inner["by name"], outer.inner["by name"]  # type: ignore[attr-defined]  # an attribute that the test has added
     assert inner is not original
     assert inner.rng is not original.rng
     assert inner.lock is original.lock
@@ -95,11 +95,11 @@ def test_a_sampler_that_gives_itself_for_a_copy_is_copied_all_the_same() -> None
 
 def test_a_large_array_cannot_be_written_through_the_copy() -> None:
     sampler = RandomSampler(1, 1, 1)
-    sampler.order = np.arange(SHARED_BYTES)  # type: ignore[attr-defined]  # this test's own
+    sampler.order = np.arange(SHARED_BYTES)  # type: ignore[attr-defined]  # an attribute of this test's sampler
     copied = private_copy(sampler)
     with pytest.raises(ValueError, match="read-only"):
-        np.random.default_rng(0).shuffle(copied.order)  # type: ignore[attr-defined]  # this test's own
-    sampler.order[0] = 7  # type: ignore[attr-defined]  # this test's own
+        np.random.default_rng(0).shuffle(copied.order)  # type: ignore[attr-defined]  # an attribute of this test's sampler
+    sampler.order[0] = 7  # type: ignore[attr-defined]  # an attribute of this test's sampler
 
 
 def test_an_array_that_cannot_tell_its_size_is_no_reason_to_fail() -> None:
@@ -110,22 +110,22 @@ def test_an_array_that_cannot_tell_its_size_is_no_reason_to_fail() -> None:
             raise RuntimeError(msg)
 
     sampler = RandomSampler(1, 1, 1)
-    sampler.held = Closed()  # type: ignore[attr-defined]  # this test's own
-    assert isinstance(private_copy(sampler).held, Closed)  # type: ignore[attr-defined]  # this test's own
+    sampler.held = Closed()  # type: ignore[attr-defined]  # an attribute of this test's sampler
+    assert isinstance(private_copy(sampler).held, Closed)  # type: ignore[attr-defined]  # an attribute of this test's sampler
 
 
 def test_every_generator_is_replaced_by_one_of_its_own_and_the_same_one_by_the_same() -> None:
     sampler = RandomSampler(1, 1, 1, rng=np.random.default_rng(0))
-    sampler.helper, sampler.own = [sampler.rng], np.random.default_rng(1)  # type: ignore[attr-defined]  # added
+    sampler.helper, sampler.own = [sampler.rng], np.random.default_rng(1)  # type: ignore[attr-defined]  # an attribute that the test has added
     rng = np.random.default_rng(2)
     copied = private_copy(sampler, rng)
-    assert copied.rng is copied.helper[0] is rng  # type: ignore[attr-defined]  # this test's own
-    first, second = copied.own.random(), private_copy(sampler, np.random.default_rng(2)).own.random()  # type: ignore[attr-defined]  # added
+    assert copied.rng is copied.helper[0] is rng  # type: ignore[attr-defined]  # an attribute of this test's sampler
+    first, second = copied.own.random(), private_copy(sampler, np.random.default_rng(2)).own.random()  # type: ignore[attr-defined]  # an attribute that the test has added
     assert first == second
     assert first not in (rng.random(), np.random.default_rng(1).random())
     kept = private_copy(sampler)
-    assert kept.rng is kept.helper[0] is not sampler.rng  # type: ignore[attr-defined]  # this test's own
+    assert kept.rng is kept.helper[0] is not sampler.rng  # type: ignore[attr-defined]  # an attribute of this test's sampler
     assert first_generator(sampler) is sampler.rng
     sampler.rng = None
-    assert first_generator(sampler) in (sampler.own, sampler.helper[0])  # type: ignore[attr-defined]  # this test's own
+    assert first_generator(sampler) in (sampler.own, sampler.helper[0])  # type: ignore[attr-defined]  # an attribute of this test's sampler
     assert first_generator(MaskBlind(2)) is None

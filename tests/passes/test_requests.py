@@ -108,7 +108,7 @@ def test_translated_rows_are_the_shards(data: st.DataObject) -> None:
     [translated] = translate(mark_repeats([request], first=8), ROWS, name="It")
     local = request_rows(request)
     assert request_rows(translated) == [rows[position] for position in local]
-    assert translated["repeated"].tolist() == [position >= 8 for position in local]  # type: ignore[typeddict-item]  # extra
+    assert translated["repeated"].tolist() == [position >= 8 for position in local]  # type: ignore[typeddict-item]  # a key of a user's own
     assert request["requests"] is requests
 
 
@@ -173,10 +173,10 @@ def test_other_keys_are_passed_on_and_repeats_marked_before_stay_marked() -> Non
         "repeated": np.array([True, False, False, True]),
     }
     [translated] = mark_repeats(translate([request], ROWS, name="It"), first=24)
-    assert translated["note"] == 1  # type: ignore[typeddict-item]  # not in LoadRequest
-    assert translated["repeated"].tolist() == [True, False, True, True]  # type: ignore[typeddict-item]  # extra
+    assert translated["note"] == 1  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
+    assert translated["repeated"].tolist() == [True, False, True, True]  # type: ignore[typeddict-item]  # a key of a user's own
     [unmarked] = translate([request], ROWS, name="It")
-    assert unmarked["repeated"] is request["repeated"]  # type: ignore[typeddict-item]  # not in LoadRequest
+    assert unmarked["repeated"] is request["repeated"]  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_request_in_order_is_passed_on_with_the_same_rows_in_the_same_batches(
     request: Any = {"requests": requests, "splits": splits, "note": 1}
     [checked] = check([request], n_rows=10, name="It")
     assert batches([checked]) == [[request_rows(request)[position] for position in split] for split in splits]
-    assert checked["note"] == 1  # type: ignore[typeddict-item]  # not in LoadRequest
+    assert checked["note"] == 1  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
     assert request["splits"] is splits
 
 

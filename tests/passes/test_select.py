@@ -79,10 +79,10 @@ def test_exactly_the_batches_in_hand_are_kept_and_read(stream: list[LoadRequest]
     assert batches(found) == expected
 
     for request, (whole, numbers) in zip(found, with_own, strict=True):
-        assert request["note"] == whole["note"]  # type: ignore[typeddict-item]  # not in LoadRequest
+        assert request["note"] == whole["note"]  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
         rows = request_rows(whole)
-        marks = dict(zip(rows, whole["repeated"], strict=True))  # type: ignore[typeddict-item]  # extra
-        assert request["repeated"].tolist() == [marks[row] for row in request_rows(request)]  # type: ignore[typeddict-item]  # extra
+        marks = dict(zip(rows, whole["repeated"], strict=True))  # type: ignore[typeddict-item]  # a key of a user's own
+        assert request["repeated"].tolist() == [marks[row] for row in request_rows(request)]  # type: ignore[typeddict-item]  # a key of a user's own
         due = {
             int(position)
             for number, split in zip(numbers, whole["splits"], strict=True)
@@ -177,7 +177,7 @@ def test_a_batch_of_two_rows_can_be_halved_and_another_key_stays() -> None:
     request: Any = {"requests": [slice(0, 3)], "splits": [np.arange(2), np.arange(2, 3)], "note": 1}
     [fitted] = enforce_n_batches([request], promised=2, planned=3, name="It")
     assert batches([fitted]) == [[0], [1], [2]]
-    assert fitted["note"] == 1  # type: ignore[typeddict-item]  # not in LoadRequest
+    assert fitted["note"] == 1  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
 
 
 def test_a_sampler_runs_ahead_until_there_are_slices_or_rows_enough_and_again_after_that() -> None:
@@ -214,5 +214,5 @@ def test_repeats_are_marked_in_every_request() -> None:
         {"requests": [slice(0, 3)], "splits": []},
         {"requests": np.array([5, 1]), "splits": []},
     ]
-    marks = [request["repeated"].tolist() for request in mark_repeats(requests, first=2)]  # type: ignore[typeddict-item]  # extra
+    marks = [request["repeated"].tolist() for request in mark_repeats(requests, first=2)]  # type: ignore[typeddict-item]  # a key of a user's own
     assert marks == [[False, False, True], [True, False]]

@@ -51,7 +51,7 @@ def test_class_weights_are_those_of_the_classes_in_its_rows() -> None:
 
 def test_labels_of_one_stretch_are_not_copied() -> None:
     local = localize(class_sampler(), Rows((range(25, 75),)), 100)
-    assert np.shares_memory(local._rle_manager._classes.codes, LABELS.codes)  # type: ignore[attr-defined]  # own
+    assert np.shares_memory(local._rle_manager._classes.codes, LABELS.codes)  # type: ignore[attr-defined]  # annbatch's private one
 
 
 def test_a_mask_that_cannot_be_assigned_is_an_error_that_names_the_sampler() -> None:

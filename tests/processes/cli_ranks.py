@@ -36,7 +36,7 @@ def tampered(given: job.Job, rank: int, together: Barrier, sender: Connection[An
                 batch["index"][2] = 0
             yield batch
 
-    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]
+    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
     _stream(given, rank, together, sender)
 
 
@@ -52,7 +52,7 @@ def killed(given: job.Job, rank: int, together: Barrier, sender: Connection[Any,
                 os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
-    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]
+    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
     _stream(given, rank, together, sender)
 
 

@@ -109,7 +109,7 @@ def test_the_global_random_states_are_left_as_they_were() -> None:
 
     before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002 what must not change
     check_sharding(Local(), n_obs=40)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002 see above
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002 what must not change
 
 
 @given(deals(max_world_size=3))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def lazy_names_are_those_of_their_modules() -> None:
     assert_type(annbatch_distributed.Shuffled(64), ShuffledThere)
     assert_type(annbatch_distributed.Rank(0, 2), Rank)
-    annbatch_distributed.Distributed  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+    annbatch_distributed.Distributed  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018  # no such name
 
 
 def a_rank_comes_from_anything_that_says_it(
@@ -68,8 +68,8 @@ def a_rank_comes_from_anything_that_says_it(
     DistributedSampler(sampler, dist_info=torch_mesh)
     DistributedSampler(sampler, dist_info=mesh_ranks(sharding))
     DistributedSampler(sampler, dist_info=deferred(lambda: Rank(0, 2)))
-    DistributedSampler(sampler, dist_info="trch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    DistributedSampler(sampler)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    DistributedSampler(sampler, dist_info="trch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such source of ranks
+    DistributedSampler(sampler)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # nobody says the rank
 
 
 def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler, remainder: Remainder) -> None:
@@ -79,12 +79,12 @@ def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler,
     DistributedSampler(wrapped, dist_info="env", remainder="pad", sharding=Shuffled(64), mask=[slice(0, 9)])
     DistributedSampler(wrapped, dist_info="env", enforce_equal_batches=False, sharding=Contiguous())
     DistributedSampler(wrapped, dist_info="env", sharding=Independent())
-    DistributedSampler(wrapped, dist_info="env", remainder="dorp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    DistributedSampler(wrapped, dist_info="env", sharding=Rank(0, 2))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    DistributedSampler(wrapped, dist_info="env", remainder="dorp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such policy
+    DistributedSampler(wrapped, dist_info="env", sharding=Rank(0, 2))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a rank is no sharding
     DistributedSampler(wrapped, dist_info="env", mask=pd.Series([True, False]), read_through=0)
     DistributedSampler(wrapped, dist_info="env", mask=np.array([True, False]))
     DistributedSampler(wrapped, dist_info="env", mask=Rows.where([True, False]))
-    DistributedSampler(wrapped, dist_info="env", mask="train")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    DistributedSampler(wrapped, dist_info="env", mask="train")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # text is no mask
     assert_type(sampler.rank, int)
     assert_type(sampler.world_size, int)
     assert_type(sampler.batch_size, int | None)
@@ -105,7 +105,7 @@ def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler,
     state = sampler.state_dict(batches_done=1)
     assert_type(state, dict[str, Any])
     sampler.load_state_dict(state, strict=False)
-    sampler.state_dict()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    sampler.state_dict()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # it isn't known how many are done
 
 
 def ranks_check_each_other(sampler: DistributedSampler, loader: StatefulLoader) -> None:
@@ -121,12 +121,12 @@ def ranks_check_each_other(sampler: DistributedSampler, loader: StatefulLoader) 
     assert_type(loader.check_epoch_read(tally, gather=gather), str)
     assert_type(tally.n_rows, int)
     assert_type(tally + tally, Tally)
-    sampler.check_ranks_agree(100, gather=len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    sampler.check_ranks_agree(100, gather=len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # len gathers nothing
 
 
 def a_loader_has_a_state(loader: StatefulLoader, wrapped: Sampler) -> None:
     StatefulLoader(batch_sampler=DistributedSampler(wrapped, dist_info="env"), return_index=True)
-    StatefulLoader(batch_sampler=wrapped)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    StatefulLoader(batch_sampler=wrapped)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no DistributedSampler
     assert_type(loader.sampler, DistributedSampler)
     assert_type(loader.batch_sampler, DistributedSampler)
     assert_type(loader.next_epoch, int)
@@ -183,7 +183,7 @@ def a_sharding_of_ones_own_is_one(wrapped: Sampler) -> None:
     assert_type(next(iter(Rows.of([1, 2]))), int)
     DistributedSampler(wrapped, dist_info="env", sharding=Own())
     check_sharding(Own(), n_obs=20, max_world_size=3)
-    check_sharding(NoSharding())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    check_sharding(NoSharding())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it deals nothing
     assert_type(deals(20), SearchStrategy[Deal])
     assert_type(masks(20), SearchStrategy[AnyMask | None])
     asked = Deal(20, slice(0, 9), world_size=2, epoch=0, seed=None)
@@ -218,4 +218,4 @@ def a_sampler_of_ones_own_says_what_is_special_about_it(sampler: Sampler) -> Non
 def batches_become_arrays_of_jax(batch: Mapping[str, object], sharding: NamedSharding, mesh: Mesh) -> None:
     global_batch(batch, sharding)
     pmap_batch(batch, devices=2)
-    global_batch(batch, mesh)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    global_batch(batch, mesh)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a mesh is no sharding

@@ -152,17 +152,17 @@ def _is_frozen(sharding: Sharding) -> None:
 def _depends_on_the_question_alone(sharding: Sharding, asked: Deal) -> None:
     first = _enumerated(sharding, asked)
     duplicate = copy.deepcopy(sharding)
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 it is what must not matter
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 the global state must not matter
     try:
         for global_seed in (1, 2):
             random.seed(global_seed)
-            np.random.seed(global_seed)  # noqa: NPY002 see above
+            np.random.seed(global_seed)  # noqa: NPY002 the global state must not matter
             for asking in (sharding, duplicate):
                 again = _enumerated(asking, asked)
                 assert again == first, f"The same question has the same answer, but {again} is not {first}."
     finally:
         random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002 see above
+        np.random.set_state(numpy_state)  # noqa: NPY002 the global state must not matter
 
 
 #: What the other process runs: it is another rank, by all that launchers tell, and hashes strings otherwise.
