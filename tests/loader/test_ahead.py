@@ -95,6 +95,21 @@ def test_a_thread_is_at_work_while_items_are_in_use_and_not_where_that_gains_not
     assert unused.by_thread["MainThread"] >= 4
 
 
+def test_what_is_known_of_the_use_of_items_is_where_the_next_ones_begin() -> None:
+    used, unused = Made(takes=0.01), Made(takes=0.01)
+    items = Ahead(used.stretches(), 1, is_worth_it=False)
+    for item in items:
+        assert items.is_worth_it is (item >= 3)
+        # nothing is made before the second stretch has shown otherwise
+        assert (used.n_made == item + 1) or item >= 3
+        time.sleep(0.005)
+    assert used.by_thread["MainThread"] == 2
+    items = Ahead(unused.stretches(), 1, is_worth_it=False)
+    assert list(items) == list(range(18))
+    assert unused.by_thread == {"MainThread": 6}
+    assert not items.is_worth_it
+
+
 @pytest.mark.parametrize("most_times", [0, 1e12])
 def test_errors_are_raised_where_the_item_would_be_and_then_it_is_over(
     most_times: float, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import warnings
+import weakref
 from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,15 @@ from annbatch.utils import convert
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
-from annbatch_distributed.loader import ahead
+from annbatch_distributed.loader import ahead, delivered
 from annbatch_distributed.loader.inside import shapes_of
 from tests.meeting import heard
 from tests.samplers import flat, repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from annbatch.types import LoadRequest
 
     from annbatch_distributed.checks.exchange import Gather
 
@@ -286,7 +289,11 @@ def test_batches_are_what_frameworks_make_of_them_where_they_are_taken(to: str) 
     assert all(row == index for _, row, index in batches)
 
 
-def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_the_plan() -> None:
+@pytest.mark.parametrize("rows_at_once", [1, 20, 1 << 14])
+def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_the_plan(
+    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivered, "_AT_ONCE", rows_at_once)  # with other load requests, and without
     made = loader(remainder="exact")
     plan = made.sampler.plan(N_OBS)
     planned = Tally.of_rows(plan.shard(0).rows)
@@ -297,8 +304,8 @@ def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_th
     next(batches)
     # as if the store had given other rows for this load request than were asked for
     (pass_,) = made._passes
-    asked = pass_._asked[0].request
-    asked["splits"][1:2] = [asked["splits"][1][::-1]]
+    asked = pass_._asked[0]
+    asked.splits[1:2] = [asked.splits[1][::-1]]
     list(batches)
     assert made._yielded() == planned  # the same rows in another order
     made.set_epoch(0)
@@ -309,8 +316,33 @@ def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_th
     pass_._asked[0].delivered[0] = rows_of_first + 1
     list(batches)
     read = made._yielded()
-    assert read.n_rows == planned.n_rows
+    assert (read.n_rows, read.n_batches) == (planned.n_rows, 13)
     assert read != planned
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 40, 1 << 14])
+@pytest.mark.parametrize("return_index", [False, True])
+def test_rows_that_a_load_request_has_twice_are_counted_twice(
+    return_index: bool, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivered, "_AT_ONCE", rows_at_once)
+    distributed = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 1), seed=0)
+    made = StatefulLoader(
+        batch_sampler=distributed, return_index=return_index, preload_to_gpu=False, **READING
+    ).add_adata(ad.AnnData(np.arange(96.0).reshape(96, 1)))
+    batches = iter(made)
+    taken = [next(batches)]
+    (pass_,) = made._passes
+    asked = pass_._asked[0]
+    asked.splits[1], n_before = asked.splits[0], made._yielded()
+    taken += batches
+    expected = Tally()
+    for batch in taken:
+        expected.add(batch["X"][:, 0].astype(int))
+    assert n_before.n_rows == 4
+    # reading ahead, the batch was cut before its split was changed; without an index, what was asked for is counted
+    assert (made._yielded() == expected) is (return_index or READING["read_ahead"] == 0)
+    assert made._yielded().n_batches == 24
 
 
 def test_a_state_in_the_last_load_request_is_that_of_the_epoch_though_all_of_it_was_read() -> None:
@@ -748,3 +780,59 @@ def test_ranks_agree_whatever_is_known_of_the_data_sets_of_a_state() -> None:
     list(islice(ranks[0], 1))
     ranks[0].load_state_dict(state)
     assert heard([partial(_check, rank) for rank in ranks]) == ["", ""]
+
+
+def test_rows_are_counted_as_ranges_unless_a_load_request_has_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = loader()
+    with monkeypatch.context() as patched:
+        patched.setattr(Tally, "add", None)
+        n_batches = sum(1 for _ in made)
+        read = made._yielded()
+    assert read.n_batches == n_batches == len(made)
+    made.set_epoch(0)
+    expected = Tally()
+    for batch in made:
+        expected.add(batch["index"])
+    assert read == expected
+    some = loader(mask=np.arange(N_OBS) % 3 > 0, remainder="exact")  # the others are read through
+    assert sum(1 for _ in some) == 9
+    assert some._yielded() == Tally.of_rows(some.sampler.plan(N_OBS).shard(0).rows)
+
+
+class Asking(RandomSampler):
+    """Counts its load requests."""
+
+    n_asked = 0
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        for request in super()._sample(n_obs):
+            Asking.n_asked += 1
+            yield request
+
+
+def test_a_pass_reads_ahead_from_the_first_load_request_on_if_that_was_of_use_in_the_pass_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler = DistributedSampler(Asking(4, 4, 4), dist_info=Rank(0, 1), seed=0)
+    made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
+    made.add_adata(ad.AnnData(np.zeros((160, 1))))
+    # of each pass, whether it is of use, and how many load requests were asked for while the first is in use
+    for is_of_use, expected in [(False, 2), (False, 1), (True, 1), (True, 2), (False, 2), (False, 1)]:
+        monkeypatch.setattr(ahead, "_MOST_TIMES", 1e12 if is_of_use else 0)
+        made.set_epoch(made.next_epoch)
+        Asking.n_asked = 0
+        batches = iter(made)
+        next(batches)
+        deadline = time.monotonic() + (20 if expected == 2 else 0.02)
+        while Asking.n_asked < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert Asking.n_asked == expected
+        assert sum(1 for _ in batches) == 39
+
+
+def test_batches_are_let_go_of_when_whoever_takes_them_lets_go() -> None:
+    held: list[weakref.ref[Any]] = []
+    for batch in loader():
+        held.append(weakref.ref(batch["X"]))
+        assert [number for number, one in enumerate(held[:-2]) if one() is not None] == []
+    assert len(held) == 12

@@ -2,7 +2,8 @@
 
 1. As many stretches as were asked for are made ahead, and no more: so what is held is bounded.
 2. While items are used for no longer than an eighth of the time that it takes to make them, a thread has nothing to
-   gain, and costs some: then they are made where they are taken.
+   gain, and costs some: then they are made where they are taken. Whether that is so is known from the second stretch
+   on, and before that from whoever has taken the items of another generator in the same way.
 3. What making an item raises is raised where that item would be.
 4. ``close`` waits until the stretch that is being made is there: nothing goes on behind the back of whoever closes. At
    the end of the interpreter, all are closed. Where garbage is collected, which can be in any thread and wherever that
@@ -16,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextvars
 import gc
+import math
 import os
 import threading
 import weakref
@@ -37,17 +39,18 @@ _MOST_TIMES = 8
 class Ahead[Item](Iterator[Item]):
     """The items of a generator of stretches, each of which is an iterator that is run to its end before the next one.
 
-    ``n_ahead`` is how many stretches are made, at most, that no item was taken of.
+    ``n_ahead`` is how many stretches are made, at most, that no item was taken of. ``is_worth_it`` is whether a thread
+    has anything to gain, as far as is known: at first what is given, and then what the stretch taken before has shown.
 
     >>> list(Ahead((iter(stretch) for stretch in ("ab", "cd")), 1))
     ['a', 'b', 'c', 'd']
     """
 
-    def __init__(self, stretches: Generator[Iterator[Item]], n_ahead: int) -> None:
-        self._stretches, self._n_ahead = stretches, n_ahead
+    def __init__(self, stretches: Generator[Iterator[Item]], n_ahead: int, *, is_worth_it: bool = True) -> None:
+        self._stretches, self._n_ahead, self.is_worth_it = stretches, n_ahead, is_worth_it
         self._taken: Iterator[Item] = iter(())
         # how long the items of the last stretch were in use, since when the last one is, and how long they took to make
-        self._used_for, self._used_since, self._made_in = 0.0, perf_counter(), 0.0
+        self._used_for, self._used_since, self._made_in = 0.0, perf_counter(), 0.0 if is_worth_it else math.inf
         # shared with the thread: how many stretches are to be made ahead, those that are, and whether it makes one
         self._changed = threading.Condition()
         self._n_wanted, self._is_making, self._is_over, self._is_forgotten = 0, False, False, False
@@ -71,7 +74,7 @@ class Ahead[Item](Iterator[Item]):
             self._taken = self._next_stretch()
 
     def _next_stretch(self) -> Iterator[Item]:
-        is_worth_it = self._used_for * _MOST_TIMES >= self._made_in
+        self.is_worth_it = self._used_for * _MOST_TIMES >= self._made_in
         self._used_for = 0.0
         with self._changed:
             self._n_wanted = 0
@@ -80,11 +83,11 @@ class Ahead[Item](Iterator[Item]):
         if stretch is None:
             if self._is_over:
                 self._raise()
-            stretch = self._make(is_whole=is_worth_it)
+            stretch = self._make(is_whole=self.is_worth_it)
         with self._changed:
-            self._n_wanted = self._n_ahead if is_worth_it else 0
+            self._n_wanted = self._n_ahead if self.is_worth_it else 0
             self._changed.notify_all()
-        if is_worth_it and self._thread is None:
+        if self.is_worth_it and self._thread is None:
             run, name = contextvars.copy_context().run, "annbatch-distributed: Ahead"
             self._thread = threading.Thread(target=run, args=(self._run,), name=name, daemon=True)
             self._thread.start()

@@ -1,20 +1,21 @@
 """What a loader delivers of a pass: what each load request asks for, and what was yielded of it.
 
-Whether all ranks have read what was planned is asked at the end of an epoch, if at all. So rows are counted a load
-request at a time, when all its batches were yielded, and as ranges: row by row, that would take a twentieth of the time
-in which fast stores read them. Where a batch has other rows than were asked for, those are counted that it has.
+Whether all ranks have read what was planned is asked at the end of an epoch, if at all. So rows are counted some load
+requests at a time, when all their batches were yielded, and as ranges: row by row, that would take a twentieth of the
+time in which fast stores read them. Where a batch has other rows than were asked for, those are counted that it has.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from annbatch_distributed.checks import Tally
-from annbatch_distributed.passes.requests import bounds_of_slices, rows_of
+from annbatch_distributed.passes.requests import bounds_of_slices, is_index_array, n_rows_of, rows_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,6 +41,9 @@ class Delivered:
     """How many batches were yielded."""
     _read: Tally = field(default_factory=Tally)
     """Their rows, but for those of load requests that are not yielded in full."""
+    _done: list[_Asked] = field(default_factory=list)
+    """Load requests that are yielded in full, and not counted."""
+    _n_rows_done: int = 0
     _asked: deque[_Asked] = field(default_factory=deque)
     """The load requests of which batches are still to be yielded."""
     _requests: Pass | None = None
@@ -54,31 +58,38 @@ class Delivered:
 
     def ask(self, request: LoadRequest) -> None:
         """Note a load request that is about to be read."""
-        self.n_asked = len(request["splits"])
+        asked = _Asked(request)
+        self.n_asked = asked.n_batches
         if self.n_asked:
-            self._asked.append(_Asked(request))
+            self._asked.append(asked)
 
     @property
     def is_at_first(self) -> bool:
-        """Whether load requests are taken ahead, and the next batch is the first one of such."""
-        return self.is_ahead and not self._asked[0].n_yielded
+        """Whether the next batch is the first one of a load request."""
+        return not self._asked[0].n_yielded
 
     def deliver(self, index: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_] | None:
         """Note that the next batch is yielded, with its rows if they are known; return which of them are repeats."""
         asked = self._asked[0]
         repeats = asked.deliver(index)
         self.n_yielded += 1
-        if asked.n_yielded == len(asked.splits):
-            self._asked.popleft()
-            asked.count(self._read)
+        if asked.n_yielded == asked.n_batches:
+            self._done.append(self._asked.popleft())
+            self._n_rows_done += asked.n_positions
+            if self._n_rows_done >= _AT_ONCE:
+                self._count_done()
         return repeats
+
+    def _count_done(self) -> None:
+        _count(self._done, self._read)
+        self._done, self._n_rows_done = [], 0
 
     @property
     def read(self) -> Tally:
         """The rows of the batches that were yielded."""
+        self._count_done()
         read = self._read + Tally()
-        if self._asked:
-            self._asked[0].count(read)
+        _count(list(islice(self._asked, 1)), read)
         return read
 
     def close(self) -> None:
@@ -88,50 +99,71 @@ class Delivered:
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy of a loader can't go on with a pass
-        return vars(self) | {"_read": self.read, "_asked": deque(), "_requests": None}
+        return vars(self) | {"_read": self.read, "_done": [], "_asked": deque(), "_requests": None}
 
 
-@dataclass(eq=False)
 class _Asked:
     """A load request, and what was yielded of it."""
 
-    request: LoadRequest
-    n_yielded: int = 0
-    delivered: list[npt.NDArray[Any]] = field(default_factory=list)
-    """The rows of the batches that were yielded, if they are known."""
+    __slots__ = ("_marks", "delivered", "n_batches", "n_positions", "n_yielded", "requests", "splits")
 
-    @property
-    def splits(self) -> list[npt.NDArray[Any]]:
-        """For each batch, which rows of the load request it has."""
-        return self.request["splits"]
+    def __init__(self, request: LoadRequest) -> None:
+        given = cast("dict[str, Any]", request)  # which has its splits by now
+        self.requests = given["requests"]
+        # for each batch, which rows of the load request it has; how many they are; and of all rows, which are repeats
+        self.splits: list[npt.NDArray[Any]] = given["splits"]
+        self.n_positions, self._marks = sum(map(len, self.splits)), given.get("repeated")
+        # how many batches there are, how many were yielded, and if they are known, which rows those had
+        self.n_batches, self.n_yielded = len(self.splits), 0
+        self.delivered: list[npt.NDArray[Any]] = []
 
     def deliver(self, index: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_] | None:
         """As :meth:`Delivered.deliver`."""
-        marks: Any = self.request.get("repeated")
-        repeats = None if marks is None else marks[self.splits[self.n_yielded]]
+        repeats = None if self._marks is None else self._marks[self.splits[self.n_yielded]]
         if index is not None:
             self.delivered.append(index.copy())  # whoever has the batch may change it
         self.n_yielded += 1
         return repeats
 
-    def count(self, read: Tally) -> None:
-        """Count the rows of the batches that were yielded."""
-        bounds = bounds_of_slices(self.request["requests"])
-        if self.n_yielded == len(self.splits) and bounds is not None and self._is_all_of(*bounds):
-            read.add_ranges(*bounds, n_batches=self.n_yielded, largest=max(map(len, self.splits)))
-            return
-        rows = rows_of(self.request["requests"])
-        for batch in self.delivered or [rows[split] for split in self.splits[: self.n_yielded]]:
+    @property
+    def may_be_ranges(self) -> bool:
+        """Whether all batches were yielded, and have as many rows as its slices."""
+        is_done = self.n_yielded == self.n_batches and not is_index_array(self.requests)
+        return is_done and n_rows_of(self.requests) == self.n_positions
+
+
+def _count(asked: list[_Asked], read: Tally) -> None:
+    """Count the rows of the batches that were yielded of load requests."""
+    ranges = [one for one in asked if one.may_be_ranges]
+    if ranges and (bounds := _bounds_of(ranges)) is not None:
+        splits = [split for one in ranges for split in one.splits]
+        read.add_ranges(*bounds, n_batches=len(splits), largest=max(map(len, splits)))
+        asked = [one for one in asked if one not in ranges]
+    for one in asked:
+        rows = rows_of(one.requests)
+        for batch in one.delivered or [rows[split] for split in one.splits[: one.n_yielded]]:
             read.add(batch)
 
-    def _is_all_of(self, starts: Int64Array, stops: Int64Array) -> bool:
-        """Whether its batches, and what was delivered, are all rows of its slices, each once."""
-        positions, lengths = np.concatenate(self.splits), stops - starts
-        if len(positions) != lengths.sum():
-            return False
-        are_there = np.zeros(len(positions), dtype=np.bool_)
-        are_there[positions] = True
-        if not self.delivered:
-            return bool(are_there.all())
+
+def _bounds_of(asked: list[_Asked]) -> tuple[Int64Array, Int64Array] | None:
+    """Return the bounds of the slices of load requests, if their batches have all rows of them, each once; or None."""
+    starts, stops = map(np.concatenate, zip(*(bounds_of_slices(one.requests) for one in asked), strict=True))
+    n_rows = [one.n_positions for one in asked]
+    # one load request after the other
+    positions = np.concatenate([split for one in asked for split in one.splits])
+    positions += np.repeat(np.cumsum(n_rows) - n_rows, n_rows)
+    are_there = np.zeros(len(positions), dtype=np.bool_)
+    are_there[positions] = True
+    if np.count_nonzero(are_there) < len(positions):
+        return None
+    delivered = [rows for one in asked for rows in one.delivered]
+    if delivered:
+        lengths = stops - starts
         rows = np.arange(len(positions)) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-        return bool(are_there.all()) and np.array_equal(np.concatenate(self.delivered), rows[positions])
+        if not np.array_equal(np.concatenate(delivered), rows[positions]):
+            return None
+    return starts, stops
+
+
+#: Of how many rows load requests are counted together, which takes mostly as long as counting one.
+_AT_ONCE = 1 << 14

@@ -123,6 +123,8 @@ class StatefulLoader(Loader[Any, Any]):
                 "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
         self._sampler = batch_sampler
+        # whether reading ahead gains anything, as the last load requests have shown
+        self._is_worth_it = True
         # the passes of this loader that a state may still be about
         self._passes: list[Delivered] = []
         self._is_new = False
@@ -262,16 +264,19 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _batches(self) -> Generator[Any]:
         pass_, cursor = Delivered(is_ahead=self._read_ahead > 0), self._sampler._cursor
-        read = Ahead(self._load_requests(pass_), self._read_ahead) if self._read_ahead else self._read(pass_)
+        read = self._ahead(pass_) if self._read_ahead else self._read(pass_)
         with closing(pass_), closing(read) as batches:
             first = next(batches, None)  # the pass begins with its first batch
             record = pass_.record
             assert isinstance(record, PassRecord)
             self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
             self._is_new = False
-            for batch in batches if first is None else chain([first], batches):
-                if pass_.is_at_first:
+            batches_of_pass = batches if first is None else _beginning_with(first, batches)
+            del first  # it would be held to the end of the pass
+            for batch in batches_of_pass:
+                if isinstance(read, Ahead) and pass_.is_at_first:
                     cursor.note_request(current_worker(), is_end=False, record=record)
+                    self._is_worth_it = read.is_worth_it
                 if self._to_be is not None:
                     batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
                 repeats = pass_.deliver(batch["index"])  # before it is yielded: whoever saves a state has this batch
@@ -286,11 +291,17 @@ class StatefulLoader(Loader[Any, Any]):
         self._recorder.passes[threading.get_ident()] = pass_
         yield from super().__iter__()
 
+    def _ahead(self, pass_: Delivered) -> Ahead[Any]:
+        """Read the batches of a pass ahead, if that was of use in the pass before."""
+        return Ahead(self._load_requests(pass_), self._read_ahead, is_worth_it=self._is_worth_it)
+
     def _load_requests(self, pass_: Delivered) -> Generator[Iterator[Any]]:
         """Read the batches of each load request of a pass."""
         with closing(self._read(pass_)) as batches:
             for first in batches:
-                yield chain([first], islice(batches, pass_.n_asked - 1))
+                stretch = _beginning_with(first, islice(batches, pass_.n_asked - 1))
+                del first  # it would be held to the end of the load request
+                yield stretch
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
@@ -465,6 +476,11 @@ class StatefulLoader(Loader[Any, Any]):
         and not when the next pass begins.
         """
         self._sampler._load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+
+
+def _beginning_with(first: Any, batches: Iterator[Any]) -> Iterator[Any]:  # noqa: ANN401 a batch
+    """Put a batch before others; once it is taken, it isn't held here, as a list that is chained would be."""
+    return chain(iter([first]), batches)
 
 
 class _Recorder(Sampler):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from annbatch_distributed.sharding.batches import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 __all__ = ["current_worker", "worker_info_hidden"]
 
@@ -46,15 +47,19 @@ def current_worker() -> Worker | None:
     return None if info is None else Worker(info.id, info.num_workers)
 
 
-@contextmanager
-def worker_info_hidden(worker: Worker | None) -> Iterator[None]:
+def worker_info_hidden(worker: Worker | None) -> AbstractContextManager[None]:
     """Have torch say in this context that this process is no worker, to annbatch's samplers in particular.
 
     ``worker`` is what :func:`current_worker` has returned: if it is None, there is nothing to hide.
     """
-    if worker is None:
-        yield
-        return
+    return _NOTHING if worker is None else _hidden()
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
     # torch has no public way to set this; tests/test_workers.py notices if it is kept elsewhere
     from torch.utils.data._utils import worker as torchs
 
