@@ -138,7 +138,7 @@ def _count(asked: list[_Asked], read: Tally) -> None:
     if ranges and (bounds := _bounds_of(ranges)) is not None:
         splits = [split for one in ranges for split in one.splits]
         read.add_ranges(*bounds, n_batches=len(splits), largest=max(map(len, splits)))
-        asked = [one for one in asked if one not in ranges]
+        asked = [one for one in asked if not one.may_be_ranges]
     for one in asked:
         rows = rows_of(one.requests)
         for batch in one.delivered or [rows[split] for split in one.splits[: one.n_yielded]]:
@@ -150,7 +150,7 @@ def _bounds_of(asked: list[_Asked]) -> tuple[Int64Array, Int64Array] | None:
     starts, stops = map(np.concatenate, zip(*(bounds_of_slices(one.requests) for one in asked), strict=True))
     n_rows = [one.n_positions for one in asked]
     # one load request after the other
-    positions = np.concatenate([split for one in asked for split in one.splits])
+    positions = np.concatenate([split for one in asked for split in one.splits], dtype=np.intp)
     positions += np.repeat(np.cumsum(n_rows) - n_rows, n_rows)
     are_there = np.zeros(len(positions), dtype=np.bool_)
     are_there[positions] = True
@@ -165,5 +165,5 @@ def _bounds_of(asked: list[_Asked]) -> tuple[Int64Array, Int64Array] | None:
     return starts, stops
 
 
-#: Of how many rows load requests are counted together, which takes mostly as long as counting one.
+#: Of how many rows load requests are counted together: those of 1,024 take mostly as long as one by itself.
 _AT_ONCE = 1 << 14
