@@ -334,12 +334,12 @@ def test_rows_that_a_load_request_has_twice_are_counted_twice(
     taken = [next(batches)]
     (pass_,) = made._passes
     asked = pass_._asked[0]
-    asked.splits[1], n_before = asked.splits[0], made._yielded()
+    asked.splits[1], before = asked.splits[0], made._yielded()
     taken += batches
     expected = Tally()
     for batch in taken:
         expected.add(batch["X"][:, 0].astype(int))
-    assert n_before.n_rows == 4
+    assert before.n_rows == 4
     # reading ahead, the batch was cut before its split was changed; without an index, what was asked for is counted
     assert (made._yielded() == expected) is (return_index or READING["read_ahead"] == 0)
     assert made._yielded().n_batches == 24
