@@ -8,7 +8,6 @@ under a launcher. Here the launcher is this process, and it started a single ran
 
 from __future__ import annotations
 
-import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import PythonCodeBlockParser
 from sybil.parsers.myst import CodeBlockParser
 from sybil.parsers.rest import DocTestParser
+
+from tests.processes.launch import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +91,8 @@ def launched_beside_the_cells(cells: Path) -> Iterator[None]:
     """Set what torchrun and Slurm set for the only rank of a job, beside the collection, and leave no job behind."""
     import zarr
 
-    port = _free_port()
-    torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "RANK": "0", "WORLD_SIZE": "1"}
+    port = free_port()
+    torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
     slurm = {
         # else jax takes SIGTERM for itself, and neither this process nor what it forks ends when told to
         "JAX_ENABLE_PREEMPTION_SERVICE": "0",
@@ -118,12 +119,6 @@ def launched_beside_the_cells(cells: Path) -> Iterator[None]:
             sys.modules["jax"].config.update("jax_enable_preemption_service", False)
         yield
         _end_jobs()
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def _end_jobs() -> None:

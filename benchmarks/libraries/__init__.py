@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
@@ -67,7 +67,8 @@ class Ranks:
     library, arguments
         What they run: a task of a library.
     world_size
-        How many there are. They find each other as under torchrun, by variables.
+        How many there are. They have the variables that torchrun sets, but for an address: they meet at a file in
+        their folder of temporary files, because a port that is free now may not be when a library has been installed.
 
     Raises
     ------
@@ -76,15 +77,10 @@ class Ranks:
     """
 
     def __init__(self, library: str, *arguments: object, world_size: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         self._library = library
         # libraries leave files there
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": world_size}
-        # as torchrun sets it
-        job |= {"LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
+        job = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
         job |= {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "TMPDIR": self._folder.name}
         self._processes = [
             subprocess.Popen(
@@ -127,11 +123,18 @@ class Ranks:
         """Return what each rank says next."""
         too_late = threading.Timer(SECONDS, self._end)
         too_late.start()
-        lines = [_open(process.stdout).readline() for process in self._processes]
+        with ThreadPoolExecutor(len(self._processes)) as threads:
+            lines = list(threads.map(self._line_of, self._processes))
         too_late.cancel()
         if not all(lines):
             raise RuntimeError(f"A rank of {self._library} has failed, or took more than {SECONDS} seconds.")
         return [json.loads(line) for line in lines]
+
+    def _line_of(self, process: subprocess.Popen[str]) -> str:
+        line = _open(process.stdout).readline()
+        if not line:
+            self._end()  # others may wait for it
+        return line
 
     def _end(self) -> None:
         for process in self._processes:

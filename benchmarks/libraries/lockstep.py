@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
@@ -128,11 +129,12 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
     for_steps = all_cores - {min(all_cores, default=0)}
     if for_steps:  # threads by which ranks meet belong to the steps
         os.sched_setaffinity(0, for_steps)
-    torch.distributed.init_process_group("gloo")
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = Path(tempfile.gettempdir(), "meeting").as_uri()
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
     torch.distributed.barrier()
     if for_steps:
         threads_run_on(all_cores - for_steps)
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     loaders = library.loaders(Path(folder), tuple(map(int, configuration)), rank, world_size)
     print(json.dumps(list(loaders)), file=out, flush=True)
     model = Model()

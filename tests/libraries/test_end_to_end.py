@@ -50,3 +50,12 @@ def test_a_way_that_does_not_read_all_cells_once_is_not_compared(wrong: list[lis
 def test_a_library_that_fails_is_an_error_and_nobody_waits() -> None:
     with pytest.raises(RuntimeError, match="A rank of torch has failed"):
         libraries.run("torch", "resume", 1_000, 64, 1, 64, 0, 2, 3)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_lost_is_an_error_and_nobody_waits(lost: int, tmp_path: Path) -> None:
+    with libraries.Ranks("annbatch", "serve", tmp_path, "shared", 64, 16, 256, world_size=2) as job:
+        job._processes[lost].kill()
+        with pytest.raises(RuntimeError, match="A rank of annbatch has failed"):
+            job.answers()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import secrets
 import signal
 import socket
 import subprocess
@@ -98,10 +99,15 @@ def forked_ranks(*arguments: object, ranks: int) -> list[Forked]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of this machine that nobody listens on.
+
+    It is below the ports that Linux and macOS give to whoever asks for any: one of them may be taken until it is used.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run(
