@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
     parser.add_argument("--sweep", action="store_true", help="compare lengths of holes")
     arguments = parser.parse_args()
-    n_obs, repeats = (6_000, 1) if arguments.small else (100_000, 3)
+    n_obs, repeats = (6_000, 1) if arguments.small else (100_000, 9)
     warnings.simplefilter("ignore")  # of anndata and of zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     rng = np.random.default_rng(0)

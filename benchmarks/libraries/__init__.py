@@ -80,7 +80,7 @@ class Ranks:
         self._library = library
         # libraries leave files there
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        job = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
+        job: dict[str, object] = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
         job |= {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "TMPDIR": self._folder.name}
         self._processes = [
             subprocess.Popen(

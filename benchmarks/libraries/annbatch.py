@@ -71,7 +71,8 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     ways: dict[str, Way] = {}
     plain = [f"{name}, {UNCOMPRESSED}" for name in ("annbatch", "annbatch-distributed")]
-    for name in ("annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1", *plain):
+    ours = "annbatch-distributed", "annbatch-distributed, read_ahead=1"
+    for name in ("annbatch", "annbatch, again", *ours, *plain):
         ways[name] = partial(epoch_of, loader(folder, configuration, Rank(rank, world_size), name))
     for name in ("annbatch", "annbatch-distributed"):
         made = loader(folder, configuration, Rank(rank, world_size), name)

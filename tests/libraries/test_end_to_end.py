@@ -23,7 +23,7 @@ def test_every_library_reads_the_same_cells(tmp_path: Path) -> None:
     written = json.loads(out.with_suffix(".json").read_text())
     assert set(written["versions"]) == {"python", *end_to_end.LIBRARIES}
     ways = {line["way"] for line in written["lines"]}
-    assert len(ways) == 13
+    assert len(ways) == 14
     assert all(any(way.lower().replace("-", "_").startswith(name) for way in ways) for name in end_to_end.LIBRARIES)
     assert all(line["rows/s"] > 0 for line in written["lines"])
     assert {line["epoch"] for line in written["lines"]} == {0, 1}
@@ -45,6 +45,12 @@ def test_a_way_that_does_not_read_all_cells_once_is_not_compared(wrong: list[lis
     end_to_end.check("this", [other, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]], 10, other_orders=True)
     with pytest.raises(RuntimeError, match="this"):
         end_to_end.check("this", [other, wrong], 10, other_orders=True)
+
+
+def test_ways_that_are_much_slower_are_few_times_measured() -> None:
+    rates = {"annbatch": (9, 10, 90), "much slower": (5, 5, 5), "slower": (70, 7, 1), "faster": (11, 30, 2)}
+    measured = [{"way": way, "rows/s": rate} for way, own in rates.items() for rate in own]
+    assert end_to_end.slow(measured) == {"much slower"}
 
 
 def test_a_library_that_fails_is_an_error_and_nobody_waits() -> None:
