@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 
 def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_path: Path) -> None:
@@ -29,14 +29,14 @@ def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_p
     for folder in (whole, middle, end):
         folder.mkdir()
     job = "examples/accelerate_ddp.py", "--collection", collection, "--epochs", 2, "--checkpoints", tmp_path
-    (done,) = run(torchrun(*job, "--rows", whole, "--every", 1, ranks=2), seconds=90)
+    (done,) = run(torchrun(*job, "--rows", whole, "--every", 1, ranks=2), seconds=180)
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
         "epoch 0",
         "epoch 1",
     ]
     rest = *job, "--every", 100
-    run(*forked_ranks(*rest, "--rows", middle, "--resume", tmp_path / "step-3", ranks=2), seconds=90)
-    run(*forked_ranks(*rest, "--rows", end, "--resume", tmp_path / "step-5", ranks=2), seconds=90)
+    run(*forked_ranks(*rest, "--rows", middle, "--resume", tmp_path / "step-3", ranks=2), seconds=180)
+    run(*forked_ranks(*rest, "--rows", end, "--resume", tmp_path / "step-5", ranks=2), seconds=180)
 
     check_reads_everything(whole, epochs=2)
     check_goes_on(whole, middle, epoch=0, n_batches=2)

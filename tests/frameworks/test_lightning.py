@@ -40,8 +40,8 @@ def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             return [*options, "--checkpoints", folder / f"{name}-checkpoints", "--every", 1]
         return [*options, "--checkpoints", folder / "unused", "--every", 1000, "--resume", folder / resume]
 
-    run(*forked_ranks(*job("one", 1), ranks=1), seconds=90)
-    run(torchrun(*job("two", 2), ranks=2), seconds=90)
+    run(*forked_ranks(*job("one", 1), ranks=1), seconds=180)
+    run(torchrun(*job("two", 2), ranks=2), seconds=180)
     for name, devices, checkpoint in (
         # with more to come than is done: otherwise a length of what is left alone would pass too, since Lightning then
         # begins to count anew
@@ -50,7 +50,7 @@ def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("grown", 2, "one-checkpoints/epoch=0-step=3.ckpt"),
         ("shrunk", 1, "two-checkpoints/epoch=0-step=1.ckpt"),
     ):
-        run(*forked_ranks(*job(name, devices, checkpoint), ranks=devices), seconds=90)
+        run(*forked_ranks(*job(name, devices, checkpoint), ranks=devices), seconds=180)
     return folder
 
 

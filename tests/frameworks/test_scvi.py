@@ -51,13 +51,13 @@ def test_the_example_goes_on_from_its_checkpoint_and_writes_what_its_model_makes
     collection: Path, tmp_path: Path
 ) -> None:
     job = "examples/scvi_ddp.py", "--collection", collection, "--epochs", 6, "--checkpoints", tmp_path, "--every", 2
-    run(*forked_ranks(*job, ranks=2), seconds=90)
+    run(*forked_ranks(*job, ranks=2), seconds=180)
     checkpoints = sorted(path.name for path in tmp_path.glob("*.ckpt"))
     # 311 rows to train on: 1 batch of 128 for each of two ranks
     assert checkpoints == ["step-2.ckpt", "step-4.ckpt", "step-6.ckpt"]
     first = zarr.open_array(tmp_path / "latent.zarr", mode="r")[:]
     (tmp_path / "latent.zarr").rename(tmp_path / "first.zarr")
-    done, _ = run(*forked_ranks(*job, "--resume", tmp_path / "step-4.ckpt", ranks=2), seconds=90)
+    done, _ = run(*forked_ranks(*job, "--resume", tmp_path / "step-4.ckpt", ranks=2), seconds=180)
     assert f"6 epochs; 10 numbers for each of {N_OBS} cells" in done.stdout
     again = zarr.open_array(tmp_path / "latent.zarr", mode="r")[:]
     assert again.shape == first.shape == (N_OBS, 10)

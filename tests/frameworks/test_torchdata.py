@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 SCRIPT = "examples/torchdata_stateful.py"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_an_epoch_goes_on_after_the_batch_that_was_trained_on_last(collection: Path, tmp_path: Path) -> None:
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     job = SCRIPT, "--collection", collection, "--epochs", 2, "--checkpoints", tmp_path, "--num-workers", 2
     for folder in (whole, rest):
         folder.mkdir()
-    (first,) = run(torchrun(*job, "--rows", whole, "--every", 2, ranks=2), seconds=110)
+    (first,) = run(torchrun(*job, "--rows", whole, "--every", 2, ranks=2), seconds=240)
     resume = "--rows", rest, "--resume", tmp_path / "epoch-0-batch-4"
-    second, _ = run(*forked_ranks(*job, *resume, ranks=2), seconds=110)
+    second, _ = run(*forked_ranks(*job, *resume, ranks=2), seconds=240)
 
     check_reads_everything(whole, epochs=2)
     check_goes_on(whole, rest, epoch=0, n_batches=1)

@@ -12,7 +12,7 @@ from tests.processes.launch import forked, forked_ranks, free_port, run
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 #: No job takes nearly as long; a rank that waits for another hears a TimeoutError instead of what is expected.
 SECONDS = 200

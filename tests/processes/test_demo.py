@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() -> None:
-    (done,) = run(python("-m", "demo", "--epochs", 2), seconds=90)
+    (done,) = run(python("-m", "demo", "--epochs", 2), seconds=180)
 
     assert "700 cells: 560 to train on, 140 held out; 2 gloo ranks" in done.stdout
     assert done.stdout.count("✓") == 5
@@ -130,7 +130,7 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
 def test_the_demo_trains_on_a_collection_and_leaves_it_as_it_was(collection: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
     options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--epochs", 1]
-    (done,) = run(python("-m", "demo", *options), seconds=90)
+    (done,) = run(python("-m", "demo", *options), seconds=180)
 
     assert done.stdout.count("✓") == 5
     assert "cells/s" in done.stdout

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOB = "-m", "tests.processes.job_environment"
-SECONDS = 90  # the limit for a launch, which takes about five
+SECONDS = 180  # the limit for a launch, which takes about five
 
 # what tells a process that a launcher started it, and which one it is
 OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(TORCHELASTIC|OMPI|PMIX?|PRTE|SLURM)_.*")

@@ -23,7 +23,9 @@ MADE_UP = 2_001  # how many cells the examples make up
 
 def test_the_jax_example_trains_on_disjoint_rows_in_batches_that_span_all_devices(tmp_path: Path) -> None:
     job = ["--num-processes", 2, "--coordinator", f"127.0.0.1:{free_port()}", "--epochs", 2, "--rows", tmp_path]
-    first, _ = run(*(forked("examples/jax_pmap.py", "--process-id", process, *job) for process in range(2)), seconds=90)
+    first, _ = run(
+        *(forked("examples/jax_pmap.py", "--process-id", process, *job) for process in range(2)), seconds=180
+    )
 
     check_reads_everything(tmp_path, epochs=2, n_rows=MADE_UP)
     assert set(flat(read(tmp_path, "train-0"))) != set(flat(read(tmp_path, "train-1")))
@@ -35,10 +37,10 @@ def test_the_jax_example_trains_on_disjoint_rows_in_batches_that_span_all_device
 def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count(who: str, tmp_path: Path) -> None:
     command = "examples/custom_ranks.py", "--ranks", who, tmp_path
     if who == "mpi":
-        (done,) = run([MPIRUN, "-n", "2", *python(*command)], environments=[OPEN_MPI], seconds=90)
+        (done,) = run([MPIRUN, "-n", "2", *python(*command)], environments=[OPEN_MPI], seconds=180)
         assert "2 ranks have read 2001 rows in 64 batches, as planned" in done.stdout
     else:
-        run(*forked_ranks(*command, ranks=2), seconds=90)
+        run(*forked_ranks(*command, ranks=2), seconds=180)
 
     ranks = [np.load(tmp_path / f"rank{rank}.npz") for rank in range(2)]
     assert sorted(np.concatenate([rank["rows"] for rank in ranks])) == list(range(MADE_UP))
@@ -48,7 +50,7 @@ def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count(who: str
 
 def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_as_the_page_says(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}], seconds=110)
+    (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}], seconds=240)
 
     said = done.stdout.splitlines()
     page = (ROOT / "docs/first-job.md").read_text()
@@ -75,9 +77,9 @@ def test_the_first_job_takes_other_cells_dense_and_with_some_labels_missing(tmp_
         counts = rng.poisson(1, size=(len(obs), 9))
         ad.AnnData(counts, obs=obs.set_index(obs.index.astype(str))).write_h5ad(tmp_path / f"{person}.h5ad")
     files, cells = sorted(tmp_path.glob("*.h5ad")), tmp_path / "cells.zarr"
-    run(forked("examples/from_h5ad/collection.py", *files, "--to", cells, "--columns", "type", "person"), seconds=90)
+    run(forked("examples/from_h5ad/collection.py", *files, "--to", cells, "--columns", "type", "person"), seconds=180)
     options = "--collection", cells, "--checkpoint", tmp_path / "last.pt", "--label", "type", "--donor", "person"
-    first, _ = run(*forked_ranks("examples/from_h5ad/train.py", *options, "--epochs", 1, ranks=2), seconds=90)
+    first, _ = run(*forked_ranks("examples/from_h5ad/train.py", *options, "--epochs", 1, ranks=2), seconds=180)
 
     is_known, is_held_out = types.codes >= 0, persons == 3
     assert f"2 ranks have read {(is_known & ~is_held_out).sum()} rows" in first.stdout

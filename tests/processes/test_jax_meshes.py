@@ -40,7 +40,7 @@ def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     """What each process told."""
     results = tmp_path_factory.mktemp("results")
     job = "-m", "tests.processes.job_jax_meshes", collection, results, f"127.0.0.1:{free_port()}"
-    run(*(forked(*job, process) for process in range(2)), seconds=100)
+    run(*(forked(*job, process) for process in range(2)), seconds=200)
     return [json.loads(path.read_text()) for path in sorted(results.iterdir())]
 
 

@@ -21,7 +21,7 @@ LAUNCHES = ["torchrun_with_2_ranks", "three_ranks", "two_agents", "two_jax_proce
 EQUAL = [name for name, one in GOOD.items() if one.remainder != "keep"]
 SHARED_OUT = [name for name in GOOD if name not in ("classes", "independent")]  # class samplers draw with replacement
 
-SECONDS = 90  # the limit for a launch, which takes about ten
+SECONDS = 180  # the limit for a launch, which takes about ten
 JOB = "-m", "tests.processes.job_torch"
 
 

@@ -20,7 +20,7 @@ from tests.samplers import batches, job
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 90  # on a busy machine; it takes a quarter of that
+SECONDS = 180  # on a busy machine; it takes an eighth of that
 pytestmark = pytest.mark.timeout(2 * SECONDS)
 
 FOLDER = ROOT / "examples" / "slurm"
