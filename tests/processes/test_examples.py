@@ -50,7 +50,7 @@ def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count(who: str
 
 def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_as_the_page_says(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}], seconds=240)
+    (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}], seconds=290)
 
     said = done.stdout.splitlines()
     page = (ROOT / "docs/first-job.md").read_text()
