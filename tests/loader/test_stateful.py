@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import tracemalloc
 import warnings
 import weakref
 from functools import partial
@@ -836,3 +837,44 @@ def test_batches_are_let_go_of_when_whoever_takes_them_lets_go() -> None:
         held.append(weakref.ref(batch["X"]))
         assert [number for number, one in enumerate(held[:-2]) if one() is not None] == []
     assert len(held) == 12
+
+
+class Weighing(WrapperStore[MemoryStore]):
+    """Keeps how many bytes are in use when a chunk is read."""
+
+    held: list[int]
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        self.held.append(tracemalloc.get_traced_memory()[0])
+        return await super().get(key, *args, **kwargs)
+
+
+def test_what_was_read_is_let_go_of_before_the_next_load_request_is_read() -> None:
+    store = Weighing(MemoryStore())
+    store.held = []
+    cells = zarr.create_array(store, shape=(4_096, 2_000), chunks=(16, 2_000), dtype="float32")
+    cells[:] = 1
+    sampler = DistributedSampler(RandomSampler(16, 32, 64), dist_info=Rank(0, 1), seed=0)
+    made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, **READING).add_dataset(cells)
+    tracemalloc.start()
+    try:
+        for number, batch in enumerate(made):
+            if number % 8 == 0:  # the next load request is read while all batches of this one are there
+                time.sleep(0.1)
+            del batch
+    finally:
+        tracemalloc.stop()
+    # what is being read, and the batches of the load request before it; and chunks that are decoded
+    most = 1 + READING["read_ahead"]
+    assert 0.9 * most < max(store.held) / (512 * 2_000 * 4) < most + 0.7
+
+
+def test_nobody_adds_data_sets_while_a_pass_is_under_way() -> None:
+    made = loader()
+    batches = iter(made)
+    for _ in islice(batches, 5):
+        with pytest.raises(RuntimeError, match="Cannot add datasets"):
+            made.add_adata(ad.AnnData(np.zeros((1, 1), dtype="float32")))
+    batches.close()
+    made.add_adata(ad.AnnData(np.zeros((1, 1), dtype="float32")))
+    assert made.n_obs == N_OBS + 1

@@ -35,8 +35,6 @@ class Delivered:
     """What the sampler knows it by; None until it is begun."""
     is_ahead: bool = False
     """Whether load requests are taken while batches of others are yielded."""
-    n_asked: int = 0
-    """How many batches the load request has that was taken last."""
     n_yielded: int = 0
     """How many batches were yielded."""
     _read: Tally = field(default_factory=Tally)
@@ -59,8 +57,7 @@ class Delivered:
     def ask(self, request: LoadRequest) -> None:
         """Note a load request that is about to be read."""
         asked = _Asked(request)
-        self.n_asked = asked.n_batches
-        if self.n_asked:
+        if asked.n_batches:
             self._asked.append(asked)
 
     @property

@@ -6,14 +6,17 @@ annbatch has no public way to them. tests/loader/test_inside.py notices if they 
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from annbatch_distributed.resume.state import brief
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from annbatch import Loader
 
-__all__ = ["data_sets_of", "options_of", "preloads_to_gpu", "shapes_of", "take_data_of"]
+__all__ = ["data_sets_of", "iterated", "options_of", "preloads_to_gpu", "shapes_of", "take_data_of"]
 
 _OPTIONS = "return_index", "preload_to_gpu", "to"
 _DATA = (
@@ -53,3 +56,13 @@ def take_data_of(loader: Loader[Any, Any], *, into: Loader[Any, Any]) -> None:
     for name in _DATA:
         # what is added to one of them later on isn't added to the other
         setattr(into, name, copy.copy(getattr(loader, name)))
+
+
+@contextmanager
+def iterated(loader: Loader[Any, Any]) -> Generator[None]:
+    """Say that a loader is iterated over, so that annbatch lets nobody add data sets to it."""
+    loader._num_open_iters += 1
+    try:
+        yield
+    finally:
+        loader._num_open_iters -= 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
@@ -21,7 +21,14 @@ from annbatch_distributed import checks
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.loader.ahead import Ahead
 from annbatch_distributed.loader.delivered import Delivered
-from annbatch_distributed.loader.inside import data_sets_of, options_of, preloads_to_gpu, shapes_of, take_data_of
+from annbatch_distributed.loader.inside import (
+    data_sets_of,
+    iterated,
+    options_of,
+    preloads_to_gpu,
+    shapes_of,
+    take_data_of,
+)
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
@@ -113,10 +120,10 @@ class StatefulLoader(Loader[Any, Any]):
             )
         self._given = {"read_ahead": read_ahead, **kwargs}
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
-        self._recorder = _Recorder(batch_sampler)
+        self._one_request = _OneRequest(batch_sampler)
         # what frameworks are set to can hold for a thread only, so that batches are theirs where they are taken
         self._to_be = kwargs.pop("to", None) if self._read_ahead else None
-        super().__init__(batch_sampler=self._recorder, **kwargs)
+        super().__init__(batch_sampler=self._one_request, **kwargs)
         if self._read_ahead and preloads_to_gpu(self):
             raise ValueError(
                 f"read_ahead={self._read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
@@ -264,7 +271,7 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _batches(self) -> Generator[Any]:
         pass_, cursor = Delivered(is_ahead=self._read_ahead > 0), self._sampler._cursor
-        read = self._ahead(pass_) if self._read_ahead else self._read(pass_)
+        read = self._ahead(pass_) if self._read_ahead else self._in_turn(pass_)
         with closing(pass_), closing(read) as batches:
             first = next(batches, None)  # the pass begins with its first batch
             record = pass_.record
@@ -286,22 +293,36 @@ class StatefulLoader(Loader[Any, Any]):
                 yield batch if repeats is None else {**batch, "repeated": repeats}
             cursor.note_request(current_worker(), is_end=True, record=record)
 
-    def _read(self, pass_: Delivered) -> Generator[Any]:
-        """Read the batches of a pass as annbatch does."""
-        self._recorder.passes[threading.get_ident()] = pass_
-        yield from super().__iter__()
+    def _in_turn(self, pass_: Delivered) -> Generator[Any]:
+        """Read the batches of a pass where they are taken."""
+        with closing(self._load_requests(pass_)) as load_requests:
+            for batches in load_requests:
+                yield from batches
 
     def _ahead(self, pass_: Delivered) -> Ahead[Any]:
         """Read the batches of a pass ahead, if that was of use in the pass before."""
         return Ahead(self._load_requests(pass_), self._read_ahead, is_worth_it=self._is_worth_it)
 
     def _load_requests(self, pass_: Delivered) -> Generator[Iterator[Any]]:
-        """Read the batches of each load request of a pass."""
-        with closing(self._read(pass_)) as batches:
-            for first in batches:
-                stretch = _beginning_with(first, islice(batches, pass_.n_asked - 1))
-                del first  # it would be held to the end of the load request
-                yield stretch
+        """Read the load requests of a pass, and return the batches of each.
+
+        Each is a pass of its own for annbatch, which would keep what it has read until the next one is read.
+        """
+        with iterated(self):
+            requests = self._sampler.sample(self.n_obs)
+            pass_.begin(requests)
+            for request in requests:
+                pass_.ask(request)
+                with closing(self._read(request)) as batches:
+                    for first in batches:
+                        stretch = _beginning_with(first, batches)
+                        del first  # it would be held to the end of the load request
+                        yield stretch
+
+    def _read(self, request: LoadRequest) -> Generator[Any]:
+        """Read a load request as annbatch does."""
+        self._one_request.given[threading.get_ident()] = request
+        yield from super().__iter__()
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
@@ -483,39 +504,30 @@ def _beginning_with(first: Any, batches: Iterator[Any]) -> Iterator[Any]:  # noq
     return chain(iter([first]), batches)
 
 
-class _Recorder(Sampler):
-    """A sampler that does what another one does, and keeps what each load request asks for."""
+class _OneRequest(Sampler):
+    """A sampler whose passes have one load request each."""
 
     def __init__(self, sampler: DistributedSampler) -> None:
-        self._recorded = sampler
-        #: For each thread, the pass that it is about to begin.
-        self.passes: dict[int, Delivered] = {}
+        self._sampler = sampler
+        #: For each thread, the load request of the pass that it is about to begin.
+        self.given: dict[int, LoadRequest] = {}
 
     @property
     def batch_size(self) -> int | None:
-        return self._recorded.batch_size
+        return self._sampler.batch_size
 
     @property
     def shuffle(self) -> bool:
-        return self._recorded.shuffle
+        return self._sampler.shuffle
 
     def n_batches(self, n_obs: int) -> int:
-        return self._recorded.n_batches(n_obs)
+        return self._sampler.n_batches(n_obs)
 
     def validate(self, n_obs: int) -> None:
-        self._recorded.validate(n_obs)
+        self._sampler.validate(n_obs)
 
-    def sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        requests = self._recorded.sample(n_obs)
-        pass_ = self.passes.pop(threading.get_ident())
-        pass_.begin(requests)
-        return self._record(requests, pass_)
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
+        return iter([self.given.pop(threading.get_ident())])
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)
-
-    @staticmethod
-    def _record(requests: Iterator[LoadRequest], pass_: Delivered) -> Iterator[LoadRequest]:
-        for request in requests:
-            pass_.ask(request)
-            yield request
