@@ -33,7 +33,7 @@ def test_sizes_fit_read_whole_chunks_and_lose_no_more_than_the_wished_batch_size
     n_rows: int, world_size: int, row_bytes: int, store_chunk: int, memory: int, batch_size: int, read_ahead: int
 ) -> None:
     asked: dict[str, Any] = {"row_bytes": row_bytes, "store_chunk": store_chunk, "memory": memory}
-    held = (2, 4, 5)[read_ahead]
+    held = 2.5 + 1.5 * read_ahead
     least = math.lcm(store_chunk, batch_size) * row_bytes * held
     try:
         found = sizes(n_rows, world_size, batch_size=batch_size, read_ahead=read_ahead, **asked)

@@ -35,6 +35,8 @@ _STORE_CHUNK = 64
 _MOST_ROWS_OF_CHUNK = 512
 #: So many chunks at least are mixed in a load request, where memory allows, as in annbatch's own tutorial.
 _LEAST_CHUNKS = 32
+#: How many load requests' worth of memory are in use at the peak, without and for each request that is read ahead.
+_HELD, _HELD_AHEAD = 2.5, 1.5
 #: Of more rows than one in a thousand, a batch size near the wished one is looked for.
 _FEW = 1000
 
@@ -151,7 +153,7 @@ def sizes(
             f"{cells.n_rows} rows are too few for a batch of {wished} on each of {world_size} ranks. Use fewer ranks "
             "or a smaller batch_size."
         )
-    held = _n_held(read_ahead)
+    held = _HELD + _HELD_AHEAD * read_ahead
     most = int(memory / (held * cells.row_bytes))
     found = _fitting(cells, world_size, wished, most)
     if found is None:
@@ -166,14 +168,6 @@ def sizes(
     n_request, n_lost = chunk_size * preload_nchunks, cells.n_rows % (world_size * batch_size)
     used = int(n_request * cells.row_bytes * held)
     return Sizes(*found, n_lost, used, _reasons(cells, world_size, found, wished, read_ahead, used))
-
-
-def _n_held(read_ahead: int) -> int:
-    """How many load requests' worth of memory a loader takes at most, see the page on choosing sizes.
-
-    What is read, and decoded for it; while it is cut into batches that are held, those; and those of the ones before.
-    """
-    return 2 + read_ahead + (read_ahead > 0)
 
 
 def _fitting(cells: _Cells, world_size: int, wished: int, most: int) -> tuple[int, int, int] | None:
