@@ -90,13 +90,9 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests but those that start many processes; on the newest Python, the pages too, and what is covered."""
+    """Run the tests but those that start many processes, and the pages; what is covered is measured."""
     sync(session, "--all-extras", "--group=test")
-    arguments = *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs
-    if session.python == NEWEST:
-        session.run("coverage", "run", *arguments, env=FEWER_EXAMPLES)
-    else:  # no line and no page is there for one Python only
-        session.run("python", *arguments, *(() if session.posargs else ("tests",)), env=FEWER_EXAMPLES)
+    session.run("coverage", "run", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST)
@@ -104,7 +100,8 @@ def processes(session: nox.Session) -> None:
     """Run the tests that start many processes, by launchers and under frameworks; what is covered is measured."""
     sync(session, "--all-extras", "--group=test")
     folders = "tests/processes", "tests/frameworks", f"--ignore={DEMO}"
-    session.run("coverage", "run", *PYTEST, *folders, *session.posargs, env=FEWER_EXAMPLES)
+    # one more than of other tests, because these wait for processes two fifths of their time
+    session.run("coverage", "run", *PYTEST, "--numprocesses=4", *folders, *session.posargs, env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST)
