@@ -13,7 +13,7 @@ measured goes into a JSON file, with the versions, and into a picture.
 
     python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
     python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
-    python -m benchmarks.end_to_end --only annbatch --rounds 150 --out long.svg    # annbatch and this package, exactly
+    python -m benchmarks.end_to_end --only annbatch --rounds 150 --out long.svg    # annbatch and this package alone
 """
 
 from __future__ import annotations
@@ -185,13 +185,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="run for a look at whether it works")
     parser.add_argument("--only", nargs="+", default=LIBRARIES, choices=LIBRARIES, help="compare these libraries only")
-    parser.add_argument("--rounds", type=int, help="measure each way so often, but for slow ones")
+    parser.add_argument("--rounds", type=int, help="how many rounds, of all ways that aren't slow")
     parser.add_argument("--out", type=Path, default=FIGURE, help="where the picture goes, and the JSON file beside it")
     arguments = parser.parse_args()
     if REFERENCE not in arguments.only:
         parser.error(f"{REFERENCE} is what the others are compared with, name it too")
     if arguments.out == FIGURE and (arguments.small or arguments.rounds or arguments.only != LIBRARIES):
         parser.error("give another --out, or the figure of the documentation would be of something else")
+    if arguments.rounds is not None and arguments.rounds < 1:
+        parser.error(f"--rounds: must be 1 or more, got {arguments.rounds}")
     n_obs, repeats = 16_400 if arguments.small else 60_011, arguments.rounds or (1 if arguments.small else 41)
     versions: dict[str, Any] = {"python": platform.python_version()}
     print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores")
