@@ -1,9 +1,9 @@
 """Rows per second of two ranks from disk to the step, side by side with annbatch, DataLoaders and other libraries.
 
 The same made-up cells are written by each library in its own format, sparse and dense, and read from the page cache.
-Two processes are the ranks of a job that meet in every step, as DDP does, and do nothing else in it. Each library is
-used as its own documentation says, in an environment of its own, see benchmarks/libraries. Before anything is measured,
-cells are looked at: each way has to read nearly all of them, each once, in two epochs.
+Two processes are the ranks of a job that meet in every step, and do nothing else in it. Each library is used as its
+own documentation says, in an environment of its own, see benchmarks/libraries. Before anything is measured, cells are
+looked at: each way has to read nearly all of them, each once, in two epochs.
 
 Every round measures each way once, in an order of its own, epoch 0 and epoch 1 one after the other; libraries that
 count epochs by themselves have later ones then, and ways that are much slower only the first rounds. annbatch has a

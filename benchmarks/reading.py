@@ -2,7 +2,8 @@
 
 Made-up cells, sparse and dense, are written as annbatch writes them, and read from the page cache. Two processes are
 the ranks of a job: each takes a batch, meets the other one, as a collective does, and works on the batch. Compared are
-annbatch's Loader with its own sampler, and this package's StatefulLoader, without and with ``read_ahead=1``.
+annbatch's Loader with its own sampler, and this package's StatefulLoader, without and with ``read_ahead=1``, and with a
+shorter switch interval of the interpreter.
 
 Machines with GPUs have cores to spare, so that a step never waits for one. Where there are few, that is had by giving
 one core to all that reads, on both ranks, and the others to the steps ("apart", on Linux). In the other case ("shared")
@@ -12,7 +13,7 @@ reading takes all cores, and steps have to wait for one, a few milliseconds, as 
 2. With a step that takes half as long as reading a batch does, as long, and twice as long, most of which it sleeps and
    the rest of which ranks meet; and with one that trains a small model under DDP. Rows per second, as a part of
    annbatch's, and of the ideal, which is that of whichever takes longer: reading alone, or steps without reading, which
-   meet as well.
+   meet as well. Both are measured anew in each round, since the machine is faster at times.
 3. In the same epochs, how long a step waits for its batch: the 99th percentile and the longest.
 
 Every round measures each way once, and reported are medians over the rounds. What is measured goes into a JSON file,
@@ -48,35 +49,45 @@ FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "reading.svg"
 JOBS = [*((configuration, "apart") for configuration in CONFIGURATIONS), (CONFIGURATIONS[0], "shared")]
 #: How long a step takes, as a part of the time in which annbatch reads a batch; or what it does.
 STEPS = 0.5, 1, 2, "model"
-WAYS = "annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1"
+REFERENCE, OURS, AHEAD = "annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1"
+#: Ways to read, and what ranks are asked for; the last with the switch interval that docs/reading.md speaks of.
+WAYS: dict[str, dict[str, object]] = {
+    REFERENCE: {"way": REFERENCE},
+    OURS: {"way": OURS},
+    AHEAD: {"way": AHEAD},
+    f"{AHEAD}, 0.5 ms": {"way": AHEAD, "switch interval": 5e-4},
+}
 
 
 def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: int) -> list[dict[str, Any]]:
-    """Return what the ranks measure of each way and step, round by round."""
+    """Return what the ranks measure of each way and step, round by round, and how long the ideal takes for a batch."""
     measured: list[dict[str, Any]] = []
     with libraries.Ranks("annbatch", "serve", folder, cores, *configuration, world_size=WORLD_SIZE) as job:
         job.answers()
 
-        def rounds(epoch: int, step: float | str) -> list[dict[str, Epoch]]:
-            return [{way: together(job.ask(way=way, epoch=epoch, step=step)) for way in WAYS} for _ in range(repeats)]
+        def found(epoch: int, step: float | str, **of: object) -> Epoch:
+            return together(job.ask(**{"epoch": epoch, "step": step} | of))
 
-        rounds(0, 0)  # fills the page cache
-        for epoch in (0, 1):
-            alone = rounds(epoch, 0)
-            measured.append({"epoch": epoch, "step": 0, "rounds": alone, "pace": 0})
-        rows_of_a_step = WORLD_SIZE * configuration[2]
+        def read(epoch: int, step: float | str) -> dict[str, Epoch]:
+            return {way: found(epoch, step, **of) for way, of in WAYS.items()}
 
-        def pace(step: float | str) -> float:
-            """Return how long a step takes by itself, in which ranks meet as well."""
-            paces = [rows_of_a_step / together(job.ask(step=step))["rows/s"] for _ in range(repeats)]
-            return statistics.median(paces)
+        def pace(of: Epoch) -> float:
+            """Return how long a batch takes."""
+            return WORLD_SIZE * configuration[2] / of["rows/s"]
 
-        reading = rows_of_a_step / statistics.median(one["annbatch"]["rows/s"] for one in alone)
-        late = max(0.0, pace(reading) - reading)  # what meeting takes, and waking up
-        for step in STEPS:
-            asked = step if step == "model" else max(0.0, float(step) * reading - late)
-            found = rounds(1, asked)
-            measured.append({"epoch": 1, "step": step, "rounds": found, "pace": pace(asked)})
+        read(0, 0)  # fills the page cache
+        for number in range(repeats):
+            for epoch in (0, 1):
+                alone = read(epoch, 0)
+                ideal = pace(alone[REFERENCE])
+                measured.append({"round": number, "epoch": epoch, "step": 0, "ideal": ideal, "ways": alone})
+            for step in STEPS:
+                # in each round anew: a minute later the machine is faster or slower
+                reading = pace(found(1, 0, **WAYS[REFERENCE]))
+                late = max(0.0, pace(found(1, reading)) - reading)  # what meeting takes, and waking up
+                asked = step if step == "model" else max(0.0, float(step) * reading - late)
+                ways, ideal = read(1, asked), max(reading, pace(found(1, asked)))
+                measured.append({"round": number, "epoch": 1, "step": step, "ideal": ideal, "ways": ways})
     return measured
 
 
@@ -85,29 +96,26 @@ def summary(
 ) -> list[dict[str, Any]]:
     """Return a line for each epoch, step and way: medians over the rounds."""
     lines = []
-    reading = 0.0  # seconds for a batch
-    for one in measured:
-        rounds, step = one["rounds"], one["step"]
+    for epoch, step in dict.fromkeys((one["epoch"], one["step"]) for one in measured):
+        rounds = [one for one in measured if (one["epoch"], one["step"]) == (epoch, step)]
         for way in WAYS:
-            rate = statistics.median(epochs[way]["rows/s"] for epochs in rounds)
-            if way == "annbatch" and not step:
-                reading = WORLD_SIZE * configuration[2] / rate
-            ideal = WORLD_SIZE * configuration[2] / max(reading, one["pace"])
+            of_way = [one["ways"][way] for one in rounds]
+            of_annbatch = [one["ways"][way]["rows/s"] / one["ways"][REFERENCE]["rows/s"] for one in rounds]
+            ideals = [WORLD_SIZE * configuration[2] / one["ideal"] for one in rounds]
+            of_ideal = [one["rows/s"] / ideal for one, ideal in zip(of_way, ideals, strict=True)]
             lines.append(
                 {
                     "collection": kind,
                     "configuration": configuration,
                     "cores": cores,
-                    "epoch": one["epoch"],
+                    "epoch": epoch,
                     "step": step,
                     "way": way,
-                    "rows/s": rate,
-                    "of annbatch's": statistics.median(
-                        epochs[way]["rows/s"] / epochs["annbatch"]["rows/s"] for epochs in rounds
-                    ),
-                    "of the ideal": rate / ideal,
-                    "longest wait": statistics.median(epochs[way]["longest wait"] for epochs in rounds),
-                    "99 % of waits": statistics.median(epochs[way]["99 % of waits"] for epochs in rounds),
+                    "rows/s": statistics.median(one["rows/s"] for one in of_way),
+                    "of annbatch's": statistics.median(of_annbatch),
+                    "of the ideal": statistics.median(of_ideal),
+                    "longest wait": statistics.median(one["longest wait"] for one in of_way),
+                    "99 % of waits": statistics.median(one["99 % of waits"] for one in of_way),
                 }
             )
     return lines
@@ -118,7 +126,7 @@ def text_of(line: dict[str, Any]) -> str:
     name = "/".join(map(str, line["configuration"]))
     return (
         f"{line['collection']:>10}  {name:>11}  {line['cores']:>6}  {line['epoch']:5}  {line['step']:>5}  "
-        f"{line['way']:<33}  "
+        f"{line['way']:<41}  "
         f"{line['rows/s']:9.0f}  {line["of annbatch's"]:13.2f}  {line['of the ideal']:12.2f}  "
         f"{line['99 % of waits'] * 1e3:13.1f}  {line['longest wait'] * 1e3:12.1f}"
     )
@@ -136,18 +144,18 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
         figure = Figure(figsize=(1 + 1.7 * len(kinds), 4.4), layout="constrained")
         panels = figure.subplots(nrows=2, ncols=len(kinds), sharey="row", squeeze=False)
         for column, kind in enumerate(kinds):
-            for way, color in zip(WAYS, ("#bdbdbd", "#6baed6", "#08519c"), strict=True):
+            for way, color in zip(WAYS, ("#bdbdbd", "#9ecae1", "#4292c6", "#08306b"), strict=True):
                 own = [line for line in lines if kind_of(line) == kind and line["way"] == way and line["epoch"]]
-                places = np.arange(len(own)) + 0.25 * WAYS.index(way)
-                panels[0, column].bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
-                panels[1, column].bar(places, [line["99 % of waits"] * 1e3 for line in own], 0.25, color=color)
+                places = np.arange(len(own)) + 0.2 * list(WAYS).index(way)
+                panels[0, column].bar(places, [line["of the ideal"] for line in own], 0.2, color=color, label=way)
+                panels[1, column].bar(places, [line["99 % of waits"] * 1e3 for line in own], 0.2, color=color)
                 for row in (0, 1):
-                    panels[row, column].set_xticks(np.arange(len(own)) + 0.25, [line["step"] for line in own])
+                    panels[row, column].set_xticks(np.arange(len(own)) + 0.3, [line["step"] for line in own])
             panels[0, column].set_title(kind, fontsize="medium")
             panels[1, column].set_xlabel("step / reading a batch")
         panels[0, 0].set_ylabel("rows/s, of the ideal")
         panels[1, 0].set_ylabel("99th percentile of waits, ms")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, metadata={"Date": None})
 
@@ -162,7 +170,7 @@ def main() -> None:
         parser.error("--small needs an --out, or the figure of the documentation would be a small one")
     n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (120_011, 5, JOBS)
     print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")
-    print(f"collection  chunk/.../b   cores  epoch   step  {'way':<33}     rows/s  of annbatch's", end="  ")
+    print(f"collection  chunk/.../b   cores  epoch   step  {'way':<41}     rows/s  of annbatch's", end="  ")
     print("of the ideal  99 % wait, ms  longest, ms")
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

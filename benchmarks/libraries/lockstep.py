@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from itertools import repeat
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: How wide the model is, and of how many labels: its step takes about as long as reading does, some milliseconds.
 HIDDEN, LABELS = 32, 10
+#: Seconds for which Python lets a thread run while others wait, if nobody says otherwise.
+SWITCH_INTERVAL = sys.getswitchinterval()
 
 
 class Model:
@@ -49,7 +52,38 @@ class Model:
         self._optimizer.step()
 
 
-def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None) -> dict[str, float]:
+class Meeting:
+    """Where ranks wait for each other in every step, and hear whether all have a batch.
+
+    A collective between GPUs takes some dozens of microseconds. So does this, by sockets of the file system. By gloo it
+    takes a third of a millisecond, and three where both ranks have just slept, which is as long as reading a batch.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        """Meet for the first time, after ``torch.distributed`` is there."""
+        address = str(Path(tempfile.gettempdir(), "steps"))
+        if rank == 0:
+            with Listener(address, "AF_UNIX", backlog=world_size) as listener:
+                torch.distributed.barrier()
+                self._others = [listener.accept() for _ in range(world_size - 1)]
+        else:
+            torch.distributed.barrier()
+            self._others = [Client(address, "AF_UNIX")]
+        self._is_first = rank == 0
+
+    def all_have(self, batch: object) -> bool:
+        """Return whether no rank has come without a batch."""
+        if self._is_first:
+            has_batch = all([*(other.recv() for other in self._others), batch is not None])
+            for other in self._others:
+                other.send(has_batch)
+            return has_batch
+        (first,) = self._others
+        first.send(batch is not None)
+        return bool(first.recv())
+
+
+def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None, meeting: Meeting) -> dict[str, float]:
     """Read an epoch with all ranks in every step, until one of them has no batch left.
 
     Parameters
@@ -58,6 +92,8 @@ def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None) -> d
         Yields the cells of each batch.
     work
         Is called with them.
+    meeting
+        Where the ranks meet before each step, so that none works on a batch that others don't have.
 
     Returns
     -------
@@ -65,17 +101,13 @@ def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None) -> d
     the longest and the 99th percentile; and the seconds until the first batch.
     """
     n_rows, waits = 0, []
-    has_batch = torch.ones(1)
-    torch.distributed.all_reduce(has_batch)
+    meeting.all_have(loader)
     batches = iter(loader)
     began = asked = time.perf_counter()
     while True:
         cells = next(batches, None)
         waits.append(time.perf_counter() - asked)
-        # as DDP does, ranks meet in every step; before it, so that none works on a batch that others don't have
-        has_batch[0] = cells is not None
-        torch.distributed.all_reduce(has_batch, torch.distributed.ReduceOp.MIN)
-        if cells is None or not has_batch[0]:
+        if not meeting.all_have(cells) or cells is None:
             break
         if work is not None:
             work(cells)
@@ -121,18 +153,18 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
     """Read epochs in lock-step with the other ranks, as the requests on standard input say.
 
     A request names a way, an epoch and a step: how many seconds it sleeps, "model", or "note", after which the answer
-    has the numbers of the cells. One without a way is for a hundred steps without reading. Where ``cores`` is "apart",
-    threads that read have one core for all ranks together, and steps have the others; where it is "shared", both have
-    what the kernel gives them.
+    has the numbers of the cells. It may name a switch interval of the interpreter. One without a way is for a hundred
+    steps without reading. Where ``cores`` is "apart", threads that read have one core for all ranks together, and steps
+    have the others; where it is "shared", both have what the kernel gives them.
     """
     all_cores = os.sched_getaffinity(0) if cores == "apart" else set()
     for_steps = all_cores - {min(all_cores, default=0)}
     if for_steps:  # threads by which ranks meet belong to the steps
         os.sched_setaffinity(0, for_steps)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    meeting = Path(tempfile.gettempdir(), "meeting").as_uri()
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
-    torch.distributed.barrier()
+    there = Path(tempfile.gettempdir(), "meeting").as_uri()
+    torch.distributed.init_process_group("gloo", init_method=there, rank=rank, world_size=world_size)
+    meeting = Meeting(rank, world_size)
     if for_steps:
         threads_run_on(all_cores - for_steps)
     loaders = library.loaders(Path(folder), tuple(map(int, configuration)), rank, world_size)
@@ -143,13 +175,16 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
     for line in sys.stdin:
         asked = json.loads(line)
         step = asked["step"]
+        sys.setswitchinterval(asked.get("switch interval", SWITCH_INTERVAL))
         work = model if step == "model" else sleep_for(step) if isinstance(step, float) and step else None
         loader = loaders[asked["way"]](asked["epoch"]) if "way" in asked else repeat(a_batch, 100)
         # a thread that reads ahead has its core already
         if for_steps and "way" in asked and not (step and "read_ahead" in asked["way"]):
             loader = reads_on(all_cores - for_steps, loader)
         numbers: list[int] = []
-        answer: dict[str, Any] = in_lock_step(loader, partial(note_numbers, numbers) if step == "note" else work)
+        answer: dict[str, Any] = in_lock_step(
+            loader, partial(note_numbers, numbers) if step == "note" else work, meeting
+        )
         print(json.dumps(answer | ({"numbers": numbers} if numbers else {})), file=out, flush=True)
     torch.distributed.destroy_process_group()
 
