@@ -83,7 +83,7 @@ def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch, st
         own.number = number
         try:
             outcomes[number] = call() or ""
-        except Exception as error:  # noqa: BLE001 it is told
+        except Exception as error:  # noqa: BLE001 the outcome names it
             outcomes[number] = f"{type(error).__name__}: {error}"
 
     threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(calls)]

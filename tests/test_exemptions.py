@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tokenize
 
@@ -11,6 +12,8 @@ from tests.processes.launch import ROOT
 
 FOLDERS = "src", "tests", "demo", "benchmarks", "examples", "docs", ".ci"
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "_build" not in path.parts]
+#: What pytest has to skip a test, or to let it fail.
+SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 EXEMPTION = re.compile(
     r"#\s*(noqa\b(:\s*[A-Z]+[0-9]+(,\s*[A-Z]+[0-9]+)*)?|(type|pyright):\s*ignore(\[[^\]]*\])?|pragma:\s*no cover)"
 )
@@ -44,3 +47,36 @@ def test_every_exemption_has_its_reason_beside_it() -> None:
         found += [f"{path.relative_to(ROOT)}:{token.start[0]}" for token in comments if without_reason(token.string)]
     assert len(FILES) > 200
     assert found == []
+
+
+def skips_without_reason(code: str) -> list[int]:
+    """The lines where a test is skipped, or may fail, and nobody says why."""
+    nodes = list(ast.walk(ast.parse(code)))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    reasoned = [call.func for call in calls if any(keyword.arg == "reason" for keyword in call.keywords)]
+    return [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr in SKIPS and node not in reasoned
+        if ast.unparse(node).startswith("pytest.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("@pytest.mark.skip\ndef test_it(): ...", [1]),
+        ("\n@pytest.mark.xfail(strict=True)\ndef test_it(): ...", [2]),
+        ("def test_it():\n    pytest.skip()", [2]),
+        ("torch = pytest.importorskip('torch')", [1]),
+        ("marks = [pytest.mark.skipif(True, reason='there is no fork')]", []),
+        ("rows.skip(2)", []),
+    ],
+)
+def test_a_skip_that_says_no_more_lacks_a_reason(code: str, lines: list[int]) -> None:
+    assert skips_without_reason(code) == lines
+
+
+def test_every_skip_has_its_reason_beside_it() -> None:
+    found = {str(path.relative_to(ROOT)): skips_without_reason(path.read_text(encoding="utf-8")) for path in FILES}
+    assert {path: lines for path, lines in found.items() if lines} == {}

@@ -115,7 +115,7 @@ def test_a_mask_beyond_the_wrapped_samplers_is_an_error_that_shows_both(mask: An
 
 def test_a_mask_in_a_hole_of_the_wrapped_samplers_is_an_error() -> None:
     wrapped = MaskBlind(2)
-    wrapped.mask = [slice(0, 20), slice(40, None)]  # type: ignore[assignment]  # annbatch's have one
+    wrapped.mask = [slice(0, 20), slice(40, None)]  # type: ignore[assignment]  # annbatch's type is a single slice
     assert one(wrapped, mask=slice(50, None)).mask == slice(50, None)
     with pytest.raises(ValueError, match=re.escape("[10, 90) reaches beyond [0, 20), [40, end)")):
         one(wrapped, mask=slice(10, 90))
@@ -477,6 +477,6 @@ def test_a_mask_of_the_wrapped_sampler_that_is_none_is_an_error(mask: Any) -> No
 
 def test_several_slices_of_the_wrapped_sampler_are_shared_out() -> None:
     wrapped = MaskBlind(2)
-    wrapped.mask = [slice(0, 4), slice(6, 10)]  # type: ignore[assignment]  # annbatch's have one
+    wrapped.mask = [slice(0, 4), slice(6, 10)]  # type: ignore[assignment]  # annbatch's type is a single slice
     assert sorted(order(one(wrapped))) == [0, 1, 2, 3]
     assert sorted(order(one(wrapped, rank=1))) == [6, 7, 8, 9]

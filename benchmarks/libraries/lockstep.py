@@ -101,7 +101,7 @@ def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None, meet
     the longest and the 99th percentile; and the seconds until the first batch.
     """
     n_rows, waits = 0, []
-    meeting.all_have(loader)
+    meeting.all_have(loader)  # all begin together
     batches = iter(loader)
     began = asked = time.perf_counter()
     while True:

@@ -68,7 +68,7 @@ class StraysFromTheWindow(Own):
 
 class LooksAtTheGlobalState(Own):
     def deal(self, rows: Rows, **asked: Any) -> Any:
-        return _rows(list(np.random.permutation(list(rows))))  # noqa: NPY002 the mistake
+        return _rows(list(np.random.permutation(list(rows))))  # noqa: NPY002 the mistake that this sharding makes
 
 
 class LooksAtPythonsState(Own):
