@@ -13,7 +13,7 @@ measured goes into a JSON file, with the versions, and into a picture.
 
     python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
     python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
-    python -m benchmarks.end_to_end --only annbatch --rounds 150 --out long.svg    # annbatch and this package alone
+    python -m benchmarks.end_to_end --only annbatch --rounds 60 --out long.svg    # annbatch and this package alone
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
     """Return the ways to read a collection."""
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     ways: dict[str, Way] = {}
-    plain = [f"{name}, {UNCOMPRESSED}" for name in ("annbatch", "annbatch-distributed")]
     ours = "annbatch-distributed", "annbatch-distributed, read_ahead=1"
+    plain = [f"{name}, {UNCOMPRESSED}" for name in ("annbatch", *ours)]
     for name in ("annbatch", "annbatch, again", *ours, *plain):
         ways[name] = partial(epoch_of, loader(folder, configuration, Rank(rank, world_size), name))
     for name in ("annbatch", "annbatch-distributed"):
