@@ -202,7 +202,7 @@ class Sequences(RuleBasedStateMachine):
 
     def check_draws(self) -> None:
         """As many were drawn as one sampler alone draws, but for what full batches on every rank take or leave."""
-        alone: int = self.drawn.sampler._num_samples  # type: ignore[attr-defined]  # of those that can_be_resized
+        alone: int = self.drawn.sampler._num_samples  # type: ignore[attr-defined]  # only samplers that can be resized have it
         odd = self.plan.world_size * self.drawn.batch_size
         match self.remainder:
             case "drop":

@@ -261,13 +261,13 @@ class _Distributed:
     trainer: Any
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]  # that of the data module
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]  # only the data module mixed in has it
         states = self._sharing.states()
         return {**state, _KEY: states} if states else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = {name: value for name, value in state_dict.items() if name != _KEY}
-        super().load_state_dict(own)  # type: ignore[misc]  # that of the data module
+        super().load_state_dict(own)  # type: ignore[misc]  # only the data module mixed in has it
         # a trainer that isn't running any more is the one of an earlier training
         trainer = self.trainer if self.trainer is not None and self.trainer.state.status == "running" else None
         if trainer is None or trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
