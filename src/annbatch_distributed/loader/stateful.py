@@ -29,6 +29,7 @@ from annbatch_distributed.loader.inside import (
     shapes_of,
     take_data_of,
 )
+from annbatch_distributed.loader.memory import Memory
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
     from typing import Self
 
+    import numpy as np
+    import numpy.typing as npt
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.checks import Description, Gather, Timeout
@@ -130,6 +133,7 @@ class StatefulLoader(Loader[Any, Any]):
                 "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
         self._sampler = batch_sampler
+        self._memory = Memory()
         # whether reading ahead gains anything, as the last load requests have shown
         self._is_worth_it = True
         # the passes of this loader that a state may still be about
@@ -308,7 +312,7 @@ class StatefulLoader(Loader[Any, Any]):
 
         Each is a pass of its own for annbatch, which would keep what it has read until the next one is read.
         """
-        with iterated(self):
+        with iterated(self), closing(self._memory):
             requests = self._sampler.sample(self.n_obs)
             pass_.begin(requests)
             for request in requests:
@@ -323,6 +327,10 @@ class StatefulLoader(Loader[Any, Any]):
         """Read a load request as annbatch does."""
         self._one_request.given[threading.get_ident()] = request
         yield from super().__iter__()
+
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, use_pinned: bool) -> npt.NDArray[Any]:
+        """Return an array for what annbatch reads."""
+        return super()._alloc(shape, dtype, use_pinned=True) if use_pinned else self._memory.array(shape, dtype)
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
