@@ -19,6 +19,7 @@ from annbatch.utils import convert
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Tally
+from annbatch_distributed.loader import local
 from annbatch_distributed.loader.ahead import Ahead
 from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.loader.inside import (
@@ -39,7 +40,7 @@ from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.integers import BOUND, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Coroutine, Generator, Iterator, Mapping
     from typing import Self
 
     import numpy as np
@@ -328,6 +329,11 @@ class StatefulLoader(Loader[Any, Any]):
         self._one_request.given[threading.get_ident()] = request
         yield from super().__iter__()
 
+    def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
+        """Read what a load request asks for, here if it is on a local disk, or as annbatch does."""
+        found = local.read(self, dataset_index_to_rows)
+        return super()._index_datasets(dataset_index_to_rows) if found is None else _returning(found)
+
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, use_pinned: bool) -> npt.NDArray[Any]:
         """Return an array for what annbatch reads."""
         return super()._alloc(shape, dtype, use_pinned=True) if use_pinned else self._memory.array(shape, dtype)
@@ -505,6 +511,11 @@ class StatefulLoader(Loader[Any, Any]):
         and not when the next pass begins.
         """
         self._sampler._load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+
+
+async def _returning[Found](found: Found) -> Found:
+    """Return what is there, for whoever awaits it."""
+    return found
 
 
 def _beginning_with(first: Any, batches: Iterator[Any]) -> Iterator[Any]:  # noqa: ANN401 a batch

@@ -1,0 +1,154 @@
+"""Load requests of collections on a local disk, which zarrs reads in the thread that asks for them.
+
+annbatch has zarr read a load request: zarr makes an indexer for each run of consecutive rows, goes through it twice,
+and hands each array by way of its event loop to a thread that calls zarrs. For chunks of 64 rows, that takes half the
+time in which zarrs decodes them. Most of it is Python, so that no other thread runs, and the training is one of them
+where the next load request is read ahead of it. Here, zarrs is told which part of which chunk goes where:
+
+1. Rows are put together to runs of consecutive ones, and those of sparse cells are turned into runs of their values.
+2. Runs are cut where what is stored under one key ends: a shard, or a chunk where there are no shards.
+3. zarrs reads all parts of an array together, without the interpreter, and one array after the other.
+
+annbatch reads everything else: what is in memory or far away, by other codecs, of data sets that differ in their types,
+or in chunks that don't have all columns; and the first load request of sparse cells, which it finds the rows of.
+
+zarrs has no public way in: ``tests/loader/test_local.py`` notices where a version of it has another one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from zarr.storage import LocalStore
+
+from annbatch_distributed.loader.inside import room_for, stored_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
+    from annbatch import Loader
+    from annbatch.utils import CSRContainer
+    from zarr import AsyncArray
+
+    from annbatch_distributed.loader.inside import Stored
+    from annbatch_distributed.sharding.rows import Int64Array
+
+__all__ = ["parts_of", "read", "runs_of"]
+
+
+def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any] | None:
+    """Read rows of a loader's data sets; or read nothing and return None, if that is for annbatch to do.
+
+    Parameters
+    ----------
+    loader
+        Of which the data sets are.
+    rows_of
+        For each data set that is read, by its number, which of its rows, in the order in which they are read.
+
+    Returns
+    -------
+    What annbatch's ``Loader._index_datasets`` returns: the rows of the first data set, then those of the next.
+    """
+    data_sets = [data_set for number in rows_of if _is_for_zarrs(data_set := stored_of(loader, number))]
+    if len(data_sets) < len(rows_of):
+        return None
+    room = room_for(loader, rows_of)
+    outs, ends, first = (room,) if isinstance(room, np.ndarray) else room.elems, [np.zeros(1, dtype=np.intp)], 0
+    for data_set, rows in zip(data_sets, rows_of.values(), strict=True):
+        starts, stops = runs_of(rows)
+        if (indptr := data_set.indptr) is not None:
+            ends.append(first + np.cumsum(indptr[rows + 1] - indptr[rows]))
+            starts, stops = indptr[starts], indptr[stops]
+        end = first + int((stops - starts).sum())
+        for array, out in zip(data_set.arrays, outs, strict=False):  # where rows end is known without reading
+            _read_array(array, starts.tolist(), stops.tolist(), out[first:end])
+        first = end
+    if not isinstance(room, np.ndarray):
+        np.concatenate(ends, out=room.elems[2], casting="unsafe")  # it has the type of indptr
+    return room
+
+
+def runs_of(rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the starts and stops of runs of consecutive rows.
+
+    >>> [bounds.tolist() for bounds in runs_of(np.array([4, 5, 6, 0, 1, 9]))]
+    [[4, 0, 9], [7, 2, 10]]
+    """
+    last = np.flatnonzero(np.diff(rows) != 1)
+    return rows[np.append(0, last + 1)], rows[np.append(last, len(rows) - 1)] + 1
+
+
+def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Cut runs where chunks end: yield a chunk's number, a range in it, and how much is read before that range.
+
+    >>> list(parts_of([6, 0], [10, 2], chunk_size=8))
+    [(0, 6, 8, 0), (1, 0, 2, 2), (0, 0, 2, 4)]
+    """
+    before = 0
+    for start, stop in zip(starts, stops, strict=True):
+        for number in range(start // chunk_size, -(-stop // chunk_size)):
+            offset = number * chunk_size
+            first, end = max(start - offset, 0), min(stop - offset, chunk_size)
+            if first < end:
+                yield number, first, end, before
+                before += end - first
+
+
+def _read_array(array: AsyncArray[Any], starts: list[int], stops: list[int], out: npt.NDArray[Any]) -> None:
+    """Read runs along the first axis of an array, one after the other."""
+    from zarrs._internal import ChunkItem
+
+    chunks = array.shards or array.chunks
+    columns = [slice(0, n_columns) for n_columns in out.shape[1:]]
+    keys: dict[int, str] = {}
+    items = []
+    for number, first, end, before in parts_of(starts, stops, chunks[0]):
+        if number not in keys:
+            key = array.metadata.encode_chunk_key((number, *(0 for _ in columns)))
+            keys[number] = (array.store_path / key).path
+        here, there = slice(first, end), slice(before, before + end - first)
+        items.append(ChunkItem(keys[number], [here, *columns], chunks, [there, *columns], out.shape))
+    _zarrs_of(array).retrieve_chunks_and_apply_index(items, out)
+
+
+def _is_for_zarrs(data_set: Stored | None) -> TypeGuard[Stored]:
+    """Whether zarrs can be asked for rows of a data set."""
+    return data_set is not None and all(
+        _zarrs_of(array) is not None
+        and type(array.store_path.store) is LocalStore
+        and array.dtype.isnative
+        and array.dtype.kind in "biuf"
+        and _has_whole_rows(array)
+        for array in data_set.arrays
+    )
+
+
+def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a class of zarrs
+    """Return what zarrs reads an array with; None if it doesn't, or would have to be asked in another way."""
+    pipeline: Any = array.codec_pipeline
+    is_zarrs = type(pipeline).__module__.partition(".")[0] == "zarrs"
+    return pipeline.impl if is_zarrs and _zarrs_is_known() else None
+
+
+@cache
+def _zarrs_is_known() -> bool:
+    """Whether zarrs is asked for parts of chunks as from 0.2.2 on."""
+    from zarrs import _internal
+
+    part = getattr(_internal, "ChunkItem", None)
+    arguments = getattr(part, "__text_signature__", None)
+    return version("zarrs").startswith("0.2.") and arguments == "(key, chunk_subset, chunk_shape, subset, shape)"
+
+
+def _has_whole_rows(array: AsyncArray[Any]) -> bool:
+    """Whether all that is stored under one key are all columns of some rows."""
+    try:
+        chunks = array.shards or array.chunks
+    except NotImplementedError:  # where chunks differ in their sizes
+        return False
+    return all(size >= n_columns for size, n_columns in zip(chunks[1:], array.shape[1:], strict=True))

@@ -1,0 +1,299 @@
+"""Load requests that zarrs reads from a local disk: the same as annbatch's, batch for batch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+import zarrs
+from annbatch import Loader, write_sharded
+from annbatch.samplers import RandomSampler, SequentialSampler
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.storage import LocalStore, MemoryStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.loader import local
+from tests.loader.test_inside import check_same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+N_OBS, N_VAR = 150, 12
+RNG = np.random.default_rng(0)
+#: Cells of which a third of the values are none, and some rows and the last load requests have none at all.
+VALUES = RNG.integers(1, 100, (N_OBS, N_VAR)) * (RNG.random((N_OBS, N_VAR)) < 0.67)
+VALUES[[0, 3, 4, 70]] = VALUES[100:] = 0
+
+
+@pytest.fixture(autouse=True)
+def _zarrs() -> Iterator[None]:
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        yield
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 12))
+def test_the_parts_of_chunks_are_the_rows_in_their_order_and_none_has_rows_of_two_chunks(
+    rows: list[int], chunk_size: int
+) -> None:
+    starts, stops = local.runs_of(np.array(rows))
+    # as few runs as there can be
+    assert len(starts) == 1 + sum(after != before + 1 for before, after in pairwise(rows))
+    found: list[int] = []
+    for number, first, end, before in local.parts_of(starts.tolist(), stops.tolist(), chunk_size):
+        assert 0 <= first < end <= chunk_size
+        assert before == len(found)
+        found += [number * chunk_size + row for row in range(first, end)]
+    assert found == rows
+
+
+def test_runs_without_rows_have_no_parts() -> None:
+    assert list(local.parts_of([3, 8, 9, 16], [3, 8, 10, 16], 8)) == [(1, 1, 2, 0)]
+
+
+type Cells = Any
+
+
+def dense(folder: Path, *, dtype: str = "float32", **layout: Any) -> Cells:
+    array = zarr.create_array(LocalStore(folder), name="X", shape=VALUES.shape, dtype=dtype, **layout)
+    array[:] = VALUES
+    return zarr.open_array(LocalStore(folder), path="X", mode="r")
+
+
+def sparse(folder: Path, *, rows: slice = slice(None), indptr: str = "int32", **layout: Any) -> Cells:
+    values = sp.csr_matrix(VALUES[rows].astype("float32"))
+    group = zarr.create_group(LocalStore(folder)).create_group("X")
+    group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(values.shape)})
+    for name, dtype in (("data", "float32"), ("indices", "uint16"), ("indptr", indptr)):
+        found = getattr(values, name).astype(dtype)
+        array = group.create_array(name, shape=found.shape, dtype=dtype, **layout if name != "indptr" else {})
+        array[:] = found
+    return ad.io.sparse_dataset(zarr.open_group(LocalStore(folder), path="X", mode="r"))
+
+
+def as_annbatch_writes_it(folder: Path) -> Cells:
+    write_sharded(zarr.open_group(folder), ad.AnnData(VALUES.astype("float32")), n_obs_per_chunk=8)
+    return zarr.open_group(folder, mode="r")["X"]
+
+
+def at_the_top(folder: Path) -> Cells:
+    array = zarr.create_array(LocalStore(folder), shape=VALUES.shape, dtype="float32", chunks=(16, N_VAR))
+    array[:] = VALUES
+    return zarr.open_array(LocalStore(folder), mode="r")
+
+
+#: Data sets that are read here, by their layout.
+READ_HERE: dict[str, Callable[[Path], list[Cells]]] = {
+    "as annbatch writes it": lambda folder: [as_annbatch_writes_it(folder)],
+    "at the top of a store": lambda folder: [at_the_top(folder)],
+    "dense, chunks": lambda folder: [dense(folder, chunks=(7, N_VAR))],
+    "dense, chunks with room for more columns": lambda folder: [dense(folder, chunks=(7, 2 * N_VAR))],
+    "dense, shards": lambda folder: [dense(folder, chunks=(8, N_VAR), shards=(64, N_VAR), dtype="int16")],
+    "dense, zarr 2": lambda folder: [dense(folder, chunks=(20, N_VAR), zarr_format=2)],
+    "dense, chunks that are missing": lambda folder: [missing(folder)],
+    "sparse, chunks": lambda folder: [sparse(folder, chunks=(50,))],
+    "sparse, shards": lambda folder: [sparse(folder, chunks=(16,), shards=(64,), indptr="uint64")],
+    "dense, several": lambda folder: [dense(folder / str(size), chunks=(size, N_VAR)) for size in (5, 40)],
+    "sparse, several": lambda folder: [
+        sparse(folder / str(size), chunks=(size,), rows=slice(size, None), indptr=f"int{2 * size}") for size in (16, 32)
+    ],
+}
+
+
+def missing(folder: Path) -> Cells:
+    """Cells of which some chunks aren't there, which have the fill value."""
+    array = dense(folder, chunks=(10, N_VAR), fill_value=7)
+    for number in (2, 3, 14):
+        (folder / "X" / "c" / str(number) / "0").unlink()
+    return array
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many load requests StatefulLoaders have read here, and how many annbatch has, for them or for its own."""
+    counted, here, by_annbatch = {"here": 0, "annbatch": 0}, local.read, Loader._index_datasets
+
+    def read(loader: Any, rows_of: Any) -> Any:
+        found = here(loader, rows_of)
+        counted["here"] += found is not None
+        return found
+
+    def index_datasets(loader: Any, rows_of: Any) -> Any:
+        counted["annbatch"] += 1
+        return by_annbatch(loader, rows_of)
+
+    monkeypatch.setattr(local, "read", read)
+    monkeypatch.setattr(Loader, "_index_datasets", index_datasets)
+    return counted
+
+
+def sampler(mask: Any = None) -> DistributedSampler:
+    return DistributedSampler(RandomSampler(8, 2, 4), dist_info=Rank(0, 1), seed=0, mask=mask, read_through=0)
+
+
+def loaders(cells: list[Cells], *, read_ahead: int = 0, mask: Any = None) -> tuple[StatefulLoader, Loader]:
+    """This package's loader, and annbatch's with the same sampler."""
+    options: dict[str, Any] = {"preload_to_gpu": False, "return_index": True}
+    ours = StatefulLoader(batch_sampler=sampler(mask), read_ahead=read_ahead, **options)
+    theirs = Loader(batch_sampler=sampler(mask), **options)
+    for each in cells:
+        ours.add_dataset(each)
+        theirs.add_dataset(each)
+    return ours, theirs
+
+
+def check_same_arrays(batches: list[Any], others: list[Any]) -> None:
+    """Check that batches are the same bit for bit, and of the same types."""
+    check_same(batches, others)
+    for batch, other in zip(batches, others, strict=True):
+        names = ("data", "indices", "indptr") if sp.issparse(batch["X"]) else ("base",)
+        for one, another in [(getattr(batch["X"], name), getattr(other["X"], name)) for name in names]:
+            assert type(one) is type(another)
+            if one is not None:
+                assert one.dtype == another.dtype
+                np.testing.assert_array_equal(one, another)
+        assert batch["X"].dtype == other["X"].dtype
+
+
+@pytest.mark.parametrize("layout", READ_HERE)
+@pytest.mark.parametrize("read_ahead", [0, 1])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_zarrs_reads_here_what_annbatch_reads_with_it(
+    layout: str, read_ahead: int, is_masked: bool, tmp_path: Path, reads: dict[str, int]
+) -> None:
+    cells = READ_HERE[layout](tmp_path)
+    n_obs = sum(each.shape[0] for each in cells)
+    # rows one by one, two by two, and with holes between them
+    mask = np.resize([True, False, True, True, False, False, True], n_obs) if is_masked else None
+    ours, theirs = loaders(cells, read_ahead=read_ahead, mask=mask)
+    batches, n_load_requests = list(ours), len(list(sampler(mask).sample(n_obs)))
+    # of sparse cells, annbatch finds the rows in the first load request
+    by_annbatch = 1 if "sparse" in layout else 0
+    assert reads == {"here": n_load_requests - by_annbatch, "annbatch": by_annbatch}
+    check_same_arrays(batches, list(theirs))
+    batches = list(ours)
+    assert reads["here"] == 2 * n_load_requests - by_annbatch
+    check_same_arrays(batches, list(theirs))
+
+
+def with_zarrs_own_codecs(folder: Path) -> list[Cells]:
+    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+        return [dense(folder)]
+
+
+def in_memory_of_zarr(_: Path) -> list[Cells]:
+    array = zarr.create_array(MemoryStore(), shape=VALUES.shape, chunks=(16, N_VAR), dtype="float32")
+    array[:] = VALUES
+    return [array]
+
+
+#: Data sets that are left to annbatch.
+LEFT_TO_ANNBATCH: dict[str, Callable[[Path], list[Cells]]] = {
+    "codecs of zarr": with_zarrs_own_codecs,
+    "another store": in_memory_of_zarr,
+    "in memory": lambda _: [VALUES.astype("float32")],
+    "in memory, sparse": lambda _: [sp.csr_matrix(VALUES.astype("float32"))],
+    "several types": lambda folder: [dense(folder / dtype, dtype=dtype) for dtype in ("float32", "int64")],
+    "complex numbers": lambda folder: [dense(folder, dtype="complex64")],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Adding dataset with dtype", "ignore:Array is unsupported by ZarrsCodecPipeline")
+@pytest.mark.parametrize("layout", LEFT_TO_ANNBATCH)
+def test_what_zarrs_can_t_be_asked_for_here_is_left_to_annbatch(
+    layout: str, tmp_path: Path, reads: dict[str, int]
+) -> None:
+    ours, theirs = loaders(LEFT_TO_ANNBATCH[layout](tmp_path))
+    batches = list(ours)
+    assert reads == {"here": 0, "annbatch": len(list(sampler().sample(ours.n_obs)))}
+    check_same(batches, list(theirs))
+
+
+def test_a_load_request_is_left_to_annbatch_if_any_of_its_data_sets_is(tmp_path: Path) -> None:
+    ours, _ = loaders([dense(tmp_path), *in_memory_of_zarr(tmp_path)])
+    rows = np.array([3, 4, 9])
+    found = local.read(ours, {0: rows})
+    np.testing.assert_array_equal(found, VALUES[rows])
+    assert local.read(ours, {1: rows}) is local.read(ours, {0: rows, 1: rows}) is None
+
+
+def test_other_stores_that_zarrs_reads_are_left_to_annbatch_which_waits_for_arrays_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: dict[str, int]
+) -> None:
+    monkeypatch.setattr(local, "LocalStore", MemoryStore)  # as if the folder were far away
+    ours, theirs = loaders([dense(tmp_path)])
+    batches = list(ours)
+    assert reads["here"] == 0
+    check_same(batches, list(theirs))
+
+
+def test_chunks_that_don_t_have_all_columns_are_left_to_annbatch(tmp_path: Path, reads: dict[str, int]) -> None:
+    ours, _ = loaders([dense(tmp_path, chunks=(10, 5))])
+    # which can't read them
+    with pytest.raises((IndexError, RuntimeError), match=r"are incompatible|are out-of-bounds"):
+        list(ours)
+    assert reads == {"here": 0, "annbatch": 1}
+
+
+def test_chunks_of_several_sizes_are_left_to_annbatch(tmp_path: Path) -> None:
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        chunks = zarr.create_array(MemoryStore(), shape=(30, 4), chunks=([10, 5, 15], [4]), dtype="float32")
+    assert not local._has_whole_rows(chunks.async_array)
+    assert local._has_whole_rows(dense(tmp_path).async_array)
+
+
+class Part:
+    """What zarrs could be asked for in another version."""
+
+    __text_signature__ = "(key, chunk_subset)"
+
+
+@pytest.mark.parametrize("changed", [None, "version", "part", "no part"])
+def test_zarrs_is_asked_as_long_as_its_inside_is_as_it_is_known_and_else_annbatch(
+    changed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: dict[str, int]
+) -> None:
+    """If this fails with None, zarrs is installed in a version with another inside: see loader/local.py."""
+    monkeypatch.setattr(local, "_zarrs_is_known", local._zarrs_is_known.__wrapped__)
+    ours, theirs = loaders([dense(tmp_path)])
+    with monkeypatch.context() as patched:
+        if changed == "version":
+            patched.setattr(local, "version", {"zarrs": "0.3.0"}.get)
+        elif changed == "part":
+            patched.setattr(zarrs._internal, "ChunkItem", Part)
+        elif changed is not None:
+            patched.delattr(zarrs._internal, "ChunkItem")
+        batches = list(ours)
+    assert (reads["here"] > 0, reads["annbatch"] > 0) == (changed is None, changed is not None)
+    check_same(batches, list(theirs))
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1])
+def test_a_chunk_that_can_t_be_read_is_an_error_where_its_batch_would_be(
+    read_ahead: int, tmp_path: Path, reads: dict[str, int]
+) -> None:
+    cells = dense(tmp_path, chunks=(8, N_VAR))
+    (tmp_path / "X" / "c" / "12" / "0").write_bytes(b"no chunk")
+    distributed = DistributedSampler(SequentialSampler(8, 2, 4), dist_info=Rank(0, 1), seed=0)
+    ours = StatefulLoader(batch_sampler=distributed, preload_to_gpu=False, read_ahead=read_ahead).add_dataset(cells)
+    theirs = Loader(batch_sampler=distributed, preload_to_gpu=False).add_dataset(cells)
+    # 96 rows are in the load requests before that of the chunk
+    assert until_it_fails(ours) == (24, "Unknown frame descriptor")
+    assert reads == {"here": 6, "annbatch": 0}
+    assert until_it_fails(theirs) == (24, "Unknown frame descriptor")
+
+
+def until_it_fails(loader: Loader) -> tuple[int, str]:
+    """Return how many batches there are before an error, and what that says."""
+    n_batches = 0
+    try:
+        for _ in loader:
+            n_batches += 1
+    except OSError as error:
+        return n_batches, str(error)
+    raise AssertionError("no error")
