@@ -2,8 +2,7 @@
 
 Made-up cells, sparse and dense, are written as annbatch writes them, and read from the page cache. Two processes are
 the ranks of a job: each takes a batch, meets the other one, as a collective does, and works on the batch. Compared are
-annbatch's Loader with its own sampler, and this package's StatefulLoader, without and with ``read_ahead=1``, and with a
-shorter switch interval of the interpreter.
+annbatch's Loader with its own sampler, and this package's StatefulLoader, without and with ``read_ahead=1``.
 
 Machines with GPUs have cores to spare, so that a step never waits for one. Where there are few, that is had by giving
 one core to all that reads, on both ranks, and the others to the steps ("apart", on Linux). In the other case ("shared")
@@ -39,24 +38,20 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import libraries
-from benchmarks.end_to_end import CONFIGURATIONS, WORLD_SIZE, make, together
+from benchmarks.end_to_end import WORLD_SIZE, make, together
 
 #: Of an epoch: rows per second, and of the waits after the first one, the longest and the 99th percentile.
 type Epoch = dict[str, float]
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "reading.svg"
+#: chunk_size, preload_nchunks, batch_size: load requests of 2,048 rows, of which an epoch has more than 50.
+CONFIGURATIONS = [(64, 32, 256), (512, 4, 1024)]
 #: Configurations, and what cores there are: one for all that reads, and one for all steps; or both for either.
 JOBS = [*((configuration, "apart") for configuration in CONFIGURATIONS), (CONFIGURATIONS[0], "shared")]
 #: How long a step takes, as a part of the time in which annbatch reads a batch; or what it does.
 STEPS = 0.5, 1, 2, "model"
 REFERENCE, OURS, AHEAD = "annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1"
-#: Ways to read, and what ranks are asked for; the last with the switch interval that docs/reading.md speaks of.
-WAYS: dict[str, dict[str, object]] = {
-    REFERENCE: {"way": REFERENCE},
-    OURS: {"way": OURS},
-    AHEAD: {"way": AHEAD},
-    f"{AHEAD}, 0.5 ms": {"way": AHEAD, "switch interval": 5e-4},
-}
+WAYS = REFERENCE, OURS, AHEAD
 
 
 def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: int) -> list[dict[str, Any]]:
@@ -65,11 +60,11 @@ def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: i
     with libraries.Ranks("annbatch", "serve", folder, cores, *configuration, world_size=WORLD_SIZE) as job:
         job.answers()
 
-        def found(epoch: int, step: float | str, **of: object) -> Epoch:
-            return together(job.ask(**{"epoch": epoch, "step": step} | of))
+        def found(epoch: int, step: float | str, **of: str) -> Epoch:
+            return together(job.ask(epoch=epoch, step=step, **of))
 
         def read(epoch: int, step: float | str) -> dict[str, Epoch]:
-            return {way: found(epoch, step, **of) for way, of in WAYS.items()}
+            return {way: found(epoch, step, way=way) for way in WAYS}
 
         def pace(of: Epoch) -> float:
             """Return how long a batch takes."""
@@ -83,7 +78,7 @@ def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: i
                 measured.append({"round": number, "epoch": epoch, "step": 0, "ideal": ideal, "ways": alone})
             for step in STEPS:
                 # in each round anew: a minute later the machine is faster or slower
-                reading = pace(found(1, 0, **WAYS[REFERENCE]))
+                reading = pace(found(1, 0, way=REFERENCE))
                 late = max(0.0, pace(found(1, reading)) - reading)  # what meeting takes, and waking up
                 asked = step if step == "model" else max(0.0, float(step) * reading - late)
                 ways, ideal = read(1, asked), max(reading, pace(found(1, asked)))
@@ -126,7 +121,7 @@ def text_of(line: dict[str, Any]) -> str:
     name = "/".join(map(str, line["configuration"]))
     return (
         f"{line['collection']:>10}  {name:>11}  {line['cores']:>6}  {line['epoch']:5}  {line['step']:>5}  "
-        f"{line['way']:<41}  "
+        f"{line['way']:<34}  "
         f"{line['rows/s']:9.0f}  {line["of annbatch's"]:13.2f}  {line['of the ideal']:12.2f}  "
         f"{line['99 % of waits'] * 1e3:13.1f}  {line['longest wait'] * 1e3:12.1f}"
     )
@@ -144,13 +139,13 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
         figure = Figure(figsize=(1 + 1.7 * len(kinds), 4.4), layout="constrained")
         panels = figure.subplots(nrows=2, ncols=len(kinds), sharey="row", squeeze=False)
         for column, kind in enumerate(kinds):
-            for way, color in zip(WAYS, ("#bdbdbd", "#9ecae1", "#4292c6", "#08306b"), strict=True):
+            for way, color in zip(WAYS, ("#bdbdbd", "#6baed6", "#08519c"), strict=True):
                 own = [line for line in lines if kind_of(line) == kind and line["way"] == way and line["epoch"]]
-                places = np.arange(len(own)) + 0.2 * list(WAYS).index(way)
-                panels[0, column].bar(places, [line["of the ideal"] for line in own], 0.2, color=color, label=way)
-                panels[1, column].bar(places, [line["99 % of waits"] * 1e3 for line in own], 0.2, color=color)
+                places = np.arange(len(own)) + 0.25 * WAYS.index(way)
+                panels[0, column].bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
+                panels[1, column].bar(places, [line["99 % of waits"] * 1e3 for line in own], 0.25, color=color)
                 for row in (0, 1):
-                    panels[row, column].set_xticks(np.arange(len(own)) + 0.3, [line["step"] for line in own])
+                    panels[row, column].set_xticks(np.arange(len(own)) + 0.25, [line["step"] for line in own])
             panels[0, column].set_title(kind, fontsize="medium")
             panels[1, column].set_xlabel("step / reading a batch")
         panels[0, 0].set_ylabel("rows/s, of the ideal")
@@ -168,9 +163,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
         parser.error("--small needs an --out, or the figure of the documentation would be a small one")
-    n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (120_011, 5, JOBS)
+    n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (220_011, 5, JOBS)
     print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")
-    print(f"collection  chunk/.../b   cores  epoch   step  {'way':<41}     rows/s  of annbatch's", end="  ")
+    print(f"collection  chunk/.../b   cores  epoch   step  {'way':<34}     rows/s  of annbatch's", end="  ")
     print("of the ideal  99 % wait, ms  longest, ms")
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: How wide the model is, and of how many labels: its step takes about as long as reading does, some milliseconds.
 HIDDEN, LABELS = 32, 10
-#: Seconds for which Python lets a thread run while others wait, if nobody says otherwise.
-SWITCH_INTERVAL = sys.getswitchinterval()
 
 
 class Model:
@@ -153,9 +151,9 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
     """Read epochs in lock-step with the other ranks, as the requests on standard input say.
 
     A request names a way, an epoch and a step: how many seconds it sleeps, "model", or "note", after which the answer
-    has the numbers of the cells. It may name a switch interval of the interpreter. One without a way is for a hundred
-    steps without reading. Where ``cores`` is "apart", threads that read have one core for all ranks together, and steps
-    have the others; where it is "shared", both have what the kernel gives them.
+    has the numbers of the cells. One without a way is for a hundred steps without reading. Where ``cores`` is "apart",
+    threads that read have one core for all ranks together, and steps have the others; where it is "shared", both have
+    what the kernel gives them.
     """
     all_cores = os.sched_getaffinity(0) if cores == "apart" else set()
     for_steps = all_cores - {min(all_cores, default=0)}
@@ -175,7 +173,6 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
     for line in sys.stdin:
         asked = json.loads(line)
         step = asked["step"]
-        sys.setswitchinterval(asked.get("switch interval", SWITCH_INTERVAL))
         work = model if step == "model" else sleep_for(step) if isinstance(step, float) and step else None
         loader = loaders[asked["way"]](asked["epoch"]) if "way" in asked else repeat(a_batch, 100)
         # a thread that reads ahead has its core already
