@@ -37,8 +37,8 @@ from benchmarks.libraries.cells import FIRST
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "end_to_end.svg"
 WORLD_SIZE = 2
-#: chunk_size, preload_nchunks, batch_size: load requests of 1,024 rows. Other libraries have batches only: the first.
-CONFIGURATIONS = [(64, 16, 256), (512, 2, 512)]
+#: chunk_size, preload_nchunks, batch_size: load requests of 1,024 rows. Other libraries have the batches only.
+CONFIGURATION = 64, 16, 256
 LIBRARIES = "annbatch", "mosaicml_streaming", "scdataset", "tiledbsoma_ml"
 REFERENCE = "annbatch"
 #: Genes of sparse cells, and how many of them a cell expresses, about as cells of 10x do; and columns of dense cells.
@@ -206,7 +206,7 @@ def main() -> None:
             folders = {library: Path(temporary) / f"{kind}-{library}" for library in arguments.only}
             for library, folder in folders.items():
                 versions[library] = libraries.run(library, "write", source, folder)["versions"]
-            found = summary(kind, CONFIGURATIONS[0], measure(folders, CONFIGURATIONS[0], repeats, n_obs))
+            found = summary(kind, CONFIGURATION, measure(folders, CONFIGURATION, repeats, n_obs))
             for line in found:
                 print(text_of(line), flush=True)
             lines += found
