@@ -30,6 +30,8 @@ RNG = np.random.default_rng(0)
 #: Cells of which a third of the values are none, and some rows and the last load requests have none at all.
 VALUES = RNG.integers(1, 100, (N_OBS, N_VAR)) * (RNG.random((N_OBS, N_VAR)) < 0.67)
 VALUES[[0, 3, 4, 70]] = VALUES[100:] = 0
+FLOATS = VALUES.astype("float32")
+FLOATS[[5, 20, 60], [2, 0, 11]] = np.nan, -0.0, -np.inf
 
 
 @pytest.fixture(autouse=True)
@@ -60,14 +62,15 @@ def test_runs_without_rows_have_no_parts() -> None:
 type Cells = Any
 
 
-def dense(folder: Path, *, dtype: str = "float32", **layout: Any) -> Cells:
-    array = zarr.create_array(LocalStore(folder), name="X", shape=VALUES.shape, dtype=dtype, **layout)
-    array[:] = VALUES
+def dense(folder: Path, *, dtype: str = "float32", rows: slice = slice(None), **layout: Any) -> Cells:
+    values = (FLOATS if np.dtype(dtype).kind == "f" else VALUES)[rows]
+    array = zarr.create_array(LocalStore(folder), name="X", shape=values.shape, dtype=dtype, **layout)
+    array[:] = values
     return zarr.open_array(LocalStore(folder), path="X", mode="r")
 
 
 def sparse(folder: Path, *, rows: slice = slice(None), indptr: str = "int32", **layout: Any) -> Cells:
-    values = sp.csr_matrix(VALUES[rows].astype("float32"))
+    values = sp.csr_matrix(FLOATS[rows])
     group = zarr.create_group(LocalStore(folder)).create_group("X")
     group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(values.shape)})
     for name, dtype in (("data", "float32"), ("indices", "uint16"), ("indptr", indptr)):
@@ -78,13 +81,13 @@ def sparse(folder: Path, *, rows: slice = slice(None), indptr: str = "int32", **
 
 
 def as_annbatch_writes_it(folder: Path) -> Cells:
-    write_sharded(zarr.open_group(folder), ad.AnnData(VALUES.astype("float32")), n_obs_per_chunk=8)
+    write_sharded(zarr.open_group(folder), ad.AnnData(FLOATS), n_obs_per_chunk=8)
     return zarr.open_group(folder, mode="r")["X"]
 
 
 def at_the_top(folder: Path) -> Cells:
     array = zarr.create_array(LocalStore(folder), shape=VALUES.shape, dtype="float32", chunks=(16, N_VAR))
-    array[:] = VALUES
+    array[:] = FLOATS
     return zarr.open_array(LocalStore(folder), mode="r")
 
 
@@ -96,10 +99,18 @@ READ_HERE: dict[str, Callable[[Path], list[Cells]]] = {
     "dense, chunks with room for more columns": lambda folder: [dense(folder, chunks=(7, 2 * N_VAR))],
     "dense, shards": lambda folder: [dense(folder, chunks=(8, N_VAR), shards=(64, N_VAR), dtype="int16")],
     "dense, zarr 2": lambda folder: [dense(folder, chunks=(20, N_VAR), zarr_format=2)],
+    "dense, zarr 2, columns first": lambda folder: [dense(folder, chunks=(20, N_VAR), zarr_format=2, order="F")],
+    "dense, bytes the other way round": lambda folder: [
+        dense(folder, chunks=(9, N_VAR), dtype="float64", serializer=zarr.codecs.BytesCodec(endian="big"))
+    ],
+    "dense, bool": lambda folder: [dense(folder, chunks=(9, N_VAR), dtype="bool")],
     "dense, chunks that are missing": lambda folder: [missing(folder)],
     "sparse, chunks": lambda folder: [sparse(folder, chunks=(50,))],
     "sparse, shards": lambda folder: [sparse(folder, chunks=(16,), shards=(64,), indptr="uint64")],
-    "dense, several": lambda folder: [dense(folder / str(size), chunks=(size, N_VAR)) for size in (5, 40)],
+    "dense, several": lambda folder: [
+        dense(folder / str(size), chunks=(size, N_VAR), rows=slice(size, None)) for size in (5, 40)
+    ],
+    "sparse, no values": lambda folder: [sparse(folder, rows=slice(100, None), chunks=(50,))],
     "sparse, several": lambda folder: [
         sparse(folder / str(size), chunks=(size,), rows=slice(size, None), indptr=f"int{2 * size}") for size in (16, 32)
     ],
@@ -148,17 +159,16 @@ def loaders(cells: list[Cells], *, read_ahead: int = 0, mask: Any = None) -> tup
     return ours, theirs
 
 
-def check_same_arrays(batches: list[Any], others: list[Any]) -> None:
+def check_same_bytes(batches: list[Any], others: list[Any]) -> None:
     """Check that batches are the same bit for bit, and of the same types."""
     check_same(batches, others)
     for batch, other in zip(batches, others, strict=True):
-        names = ("data", "indices", "indptr") if sp.issparse(batch["X"]) else ("base",)
-        for one, another in [(getattr(batch["X"], name), getattr(other["X"], name)) for name in names]:
-            assert type(one) is type(another)
-            if one is not None:
-                assert one.dtype == another.dtype
-                np.testing.assert_array_equal(one, another)
-        assert batch["X"].dtype == other["X"].dtype
+        for one, another in zip(arrays_in(batch["X"]), arrays_in(other["X"]), strict=True):
+            assert (one.dtype, one.shape, one.tobytes()) == (another.dtype, another.shape, another.tobytes())
+
+
+def arrays_in(cells: Any) -> list[Any]:
+    return [cells.data, cells.indices, cells.indptr] if sp.issparse(cells) else [cells]
 
 
 @pytest.mark.parametrize("layout", READ_HERE)
@@ -176,10 +186,55 @@ def test_zarrs_reads_here_what_annbatch_reads_with_it(
     # of sparse cells, annbatch finds the rows in the first load request
     by_annbatch = 1 if "sparse" in layout else 0
     assert reads == {"here": n_load_requests - by_annbatch, "annbatch": by_annbatch}
-    check_same_arrays(batches, list(theirs))
+    check_same_bytes(batches, list(theirs))
     batches = list(ours)
     assert reads["here"] == 2 * n_load_requests - by_annbatch
-    check_same_arrays(batches, list(theirs))
+    check_same_bytes(batches, list(theirs))
+
+
+@pytest.mark.parametrize("layout", ["dense, chunks", "sparse, chunks", "sparse, shards"])
+def test_rows_are_read_in_any_order_and_more_than_once(layout: str, tmp_path: Path) -> None:
+    ours, _ = loaders(READ_HERE[layout](tmp_path))
+    next(iter(ours))  # so that rows of sparse cells are known
+    rows = np.array([5, 5, 3, 4, 149, 0, 20, 19, 18, 60])
+    found: Any = local.read(ours, {0: rows})
+    if not isinstance(found, np.ndarray):
+        found = sp.csr_matrix(found.elems, shape=found.shape).toarray()
+    np.testing.assert_array_equal(found, FLOATS[rows])
+
+
+@pytest.mark.parametrize("layout", ["dense, shards", "sparse, shards"])
+@pytest.mark.parametrize("to", ["torch", "jax"])
+@pytest.mark.parametrize("read_ahead", [0, 1])
+def test_batches_of_frameworks_are_not_in_the_memory_that_is_used_again(
+    layout: str, to: str, read_ahead: int, tmp_path: Path
+) -> None:
+    (cells,) = READ_HERE[layout](tmp_path)
+    ours, theirs = loaders([cells], read_ahead=read_ahead)
+    frameworks = StatefulLoader.from_loader(ours, batch_sampler=sampler(), to=to)
+    check_same([{**batch, "X": as_numpy(batch["X"])} for batch in list(frameworks)], list(densely(theirs)))
+
+
+def as_numpy(cells: Any) -> Any:
+    """Return cells of any framework as an array of numpy."""
+    if hasattr(cells, "crow_indices"):
+        cells = cells.to_dense()
+    return np.asarray(cells.todense() if hasattr(cells, "todense") else cells)
+
+
+def densely(loader: Loader) -> Iterator[dict[str, Any]]:
+    return ({**batch, "X": as_numpy(batch["X"])} for batch in loader)
+
+
+@pytest.mark.parametrize("name", ["data", "indices"])
+def test_values_that_are_not_there_are_an_error_of_annbatch_s(name: str, tmp_path: Path, reads: dict[str, int]) -> None:
+    sparse(tmp_path, rows=slice(90), chunks=(50,))
+    values = zarr.open_array(LocalStore(tmp_path), path=f"X/{name}", mode="r+")
+    values.resize((values.shape[0] - 30,))
+    ours, _ = loaders([ad.io.sparse_dataset(zarr.open_group(LocalStore(tmp_path), path="X", mode="r"))])
+    with pytest.raises(ValueError, match="shape of out argument doesn't match"):
+        list(ours)
+    assert reads["annbatch"] >= 1
 
 
 def with_zarrs_own_codecs(folder: Path) -> list[Cells]:
@@ -187,9 +242,15 @@ def with_zarrs_own_codecs(folder: Path) -> list[Cells]:
         return [dense(folder)]
 
 
+def with_errors_where_chunks_are_missing(folder: Path) -> list[Cells]:
+    dense(folder)
+    with zarr.config.set({"array.read_missing_chunks": False}):
+        return [zarr.open_array(LocalStore(folder), path="X", mode="r")]
+
+
 def in_memory_of_zarr(_: Path) -> list[Cells]:
     array = zarr.create_array(MemoryStore(), shape=VALUES.shape, chunks=(16, N_VAR), dtype="float32")
-    array[:] = VALUES
+    array[:] = FLOATS
     return [array]
 
 
@@ -197,8 +258,8 @@ def in_memory_of_zarr(_: Path) -> list[Cells]:
 LEFT_TO_ANNBATCH: dict[str, Callable[[Path], list[Cells]]] = {
     "codecs of zarr": with_zarrs_own_codecs,
     "another store": in_memory_of_zarr,
-    "in memory": lambda _: [VALUES.astype("float32")],
-    "in memory, sparse": lambda _: [sp.csr_matrix(VALUES.astype("float32"))],
+    "in memory": lambda _: [FLOATS],
+    "in memory, sparse": lambda _: [sp.csr_matrix(FLOATS)],
     "several types": lambda folder: [dense(folder / dtype, dtype=dtype) for dtype in ("float32", "int64")],
     "complex numbers": lambda folder: [dense(folder, dtype="complex64")],
 }
@@ -219,8 +280,15 @@ def test_a_load_request_is_left_to_annbatch_if_any_of_its_data_sets_is(tmp_path:
     ours, _ = loaders([dense(tmp_path), *in_memory_of_zarr(tmp_path)])
     rows = np.array([3, 4, 9])
     found = local.read(ours, {0: rows})
-    np.testing.assert_array_equal(found, VALUES[rows])
+    np.testing.assert_array_equal(found, FLOATS[rows])
     assert local.read(ours, {1: rows}) is local.read(ours, {0: rows, 1: rows}) is None
+
+
+def test_an_array_whose_missing_chunks_are_errors_is_left_to_annbatch(tmp_path: Path, reads: dict[str, int]) -> None:
+    ours, _ = loaders(with_errors_where_chunks_are_missing(tmp_path))
+    with pytest.raises(TypeError, match="NoneType"):  # by zarr, of whatever zarrs reads
+        list(ours)
+    assert reads == {"here": 0, "annbatch": 1}
 
 
 def test_other_stores_that_zarrs_reads_are_left_to_annbatch_which_waits_for_arrays_side_by_side(

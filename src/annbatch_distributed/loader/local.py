@@ -7,12 +7,14 @@ where the next load request is read ahead of it. Here, zarrs is told which part 
 
 1. Rows are put together to runs of consecutive ones, and those of sparse cells are turned into runs of their values.
 2. Runs are cut where what is stored under one key ends: a shard, or a chunk where there are no shards.
-3. zarrs reads all parts of an array together, without the interpreter, and one array after the other.
+3. zarrs decodes all parts of an array together, while other threads run, and one array after the other.
 
 annbatch reads everything else: what is in memory or far away, by other codecs, of data sets that differ in their types,
-or in chunks that don't have all columns; and the first load request of sparse cells, which it finds the rows of.
+or in chunks that don't have all columns. It also reads the first load request of sparse cells, and with it where their
+rows begin; and what can't be read as it should be, so that errors are annbatch's.
 
-zarrs has no public way in: ``tests/loader/test_local.py`` notices where a version of it has another one.
+zarrs has no public way in. A version in which it is another one is left to annbatch, and ``tests/loader/test_local.py``
+notices that.
 """
 
 from __future__ import annotations
@@ -57,20 +59,29 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
     data_sets = [data_set for number in rows_of if _is_for_zarrs(data_set := stored_of(loader, number))]
     if len(data_sets) < len(rows_of):
         return None
-    room = room_for(loader, rows_of)
-    outs, ends, first = (room,) if isinstance(room, np.ndarray) else room.elems, [np.zeros(1, dtype=np.intp)], 0
-    for data_set, rows in zip(data_sets, rows_of.values(), strict=True):
-        starts, stops = runs_of(rows)
-        if (indptr := data_set.indptr) is not None:
-            ends.append(first + np.cumsum(indptr[rows + 1] - indptr[rows]))
-            starts, stops = indptr[starts], indptr[stops]
+    bounds = [_bounds_of(data_set, rows) for data_set, rows in zip(data_sets, rows_of.values(), strict=True)]
+    for data_set, (_, stops) in zip(data_sets, bounds, strict=True):
+        if any(stops.max() > array.shape[0] for array in data_set.arrays):  # zarrs would make the rest up
+            return None
+    room, first = room_for(loader, rows_of), 0
+    outs = (room,) if isinstance(room, np.ndarray) else room.elems[:2]
+    for data_set, (starts, stops) in zip(data_sets, bounds, strict=True):
         end = first + int((stops - starts).sum())
-        for array, out in zip(data_set.arrays, outs, strict=False):  # where rows end is known without reading
+        for array, out in zip(data_set.arrays, outs, strict=True):
             _read_array(array, starts.tolist(), stops.tolist(), out[first:end])
         first = end
     if not isinstance(room, np.ndarray):
-        np.concatenate(ends, out=room.elems[2], casting="unsafe")  # it has the type of indptr
+        indptrs = [data_set.indptr for data_set in data_sets if data_set.indptr is not None]
+        lengths = [indptr[rows + 1] - indptr[rows] for indptr, rows in zip(indptrs, rows_of.values(), strict=True)]
+        room.elems[2][0] = 0
+        np.cumsum(np.concatenate(lengths), out=room.elems[2][1:])
     return room
+
+
+def _bounds_of(data_set: Stored, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the starts and stops of what is read of the arrays of a data set."""
+    starts, stops = runs_of(rows)
+    return (starts, stops) if data_set.indptr is None else (data_set.indptr[starts], data_set.indptr[stops])
 
 
 def runs_of(rows: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -120,6 +131,7 @@ def _is_for_zarrs(data_set: Stored | None) -> TypeGuard[Stored]:
     """Whether zarrs can be asked for rows of a data set."""
     return data_set is not None and all(
         _zarrs_of(array) is not None
+        and getattr(array.config, "read_missing_chunks", True)  # older versions of zarr have no other way
         and type(array.store_path.store) is LocalStore
         and array.dtype.isnative
         and array.dtype.kind in "biuf"
@@ -137,7 +149,7 @@ def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a class of zarrs
 
 @cache
 def _zarrs_is_known() -> bool:
-    """Whether zarrs is asked for parts of chunks as from 0.2.2 on."""
+    """Whether zarrs is asked for parts of chunks as in 0.2.2 and 0.2.3, or looks as if it were."""
     from zarrs import _internal
 
     part = getattr(_internal, "ChunkItem", None)

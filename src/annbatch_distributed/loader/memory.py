@@ -8,7 +8,6 @@ nobody has an array in it.
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +20,7 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """Memory for arrays, of which there is no more than was in use at a time.
+    """Memory for arrays, of which there is hardly more than was in use at a time.
 
     >>> memory = Memory()
     >>> array = memory.array((2, 3), np.dtype("float32"))
@@ -37,36 +36,34 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._spare: list[npt.NDArray[np.uint8]] = []
-        self._taking = threading.Lock()
+        # by their ids; any thread takes and gives at any time, without a lock that a fork could leave locked
+        self._spare: dict[int, npt.NDArray[np.uint8]] = {}
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an array whose values are whatever was in the memory."""
         n_bytes = math.prod(shape) * dtype.itemsize
-        if not n_bytes:
+        if not n_bytes or dtype.hasobject:
             return np.empty(shape, dtype)
         spare = self._spare
-        memory = self._take(spare, n_bytes)
-        # this is what numpy's views of it refer to, and nothing refers to what it is made of
+        memory = _taken(spare, n_bytes)
+        # views of it keep this array alive, and not what it is made of: so it ends with the last of them
         array = np.frombuffer(memory.data[:n_bytes], dtype)
-        weakref.finalize(array, spare.append, memory).atexit = False
+        weakref.finalize(array, spare.__setitem__, id(memory), memory).atexit = False
         return array.reshape(shape)
-
-    def _take(self, spare: list[npt.NDArray[np.uint8]], n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Take the smallest memory that is large enough; if none is, make some in place of what there was."""
-        with self._taking:
-            # arrays end in any thread, and while this runs: what they give back comes last
-            sizes = list(map(len, spare))
-            enough = [index for index, size in enumerate(sizes) if size >= n_bytes]
-            if enough:
-                return spare.pop(min(enough, key=sizes.__getitem__))
-            spare.clear()
-        # somewhat more, of which no page is made before it is used: load requests of sparse cells differ a little
-        return np.empty(n_bytes + n_bytes // 8, np.uint8)
 
     def close(self) -> None:
         """Keep none of it; arrays that are in use have theirs to themselves from now on."""
-        self._spare = []
+        self._spare = {}
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()  # a copy has memory of its own
+
+
+def _taken(spare: dict[int, npt.NDArray[np.uint8]], n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Take the smallest memory that is large enough; if none is, make some in place of what there is."""
+    for memory in sorted(spare.values(), key=len):
+        if len(memory) >= n_bytes and spare.pop(id(memory), None) is not None:
+            return memory
+    spare.clear()
+    # somewhat more, of which no page is made before it is used: load requests of sparse cells differ a little
+    return np.empty(n_bytes + n_bytes // 8, np.uint8)

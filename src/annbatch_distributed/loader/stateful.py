@@ -330,7 +330,10 @@ class StatefulLoader(Loader[Any, Any]):
         yield from super().__iter__()
 
     def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
-        """Read what a load request asks for, here if it is on a local disk, or as annbatch does."""
+        """Read what a load request asks for: here, if zarrs has it on a local disk, or as annbatch does.
+
+        annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
+        """
         found = local.read(self, dataset_index_to_rows)
         return super()._index_datasets(dataset_index_to_rows) if found is None else _returning(found)
 
