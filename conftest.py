@@ -87,10 +87,14 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def launched_beside_the_cells(cells: Path) -> Iterator[None]:
+def launched_beside_the_cells(cells: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Set what torchrun and Slurm set for the only rank of a job, beside the collection, and leave no job behind."""
     import zarr
 
+    # of its own, because a page reads all h5ad files that are there, and others write some
+    folder = tmp_path_factory.mktemp("page")
+    for path in (cells, cells.with_suffix(".h5ad")):
+        (folder / path.name).symlink_to(path)
     port = free_port()
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
     slurm = {
@@ -110,7 +114,7 @@ def launched_beside_the_cells(cells: Path) -> Iterator[None]:
     codecs = "codec_pipeline.path"
     # leaving zarr's context brings its setting back, which a page may have changed
     with pytest.MonkeyPatch.context() as patch, zarr.config.set({codecs: zarr.config.get(codecs)}):
-        patch.chdir(cells.parent)
+        patch.chdir(folder)
         for name, value in (torchrun | slurm).items():
             patch.setenv(name, value)
         _end_jobs()  # jax joins a job only as long as it has computed nothing, and an earlier test may have
