@@ -2,8 +2,8 @@
 
 Which sizes of load requests and batches to give it, :func:`sizes` says.
 
-It knows annbatch's loader, torch's ``DataLoader`` and what a sampler records of a pass. It knows nothing of how an
-epoch is planned.
+It knows annbatch's loader, arrays of zarr and what reads them, torch's ``DataLoader`` and what a sampler records of a
+pass. It knows nothing of how an epoch is planned.
 """
 
 from __future__ import annotations
