@@ -163,7 +163,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
         parser.error("--small needs an --out, or the figure of the documentation would be a small one")
-    n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (220_011, 5, JOBS)
+    n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (206_011, 3, JOBS)
     print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")
     print(f"collection  chunk/.../b   cores  epoch   step  {'way':<34}     rows/s  of annbatch's", end="  ")
     print("of the ideal  99 % wait, ms  longest, ms")
