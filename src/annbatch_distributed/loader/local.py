@@ -140,7 +140,7 @@ def _is_for_zarrs(data_set: Stored | None) -> TypeGuard[Stored]:
     )
 
 
-def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a class of zarrs
+def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a class of zarrs's inside, not there without it
     """Return what zarrs reads an array with; None if it doesn't, or would have to be asked in another way."""
     pipeline: Any = array.codec_pipeline
     is_zarrs = type(pipeline).__module__.partition(".")[0] == "zarrs"
