@@ -22,7 +22,7 @@ from annbatch.samplers import RandomSampler
 from annbatch.utils import convert
 from zarr.storage import MemoryStore, WrapperStore
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally, deferred
 from annbatch_distributed.loader import ahead, delivered
 from annbatch_distributed.loader.inside import shapes_of
 from tests.meeting import heard
@@ -829,6 +829,20 @@ def test_a_pass_reads_ahead_from_the_first_load_request_on_if_that_was_of_use_in
             time.sleep(0.001)
         assert Asking.n_asked == expected
         assert sum(1 for _ in batches) == 39
+
+
+def test_who_knows_the_rank_is_asked_in_the_thread_that_takes_the_batches() -> None:
+    asked_in = []
+
+    def who() -> tuple[int, int]:
+        asked_in.append(threading.current_thread())
+        return 0, 2
+
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=deferred(who), seed=0)
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
+    made.add_adata(ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1)))
+    assert rows(made) == rows(loader())
+    assert set(asked_in) == {threading.current_thread()}
 
 
 def test_batches_are_let_go_of_when_whoever_takes_them_lets_go() -> None:

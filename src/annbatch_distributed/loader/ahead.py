@@ -1,9 +1,10 @@
 """Ahead: items that are made in stretches, in a thread while whoever takes them uses those of the stretch before.
 
 1. As many stretches as were asked for are made ahead, and no more: so what is held is bounded.
-2. While items are used for no longer than an eighth of the time that it takes to make them, a thread has nothing to
-   gain, and costs some: then they are made where they are taken. Whether that is so is known from the second stretch
-   on, and before that from whoever has taken the items of another generator in the same way.
+2. Stretches are made whole in the thread, also the first, so that malloc has memory for them in one place. But while
+   items are used for no longer than an eighth of the time that it takes to make them, a thread has nothing to gain, and
+   costs some: then they are made where they are taken. Whether that is so is known from the second stretch on, and
+   before that from whoever has taken the items of another generator in the same way.
 3. What making an item raises is raised where that item would be.
 4. ``close`` waits until the stretch that is being made is there: nothing goes on behind the back of whoever closes. At
    the end of the interpreter, all are closed. Where garbage is collected, which can be in any thread and wherever that
@@ -76,22 +77,25 @@ class Ahead[Item](Iterator[Item]):
     def _next_stretch(self) -> Iterator[Item]:
         self.is_worth_it = self._used_for * _MOST_TIMES >= self._made_in
         self._used_for = 0.0
-        with self._changed:
-            self._n_wanted = 0
-            self._changed.wait_for(lambda: self._made or not self._is_making)
-            stretch = self._made.popleft() if self._made else None
-        if stretch is None:
-            if self._is_over:
-                self._raise()
-            stretch = self._make(is_whole=self.is_worth_it)
-        with self._changed:
-            self._n_wanted = self._n_ahead if self.is_worth_it else 0
-            self._changed.notify_all()
         if self.is_worth_it and self._thread is None:
             run, name = contextvars.copy_context().run, "annbatch-distributed: Ahead"
             self._thread = threading.Thread(target=run, args=(self._run,), name=name, daemon=True)
             self._thread.start()
-        return stretch
+        with self._changed:
+            self._n_wanted = self._n_ahead if self.is_worth_it else 0
+            self._changed.notify_all()
+            self._changed.wait_for(self._is_answered)
+            if self._made:
+                self._changed.notify_all()
+                return self._made.popleft()
+        if self._is_over:
+            self._raise()
+        return self._make(is_whole=False)
+
+    def _is_answered(self) -> bool:
+        """Whether the thread has made a stretch, or nothing more is to be had of it."""
+        is_at_work = self._is_making or (self.is_worth_it and not self._is_over)
+        return bool(self._made) or not is_at_work
 
     def _raise(self) -> None:
         error, self._error = self._error, None

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.checks import Description, Gather, Timeout
+    from annbatch_distributed.passes.run import Pass
     from annbatch_distributed.ranks import Membership
     from annbatch_distributed.resume.state import Position
     from annbatch_distributed.sharding import EpochPlan
@@ -276,8 +277,16 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _batches(self) -> Generator[Any]:
         pass_, cursor = Delivered(is_ahead=self._read_ahead > 0), self._sampler._cursor
-        read = self._ahead(pass_) if self._read_ahead else self._in_turn(pass_)
-        with closing(pass_), closing(read) as batches:
+        # in this thread, which may be the only one that a framework tells its rank
+        requests = self._sampler.sample(self.n_obs)
+        pass_.begin(requests)
+        load_requests = self._load_requests(requests, pass_)
+        read: Ahead[Any] | Generator[Any] = (
+            Ahead(load_requests, self._read_ahead, is_worth_it=self._is_worth_it)
+            if self._read_ahead
+            else _in_turn(load_requests)
+        )
+        with iterated(self), closing(pass_), closing(read) as batches:
             first = next(batches, None)  # the pass begins with its first batch
             record = pass_.record
             assert isinstance(record, PassRecord)
@@ -298,24 +307,12 @@ class StatefulLoader(Loader[Any, Any]):
                 yield batch if repeats is None else {**batch, "repeated": repeats}
             cursor.note_request(current_worker(), is_end=True, record=record)
 
-    def _in_turn(self, pass_: Delivered) -> Generator[Any]:
-        """Read the batches of a pass where they are taken."""
-        with closing(self._load_requests(pass_)) as load_requests:
-            for batches in load_requests:
-                yield from batches
-
-    def _ahead(self, pass_: Delivered) -> Ahead[Any]:
-        """Read the batches of a pass ahead, if that was of use in the pass before."""
-        return Ahead(self._load_requests(pass_), self._read_ahead, is_worth_it=self._is_worth_it)
-
-    def _load_requests(self, pass_: Delivered) -> Generator[Iterator[Any]]:
+    def _load_requests(self, requests: Pass, pass_: Delivered) -> Generator[Iterator[Any]]:
         """Read the load requests of a pass, and return the batches of each.
 
         Each is a pass of its own for annbatch, which would keep what it has read until the next one is read.
         """
-        with iterated(self), closing(self._memory):
-            requests = self._sampler.sample(self.n_obs)
-            pass_.begin(requests)
+        with closing(self._memory):
             for request in requests:
                 pass_.ask(request)
                 with closing(self._read(request)) as batches:
@@ -514,6 +511,13 @@ class StatefulLoader(Loader[Any, Any]):
         and not when the next pass begins.
         """
         self._sampler._load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+
+
+def _in_turn(load_requests: Generator[Iterator[Any]]) -> Generator[Any]:
+    """Read the batches of load requests where they are taken."""
+    with closing(load_requests):
+        for batches in load_requests:
+            yield from batches
 
 
 async def _returning[Found](found: Found) -> Found:
