@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import platform
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -81,6 +83,42 @@ def test_arrays_that_are_needed_together_find_the_memory_that_they_had() -> None
     larger = load_request(20_000)
     assert load_request(20_000) == larger
     assert sum(map(len, memory._spare.values())) < 1.2 * 20_000 * 6
+
+
+FAULTS = """
+import resource, sys, threading
+import numpy as np
+from annbatch_distributed.loader.memory import Memory
+
+def n_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    batches = [np.ones(7 << 19, np.uint8) for _ in range(7)]
+    del batches
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def measure():
+    found.append([n_faults() for _ in range(8)])
+
+found = []
+if sys.argv[1] == "kept":
+    memories = [Memory() for _ in range(2)]
+measure()
+thread = threading.Thread(target=measure)
+thread.start()
+thread.join()
+print(*(max(of_thread[2:]) for of_thread in found))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc has other ways")
+def test_malloc_keeps_what_is_free_of_batches_in_any_thread() -> None:
+    def most_faults(of: str) -> list[int]:
+        command = [sys.executable, "-c", FAULTS, of]
+        found = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+        return list(map(int, found.stdout.split()))
+
+    # where a kernel makes huge pages unasked, there are few of them either way
+    assert 4 * max(most_faults("kept")) < min(most_faults("not kept"))
 
 
 def test_memory_that_is_closed_keeps_nothing_also_of_arrays_that_are_in_use() -> None:

@@ -1,8 +1,9 @@
-"""Memory that one load request after the other is read into.
+"""Memory that one load request after the other is read into, and that malloc has for the batches.
 
 annbatch has new memory for each load request. Of large ones, the kernel makes the pages when they are written to, and
 takes them back afterwards, which is a tenth to a sixth of the time of reading. Here, memory is used again as soon as
-nobody has an array in it.
+nobody has an array in it. Batches are arrays of annbatch's, for which the same goes where they are large: malloc is
+made to keep what is free of them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Memory:
     def __init__(self) -> None:
         # by their ids; any thread takes and gives at any time, without a lock that a fork could leave locked
         self._spare: dict[int, npt.NDArray[np.uint8]] = {}
+        _keep_what_is_free()
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an array whose values are whatever was in the memory."""
@@ -57,6 +59,19 @@ class Memory:
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()  # a copy has memory of its own
+
+
+def _keep_what_is_free() -> None:
+    """Have malloc keep up to 64 MB in each of its heaps that are free, instead of giving them to the kernel.
+
+    glibc keeps twice as much as the largest array that was freed and had pages of its own, of up to 32 MB: see
+    M_MMAP_THRESHOLD in mallopt(3). It does so for this process. Other C libraries don't, and nothing is lost.
+    """
+    np.empty(_LARGEST, np.uint8)  # no page of it is made, and it is freed at once
+
+
+#: In bytes, the largest array that changes anything: 32 MiB with its header, in pages of whatever size.
+_LARGEST = (32 << 20) - (64 << 10)
 
 
 def _taken(spare: dict[int, npt.NDArray[np.uint8]], n_bytes: int) -> npt.NDArray[np.uint8]:
