@@ -85,10 +85,14 @@ def test_as_many_stretches_are_made_ahead_as_were_asked_for_and_no_more(
     items.close()
 
 
-def test_a_thread_is_at_work_while_items_are_in_use_and_not_where_that_gains_nothing() -> None:
+def test_a_thread_is_at_work_while_items_are_in_use_and_not_where_that_gains_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     used, unused = Made(takes=0.01), Made(takes=0.01)
-    for _ in Ahead(used.stretches(), 1):
-        time.sleep(0.005)
+    with monkeypatch.context() as patient:  # with a machine that stands still for a while
+        patient.setattr(ahead, "_MOST_TIMES", 1e4)
+        for _ in Ahead(used.stretches(), 1):
+            time.sleep(0.005)
     assert used.by_thread == {"annbatch-distributed: Ahead": 6}
     assert list(Ahead(unused.stretches(), 1)) == list(range(18))
     # the second stretch was begun before it was known how long the first one is in use
@@ -97,6 +101,7 @@ def test_a_thread_is_at_work_while_items_are_in_use_and_not_where_that_gains_not
 
 def test_what_is_known_of_the_use_of_items_is_where_the_next_ones_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     used, unused = Made(takes=0.01), Made(takes=0.01)
+    monkeypatch.setattr(ahead, "_MOST_TIMES", 1e4)
     items = Ahead(used.stretches(), 1, is_worth_it=False)
     for item in items:
         assert items.is_worth_it is (item >= 3)
@@ -109,6 +114,25 @@ def test_what_is_known_of_the_use_of_items_is_where_the_next_ones_begin(monkeypa
     assert list(items) == list(range(18))
     assert unused.by_thread == {"MainThread": 6}
     assert not items.is_worth_it
+
+
+@pytest.mark.parametrize("n_ahead", [1, 2])
+def test_a_thread_stops_where_it_gains_nothing_and_goes_on_where_it_does(
+    n_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, by_main = Made(n_stretches=24), []
+    items = Ahead(made.stretches(), n_ahead)
+    for number, item in enumerate(items):
+        assert item == number
+        # for six stretches it does, and for the next six it doesn't
+        monkeypatch.setattr(ahead, "_MOST_TIMES", 0 if number // 18 % 2 else 1e12)
+        by_main.append(made.by_thread["MainThread"])
+    # it is known when the next stretch is begun, and those that were made ahead are taken first
+    assert by_main[20] == 0
+    assert 6 - n_ahead <= by_main[38] == by_main[56] <= 6
+    assert 5 - n_ahead <= by_main[-1] - by_main[56] <= 5
+    assert made.by_thread.total() == 24
+    wait_until(lambda: not running())
 
 
 @pytest.mark.parametrize("most_times", [0, 1e12])
@@ -209,6 +233,21 @@ def test_closing_waits_for_the_thread_and_closes_what_makes_the_items(
     assert made.n_begun == n_begun <= 6
 
 
+def test_where_no_thread_can_be_started_that_is_the_error_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    made = Made()
+    items = Ahead(made.stretches(), 1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            next(items)
+    items.close()
+    assert next(items, None) is None
+    assert made.n_begun == 0
+
+
 def test_one_that_is_forgotten_with_its_consumer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_MOST_TIMES", 1e12)
 
@@ -273,10 +312,13 @@ def test_the_interpreter_ends_while_a_thread_reads() -> None:
     assert (out, err, process.returncode) == ("0\n", "", 3)
 
 
-def test_waiting_for_an_item_can_be_interrupted() -> None:
-    process = script("time.sleep(0.5 if number < 2 else 5)", "next(items)\nnext(items)")
+@pytest.mark.parametrize("which", [0, 2])
+def test_waiting_for_an_item_can_be_interrupted(which: int) -> None:
+    read = f'print("reading", number, flush=True); time.sleep(5 if number == {which} else 0)'
+    process = script(read, "list(items)")
     assert process.stdout is not None
-    assert process.stdout.readline() == "0\n"
+    while process.stdout.readline() != f"reading {which}\n":
+        assert process.poll() is None
     time.sleep(1.0)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)

@@ -77,10 +77,11 @@ class Ahead[Item](Iterator[Item]):
     def _next_stretch(self) -> Iterator[Item]:
         self.is_worth_it = self._used_for * _MOST_TIMES >= self._made_in
         self._used_for = 0.0
-        if self.is_worth_it and self._thread is None:
+        if self.is_worth_it and self._thread is None and not self._is_over:
             run, name = contextvars.copy_context().run, "annbatch-distributed: Ahead"
-            self._thread = threading.Thread(target=run, args=(self._run,), name=name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=run, args=(self._run,), name=name, daemon=True)
+            thread.start()
+            self._thread = thread
         with self._changed:
             self._n_wanted = self._n_ahead if self.is_worth_it else 0
             self._changed.notify_all()
@@ -145,7 +146,8 @@ class Ahead[Item](Iterator[Item]):
             return
         if self._thread is not None:
             self._thread.join()
-        self._made.clear()
+        with self._changed:
+            self._made.clear()
         self._stretches.close()
 
 
