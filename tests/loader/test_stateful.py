@@ -256,7 +256,8 @@ class Failing(WrapperStore[MemoryStore]):
         return await super().get(key, *args, **kwargs)
 
 
-def test_what_can_t_be_read_is_an_error_where_its_batch_would_be_and_the_state_is_that_before_it() -> None:
+@pytest.mark.parametrize("n_read", [0, 8])
+def test_what_can_t_be_read_is_an_error_where_its_batch_would_be_and_the_state_is_that_before_it(n_read: int) -> None:
     store = Failing(MemoryStore())
     store.broken = ""
     array = zarr.create_array(store, shape=(N_OBS, 1), chunks=(1, 1), dtype="float32")
@@ -265,17 +266,23 @@ def test_what_can_t_be_read_is_an_error_where_its_batch_would_be_and_the_state_i
     made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING)
     made.add_dataset(array)
     expected = rows(made)
-    store.broken = f"c/{expected[9][0]}/0"  # in the third load request of four batches
+    store.broken = f"c/{expected[n_read + 1][0]}/0"  # in the first or the third load request of four batches
     made.set_epoch(0)
     batches = iter(made)
-    assert rows(islice(batches, 8)) == expected[:8]
-    with pytest.raises(OSError, match="the disk is gone"):
+    assert rows(islice(batches, n_read)) == expected[:n_read]
+    with pytest.raises(OSError, match="the disk is gone") as kept:
         next(batches)
     state = made.state_dict()
-    assert state["segments"] == [[2, 1, 8]]
+    assert state["segments"] == [[2, 1, n_read]]
     store.broken = ""
+    # the error has all that was under way, and none of it can be gone on with
+    assert kept.tb is not None
+    next_pass = iter(made)
+    assert len(rows(islice(next_pass, 3))) == 3
+    assert made.state_dict()["segments"] == [[2, 1, 3]]
+    next_pass.close()
     made.load_state_dict(state)
-    assert rows(made) == expected[8:]
+    assert rows(made) == expected[n_read:]
 
 
 @pytest.mark.parametrize("to", ["torch", "jax"])

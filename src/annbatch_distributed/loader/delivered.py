@@ -44,15 +44,12 @@ class Delivered:
     _n_rows_done: int = 0
     _asked: deque[_Asked] = field(default_factory=deque)
     """The load requests of which batches are still to be yielded."""
-    _requests: Pass | None = None
-    """What yields load requests, if they are taken ahead."""
 
     def begin(self, requests: Pass) -> None:
         """Note what yields the load requests."""
         self.record = requests.record
         if self.is_ahead:
-            # it is as far as its consumer is, who says so; and is kept, since it is under way until then
-            self._requests, requests.on_request = requests, None
+            requests.on_request = None  # it is as far as its consumer is, who says so
 
     def ask(self, request: LoadRequest) -> None:
         """Note a load request that is about to be read."""
@@ -89,14 +86,9 @@ class Delivered:
         _count(list(islice(self._asked, 1)), read)
         return read
 
-    def close(self) -> None:
-        """Give the pass up, if it hasn't come to its end."""
-        if self._requests is not None:
-            self._requests.close()
-
     def __getstate__(self) -> dict[str, Any]:
         # a copy of a loader can't go on with a pass
-        return vars(self) | {"_read": self.read, "_done": [], "_asked": deque(), "_requests": None}
+        return vars(self) | {"_read": self.read, "_done": [], "_asked": deque()}
 
 
 class _Asked:

@@ -280,17 +280,17 @@ class StatefulLoader(Loader[Any, Any]):
         # in this thread, which may be the only one that a framework tells its rank
         requests = self._sampler.sample(self.n_obs)
         pass_.begin(requests)
+        record = pass_.record
+        assert isinstance(record, PassRecord)
+        self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
         load_requests = self._load_requests(requests, pass_)
         read: Ahead[Any] | Generator[Any] = (
             Ahead(load_requests, self._read_ahead, is_worth_it=self._is_worth_it)
             if self._read_ahead
             else _in_turn(load_requests)
         )
-        with iterated(self), closing(pass_), closing(read) as batches:
-            first = next(batches, None)  # the pass begins with its first batch
-            record = pass_.record
-            assert isinstance(record, PassRecord)
-            self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
+        with iterated(self), closing(requests), closing(read) as batches:
+            first = next(batches, None)
             self._is_new = False
             batches_of_pass = batches if first is None else _beginning_with(first, batches)
             del first  # it would be held to the end of the pass
