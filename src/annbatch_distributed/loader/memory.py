@@ -2,14 +2,15 @@
 
 annbatch has new memory for each load request. Of large ones, the kernel makes the pages when they are written to, and
 takes them back afterwards, which is a tenth to a sixth of the time of reading. Here, memory is used again as soon as
-nobody has an array in it. Batches are arrays of annbatch's, for which the same goes where they are large: malloc is
-made to keep what is free of them.
+nobody has an array in it. Batches are arrays of annbatch's, for which the same goes where they are large, unless malloc
+is told to keep what is free.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "keep_what_is_free"]
 
 
 class Memory:
@@ -39,7 +40,6 @@ class Memory:
     def __init__(self) -> None:
         # by their ids; any thread takes and gives at any time, without a lock that a fork could leave locked
         self._spare: dict[int, npt.NDArray[np.uint8]] = {}
-        _keep_what_is_free()
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an array whose values are whatever was in the memory."""
@@ -61,19 +61,6 @@ class Memory:
         return type(self), ()  # a copy has memory of its own
 
 
-def _keep_what_is_free() -> None:
-    """Have malloc keep up to 64 MB in each of its heaps that are free, instead of giving them to the kernel.
-
-    glibc keeps twice as much as the largest array that was freed and had pages of its own, of up to 32 MB: see
-    M_MMAP_THRESHOLD in mallopt(3). It does so for this process. Other C libraries don't, and nothing is lost.
-    """
-    np.empty(_LARGEST, np.uint8)  # no page of it is made, and it is freed at once
-
-
-#: In bytes, the largest array that changes anything: 32 MiB with its header, in pages of whatever size.
-_LARGEST = (32 << 20) - (64 << 10)
-
-
 def _taken(spare: dict[int, npt.NDArray[np.uint8]], n_bytes: int) -> npt.NDArray[np.uint8]:
     """Take the smallest memory that is large enough; if none is, make some in place of what there is."""
     for memory in sorted(spare.values(), key=len):
@@ -82,3 +69,18 @@ def _taken(spare: dict[int, npt.NDArray[np.uint8]], n_bytes: int) -> npt.NDArray
     spare.clear()
     # somewhat more, of which no page is made before it is used: load requests of sparse cells differ a little
     return np.empty(n_bytes + n_bytes // 8, np.uint8)
+
+
+@cache
+def keep_what_is_free() -> None:
+    """Raise the thresholds of glibc's malloc in this process, once.
+
+    Arrays of up to 32 MiB come from its heaps then, and the free end of a heap is given back from 64 MiB on. glibc does
+    that by itself when an array is freed that is larger than those before (M_MMAP_THRESHOLD in mallopt(3)), unless
+    whoever started the process has set a threshold. Other C libraries have other ways, and nothing changes.
+    """
+    np.empty(_LARGEST, np.uint8)  # no page of it is made, and it is freed at once
+
+
+#: In bytes, the largest array that changes anything: 32 MiB with its header, in pages of whatever size.
+_LARGEST = (32 << 20) - (64 << 10)

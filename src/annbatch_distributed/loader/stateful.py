@@ -30,7 +30,7 @@ from annbatch_distributed.loader.inside import (
     shapes_of,
     take_data_of,
 )
-from annbatch_distributed.loader.memory import Memory
+from annbatch_distributed.loader.memory import Memory, keep_what_is_free
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes.callers import check_not_collated, check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
@@ -289,6 +289,8 @@ class StatefulLoader(Loader[Any, Any]):
             if self._read_ahead
             else _in_turn(load_requests)
         )
+        if self._read_ahead:
+            keep_what_is_free()
         with iterated(self), closing(requests), closing(read) as batches:
             first = next(batches, None)
             self._is_new = False
