@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: How wide the model is, and of how many labels: its step takes about as long as reading does, some milliseconds.
 HIDDEN, LABELS = 32, 10
 #: Steps without reading have this many batches in turns, which no cache holds, as none holds one that was read.
-SOME = 32
+N_IN_TURNS = 32
 
 
 class Model:
@@ -170,13 +170,13 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
     loaders = library.loaders(Path(folder), tuple(map(int, configuration)), rank, world_size)
     print(json.dumps(list(loaders)), file=out, flush=True)
     model = Model()
-    some = list(islice(loaders[next(iter(loaders))](0), SOME))
-    model(some[0])  # is made
+    in_memory = list(islice(loaders[next(iter(loaders))](0), N_IN_TURNS))
+    model(in_memory[0])  # is made
     for line in sys.stdin:
         asked = json.loads(line)
         step = asked["step"]
         work = model if step == "model" else sleep_for(step) if isinstance(step, float) and step else None
-        loader = loaders[asked["way"]](asked["epoch"]) if "way" in asked else islice(cycle(some), 100)
+        loader = loaders[asked["way"]](asked["epoch"]) if "way" in asked else islice(cycle(in_memory), 100)
         # a thread that reads ahead has its core already
         if for_steps and "way" in asked and not (step and "read_ahead" in asked["way"]):
             loader = reads_on(all_cores - for_steps, loader)
