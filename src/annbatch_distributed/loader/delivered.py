@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.passes.run import Pass
+    from annbatch_distributed.resume.cursor import PassRecord
     from annbatch_distributed.sharding.rows import Int64Array
 
 __all__ = ["Delivered"]
@@ -31,10 +31,8 @@ __all__ = ["Delivered"]
 class Delivered:
     """A pass whose batches a loader yields."""
 
-    record: object = None
-    """What the sampler knows it by; None until it is begun."""
-    is_ahead: bool = False
-    """Whether load requests are taken while batches of others are yielded."""
+    record: PassRecord
+    """What the sampler knows it by."""
     n_yielded: int = 0
     """How many batches were yielded."""
     _read: Tally = field(default_factory=Tally)
@@ -44,12 +42,6 @@ class Delivered:
     _n_rows_done: int = 0
     _asked: deque[_Asked] = field(default_factory=deque)
     """The load requests of which batches are still to be yielded."""
-
-    def begin(self, requests: Pass) -> None:
-        """Note what yields the load requests."""
-        self.record = requests.record
-        if self.is_ahead:
-            requests.on_request = None  # it is as far as its consumer is, who says so
 
     def ask(self, request: LoadRequest) -> None:
         """Note a load request that is about to be read."""

@@ -276,21 +276,21 @@ class StatefulLoader(Loader[Any, Any]):
         return self._batches()
 
     def _batches(self) -> Generator[Any]:
-        pass_, cursor = Delivered(is_ahead=self._read_ahead > 0), self._sampler._cursor
+        cursor = self._sampler._cursor
         # in this thread, which may be the only one that a framework tells its rank
         requests = self._sampler.sample(self.n_obs)
-        pass_.begin(requests)
-        record = pass_.record
+        record = requests.record
         assert isinstance(record, PassRecord)
+        pass_ = Delivered(record)
         self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
         load_requests = self._load_requests(requests, pass_)
-        read: Ahead[Any] | Generator[Any] = (
-            Ahead(load_requests, self._read_ahead, is_worth_it=self._is_worth_it)
-            if self._read_ahead
-            else _in_turn(load_requests)
-        )
+        read: Ahead[Any] | Generator[Any]
         if self._read_ahead:
+            requests.on_request = None  # the pass is as far as its consumer is, and that is said here
             keep_what_is_free()
+            read = Ahead(load_requests, self._read_ahead, is_worth_it=self._is_worth_it)
+        else:
+            read = _in_turn(load_requests)
         with iterated(self), closing(requests), closing(read) as batches:
             first = next(batches, None)
             self._is_new = False
