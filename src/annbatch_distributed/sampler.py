@@ -39,7 +39,7 @@ from annbatch_distributed.passes.compatibility import (
 from annbatch_distributed.passes.counts import check_can_go_on
 from annbatch_distributed.passes.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
 from annbatch_distributed.passes.holes import LONGEST
-from annbatch_distributed.passes.private_copy import first_generator, private_copy, samplers_in
+from annbatch_distributed.passes.private_copy import first_generator, make_numbers_ints, private_copy, samplers_in
 from annbatch_distributed.passes.randomness import draw_root_seed
 from annbatch_distributed.passes.run import Pass
 from annbatch_distributed.passes.shard import localize, needs_global_rows
@@ -248,6 +248,7 @@ class DistributedSampler(Sampler):
         )
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
+        make_numbers_ints(self._sampler)
         self._own_rng = checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root_seed = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None

@@ -66,7 +66,7 @@ def chunk_grid(sampler: Sampler, align: int | None) -> int | None:
     align = chunk_size(sampler) if align is None else align
     if align is None or align < 2 or not is_random(sampler) or n_draws(sampler, 1) is not None:
         return None
-    return None if needs_global_rows(sampler) else align
+    return None if needs_global_rows(sampler) else int(align)
 
 
 def _of_name(sharding: object) -> Sharding:
@@ -146,7 +146,7 @@ def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffle
             "Pass Shuffled(block_size=...), the number of consecutive rows to be read at a time, or register a "
             "function for its type with annbatch_distributed.passes.chunk_size."
         )
-    return replace(sharding, block_size=own)
+    return replace(sharding, block_size=int(own))
 
 
 def _check_draws(sharding: Sharding, sampler: Sampler) -> None:

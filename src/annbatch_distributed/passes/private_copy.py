@@ -21,7 +21,7 @@ from annbatch.abc import Sampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["SHARED_BYTES", "attributes", "first_generator", "private_copy", "samplers_in"]
+__all__ = ["SHARED_BYTES", "attributes", "first_generator", "make_numbers_ints", "private_copy", "samplers_in"]
 
 #: Arrays of this many bytes and more are shared, not copied.
 SHARED_BYTES = 1 << 20
@@ -62,7 +62,15 @@ def first_generator(sampler: Sampler) -> np.random.Generator | None:
     return next((thing for thing in found if isinstance(thing, np.random.Generator)), None)
 
 
-def samplers_in(sampler: Sampler, closed: type[Sampler]) -> Iterator[Sampler]:
+def make_numbers_ints(sampler: Sampler) -> None:
+    """Make numpy's integers that a private copy holds Python's: JSON can't hold others, and their sums overflow."""
+    for held in samplers_in(sampler, closed=type(None)):
+        for name, value in getattr(held, "__dict__", {}).items():
+            if isinstance(value, np.integer):
+                vars(held)[name] = int(value)
+
+
+def samplers_in(sampler: Sampler, closed: type) -> Iterator[Sampler]:
     """Find a sampler and those that it holds in attributes and containers, however deep; not within ``closed`` ones."""
 
     def is_closed(thing: object) -> bool:
