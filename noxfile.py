@@ -133,6 +133,17 @@ def coming(session: nox.Session) -> None:
     session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
 
 
+@nox.session(python=NEWEST, default=False, name="annbatch-next")
+def annbatch_next(session: nox.Session) -> None:
+    """Run the tests with the newest annbatch, pre-releases and versions that pyproject.toml excludes among them."""
+    sync(session, "--all-extras", "--group=test")
+    # without its dependencies, which are there, and without the date before which others are taken
+    newest = "--prerelease=allow", "--no-deps", "--exclude-newer=2100-01-01", "--upgrade", "annbatch"
+    session.run_install("uv", "pip", "install", "--quiet", *newest)
+    session.run("python", "-c", "from importlib.metadata import version; print('annbatch', version('annbatch'))")
+    session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
+
+
 @nox.session(python=NEWEST, default=False)
 def thorough(session: nox.Session) -> None:
     """Run all tests, or those that are named, with 1,000 examples of each law, which takes long."""
