@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as shortened
@@ -63,7 +64,8 @@ from annbatch_distributed.resume.state import Position, brief, check_identity, c
 from annbatch_distributed.sharding import resolve_mask
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
-from annbatch_distributed.sharding.window import given_mask, mask_sketch, mask_text, slices_text
+from annbatch_distributed.sharding.names import names_of
+from annbatch_distributed.sharding.window import RowMask, given_mask, mask_sketch, mask_text, slices_text, window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,8 +144,9 @@ class DistributedSampler(Sampler):
     mask
         The rows to share out: a slice, a list of slices, a boolean array or pandas Series with a value for each row of
         the collection, an integer array of rows in any order, or :class:`~annbatch_distributed.sharding.Rows`. The
-        rows are shared out in the order of the collection, whatever the order of these. It narrows down the wrapped
-        sampler's own mask and can't reach beyond it; None takes all of that.
+        rows are shared out in the order of the collection, whatever the order of these. All of them are by position; a
+        :class:`StatefulLoader` compares the names in the index of a boolean Series with those of its cells. It narrows
+        down the wrapped sampler's own mask and can't reach beyond it; None takes all of that.
     seed
         Makes the order reproducible, within ``[0, 2**63)``; None derives it from the wrapped sampler's generator.
         ``"shuffled"`` deals rows by it, so it must be the same on every rank.
@@ -179,7 +182,9 @@ class DistributedSampler(Sampler):
     order in which it reads them is a fresh one in every pass, and that of epoch ``e`` again after ``set_epoch(e)``.
 
     Unless the sharding is ``"independent"``, ``num_samples`` of the wrapped sampler counts per rank, class samplers
-    draw from the rank's own share, and ``drop_last`` drops rows of the rank, as in annbatch.
+    draw from the rank's own share, and ``drop_last`` drops rows of the rank, as in annbatch. Each rank draws exactly
+    ``num_samples`` rows, because that many were asked for: if they are no multiple of the batch size, its last batch is
+    smaller, under ``"drop"`` and ``"pad"`` too.
 
     In workers of torch's ``DataLoader``, each has a part of the rank's batches, and :meth:`set_epoch` reaches them.
 
@@ -243,12 +248,12 @@ class DistributedSampler(Sampler):
         self._seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         self._read_through = integer("read_through", read_through, least=0, below=BOUND)
         self._sampler = private_copy(sampler)
+        make_numbers_ints(self._sampler)
         self._align = chunk_grid(
             self._sampler, None if align is None else integer("align", align, least=1, below=BOUND)
         )
         self._sharding = resolve_sharding(sharding, self._sampler, seed=self._seed)
         # a seed takes the place of the wrapped sampler's generator
-        make_numbers_ints(self._sampler)
         self._own_rng = checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root_seed = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None
@@ -352,7 +357,10 @@ class DistributedSampler(Sampler):
     def mask(self, value: AnyMask) -> None:
         check_not_within_annbatchs()
         self._window_mask: Mask = resolve_mask(value, self._allowed)
-        self._mask_text: str | None = None
+        # which cells the values are of, until a loader has compared it with its own
+        is_for_each_row = isinstance(self._window_mask, RowMask) and self._window_mask.n_obs is not None
+        self._mask_names = names_of("mask", value) if is_for_each_row else None
+        self._mask_text: tuple[int | None, str] | None = None
         self._mask_sketch: str | None = None
         self._begin_anew()
 
@@ -530,6 +538,11 @@ class DistributedSampler(Sampler):
         check_segments(position.going_on(self._n_dealt, 1))
         if strict:
             identity = self._identity()
+            n_saved, saved_mask = saved.get("n_obs"), saved.get("mask")
+            n_known = n_saved if isinstance(n_saved, int) else n_obs
+            identity["mask"] = self._selected(n_known)
+            if isinstance(saved_mask, str) and saved_mask.endswith(":") and n_known is not None:
+                saved = saved | {"mask": f"{saved_mask}{n_known}"}
             if position.resumes:
                 identity |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
             else:  # there is no order to bring back
@@ -591,13 +604,12 @@ class DistributedSampler(Sampler):
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
         last = self._cursor.last(current_worker())
-        if self._mask_text is None:
-            self._mask_text = mask_text(self._window_mask)
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
+        n_obs: Any = self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs
         return {
-            "n_obs": self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs,
-            "mask": self._mask_text,
+            "n_obs": n_obs,
+            "mask": self._selected(n_obs),
             "batch_size": self._batch_size,
             "remainder": self._remainder,
             "sharding": fingerprint(self._sharding),
@@ -606,6 +618,16 @@ class DistributedSampler(Sampler):
             "sampler": self._fingerprint,
             "align": self._align or 1,
         }
+
+    def _selected(self, n_obs: int | None) -> str:
+        """Return a text of the rows that the mask selects, the same however it was given; open where ``n_obs`` is."""
+        if self._mask_text is None or self._mask_text[0] != n_obs:
+            mask = self._window_mask
+            if n_obs is not None:
+                with suppress(ValueError):  # a mask that doesn't fit is an error of the plan
+                    mask = RowMask(window(mask, n_obs))
+            self._mask_text = n_obs, mask_text(mask)
+        return self._mask_text[1]
 
     def plan(self, n_obs: int) -> EpochPlan:
         """Return every rank's rows and batches in this epoch, the same on every rank; of virtual ranks, theirs.
@@ -803,7 +825,7 @@ class DistributedSampler(Sampler):
 
     def _described(self, job: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
         n_obs = integer("n_obs", n_obs, least=0)
-        plan, identity = self._plan(n_obs, at), self._identity() | {"n_obs": n_obs}
+        plan, identity = self._plan(n_obs, at), self._identity() | {"n_obs": n_obs, "mask": self._selected(n_obs)}
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}
         if self._mask_sketch is None:
@@ -857,7 +879,7 @@ class DistributedSampler(Sampler):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the wrapped sampler is never run, only copies of it are: wrappers can share it, and its large arrays
         # and plans and shardings are frozen
-        for shared in (self._sampler, self._sharding, self._last_plan):
+        for shared in (self._sampler, self._sharding, self._last_plan, self._mask_names):
             memo[id(shared)] = shared
         duplicate = memo[id(self)] = object.__new__(type(self))
         vars(duplicate).update(copy.deepcopy(vars(self), memo))

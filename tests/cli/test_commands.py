@@ -165,6 +165,9 @@ WRONG = {
     "a group that is no collection": (["check", "{folder}/group.zarr"], "a zarr group, but no collection"),
     "a damaged collection": (["check", "{folder}/matrix.zarr"], "can be read: JSONDecodeError"),
     "damaged annotations": (["plan", "{folder}/obs.zarr", "--by", "donor"], "can be read: JSONDecodeError"),
+    "cells by columns, planned": (["plan", "{folder}/csc.zarr"], "dataset_0/X is a CSC matrix"),
+    "cells by columns, counted": (["plan", "{folder}/csc.zarr", "--by", "src_path"], "adata.X = adata.X.tocsr()"),
+    "cells by columns, checked": (["check", "{folder}/csc.zarr"], "dataset_0/X is a CSC matrix"),
     "no such column": (
         ["plan", "{collection}", "--by", "doner"],
         "no column 'doner' in obs, which has cell_type, donor",
@@ -198,6 +201,7 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """Paths that can't be planned or checked, and a collection that can be."""
     import anndata as ad
     import numpy as np
+    import scipy.sparse as sp
 
     folder = tmp_path_factory.mktemp("unusable")
     zarr.open_group(folder / "group.zarr", mode="w")
@@ -207,6 +211,8 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     obs = pd.DataFrame({"name": [f"cell {number}" for number in range(1_200)]}, index=np.arange(1_200).astype(str))
     ad.AnnData(np.ones((1_200, 1), np.float32), obs=obs).write_h5ad(folder / "names.h5ad")
     DatasetCollection(folder / "names.zarr").add_adatas([folder / "names.h5ad"])
+    ad.AnnData(sp.csc_matrix(np.eye(30, 7, dtype=np.float32))).write_h5ad(folder / "csc.h5ad")
+    DatasetCollection(folder / "csc.zarr").add_adatas([folder / "csc.h5ad"], shuffle_chunk_size=10)
     return {"folder": folder, "collection": collection}
 
 

@@ -128,6 +128,17 @@ def test_what_is_not_given_is_as_in_the_loader_it_was_made_of() -> None:
     assert not isinstance(other["X"], torch.Tensor)
 
 
+def test_what_a_later_annbatch_keeps_of_its_data_is_taken_along_and_is_not_shared() -> None:
+    plain = Loader(**SIZES, preload_to_gpu=False).add_adata(cells())
+    vars(plain)["_obsm"] = {"pca": [1]}
+    made = StatefulLoader.from_loader(plain, batch_sampler=sampler())
+    again = StatefulLoader.from_loader(made, batch_sampler=sampler())
+    vars(made)["_obsm"]["umap"] = [2]
+    assert vars(plain)["_obsm"] == vars(again)["_obsm"] == {"pca": [1]}
+    assert again._passes is not made._passes
+    assert again._memory is not made._memory
+
+
 class Own(Loader):
     """A loader of somebody's."""
 

@@ -301,19 +301,11 @@ def test_other_stores_that_zarrs_reads_are_left_to_annbatch_which_waits_for_arra
     check_same(batches, list(theirs))
 
 
-def test_chunks_that_don_t_have_all_columns_are_left_to_annbatch(tmp_path: Path, reads: dict[str, int]) -> None:
-    ours, _ = loaders([dense(tmp_path, chunks=(10, 5))])
-    # which can't read them
-    with pytest.raises((IndexError, RuntimeError), match=r"are incompatible|are out-of-bounds"):
-        list(ours)
-    assert reads == {"here": 0, "annbatch": 1}
-
-
 def test_chunks_of_several_sizes_are_left_to_annbatch(tmp_path: Path) -> None:
     with zarr.config.set({"array.rectilinear_chunks": True}):
         chunks = zarr.create_array(MemoryStore(), shape=(30, 4), chunks=([10, 5, 15], [4]), dtype="float32")
-    assert not local._has_whole_rows(chunks.async_array)
-    assert local._has_whole_rows(dense(tmp_path).async_array)
+    assert not local._is_regular(chunks.async_array)
+    assert local._is_regular(dense(tmp_path).async_array)
 
 
 class Part:

@@ -222,7 +222,7 @@ def test_a_state_is_a_few_hundred_bytes_whatever_the_collection() -> None:
     ("options", "named"),
     [
         ({"seed": 1}, ["root is ", "seed is 0 in the state and 1 here"]),
-        ({"mask": slice(0, 90)}, ["mask is '0:' in the state and '0:90' here"]),
+        ({"mask": slice(0, 90)}, [f"mask is '0:{N_OBS}' in the state and '0:90' here"]),
         ({"remainder": "exact"}, ["remainder is 'drop' in the state and 'exact' here"]),
         ({"sharding": "shuffled"}, ["sharding is 'Contiguous"]),
     ],
@@ -243,6 +243,44 @@ def test_a_state_of_other_settings_is_an_error_that_names_each_and_leaves_the_sa
     assert batches(after.sample(N_OBS)) == untouched
     after.load_state_dict(state, strict=False)
     assert after.n_batches(N_OBS) == len(untouched) - 5
+
+
+SAME_ROWS = {
+    "none": None,
+    "all": slice(0, None),
+    "to the end": slice(0, N_OBS),
+    "two slices": [slice(0, 40), slice(40, N_OBS)],
+    "flags": np.ones(N_OBS, dtype=bool),
+    "numbers": np.arange(N_OBS),
+}
+
+
+@pytest.mark.parametrize("saved", SAME_ROWS)
+@pytest.mark.parametrize("loaded", SAME_ROWS)
+def test_masks_that_select_the_same_rows_are_the_same_however_they_are_written(saved: str, loaded: str) -> None:
+    before, after = random(mask=SAME_ROWS[saved]), random(mask=SAME_ROWS[loaded])
+    whole = batches(before.sample(N_OBS))
+    after.load_state_dict(before.state_dict(batches_done=5))
+    assert batches(after.sample(N_OBS)) == whole[5:]
+    said: list[str] = []
+
+    def gather(own: str) -> list[str]:
+        said.append(own)
+        return [own, said[0].replace('"rank": 0', '"rank": 1')]
+
+    for mask in (SAME_ROWS[saved], SAME_ROWS[loaded]):
+        random(mask=mask).check_ranks_agree(N_OBS, gather=gather)
+
+
+def test_a_state_before_the_first_pass_doesn_t_know_its_rows_and_fits_all_of_a_loader_s() -> None:
+    def loader(mask: Any) -> StatefulLoader:
+        made = StatefulLoader(batch_sampler=random(mask=mask), preload_to_gpu=False)
+        return made.add_adata(ad.AnnData(np.zeros((N_OBS, 1))))
+
+    state = random().state_dict(batches_done=5)
+    loader(slice(0, N_OBS)).load_state_dict(state)
+    with pytest.raises(ValueError, match=f"mask is '0:{N_OBS}' in the state and '0:90' here"):
+        loader(slice(0, 90)).load_state_dict(state)
 
 
 def test_another_wrapped_sampler_is_named() -> None:

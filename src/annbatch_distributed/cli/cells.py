@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pandas as pd
-    import zarr
     from annbatch import DatasetCollection
 
 __all__ = ["Cells", "InputError", "masked"]
@@ -38,13 +37,17 @@ class Cells:
         import zarr
         from annbatch import DatasetCollection
 
+        from annbatch_distributed.loader.layout import n_rows_of
+
         if "://" not in path and not Path(path).exists():
             raise InputError(f"{path}: no such path")
         self.path = path
         with self._readable():
             self.collection: DatasetCollection = DatasetCollection(zarr.open_group(path, mode="r"))
             is_empty = self.collection.is_empty
-            self._n_rows = () if is_empty else tuple(map(_n_rows, self.collection))
+            self._n_rows = (
+                () if is_empty else tuple(n_rows_of(group["X"], group["X"].path) for group in self.collection)
+            )
         if is_empty:
             raise InputError(f"{path}: a zarr group, but no collection, which DatasetCollection(...).add_adatas writes")
         if not self.n_obs:
@@ -84,7 +87,10 @@ class Cells:
         if column not in known:
             raise InputError(f"{self.path}: no column {column!r} in obs, which has {_listed(known)}")
         with self._readable():
-            return pd.Categorical(self.collection.obs([column])[column])
+            labels = pd.Categorical(self.collection.obs([column])[column])
+        if len(labels) != self.n_obs:
+            raise InputError(f"{self.path}: obs has {len(labels)} rows in column {column!r}, and X has {self.n_obs}")
+        return labels
 
     def where(self, conditions: Iterable[str]) -> Rows:
         """Return the rows that have one of the values that are named for each column, as in ``["split=train"]``."""
@@ -119,11 +125,6 @@ class Cells:
                 for row in its:
                     yield row, values(row - start), obs.iloc[row - start]
             start += n_rows
-
-
-def _n_rows(group: zarr.Group) -> int:
-    cells: Any = group["X"]
-    return int(cells.shape[0] if hasattr(cells, "shape") else cells["indptr"].shape[0] - 1)
 
 
 def _values(cells: Any) -> Callable[[int], np.ndarray[Any, Any]]:  # noqa: ANN401 an array or a group of zarr's

@@ -11,24 +11,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from annbatch.utils import CSRContainer
 from zarr import Array
 
 from annbatch_distributed.resume.state import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Collection, Generator, Iterator, Mapping
 
     import numpy.typing as npt
+    import pandas as pd
     from annbatch import Loader
-    from annbatch.utils import CSRContainer
     from zarr import AsyncArray
 
     from annbatch_distributed.sharding.rows import Int64Array
 
 __all__ = [
     "Stored",
+    "arrays_in",
+    "data_in",
     "data_sets_of",
+    "has_room_for_pointers",
     "iterated",
+    "obs_of",
     "options_of",
     "preloads_to_gpu",
     "room_for",
@@ -38,26 +44,36 @@ __all__ = [
 ]
 
 _OPTIONS = "return_index", "preload_to_gpu", "to"
-_DATA = (
-    "_collection_added",
-    "_dtypes_homogeneous",
-    "_obs",
-    "_shapes",
-    "_sparse_dataset_elem_cache",
-    "_train_datasets",
-    "_var",
-)
+#: What a loader holds beside its data sets, or what will hold them in later versions.
+_ITS_OWN = {"_batch_sampler", "_num_open_iters", *(f"_{name}" for name in _OPTIONS)}
 
 
-def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, int]]:
-    """Return the rows and columns of each data set of a loader, in order."""
-    return [(int(n_rows), int(n_var)) for n_rows, n_var in loader._shapes]
+def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, ...]]:
+    """Return the shape of each data set of a loader, in order: rows, columns, and what else an array has."""
+    return [tuple(map(int, shape)) for shape in loader._shapes]
+
+
+def obs_of(loader: Loader[Any, Any]) -> list[pd.DataFrame]:
+    """Return the annotations of each data set of a loader; none if its data sets have none."""
+    return loader._obs or []
 
 
 def data_sets_of(loader: Loader[Any, Any]) -> str | None:
     """Return a text that tells the data sets of a loader apart by their shapes and order; None if it has none yet."""
-    shapes = [f"{n_rows}x{n_var}" for n_rows, n_var in shapes_of(loader)]
+    shapes = ["x".join(map(str, shape)) for shape in shapes_of(loader)]
     return brief(", ".join(shapes)) if shapes else None
+
+
+def data_in(loader: Loader[Any, Any]) -> list[Any]:
+    """Return what a loader reads: arrays and sparse matrices, in memory or stored."""
+    return loader._train_datasets
+
+
+def arrays_in(loader: Loader[Any, Any]) -> Iterator[AsyncArray[Any]]:
+    """Yield the stored arrays that a loader reads rows of."""
+    for cells in data_in(loader):
+        stored = [cells] if isinstance(cells, Array) else [cells.group["data"]] if hasattr(cells, "group") else []
+        yield from (array.async_array for array in stored)
 
 
 def preloads_to_gpu(loader: Loader[Any, Any]) -> bool:
@@ -70,11 +86,28 @@ def options_of(loader: Loader[Any, Any]) -> dict[str, Any]:
     return {name: getattr(loader, f"_{name}") for name in _OPTIONS}
 
 
-def take_data_of(loader: Loader[Any, Any], *, into: Loader[Any, Any]) -> None:
-    """Give a loader without data those of another one, which nothing is read for, and that stays as it is."""
-    for name in _DATA:
-        # what is added to one of them later on isn't added to the other
-        setattr(into, name, copy.copy(getattr(loader, name)))
+def take_data_of(loader: Loader[Any, Any], *, into: Loader[Any, Any], without: Collection[str]) -> None:
+    """Give a loader without data those of another one, which nothing is read for, and that stays as it is.
+
+    That is all that the other one holds, so that nothing is lost which a later annbatch keeps there; but for how it
+    hands batches out, and the names ``without``.
+    """
+    for name, value in vars(loader).items():
+        if name not in _ITS_OWN and name not in without:
+            # what is added to one of them later on isn't added to the other
+            setattr(into, name, copy.copy(value))
+
+
+def has_room_for_pointers(out: CSRContainer | npt.NDArray[Any]) -> CSRContainer | npt.NDArray[Any]:
+    """Give what rows are read to pointers of 64 bits, if they are sparse.
+
+    annbatch makes these of the type that the first data set has on disk, or of the smallest for each data set, and then
+    adds up the values of all of them in it.
+    """
+    if isinstance(out, CSRContainer):
+        data, indices, pointers = out.elems
+        out.elems = data, indices, np.empty(len(pointers), dtype=np.int64)
+    return out
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ where the next load request is read ahead of it. Here, zarrs is told which part 
 3. zarrs decodes all parts of an array together, while other threads run, and one array after the other.
 
 annbatch reads everything else: what is in memory or far away, by other codecs, of data sets that differ in their types,
-or in chunks that don't have all columns. It also reads the first load request of sparse cells, and with it where their
+or in chunks of several sizes. It also reads the first load request of sparse cells, and with it where their
 rows begin; and what can't be read as it should be, so that errors are annbatch's.
 
 zarrs has no public way in. A version in which it is another one is left to annbatch, and ``tests/loader/test_local.py``
@@ -19,6 +19,9 @@ notices that.
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -29,7 +32,7 @@ from zarr.storage import LocalStore
 from annbatch_distributed.loader.inside import room_for, stored_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy.typing as npt
     from annbatch import Loader
@@ -39,7 +42,38 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader.inside import Stored
     from annbatch_distributed.sharding.rows import Int64Array
 
-__all__ = ["parts_of", "read", "runs_of"]
+__all__ = ["check_zarrs_answers", "is_by_zarrs", "parts_of", "read", "runs_of"]
+
+
+class _Fork:
+    """Whether zarrs may have been at work in the process that this one was forked from, and so has no threads here."""
+
+    was_at_work = is_cut_off = False
+
+    @classmethod
+    def before(cls) -> None:
+        """Note in the parent whether zarr has read or opened anything, while zarrs was there."""
+        cls.was_at_work = "zarrs" in sys.modules and "zarr_io" in {thread.name for thread in threading.enumerate()}
+
+    @classmethod
+    def in_child(cls) -> None:
+        """Take over what the parent has noted."""
+        cls.is_cut_off |= cls.was_at_work
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(before=_Fork.before, after_in_child=_Fork.in_child)
+
+
+def check_zarrs_answers(asks: Callable[[], bool]) -> None:
+    """Raise a RuntimeError if zarrs is asked in a forked process, where it would never answer."""
+    if _Fork.is_cut_off and asks():
+        raise RuntimeError(
+            "This process was forked while zarrs was in use, whose threads aren't copied: to read through it would "
+            "wait for ever. Start ranks and workers by 'spawn' (multiprocessing_context='spawn', strategy='ddp_spawn'), "
+            "or have zarr's own codecs read, before the collection is opened: "
+            "zarr.config.set({'codec_pipeline.path': 'zarr.core.codec_pipeline.BatchedCodecPipeline'})."
+        )
 
 
 def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any] | None:
@@ -135,7 +169,7 @@ def _is_for_zarrs(data_set: Stored | None) -> TypeGuard[Stored]:
         and type(array.store_path.store) is LocalStore
         and array.dtype.isnative
         and array.dtype.kind in "biuf"
-        and _has_whole_rows(array)
+        and _is_regular(array)
         for array in data_set.arrays
     )
 
@@ -143,8 +177,12 @@ def _is_for_zarrs(data_set: Stored | None) -> TypeGuard[Stored]:
 def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a class of zarrs's inside, not there without it
     """Return what zarrs reads an array with; None if it doesn't, or would have to be asked in another way."""
     pipeline: Any = array.codec_pipeline
-    is_zarrs = type(pipeline).__module__.partition(".")[0] == "zarrs"
-    return pipeline.impl if is_zarrs and _zarrs_is_known() else None
+    return pipeline.impl if is_by_zarrs(array) and _zarrs_is_known() else None
+
+
+def is_by_zarrs(array: AsyncArray[Any]) -> bool:
+    """Whether zarr has zarrs decode an array."""
+    return type(array.codec_pipeline).__module__.partition(".")[0] == "zarrs"
 
 
 @cache
@@ -157,10 +195,9 @@ def _zarrs_is_known() -> bool:
     return version("zarrs").startswith("0.2.") and arguments == "(key, chunk_subset, chunk_shape, subset, shape)"
 
 
-def _has_whole_rows(array: AsyncArray[Any]) -> bool:
-    """Whether all that is stored under one key are all columns of some rows."""
+def _is_regular(array: AsyncArray[Any]) -> bool:
+    """Whether all chunks of an array have the same size."""
     try:
-        chunks = array.shards or array.chunks
-    except NotImplementedError:  # where chunks differ in their sizes
+        return bool(array.chunks)
+    except NotImplementedError:
         return False
-    return all(size >= n_columns for size, n_columns in zip(chunks[1:], array.shape[1:], strict=True))

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anndata as ad
+import pandas as pd
 import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 
+from annbatch_distributed.loader.layout import n_rows_of
 from annbatch_distributed.ranks import Rank
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.alternatives import nearby
 from annbatch_distributed.sharding.integers import integer
-from annbatch_distributed.sharding.window import resolve_mask, window
+from annbatch_distributed.sharding.names import check_names, names_of
+from annbatch_distributed.sharding.window import RowMask, resolve_mask, window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,10 +131,12 @@ def sizes(
     Raises
     ------
     TypeError
-        If ``row_bytes`` is not given for a number of rows; or as for the mask of :class:`DistributedSampler`.
+        If ``row_bytes`` is not given for a number of rows, if cells lie column by column, as a CSC matrix does; or as
+        for the mask of :class:`DistributedSampler`.
     ValueError
-        If a number is too small, or the mask is none of these rows; if there are too few rows for a batch on every
-        rank; or if a load request of one batch and one chunk doesn't fit into the memory.
+        If a number is too small, or the mask is none of these rows, or has their names in another order; if there are
+        too few rows for a batch on every rank; or if a load request of one batch and one chunk doesn't fit into the
+        memory.
 
     Examples
     --------
@@ -146,6 +152,8 @@ def sizes(
     read_ahead, memory = integer("read_ahead", read_ahead, least=0), integer("memory", memory, least=1)
     cells = _cells(n_rows, row_bytes, store_chunk)
     if mask is not None:
+        if isinstance(n_rows, DatasetCollection):
+            _check_names(n_rows, mask)
         cells = _selected(cells, mask, world_size)
     shard = cells.n_rows // world_size
     if shard < wished:
@@ -247,6 +255,14 @@ def _cells(given: int | DatasetCollection, row_bytes: float | None, store_chunk:
     return known
 
 
+def _check_names(collection: DatasetCollection, mask: AnyMask) -> None:
+    """Raise if a mask was given for cells in another order, by their names."""
+    resolved = resolve_mask(mask)
+    if isinstance(resolved, RowMask) and resolved.n_obs is not None and (names := names_of("mask", mask)) is not None:
+        obs: list[Any] = [group["obs"] for group in collection]
+        check_names("mask", names, [pd.Index(ad.io.read_elem(table[table.attrs["_index"]])) for table in obs])
+
+
 def _selected(cells: _Cells, mask: AnyMask, world_size: int) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
     rows = window(resolve_mask(mask), cells.n_rows)
@@ -261,17 +277,13 @@ def _stored(collection: DatasetCollection) -> _Cells:
     """What the cells of a collection take, from its metadata alone; chunks are those of the first data set."""
     n_rows = n_bytes = store_chunk = 0
     for group in collection:
-        cells = group["X"]
+        cells: Any = group["X"]
+        rows = n_rows_of(cells, cells.path)
         if isinstance(cells, zarr.Array):
-            rows, n_columns = cells.shape
-            n_bytes += rows * n_columns * cells.dtype.itemsize
+            n_bytes += cells.size * cells.dtype.itemsize
             chunk = cells.chunks[0]
         else:
-            data, indices, pointers = cells["data"], cells["indices"], cells["indptr"]
-            assert isinstance(data, zarr.Array)
-            assert isinstance(indices, zarr.Array)
-            assert isinstance(pointers, zarr.Array)
-            rows = pointers.shape[0] - 1
+            data, indices = cells["data"], cells["indices"]
             # column numbers take at least 4 bytes in memory, and may take fewer on disk
             n_bytes += data.shape[0] * (data.dtype.itemsize + max(4, indices.dtype.itemsize))
             chunk = max(1, round(data.chunks[0] * rows / max(1, data.shape[0])))

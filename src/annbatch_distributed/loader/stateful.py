@@ -8,11 +8,13 @@ say which of its rows are repeats.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import zarr
 from annbatch import Loader
 from annbatch.abc import Sampler
 from annbatch.utils import convert
@@ -23,13 +25,18 @@ from annbatch_distributed.loader import local
 from annbatch_distributed.loader.ahead import Ahead
 from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.loader.inside import (
+    arrays_in,
+    data_in,
     data_sets_of,
+    has_room_for_pointers,
     iterated,
+    obs_of,
     options_of,
     preloads_to_gpu,
     shapes_of,
     take_data_of,
 )
+from annbatch_distributed.loader.layout import check_layout
 from annbatch_distributed.loader.memory import Memory, keep_what_is_free
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes.callers import check_not_collated, check_not_dispatched
@@ -38,14 +45,19 @@ from annbatch_distributed.resume.cursor import PassRecord
 from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.integers import BOUND, integer
+from annbatch_distributed.sharding.names import check_names
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator, Iterator, Mapping
+    from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
     from typing import Self
 
+    import anndata as ad
     import numpy as np
     import numpy.typing as npt
+    import pandas as pd
+    from annbatch import DatasetCollection
     from annbatch.types import LoadRequest
+    from annbatch.utils import CSRContainer
 
     from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.passes.run import Pass
@@ -141,6 +153,8 @@ class StatefulLoader(Loader[Any, Any]):
         # the passes of this loader that a state may still be about
         self._passes: list[Delivered] = []
         self._is_new = False
+        # of data sets whose cells have names only, of which annbatch keeps nothing
+        self._names: dict[int, pd.Index[Any]] = {}
 
     @classmethod
     def from_loader(
@@ -199,8 +213,81 @@ class StatefulLoader(Loader[Any, Any]):
             )
         given = loader._given if isinstance(loader, StatefulLoader) else options_of(loader)
         made = cls(batch_sampler=sampler, **given | options)
-        take_data_of(loader, into=made)
+        made._check_layouts(data_in(loader))
+        of_passes = vars(made).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names"}
+        take_data_of(loader, into=made, without=of_passes)
         return made
+
+    def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
+        """Read a collection: see :meth:`annbatch.Loader.use_collection`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`add_adatas`, or as annbatch raises them.
+        RuntimeError
+            If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
+        """
+        local.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
+        if "load_adata" not in options:
+            self._check_layouts(group["X"] for group in collection)
+        return super().use_collection(collection, **options)
+
+    def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
+        """Add data sets: see :meth:`annbatch.Loader.add_adatas`.
+
+        Raises
+        ------
+        TypeError
+            If the cells of one lie column by column, as a CSC matrix does; or as annbatch raises it.
+        ValueError
+            If the cells of one lie in chunks that don't have all columns of their rows, which annbatch reads wrongly;
+            or as annbatch raises it.
+        """
+        first = len(shapes_of(self))
+        self._check_layouts(adata.X for adata in adatas)
+        super().add_adatas(adatas)
+        self._names |= {number: adata.obs_names for number, adata in enumerate(adatas, first)}
+        return self
+
+    def add_adata(self, adata: ad.AnnData) -> Self:
+        """Add a data set: see :meth:`add_adatas`."""
+        return self.add_adatas([adata])
+
+    def add_datasets(self, datasets: list[Any], obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
+        """Add data sets without annotations, or with them: see :meth:`annbatch.Loader.add_datasets`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`add_adatas`.
+        """
+        self._check_layouts(datasets)
+        return super().add_datasets(datasets, obs, var)
+
+    def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
+        """Add a data set: see :meth:`add_datasets`."""
+        self._check_layouts([dataset])
+        return super().add_dataset(dataset, obs, var)
+
+    def _check_layouts(self, data: Iterable[object]) -> None:
+        """Raise if some data can't be read by rows, before any of it is added."""
+        for number, cells in enumerate(data, len(shapes_of(self))):
+            check_layout(cells, f"X of data set {number}")
+
+    def _check_names(self) -> None:
+        """Raise if the mask was given for cells in another order, by their names."""
+        names = self._sampler._mask_names
+        if names is not None and (cells := self._cells) is not None:
+            check_names("mask", names, cells)
+            self._sampler._mask_names = None
+
+    @property
+    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
+        """The names of the cells of each data set; None if some have none that are known."""
+        known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
+        found = [known[number] for number in range(len(shapes_of(self))) if number in known]
+        return tuple(found) if len(found) == len(shapes_of(self)) else None
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -250,7 +337,8 @@ class StatefulLoader(Loader[Any, Any]):
         >>> loader.plan().rows_in_memory
         16
         """
-        return self._sampler.plan(self.n_obs).reading_ahead(self._read_ahead)
+        self._check_names()
+        return replace(self._sampler.plan(self.n_obs).reading_ahead(self._read_ahead), cells=self._cells)
 
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""
@@ -271,6 +359,7 @@ class StatefulLoader(Loader[Any, Any]):
         """
         check_not_collated()
         self._sampler._check_data_sets(data_sets_of(self))
+        self._check_names()
         # whoever keeps the states of workers asks for one before the first batch
         self._is_new = current_worker() is not None
         return self._batches()
@@ -333,8 +422,16 @@ class StatefulLoader(Loader[Any, Any]):
 
         annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
         """
+        local.check_zarrs_answers(lambda: any(map(local.is_by_zarrs, arrays_in(self))))
         found = local.read(self, dataset_index_to_rows)
         return super()._index_datasets(dataset_index_to_rows) if found is None else _returning(found)
+
+    def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
+        return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
+
+    def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
+        outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
+        return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
 
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, use_pinned: bool) -> npt.NDArray[Any]:
         """Return an array for what annbatch reads."""
@@ -406,8 +503,9 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _description(self, job: Membership) -> Description:
         """Return what this process says of its sampler and its data sets."""
+        self._check_names()
         shapes = shapes_of(self)
-        rows = ", ".join(str(n_rows) for n_rows, _ in shapes)
+        rows = ", ".join(str(n_rows) for n_rows, *_ in shapes)
         n_var = shapes[0][1] if shapes else 0
         more: dict[str, int | str] = {"data sets": len(shapes), "rows of each data set": brief(rows) or "none"}
         return self._sampler._description(job, self.n_obs, more | {"n_var": n_var})

@@ -15,6 +15,7 @@ from annbatch_distributed.sharding.alternatives import alternatives
 from annbatch_distributed.sharding.composition import composition
 from annbatch_distributed.sharding.division import Order
 from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.sharding.names import check_names, names_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -78,6 +79,8 @@ class EpochPlan:
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
     load_requests: LoadRequests | None = field(default=None, repr=False, compare=False)
     """How a loader reads the rows; None where the size of the wrapped sampler's load requests isn't known."""
+    cells: tuple[pd.Index[Any], ...] | None = field(default=None, repr=False, compare=False)
+    """The names of the cells of each data set, where a loader has made the plan and knows them."""
 
     @property
     def window(self) -> Rows:
@@ -228,8 +231,9 @@ class EpochPlan:
         ----------
         labels
             A value for each row of the collection in order, such as its donor or cell type: an array, a Categorical or
-            a Series, whose index counts for nothing. Missing values are a label of their own, NaN. A Categorical is
-            counted fastest, since nothing of it is copied.
+            a Series. The names in the index of a Series are compared with those of the cells if a loader has made the
+            plan; all else is by position. Missing values are a label of their own, NaN. A Categorical is counted
+            fastest, since nothing of it is copied.
 
         Returns
         -------
@@ -241,7 +245,7 @@ class EpochPlan:
         Raises
         ------
         ValueError
-            If there is not one value for each row, in one dimension.
+            If there is not one value for each row, in one dimension, or the names of a Series are in another order.
 
         Examples
         --------
@@ -260,6 +264,9 @@ class EpochPlan:
         """
         import pandas as pd
 
+        labels_names = names_of("labels", labels)
+        if labels_names is not None and self.cells is not None:
+            check_names("labels", labels_names, self.cells)
         found, names = composition(self, labels)
         ranks = pd.RangeIndex(self.world_size, name="rank" if self.n_processes is None else "virtual rank")
         table = pd.DataFrame(found.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))

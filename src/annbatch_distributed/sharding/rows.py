@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.sharding.integers import BOUND, integer, integers
+from annbatch_distributed.sharding.names import names_of
 from annbatch_distributed.sharding.selection import BLOCK, Selected, Selection, chunks
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Rows:
         Raises
         ------
         TypeError
-            If it is no such array.
+            If it is no such array, or a Series with names, which rows don't have: a mask can be such a Series itself.
 
         Examples
         --------
@@ -165,6 +166,12 @@ class Rows:
         flags = np.asarray(given)
         if flags.dtype != np.bool_ or flags.ndim != 1:
             raise TypeError(f"Rows.where takes a boolean array of one dimension, got {shortened(given)}.")
+        if (names := names_of("flags", given)) is not None:
+            raise TypeError(
+                "Rows have no names that could be compared with those of a collection's cells, got a Series with the "
+                f"index {shortened(list(names[:3]))}. Pass the Series itself as mask; or, if it is right by position, "
+                "flags.to_numpy()."
+            )
         selection = Selection.of_flags(flags)
         if _takes_less_as_bits(*selection.n_ranges):
             return cls._of_joined([Selected(selection, range(len(selection)))])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from annbatch_distributed.sharding.integers import BOUND, integer
+from annbatch_distributed.sharding.names import names_of
 from annbatch_distributed.sharding.rows import Rows
 from annbatch_distributed.sharding.selection import Selected, Selection, sketch
 
@@ -158,7 +159,7 @@ def _resolve_values(mask: _Values) -> RowMask:
     if values.ndim != 1:
         raise ValueError(f"A mask must have one dimension, got an array of shape {values.shape}.")
     if values.dtype.kind == "b":
-        _check_index(mask)
+        names_of("mask", mask)  # raises if its index numbers the rows in another order
         rows = Rows.where(values)
         if not rows:
             raise ValueError(f"mask must select at least one row, got {len(values)} values that are all False.")
@@ -189,24 +190,6 @@ def _array(mask: _Values) -> npt.NDArray[Any]:
             "they mean with fillna(False) or fillna(True)."
         )
     return np.asarray(values)
-
-
-def _check_index(mask: _Values) -> None:
-    """Raise a ValueError if the index of a Series says that its values are of other rows, or in another order."""
-    if not all(hasattr(mask, name) for name in ("index", "dtype", "to_numpy")):
-        return
-    index = np.asarray(cast("Any", mask).index)
-    if index.dtype.kind not in "iuf":  # names of cells, which say nothing: "7" may be anywhere in a shuffled collection
-        return
-    # data sets that were put together each count from 0
-    wrong = np.flatnonzero((index != np.append(-1, index[:-1]) + 1) & (index != 0))
-    if len(wrong):
-        place = int(wrong[0])
-        raise ValueError(
-            "A Series that is a mask must have the rows of the collection in their order, and its index, which is "
-            f"compared with 0, 1, 2, ... (in each data set), has {index[place]} at place {place}. Don't filter, sort "
-            "or shuffle it. If the index means something else, pass its values with to_numpy()."
-        )
 
 
 def _of_numbers(numbers: IntArray) -> Rows:

@@ -1,0 +1,213 @@
+"""What is given for each cell by name: in the order of the cells, or an error on every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler
+from lightning import LightningDataModule
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
+from annbatch_distributed.integrations.scvi import distribute
+from annbatch_distributed.sharding import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZES = {"chunk_size": 4, "preload_nchunks": 2, "batch_size": 4}
+DONORS = ["d1", "d2", "d3", "d4"]
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
+    """Two data sets of 20 cells of each donor, written from a file for each, in another order than the files have them.
+
+    The only value of a cell is the number of its donor.
+    """
+    folder = tmp_path_factory.mktemp("files")
+    paths = []
+    for number, donor in enumerate(DONORS, start=1):
+        names = [f"{donor}-{cell}" for cell in range(20)]
+        obs = pd.DataFrame({"donor": pd.Categorical([donor] * 20)}, index=names)
+        paths.append(folder / f"{donor}.h5ad")
+        ad.AnnData(np.full((20, 3), number, dtype="float32"), obs=obs).write_h5ad(paths[-1])
+    collection = DatasetCollection(folder / "cells.zarr")
+    collection.add_adatas(paths, shuffle_chunk_size=10, dataset_size=40, rng=np.random.default_rng(0))
+    return collection
+
+
+def in_order_of_files(obs: pd.DataFrame) -> pd.Series:
+    """Whether a cell is of the first donor, as a table has it that was made of the files."""
+    return obs.loc[[f"{donor}-{cell}" for donor in DONORS for cell in range(20)], "donor"] == "d1"
+
+
+def joined(collection: DatasetCollection) -> ad.AnnData:
+    data_sets: list[Any] = [ad.io.read_elem(group) for group in collection]
+    return ad.concat(data_sets)
+
+
+def loader(mask: Any, rank: int = 0) -> StatefulLoader:
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(rank, 2), seed=0, mask=mask)
+    return StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+
+
+USES: dict[str, Callable[[StatefulLoader], object]] = {
+    "iter": iter,
+    "plan": StatefulLoader.plan,
+    "check_ranks_agree": lambda given: given.check_ranks_agree(gather=lambda text: [text, text]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mask_with_the_names_of_the_cells_in_another_order_raises_on_every_rank_before_a_row_is_read(
+    use: str, rank: int, shuffled: DatasetCollection
+) -> None:
+    obs = shuffled.obs()
+    given = loader(in_order_of_files(obs), rank).use_collection(shuffled)
+    first = f"row 0 of the collection is '{obs.index[0]}', and mask has 'd1-0' there"
+    with pytest.raises(ValueError, match=r"mask\.reindex\(collection\.obs\(\)\.index\)") as raised:
+        USES[use](given)
+    assert "in another order" in str(raised.value)
+    assert first in str(raised.value)
+
+
+def test_what_the_message_says_to_do_selects_the_right_cells(shuffled: DatasetCollection) -> None:
+    mask = in_order_of_files(shuffled.obs()).reindex(shuffled.obs().index)
+    batches = list(loader(mask).use_collection(shuffled))
+    assert {donor for batch in batches for donor in batch["obs"]["donor"]} == {"d1"}
+    assert all((batch["X"] == 1).all() for batch in batches)
+
+
+def test_a_mask_of_the_collection_s_own_obs_is_taken_as_it_is_however_data_sets_are_added(
+    shuffled: DatasetCollection,
+) -> None:
+    mask = shuffled.obs()["donor"] == "d1"
+    adatas: list[Any] = [ad.io.read_elem(group) for group in shuffled]
+    made = [
+        loader(mask).use_collection(shuffled),
+        loader(mask).add_adatas(adatas),
+        loader(mask).add_adata(adatas[0]).add_adata(adatas[1]),
+        loader(mask).add_datasets([one.X for one in adatas], [one.obs for one in adatas]),
+        loader(mask).add_dataset(adatas[0].X, adatas[0].obs).add_dataset(adatas[1].X, adatas[1].obs),
+    ]
+    expected, *read = [[batch["index"].tolist() for batch in one] for one in made]
+    assert expected
+    assert read == [expected] * 4
+
+
+@pytest.mark.parametrize("add", ["add_adata", "add_dataset", "from_loader", "from_loader of ours"])
+def test_names_are_compared_however_data_sets_were_added(add: str, shuffled: DatasetCollection) -> None:
+    cells = joined(shuffled)
+    given = loader(in_order_of_files(cells.obs))
+    match add:
+        case "add_adata":
+            given.add_adata(cells)
+        case "add_dataset":
+            given.add_dataset(cells.X, cells.obs)
+        case "from_loader":
+            given = StatefulLoader.from_loader(
+                Loader(**SIZES, preload_to_gpu=False).add_adata(cells), batch_sampler=given.sampler
+            )
+        case _:
+            # of cells without a column annbatch keeps no names
+            named = loader(None).add_adata(ad.AnnData(cells.X, obs=cells.obs[[]]))
+            given = StatefulLoader.from_loader(named, batch_sampler=given.sampler)
+    with pytest.raises(ValueError, match="in another order"):
+        given.plan()
+
+
+def test_names_that_no_cell_has_are_named(shuffled: DatasetCollection) -> None:
+    mask = shuffled.obs()["donor"] == "d1"
+    mask.index = [*mask.index[:7], "x-1", *mask.index[8:]]
+    with pytest.raises(ValueError, match=r"1 names that no cell of the collection has, 'x-1' first: row 7 of"):
+        loader(mask).use_collection(shuffled).plan()
+
+
+def test_names_that_repeat_are_compared_one_by_one(shuffled: DatasetCollection) -> None:
+    obs = shuffled.obs()
+    cells = joined(shuffled)
+    cells.obs_names = [f"cell{number % 7}" for number in range(len(obs))]
+    mask = cells.obs["donor"] == "d1"
+    assert len(loader(mask).add_adata(cells).plan().window) == 20
+    swapped = mask.iloc[[1, 0, *range(2, len(obs))]]
+    with pytest.raises(ValueError, match=r"row 0 .*'cell0'.*'cell1'.* make mask of collection\.obs\(\) itself"):
+        loader(swapped).add_adata(cells).plan()
+
+
+@pytest.mark.parametrize("made", ["array", "default index", "default index of each data set", "slice"])
+def test_what_has_no_names_is_by_position(made: str, shuffled: DatasetCollection) -> None:
+    flags = np.arange(80) < 40
+    mask = {
+        "array": flags,
+        "default index": pd.Series(flags),
+        "default index of each data set": pd.Series(flags, index=[*range(40), *range(40)]),
+        "slice": slice(0, 40),
+    }[made]
+    assert list(loader(mask).use_collection(shuffled).plan().window) == list(range(40))
+
+
+def test_a_mask_that_is_assigned_later_is_compared_too(shuffled: DatasetCollection) -> None:
+    given = loader(None).use_collection(shuffled)
+    assert len(given.plan().window) == 80
+    given.sampler.mask = in_order_of_files(shuffled.obs())
+    with pytest.raises(ValueError, match="in another order"):
+        given.plan()
+
+
+def test_a_rank_whose_mask_is_in_another_order_is_an_error_of_all_ranks(shuffled: DatasetCollection) -> None:
+    right = shuffled.obs()["donor"] == "d1"
+    said: list[str] = []
+
+    def collect(text: str) -> list[str]:
+        said.append(text)
+        return [text]
+
+    wrong = loader(in_order_of_files(shuffled.obs()), rank=1).use_collection(shuffled)
+    with pytest.raises(ValueError, match="another order"):
+        wrong.check_ranks_agree(gather=collect)
+    with pytest.raises(ValueError, match="in another order"):
+        loader(right).use_collection(shuffled).check_ranks_agree(gather=lambda text: [text, said[0]])
+
+
+def test_labels_of_a_composition_are_compared_by_name(shuffled: DatasetCollection) -> None:
+    plan, obs = loader(None).use_collection(shuffled).plan(), shuffled.obs()
+    assert plan.composition(obs["donor"])["rows"].sum().tolist() == [20, 20, 20, 20]
+    by_position = plan.composition(obs["donor"].sort_values().to_numpy())
+    assert by_position["rows"].sum().tolist() == [20, 20, 20, 20]
+    with pytest.raises(ValueError, match=r"labels\.reindex\(collection\.obs\(\)\.index\)"):
+        plan.composition(obs["donor"].sort_values())
+    with pytest.raises(ValueError, match="A Series as labels must have the rows of the collection in their order"):
+        plan.composition(obs["donor"].reset_index(drop=True).iloc[::-1])
+
+
+def test_sizes_compares_the_names_of_a_mask_with_those_of_the_collection(shuffled: DatasetCollection) -> None:
+    obs = shuffled.obs()
+    assert sizes(shuffled, 2, mask=obs["donor"] == "d1", batch_size=5).n_lost == 0
+    with pytest.raises(ValueError, match="in another order"):
+        sizes(shuffled, 2, mask=in_order_of_files(obs), batch_size=4)
+
+
+def test_rows_have_no_names_and_take_none() -> None:
+    with pytest.raises(TypeError, match=r"got a Series with the index \['a', 'b'\].*Pass the Series itself as mask"):
+        Rows.where(pd.Series([True, False], index=["a", "b"]))
+    assert Rows.where(pd.Series([True, False])) == Rows.of([0])
+
+
+def test_a_data_module_that_is_distributed_compares_names(shuffled: DatasetCollection) -> None:
+    class Cells(LightningDataModule):
+        def train_dataloader(self) -> Loader:
+            made = Loader(batch_sampler=RandomSampler(**SIZES), preload_to_gpu=False)
+            return made.use_collection(shuffled)
+
+    obs = shuffled.obs()
+    distributed = distribute(Cells(), dist_info=Rank(0, 2), mask=in_order_of_files(obs))
+    with pytest.raises(ValueError, match="in another order"):
+        next(iter(distributed.train_dataloader()))
+    distributed = distribute(Cells(), dist_info=Rank(0, 2), mask=obs["donor"] == "d1")
+    assert set(next(iter(distributed.train_dataloader()))["obs"]["donor"]) == {"d1"}

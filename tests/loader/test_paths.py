@@ -1,0 +1,231 @@
+"""Whichever path reads them, batches hold what the arrays have: annbatch's and ours, of all that a data set can be.
+
+The paths: arrays and sparse matrices in memory, which annbatch copies; stored arrays through zarr's codecs, through
+zarrs from another store, and of data sets that differ in their types, which annbatch has zarr read; and stored arrays
+of a local disk that zarrs is asked for here.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from annbatch import DatasetCollection, Loader, write_sharded
+from annbatch.samplers import RandomSampler
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.storage import LocalStore, MemoryStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
+from annbatch_distributed.loader.layout import n_rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    type Values = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Adding dataset with dtype")
+
+CODECS = {"zarr": "zarr.core.codec_pipeline.BatchedCodecPipeline", "zarrs": "zarrs.ZarrsCodecPipeline"}
+#: Folders of examples, which follow each other in one folder of the test.
+NUMBERS = count()
+
+
+@contextmanager
+def codecs(name: str) -> Iterator[None]:
+    with zarr.config.set({"codec_pipeline.path": CODECS[name], "array.rectilinear_chunks": True}):
+        yield
+
+
+def store_of(kind: str, folder: Path) -> Any:
+    return MemoryStore() if kind == "memory" else LocalStore(folder / str(next(NUMBERS)))
+
+
+@st.composite
+def values(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> Values:
+    """Values of which some are 0, and often whole rows are."""
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    filled = rng.integers(1, 100, shape) * (rng.random(shape) < draw(st.sampled_from([0, 0.3, 0.9])))
+    filled[rng.random(shape[0]) < 0.2] = 0
+    return filled.astype(dtype)
+
+
+def several_types(*choices: str) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(choices), min_size=1, max_size=3)
+
+
+def read(data_sets: list[Any], expected: list[Values], seed: int, read_ahead: int) -> None:
+    """Read rows, some of them twice, and compare each batch with the values that the data sets were made of."""
+    whole = np.concatenate([one.astype(np.result_type(*expected)) for one in expected])
+    if not len(whole):
+        return
+    chunk_size = min(5, len(whole))
+    rng = np.random.default_rng(seed)
+    sampler = RandomSampler(chunk_size, 16, 4, replacement=True, num_samples=4 * len(whole), rng=rng)
+    given = StatefulLoader(
+        batch_sampler=DistributedSampler(sampler, dist_info=Rank(0, 1), sharding="independent"),
+        return_index=True,
+        preload_to_gpu=False,
+        read_ahead=read_ahead,
+    )
+    for one in data_sets:
+        given.add_dataset(one)
+    n_read = 0
+    for batch in given:
+        got = batch["X"].toarray() if sp.issparse(batch["X"]) else batch["X"]
+        np.testing.assert_array_equal(got, whole[batch["index"]])
+        n_read += len(batch["index"])
+    assert n_read == 4 * len(whole)
+
+
+def dense(draw: st.DrawFn, store: Any, name: str, filled: Values) -> tuple[Any, bool]:
+    """Store rows in any chunks, and return the array and whether what is stored under a key has whole rows."""
+    layout: dict[str, Any]
+    rows, *columns = (draw(st.integers(1, size + 3)) for size in filled.shape)
+    if draw(st.booleans()):
+        columns = list(filled.shape[1:])
+    match draw(st.sampled_from(["chunks", "shards", "zarr 2", "several sizes"])):
+        case "shards":  # which may have all columns where their chunks don't
+            shards = rows * draw(st.integers(1, 3)), *(size * draw(st.integers(1, 2)) for size in columns)
+            layout, stored = {"chunks": (rows, *columns), "shards": shards}, shards[1:]
+        case "several sizes" if len(filled) > 1:
+            cut = draw(st.integers(1, len(filled) - 1))
+            layout, stored = {"chunks": ([cut, len(filled) - cut], *([n] for n in filled.shape[1:]))}, filled.shape[1:]
+        case kind:
+            layout, stored = {"chunks": (rows, *columns), "zarr_format": 2 if kind == "zarr 2" else 3}, tuple(columns)
+    zarr.create_array(store, name=name, shape=filled.shape, dtype=filled.dtype, **layout)
+    if filled.size:
+        with codecs("zarr"):  # zarrs doesn't write to each store
+            zarr.open_array(store, path=name, mode="r+")[:] = filled
+    is_whole = all(size >= n_columns for size, n_columns in zip(stored, filled.shape[1:], strict=True))
+    return zarr.open_array(store, path=name, mode="r"), is_whole
+
+
+@pytest.mark.filterwarnings("ignore:Array is unsupported by ZarrsCodecPipeline")
+@given(data=st.data(), dtypes=several_types("float32", "float64", "int8", "uint16", "bool"))
+@pytest.mark.parametrize("store", ["local", "memory"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_stored_arrays_are_read_as_they_are_or_refused_when_they_are_added(
+    codec: str, store: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtypes: list[str]
+) -> None:
+    columns = data.draw(st.sampled_from([(1,), (7,), (3, 4)]))
+    n_rows = data.draw(st.lists(st.sampled_from([0, 1, 2, 23]), min_size=len(dtypes), max_size=len(dtypes)))
+    filled = [data.draw(values((n, *columns), dtype)) for n, dtype in zip(n_rows, dtypes, strict=True)]
+    with codecs(codec):
+        where = store_of(store, tmp_path_factory.getbasetemp())
+        made = [dense(data.draw, where, str(number), one) for number, one in enumerate(filled)]
+        arrays, are_whole = [one for one, _ in made], [is_whole for _, is_whole in made]
+        if all(are_whole):
+            read(arrays, filled, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 1)))
+            return
+        for add in ("add_datasets", "add_dataset"):
+            given = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
+            with pytest.raises(ValueError, match="don't have all columns of their rows"):
+                _ = given.add_datasets(arrays) if add == "add_datasets" else list(map(given.add_dataset, arrays))
+
+
+def sparse(store: Any, name: str, rows: sp.csr_matrix, indices: str, indptr: str, chunk: int) -> Any:
+    group = zarr.create_group(store, path=name)
+    group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(rows.shape)})
+    parts = {"data": rows.data, "indices": rows.indices.astype(indices), "indptr": rows.indptr.astype(indptr)}
+    for part, held in parts.items():
+        layout = {} if part == "indptr" else {"chunks": (chunk,), "shards": (3 * chunk,)}
+        group.create_array(part, shape=held.shape, dtype=held.dtype, **layout)
+        if held.size:
+            with codecs("zarr"):
+                zarr.open_array(store, path=f"{name}/{part}", mode="r+")[:] = held
+    return ad.io.sparse_dataset(zarr.open_group(store, path=name, mode="r"))
+
+
+def doubled(rows: sp.csr_matrix) -> sp.csr_matrix:
+    """The same columns twice in each row."""
+    indices = np.repeat(rows.indices, 2)
+    return sp.csr_matrix((np.repeat(rows.data, 2), indices, rows.indptr * 2), shape=rows.shape)
+
+
+@given(data=st.data(), dtypes=several_types("float32", "float64", "int16", "bool"))
+@pytest.mark.parametrize("store", ["local", "memory", "in memory"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_sparse_rows_are_read_as_they_are_whatever_their_types(
+    codec: str, store: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtypes: list[str]
+) -> None:
+    made, filled = [], []
+    kind = data.draw(st.sampled_from([sp.csr_matrix, sp.csr_array]))
+    where = store_of(store, tmp_path_factory.getbasetemp())
+    with codecs(codec):
+        for number, dtype in enumerate(dtypes):
+            one = data.draw(values((data.draw(st.sampled_from([0, 1, 40])), 9), dtype))
+            rows = sp.csr_matrix(one)
+            if dtype != "bool" and data.draw(st.booleans()):
+                rows, one = doubled(rows), 2 * one
+            indices = data.draw(st.sampled_from(["uint8", "int32", "int64"]))
+            smallest = np.min_scalar_type(rows.nnz).name
+            indptr = data.draw(st.sampled_from([smallest, "int32", "int64", "uint64"]))
+            if store == "in memory":
+                made.append(kind(rows))
+            else:
+                made.append(sparse(where, str(number), rows, indices, indptr, data.draw(st.integers(1, 60))))
+            filled.append(one)
+        read(made, filled, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 1)))
+
+
+@given(data=st.data(), dtypes=several_types("float32", "float64", "int8"))
+def test_arrays_in_memory_are_read_as_they_are(data: st.DataObject, dtypes: list[str]) -> None:
+    columns = data.draw(st.sampled_from([(1,), (7,), (3, 4)]))
+    filled = [data.draw(values((data.draw(st.sampled_from([0, 1, 23])), *columns), dtype)) for dtype in dtypes]
+    read([np.asfortranarray(one) for one in filled], filled, data.draw(st.integers(0, 9)), 0)
+
+
+@pytest.fixture(scope="module")
+def by_columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection whose cells are a CSC matrix, as annbatch writes it of a file that has such."""
+    folder = tmp_path_factory.mktemp("csc")
+    ad.AnnData(sp.csc_matrix(np.eye(30, 7, dtype="float32"))).write_h5ad(folder / "cells.h5ad")
+    DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"], shuffle_chunk_size=10)
+    return folder / "cells.zarr"
+
+
+def test_cells_that_lie_column_by_column_are_refused_whoever_asks(by_columns: Path) -> None:
+    collection = DatasetCollection(by_columns, mode="r")
+    group: Any = next(iter(collection))
+    given = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
+    in_memory = sp.csc_matrix(np.eye(3))
+    asks = [
+        lambda: given.use_collection(collection),
+        lambda: given.use_collection(collection, load_adata=ad.io.read_elem),
+        lambda: given.add_adata(ad.AnnData(in_memory)),
+        lambda: given.add_adatas([ad.AnnData(in_memory)]),
+        lambda: given.add_dataset(in_memory),
+        lambda: given.add_datasets([ad.io.sparse_dataset(group["X"])]),
+        lambda: sizes(collection, 2),
+        lambda: n_rows_of(group["X"], "X"),
+    ]
+    for ask in asks:
+        with pytest.raises(TypeError, match=r"is a CSC matrix.*adata\.X = adata\.X\.tocsr\(\)"):
+            ask()
+    assert given.n_obs == 0
+
+
+def test_a_data_set_that_is_refused_leaves_the_loader_as_it_was(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "cells.zarr")
+    write_sharded(group, ad.AnnData(np.ones((30, 7), dtype="float32")), n_obs_per_chunk=8)
+    cut = zarr.create_array(MemoryStore(), shape=(30, 7), chunks=(8, 4), dtype="float32")
+    whole: Any = group["X"]
+    given = StatefulLoader(
+        batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)), preload_to_gpu=False
+    ).add_dataset(whole)
+    message = r"X of data set 2 has the shape \(30, 7\) and lies in chunks \(or shards\) of \(8, 4\)"
+    with pytest.raises(ValueError, match=message + r".* in chunks of \(8, 7\)"):
+        given.add_datasets([whole, cut])
+    assert given.n_obs == 30
+    assert sum(len(batch["X"]) for batch in given) == 28
+    theirs = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False).add_dataset(cut)
+    with pytest.raises(ValueError, match="X of data set 0"):
+        StatefulLoader.from_loader(theirs, batch_sampler=given.sampler)
