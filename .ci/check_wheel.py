@@ -17,7 +17,6 @@ installed = {name for name in frameworks if importlib.util.find_spec(name)}
 assert not installed, f"this check is for an environment without {installed}"
 assert not frameworks & sys.modules.keys()
 assert (files("annbatch_distributed") / "py.typed").is_file()
-assert importlib.util.find_spec("annbatch_distributed.localize")  # a door to what is elsewhere
 
 readme = metadata("annbatch-distributed").json["description"]
 links = re.findall(r"\]\(([^)]*)\)", str(readme))

@@ -8,16 +8,10 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import annbatch_distributed
-from annbatch_distributed import passes
-from annbatch_distributed.loader import workers
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 PACKAGE = Path(annbatch_distributed.__file__).parent
 
@@ -131,7 +125,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_a_room_is_an_attribute_of_the_package_before_anybody_has_imported_it() -> None:
-    rooms = ", ".join(f"package.{name}.__name__" for name in ("sharding", "passes", "traits"))
+    rooms = ", ".join(f"package.{name}.__name__" for name in ("sharding", "passes"))
     (modules,) = loaded(f"import annbatch_distributed as package; assert all([{rooms}])")
     assert "annbatch_distributed.passes" in modules
 
@@ -139,20 +133,3 @@ def test_a_room_is_an_attribute_of_the_package_before_anybody_has_imported_it() 
 def test_a_name_that_is_not_public_is_not_there() -> None:
     with pytest.raises(AttributeError, match="module 'annbatch_distributed' has no attribute 'Distributed'"):
         getattr(annbatch_distributed, "Distributed")  # noqa: B009 mypy would find the attribute missing
-
-
-@pytest.mark.parametrize(
-    ("module", "home", "names"),
-    [
-        ("localize", passes, ["localize"]),
-        ("traits", passes, ["chunk_size", "n_draws", "set_draws"]),
-        ("fingerprint", passes, ["settings"]),
-        ("dataloader", workers, ["WorkerDataLoader"]),
-        ("integrations.torch", workers, ["WorkerDataLoader"]),
-    ],
-)
-def test_what_the_docs_have_named_is_found_where_it_was(module: str, home: ModuleType, names: list[str]) -> None:
-    door = import_module(f"annbatch_distributed.{module}")
-    assert door.__all__ == names
-    for name in names:
-        assert getattr(door, name) is getattr(home, name)

@@ -6,16 +6,18 @@ import copy
 import pickle
 from collections import Counter
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from annbatch.samplers import RandomSampler
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank
 from tests.samplers import batches, flat, repeats
-from tests.strategies import PASSING, POLICIES, Job, jobs
+from tests.strategies import PASSING, Job, jobs
+
+if TYPE_CHECKING:
+    from annbatch_distributed import DistributedSampler
 
 epochs = st.integers(0, 5)
 
@@ -219,70 +221,3 @@ def test_the_wrapped_sampler_is_left_as_it_was(drawn: Job) -> None:
 def _state(drawn: Job) -> tuple[object, ...]:
     rng = drawn.sampler.rng
     return drawn.sampler.mask, None if rng is None else str(rng.bit_generator.state)
-
-
-#: Outer and inner policy, where both can keep what they promise.
-NESTED = [
-    *((policy, policy) for policy in POLICIES),
-    *((outer, inner) for outer in ("drop", "keep") for inner in ("exact", "pad")),
-    ("pad", "exact"),
-]
-
-
-def nested(drawn: Job, outer: str, inner: str, n_nodes: int, n_local: int) -> list[DistributedSampler]:
-    """Nodes, then ranks within a node: all ranks of the job."""
-    within = {name: drawn.options[name] for name in ("sharding", "seed") if name in drawn.options}
-    return [
-        DistributedSampler(
-            DistributedSampler(drawn.sampler, dist_info=Rank(local, n_local), remainder=inner, **within),
-            dist_info=Rank(node, n_nodes),
-            **drawn.options | {"remainder": outer},
-        )
-        for node in range(n_nodes)
-        for local in range(n_local)
-    ]
-
-
-@pytest.mark.parametrize(("outer", "inner"), NESTED)
-@given(n_nodes=st.integers(1, 3), n_local=st.integers(1, 3), drawn=jobs(), epoch=st.integers(0, 2))
-def test_a_wrapped_wrapper_shares_out_a_nodes_rows_among_its_ranks(
-    outer: str, inner: str, n_nodes: int, n_local: int, drawn: Job, epoch: int
-) -> None:
-    ranks = nested(drawn, outer, inner, n_nodes, n_local)
-    outcomes: list[int | str] = []
-    for sampler in ranks:
-        sampler.set_epoch(epoch)
-        try:
-            outcomes.append(sampler.n_batches(drawn.n_obs))
-        except ValueError as error:
-            outcomes.append(str(error))
-    if any(isinstance(outcome, str) for outcome in outcomes):
-        assert len(set(outcomes)) == 1
-        return
-    event("runs")
-    requests = [list(sampler.sample(drawn.n_obs)) for sampler in ranks]
-    assert [len(batches(rank)) for rank in requests] == outcomes
-    rows = flat(flat(map(batches, requests)))
-    assert set(rows) <= set(drawn.window())
-    if outer != "keep":
-        assert len(set(outcomes)) == 1
-    if drawn.kind not in PASSING or (drops_rows(drawn) and "keep" in (outer, inner)):
-        return
-    if "pad" in (outer, inner):
-        first_times = [
-            row
-            for rank in requests
-            for row, mark in zip(flat(batches(rank)), flat(repeats(rank)), strict=True)
-            if not mark
-        ]
-    else:
-        first_times = rows
-    assert len(first_times) == len(set(first_times))
-    if "drop" not in (outer, inner):
-        assert sorted(first_times) == drawn.window()
-
-
-@pytest.mark.parametrize(("outer", "inner"), sorted({(o, i) for o in POLICIES for i in POLICIES} - set(NESTED)))
-def test_policies_that_cannot_keep_their_promises_together_are_refused(outer: str, inner: str) -> None:
-    with pytest.raises(ValueError, match=rf"remainder='{outer}' around a DistributedSampler needs remainder="):
-        nested(Job(8, 4, RandomSampler(2, 2, 2), 2, "random", {}), outer, inner, 2, 2)

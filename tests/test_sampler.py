@@ -9,13 +9,13 @@ import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
+import annbatch
 import numpy as np
 import pytest
 from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, deferred
-from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sharding import Rows
 from tests.samplers import (
     IndexArrays,
@@ -119,20 +119,6 @@ def test_a_mask_in_a_hole_of_the_wrapped_samplers_is_an_error() -> None:
     assert one(wrapped, mask=slice(50, None)).mask == slice(50, None)
     with pytest.raises(ValueError, match=re.escape("[10, 90) reaches beyond [0, 20), [40, end)")):
         one(wrapped, mask=slice(10, 90))
-    outer = one(one(wrapped, world_size=1), world_size=1)
-    with pytest.raises(ValueError, match=re.escape("[10, end) reaches beyond [0, 20), [40, end)")):
-        outer.mask = slice(10, None)
-
-
-def test_a_split_by_rows_is_kept_from_a_wrapper_within_another() -> None:
-    train = np.arange(100) % 3 > 0
-    inner = one(random(), world_size=1, mask=train, remainder="exact")
-    assert sorted(order(one(inner, world_size=1, remainder="exact"))) == np.flatnonzero(train).tolist()
-    with pytest.raises(ValueError, match=r"\[0, 100\) reaches beyond of 66 rows"):
-        one(inner, mask=slice(0, 100), remainder="exact")
-    # how many rows it says something of is known outside as well
-    with pytest.raises(ValueError, match=r"The mask has 100 values, one for each row, and the collection has 101 rows"):
-        one(inner, world_size=1, remainder="exact").plan(101)
 
 
 def test_a_mask_is_the_same_one_in_every_form_it_can_be_given_in() -> None:
@@ -144,20 +130,6 @@ def test_a_mask_is_the_same_one_in_every_form_it_can_be_given_in() -> None:
         masks: list[Any] = [chosen, np.flatnonzero(chosen)[::-1], Rows.of(np.flatnonzero(chosen)), slices]
         states = [one(mask=mask, seed=0).state_dict(batches_done=2) for mask in masks]
         assert all(state == states[0] for state in states)
-
-
-def test_a_state_of_very_many_slices_that_an_earlier_version_saved_is_gone_on_with() -> None:
-    slices = [slice(start, start + 3) for start in range(0, 39_990, 7)]
-    sampler = one(mask=slices, seed=0)
-    state = sampler.state_dict(batches_done=2)
-    earlier = brief(", ".join(f"{part.start}:{part.stop}" for part in slices))
-    assert state["identity"]["mask"] != earlier
-    after = one(mask=slices, seed=0)
-    after.load_state_dict(state | {"identity": state["identity"] | {"mask": earlier}})
-    read = [flat(batches(rank.sample(40_000))) for rank in (after, sampler)]
-    assert read[0] == read[1][2 * (sampler.batch_size or 0) :]
-    with pytest.raises(ValueError, match="mask is"):
-        one(mask=slices[1:], seed=0).load_state_dict(state | {"identity": state["identity"] | {"mask": earlier}})
 
 
 def test_a_mask_can_be_read_and_assigned_between_passes() -> None:
@@ -266,18 +238,6 @@ def test_generators_held_elsewhere_than_in_rng_are_fresh_in_every_pass_and_on_ev
     assert len(set(passes)) == 5
     assert order(job(Composed(), 2, remainder="keep")[0]) == list(passes[0])
     assert order(one(Composed(), remainder="keep", seed=1)) != order(one(Composed(), remainder="keep", seed=2))
-
-
-def test_a_wrapped_wrapper_without_a_generator_takes_the_outer_seed() -> None:
-    def both(seed: int) -> DistributedSampler:
-        return one(one(Bare(4)), seed=seed)
-
-    sampler = both(3)
-    passes = [order(sampler) for _ in range(2)]
-    assert passes[0] != passes[1]
-    again = both(3)
-    assert passes == [order(again) for _ in range(2)]
-    assert passes[0] != order(both(4))
 
 
 @pytest.mark.parametrize("rng", [np.random.RandomState(0), 7, "seed"])
@@ -480,3 +440,21 @@ def test_several_slices_of_the_wrapped_sampler_are_shared_out() -> None:
     wrapped.mask = [slice(0, 4), slice(6, 10)]  # type: ignore[assignment]  # annbatch's type is a single slice
     assert sorted(order(one(wrapped))) == [0, 1, 2, 3]
     assert sorted(order(one(wrapped, rank=1))) == [6, 7, 8, 9]
+
+
+class Holder(SequentialSampler):
+    """A sampler of a user's own that holds another one."""
+
+    def __init__(self, held: Sampler) -> None:
+        super().__init__(4, 2, 4)
+        self.held = held
+
+
+@pytest.mark.parametrize("around", ["ours", "a sampler that holds it"])
+@pytest.mark.parametrize("within", [DistributedSampler, annbatch.samplers.DistributedSampler])
+def test_a_distributed_sampler_in_another_one_is_a_type_error_that_says_what_to_do(
+    within: type[Any], around: str
+) -> None:
+    inner = within(RandomSampler(4, 2, 4), dist_info=lambda: (0, 2))
+    with pytest.raises(TypeError, match=r"can't be in another one.*mesh_ranks\(mesh, \(\"node\", \"local\"\)\)"):
+        DistributedSampler(inner if around == "ours" else Holder(inner), dist_info=Rank(0, 2))

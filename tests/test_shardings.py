@@ -44,7 +44,6 @@ def classes(cls: type[ClassSampler] = ClassSampler, **kwargs: Any) -> ClassSampl
     [
         ("contiguous", RandomSampler(4, 2, 8), Contiguous()),
         ("shuffled", RandomSampler(4, 2, 8), Shuffled(4)),
-        ("shuffled", DistributedSampler(SequentialSampler(5, 2, 5), dist_info=Rank(0, 1)), Shuffled(5)),
         (Shuffled(), SequentialSampler(5, 2, 5), Shuffled(5)),
         (Shuffled(7), IndexArrays(4), Shuffled(7)),
         ("independent", classes(), Independent()),
@@ -457,7 +456,6 @@ def test_under_a_users_sharding_that_draws_an_epoch_goes_on_with_the_draws_that_
 def test_a_users_sharding_that_draws_refuses_samplers_that_read_every_row_by_its_name() -> None:
     for sampler, message in (
         (SequentialSampler(4, 2, 8), "sharding=Pools is for samplers that draw with replacement, and Sequential"),
-        (DistributedSampler(classes(), dist_info=Rank(0, 1)), "sharding=Pools around a DistributedSampler of a class"),
     ):
         with pytest.raises(ValueError, match=message):
             job(sampler, 2, sharding=Pools(30))
@@ -513,31 +511,6 @@ def test_every_rank_is_asked_about_where_ranks_draw_from_other_rows() -> None:
             rank.n_batches(N_OBS)
 
 
-def test_nodes_and_their_ranks_share_out_the_draws_of_one_sampler() -> None:
-    drawn = []
-    for node in range(2):
-        for local in range(3):
-            within = DistributedSampler(classes(), dist_info=Rank(local, 3), sharding="independent")
-            rank = DistributedSampler(within, dist_info=Rank(node, 2), sharding="independent")
-            drawn.append(flat(batches(rank.sample(N_OBS))))
-            assert rank.n_batches(N_OBS) == 8
-    assert [len(rows) for rows in drawn] == [64] * 6
-    assert len(set(map(tuple, drawn))) == 6
-
-
-@pytest.mark.parametrize("remainder", ["keep", "exact"])
-def test_nodes_and_their_ranks_make_all_draws_of_one_sampler(remainder: Any) -> None:
-    drawn = []
-    for node in range(2):
-        for local in range(3):
-            within = DistributedSampler(
-                classes(num_samples=401), dist_info=Rank(local, 3), sharding="independent", remainder=remainder
-            )
-            rank = DistributedSampler(within, dist_info=Rank(node, 2), sharding="independent", remainder=remainder)
-            drawn += flat(batches(rank.sample(N_OBS)))
-    assert len(drawn) == 401
-
-
 # class samplers on shards
 
 
@@ -570,25 +543,6 @@ def test_shards_with_the_same_classes_do_not_warn(sampler: Sampler, options: Any
         warnings.simplefilter("error")
         for rank in job(sampler, 2, **options):
             rank.n_batches(N_OBS)
-
-
-def test_nested_class_samplers_warn_once_as_well() -> None:
-    for options in ({}, {"sharding": "independent"}):
-        within = DistributedSampler(classes(), dist_info=Rank(0, 2), **options)
-        rank = DistributedSampler(within, dist_info=Rank(0, 2))
-        with pytest.warns(
-            UserWarning, match="The ranks of DistributedSampler can't all draw the same classes"
-        ) as warned:
-            epochs_of(rank)
-        assert len(warned) == 1
-
-
-def test_a_wrapped_class_sampler_is_not_shuffled_nor_independent_around_one_that_is_not() -> None:
-    within = DistributedSampler(classes(), dist_info=Rank(0, 1))
-    with pytest.raises(ValueError, match=r"which sharding='shuffled' would cut"):
-        job(within, 2, sharding="shuffled", seed=0)
-    with pytest.raises(ValueError, match=r"needs sharding='independent' in that one as well"):
-        job(within, 2, sharding="independent")
 
 
 def test_classes_that_only_the_layout_of_odd_epochs_lacks_are_warned_of() -> None:

@@ -16,7 +16,7 @@ from annbatch.samplers import ClassSampler, RandomSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally, deferred
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from tests.meeting import heard
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 from tests.strategies import Job, jobs
@@ -232,36 +232,6 @@ def test_workers_of_virtual_ranks_of_unequal_length_hold_no_more_than_a_few_load
 
     assert sorted(flat(Workers(sampler, 2, read=read))) == list(range(n_obs))
     assert max(sizes) <= 4 * 4 * 64 * 1.25
-
-
-def test_virtual_ranks_are_of_the_outermost_wrapper_alone() -> None:
-    inner = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0, virtual_ranks=4)
-    middle = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-    with pytest.raises(ValueError, match="only the outermost can have virtual_ranks, got DistributedSampler"):
-        DistributedSampler(inner, dist_info=Rank(0, 2))
-    later = DistributedSampler(RandomSampler(4, 2, 4), dist_info=deferred(lambda: (0, 0)), virtual_ranks=4)
-    with pytest.raises(ValueError, match="only the outermost can have virtual_ranks, got DistributedSampler"):
-        DistributedSampler(later, dist_info=Rank(0, 2))
-    steps = []
-    for world_size in (1, 2, 4):
-        ranks = [
-            DistributedSampler(copy.deepcopy(within), dist_info=Rank(rank, world_size), seed=1, virtual_ranks=4)
-            for rank in range(world_size)
-            for within in (middle, DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(1, 2), seed=0))
-        ]
-        read = [list(rank.sample(512)) for rank in ranks]
-        steps.append([sorted(flat(step)) for step in zip(*map(batches, read), strict=True)])
-
-        def check(one: tuple[DistributedSampler, Read], gather: Gather) -> str:
-            tally = Tally()
-            for batch in one[1]:
-                tally.add(np.array(batch))
-            return one[0].check_epoch_read(512, tally, gather=gather)
-
-        said = heard([partial(check, one) for one in zip(ranks, map(batches, read), strict=True)])
-        assert len(set(said)) == 1
-        assert said[0].startswith("epoch 0: ")  # and not an error
-    assert steps[0] == steps[1] == steps[2]
 
 
 def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read() -> None:

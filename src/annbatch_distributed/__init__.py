@@ -40,9 +40,6 @@ _HOMES = {
     "Tally": "checks.tally",
 }
 
-# modules that were here before there were rooms; the doors to what was in them are not in the way
-__path__.append(f"{__path__[0]}/integrations/doors")
-
 
 if not TYPE_CHECKING:  # else type checkers take any name for one that is there
 

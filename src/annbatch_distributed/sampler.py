@@ -38,34 +38,25 @@ from annbatch_distributed.passes.compatibility import (
     resolve_sharding,
 )
 from annbatch_distributed.passes.counts import check_can_go_on
-from annbatch_distributed.passes.fingerprint import SHOWN, fingerprint, settings, without_secrets, written_out
+from annbatch_distributed.passes.fingerprint import fingerprint
 from annbatch_distributed.passes.holes import LONGEST
 from annbatch_distributed.passes.private_copy import first_generator, make_numbers_ints, private_copy, samplers_in
 from annbatch_distributed.passes.randomness import draw_root_seed
 from annbatch_distributed.passes.run import Pass
-from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.passes.traits import (
-    chunk_size,
-    drawable_classes,
     is_random,
-    keep_rows_in_order,
-    n_draws,
-    n_ranks_within,
-    rows_per_request,
-    rows_per_step,
-    set_draws,
 )
-from annbatch_distributed.ranks import Deferred, Membership, check_asked_once, member, merged
+from annbatch_distributed.ranks import Deferred, Membership, member
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.resume.cursor import Cursor
 from annbatch_distributed.resume.planner import Planner, check_done, check_segments
-from annbatch_distributed.resume.state import Position, brief, check_identity, check_worker, from_state, to_state
+from annbatch_distributed.resume.state import Position, check_identity, check_worker, from_state, to_state
 from annbatch_distributed.sharding import resolve_mask
 from annbatch_distributed.sharding.contract import draws
 from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.names import names_of
-from annbatch_distributed.sharding.window import RowMask, given_mask, mask_sketch, mask_text, slices_text, window
+from annbatch_distributed.sharding.window import RowMask, given_mask, mask_sketch, mask_text, window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,8 +89,8 @@ class DistributedSampler(Sampler):
     Parameters
     ----------
     sampler
-        The annbatch sampler to distribute: any :class:`annbatch.abc.Sampler`, also another ``DistributedSampler``. It
-        is copied and never modified, and changing it later changes nothing. Arrays of 1 MiB and more that it holds are
+        The annbatch sampler to distribute: any :class:`annbatch.abc.Sampler` but another ``DistributedSampler``. It is
+        copied and never modified, and changing it later changes nothing. Arrays of 1 MiB and more that it holds are
         shared with the copy, so don't write into them.
     dist_info
         Where rank and world size come from. ``"torch"`` or ``"jax"`` ask the framework, which must have been
@@ -163,7 +154,7 @@ class DistributedSampler(Sampler):
     read_through
         Holes of at most so many rows, 64 unless said, between rows that are asked for, are read as well and left out of
         the batches: to read a row takes less time than to begin another read. 0 reads no row that is in no batch, and
-        takes less memory where few rows of many are selected. Of wrappers within each other, the outer one's counts.
+        takes less memory where few rows of many are selected.
 
     Raises
     ------
@@ -233,10 +224,12 @@ class DistributedSampler(Sampler):
         if not isinstance(sampler, Sampler):
             hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
             raise TypeError(f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}")
-        _check_not_virtual_within(sampler)
         check_interface(sampler)
+        for held in samplers_in(sampler, closed=DistributedSampler):
+            check_shares_out_nothing(held, DistributedSampler)
+            if warning := rank_warning(held):
+                warnings.warn(warning, UserWarning, skip_file_prefixes=_PACKAGES)
         self._member = member(dist_info)
-        self._within = self._check_what_is_within(sampler)
         self._virtual_ranks = (
             None if virtual_ranks is None else integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
         )
@@ -244,7 +237,6 @@ class DistributedSampler(Sampler):
             _ = self._own_ranks  # raises if they can't be run by as many
         self._remainder = resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
         check_batch_size(sampler, self._remainder)
-        _check_policy_within(self._remainder, sampler)
         self._seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         self._read_through = integer("read_through", read_through, least=0, below=BOUND)
         self._sampler = private_copy(sampler)
@@ -263,30 +255,9 @@ class DistributedSampler(Sampler):
         # which collection a state that was loaded is of, as far as it says
         self._of_state: Identity = {}
         self._warned: set[str] = set()
-        self._within_another = False
-        if isinstance(self._sampler, DistributedSampler):
-            self._sampler._within_another = True
         # what the wrapped sampler allows
-        self._allowed: Mask = sampler._window_mask if isinstance(sampler, DistributedSampler) else own_mask(sampler)
+        self._allowed: Mask = own_mask(sampler)
         self.mask = slice(None) if mask is None else mask
-
-    def _check_what_is_within(self, sampler: Sampler) -> tuple[Membership | Deferred, ...]:
-        """Return who says the ranks of the wrappers within this one; raise if they'd share out rows a second time."""
-        within: list[Membership | Deferred] = []
-        for held in samplers_in(sampler, closed=DistributedSampler):
-            if isinstance(held, DistributedSampler):
-                within += [held._member, *held._within]
-                continue
-            check_shares_out_nothing(held)
-            if warning := rank_warning(held):
-                warnings.warn(warning, UserWarning, skip_file_prefixes=_PACKAGES)
-        if len(within) >= _MOST_WITHIN:
-            raise ValueError(
-                f"There can be at most {_MOST_WITHIN} {type(self).__name__}s within each other, got "
-                f"{len(within) + 1}. Use one for each level of the job's ranks, such as nodes and ranks within a node."
-            )
-        check_asked_once(type(self).__name__, [self._member, *within], even_if_deferred=False)
-        return tuple(within)
 
     @property
     def _membership(self) -> Membership:
@@ -368,12 +339,6 @@ class DistributedSampler(Sampler):
         self._cursor.set(current_worker(), Position(self.epoch), has_changes=True)
         self._of_state, self._planner, self._last_plan = {}, self._new_planner(), None
 
-    @property
-    def _longest_hole(self) -> int:
-        """How many rows a hole has at most that is read through."""
-        # the rows of a wrapper within another are positions in the other's shard
-        return 0 if self._within_another else self._read_through
-
     def _new_planner(self) -> Planner:
         return Planner(
             self._sampler,
@@ -383,7 +348,7 @@ class DistributedSampler(Sampler):
             seed=self._seed,
             root_seed=self._root_seed,
             align=self._align,
-            longest_hole=self._longest_hole,
+            longest_hole=self._read_through,
         )
 
     @property
@@ -547,8 +512,6 @@ class DistributedSampler(Sampler):
                 identity |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
             else:  # there is no order to bring back
                 identity |= {"data sets": None, "root": saved.get("root")}
-            with self._hidden_from_samplers(worker):
-                saved = self._as_written_today(saved, identity, position)
             check_identity(saved, identity)
         others = position.before(self._n_dealt)
         if others and not draws(self._sharding):
@@ -571,35 +534,6 @@ class DistributedSampler(Sampler):
                 f"The state is of the data sets {of_state}, and these are {data_sets} (rows x columns of each). Add "
                 "the state's data sets in the same order, and load it after that."
             )
-
-    def _as_written_today(self, saved: Identity, identity: Identity, position: Position) -> Identity:
-        """Return the identity of a state with texts of today for its sampler and sharding, to compare and show them.
-
-        It is a ValueError if the state is of a time when wrappers within each other lost other rows.
-        """
-        saved = dict(saved)
-        if saved.get("mask") == brief(slices_text(self._window_mask)):
-            saved["mask"] = identity["mask"]
-        for name, thing in (("sampler", self._sampler), ("sharding", self._sharding)):
-            if saved.get(name) == brief(identity[name]):
-                continue
-            is_same = saved.get(name) == brief(written_out(thing))
-            saved[name] = identity[name] if is_same else without_secrets(saved.get(name))
-            if is_same and name == "sampler" and position.resumes and rows_per_step(self._sampler) != self._batch_size:
-                self._check_lost_the_same(saved.get("n_obs"), position.epoch)
-        return saved
-
-    def _check_lost_the_same(self, n_obs: object, epoch: int) -> None:
-        """Raise unless each of the wrappers within each other would have lost the rows that are lost by all as one."""
-        if isinstance(n_obs, int):
-            plan = self._plan(n_obs, Position(epoch))
-            if replace(plan.division, rows_per_step=plan.batch_size).dealt(0).n_lost == plan.n_lost:
-                return
-        raise ValueError(
-            f"The state is of an earlier version, in which {type(self).__name__}s within each other lost other rows "
-            "under remainder='drop': to go on in the middle of its epoch would read rows again, and others not at all. "
-            f"Begin the epoch anew, with set_epoch({epoch})."
-        )
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
@@ -650,8 +584,8 @@ class DistributedSampler(Sampler):
 
     def _hidden_from_samplers(self, worker: Worker | None) -> AbstractContextManager[None]:
         """Hide a worker from samplers, once all ranks are known: a worker has them from its process."""
-        if self._within or isinstance(self._member, Deferred):
-            check_asked_once(type(self).__name__, [self._member, *self._within], even_if_deferred=True)
+        if isinstance(self._member, Deferred):
+            self._member.membership()
         return worker_info_hidden(worker)
 
     def _plan(self, n_obs: int, position: Position) -> EpochPlan:
@@ -669,7 +603,7 @@ class DistributedSampler(Sampler):
         return plan
 
     def _warn_once(self, message: str) -> None:
-        if not self._within_another and message not in self._warned:
+        if message not in self._warned:
             warnings.warn(message, UserWarning, skip_file_prefixes=_PACKAGES)
             self._warned.add(message)  # not before: a filter may have made an error of it
 
@@ -804,9 +738,9 @@ class DistributedSampler(Sampler):
         return checks.epoch_read(self._job, lambda job: self._reading(job, n_obs, read), timeout=timeout, gather=gather)
 
     def _job(self) -> Membership:
-        """Return the place of this process in the job, with the ranks within this rank numbered through."""
-        within = [self._sampler._job()] if isinstance(self._sampler, DistributedSampler) else []
-        return merged([self._membership, *within])
+        """Return the place of this process in the job, with the source only where other processes have the same."""
+        own = self._membership
+        return own if own.framework is not None else replace(own, source="")
 
     def _description(self, job: Membership, n_obs: int, more: Mapping[str, int | str]) -> Description:
         """Return what this process says of its next pass, and what more must be the same in all processes."""
@@ -865,7 +799,7 @@ class DistributedSampler(Sampler):
         if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
         check_done(plan, position.done(self._n_dealt))
-        requests = Pass(self._sampler, plan, self._own_ranks, self._root_seed, position.passes, self._longest_hole)
+        requests = Pass(self._sampler, plan, self._own_ranks, self._root_seed, position.passes, self._read_through)
         return self._cursor.begin(worker, position, requests)
 
     def _sample(self, n_obs: int) -> Pass:
@@ -898,108 +832,8 @@ class DistributedSampler(Sampler):
         )
 
 
-@localize.register(DistributedSampler)
-def _localize_distributed_sampler(sampler: DistributedSampler, rows: Rows, n_obs: int) -> DistributedSampler:
-    """A wrapper needs global rows if what it wraps does, and shares out all of the rows that it is given."""
-    if needs_global_rows(sampler):
-        sampler._sampler = localize(private_copy(sampler._sampler), rows, n_obs)
-        sampler._fingerprint = None
-    sampler._allowed = slice(0, None)
-    sampler.mask = slice(0, None)
-    return sampler
-
-
-@chunk_size.register(DistributedSampler)
-def _chunk_size(sampler: DistributedSampler) -> int | None:
-    return chunk_size(sampler._sampler)
-
-
-@drawable_classes.register(DistributedSampler)
-def _drawable_classes(sampler: DistributedSampler) -> tuple[frozenset[str], ...]:
-    classes = sampler._planner.classes
-    if classes is None:
-        return drawable_classes(sampler._sampler)
-    return tuple(drawable for _, drawable in classes)
-
-
-@rows_per_step.register(DistributedSampler)
-def _rows_per_step(sampler: DistributedSampler) -> int | None:
-    within = rows_per_step(sampler._sampler)
-    # under any other policy, ranks within a rank lose no rows
-    return sampler.world_size * within if within and sampler._remainder == "drop" else sampler.batch_size
-
-
-@rows_per_request.register(DistributedSampler)
-def _rows_per_request(sampler: DistributedSampler) -> int | None:
-    rows = rows_per_request(sampler._sampler)
-    return None if rows is None else rows * len(sampler._own_ranks)
-
-
-@n_ranks_within.register(DistributedSampler)
-def _n_ranks_within(sampler: DistributedSampler) -> int:
-    return sampler.world_size * (n_ranks_within(sampler._sampler) or 1)
-
-
-@is_random.register(DistributedSampler)
-def _is_random(sampler: DistributedSampler) -> bool:
-    return is_random(sampler._sampler)
-
-
-@settings.register(DistributedSampler)
-def _settings(sampler: DistributedSampler) -> dict[str, Any]:
-    # which of its ranks a wrapped wrapper is differs between ranks, whose states must not
-    is_default = sampler._align == chunk_grid(sampler._sampler, None)  # states of earlier versions had no other
-    return ({} if is_default else {"align": sampler._align or 1}) | {
-        "batch_size": sampler._batch_size,
-        "ranks": sampler.world_size,
-        "remainder": sampler._remainder,
-        "sampler": sampler._sampler,
-        "seed": sampler._seed,
-        "sharding": sampler._sharding,
-    }
-
-
-SHOWN.add(DistributedSampler)
-
-
-@written_out.register(DistributedSampler)
-def _written_out(sampler: DistributedSampler) -> str:
-    parts = {name: value for name, value in settings(sampler).items() if name not in ("align", "ranks")}
-    parts.update({name: written_out(parts[name]) for name in ("sampler", "sharding")})
-    parts["batch_size"] = sampler._batch_size
-    return f"{type(sampler).__name__}({', '.join(f'{name}={value!r}' for name, value in parts.items())})"
-
-
-@keep_rows_in_order.register(DistributedSampler)
-def _keep_rows_in_order(sampler: DistributedSampler) -> None:
-    sampler._sampler = private_copy(sampler._sampler)
-    keep_rows_in_order(sampler._sampler)
-    sampler._align = None
-    sampler._begin_anew()
-
-
-@n_draws.register(DistributedSampler)
-def _n_draws(sampler: DistributedSampler, n_rows: int) -> int | None:
-    return n_draws(sampler._sampler, n_rows) if draws(sampler._sharding) else None
-
-
-@set_draws.register(DistributedSampler)
-def _set_draws(sampler: DistributedSampler, n_draws: int) -> None:
-    sampler._sampler = private_copy(sampler._sampler)
-    set_draws(sampler._sampler, n_draws)
-    sampler._planner, sampler._fingerprint = sampler._new_planner(), None
-
-
-@needs_global_rows.register(DistributedSampler)
-def _distributed_sampler_needs_global_rows(sampler: DistributedSampler) -> bool:
-    return needs_global_rows(sampler._sampler)
-
-
 #: Warnings point at the code that called this package, directly or by annbatch's Loader.
 _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
-
-#: Each of them plans for those within it.
-_MOST_WITHIN = 16
 
 _SAME_ROWS = (
     "A second pass without set_epoch: every rank reads the rows that it had last time, in another order, although "
@@ -1014,16 +848,6 @@ _NO_STATE = (
 )
 
 
-def _check_not_virtual_within(sampler: Sampler) -> None:
-    """Raise if a wrapper that is to be wrapped again has virtual ranks."""
-    for held in samplers_in(sampler, closed=DistributedSampler):
-        if isinstance(held, DistributedSampler) and held.virtual_ranks is not None:
-            raise ValueError(
-                f"Of wrappers within each other only the outermost can have virtual_ranks, got {held!r} within one. "
-                "Pass virtual_ranks to the outer one, for its part of the ranks; or use one wrapper for all ranks."
-            )
-
-
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:
     """The warning for ranks whose classes differ."""
     everywhere = frozenset[str]().union(*(own for _, own in classes))
@@ -1034,22 +858,3 @@ def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> 
         f"{rank} lack {len(missing)} of them ({shown}). Each rank weighs the classes that it has, so that the job as a "
         "whole doesn't draw by the weights that were given. With sharding='independent' every rank draws from all rows."
     )
-
-
-#: For each policy, what a wrapper that is wrapped again may have, so that both keep their promises.
-_WITHIN: dict[Remainder, tuple[Remainder, ...]] = {
-    "drop": ("drop", "exact", "pad"),
-    "keep": ("keep", "exact", "pad"),
-    "exact": ("exact",),
-    "pad": ("pad", "exact"),
-}
-
-
-def _check_policy_within(remainder: Remainder, sampler: Sampler) -> None:
-    """Raise if a wrapper that is wrapped again can't keep what the policy around it promises."""
-    if isinstance(sampler, DistributedSampler) and sampler._remainder not in _WITHIN[remainder]:
-        within = " or ".join(map(repr, _WITHIN[remainder]))
-        raise ValueError(
-            f"remainder={remainder!r} around a {type(sampler).__name__} needs remainder={within} in that one as well, "
-            f"got remainder={sampler._remainder!r}, under which its promise could not be kept."
-        )

@@ -140,37 +140,6 @@ def test_the_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
     assert agreement(ranks, drawn.n_obs) == [""] * drawn.world_size
 
 
-def test_ranks_within_ranks_are_numbered_through() -> None:
-    def rank(node: int, within: int) -> DistributedSampler:
-        inner = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(within, 2))
-        return DistributedSampler(inner, dist_info=Rank(node, 3))
-
-    places = [(node, within) for node in range(3) for within in range(2)]
-    assert agreement([rank(*place) for place in places]) == [""] * 6
-    wrong = agreement([rank(*place) for place in [*places[:-1], (0, 0)]])
-    assert len(set(wrong)) == 1
-    assert "rank 0 is that of processes 0 and 5\n  rank 5 is that of no process" in wrong[0]
-
-
-@pytest.mark.parametrize("which", ["mesh", "groups"])
-def test_ranks_within_ranks_of_meshes_and_groups_agree_if_each_process_has_another_place(which: str) -> None:
-    def rank(number: int, node: int, within: int) -> DistributedSampler:
-        """One of four processes in a mesh of 2 x 2, or in a group along each of its dimensions."""
-        mesh = (0, 1, 2, 3)
-        rows, columns = ((number // 2 * 2, number // 2 * 2 + 1), (number % 2, number % 2 + 2))
-        inner = Membership(
-            Rank(within, 2), "rows", "torch", mesh if which == "mesh" else rows, 2 if which == "mesh" else 1
-        )
-        outer = Membership(Rank(node, 2), "columns", "torch", *((mesh, 2) if which == "mesh" else (columns, 1)))
-        sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=inner)
-        return DistributedSampler(sampler, dist_info=outer)
-
-    assert agreement([rank(number, number // 2, number % 2) for number in range(4)]) == [""] * 4
-    wrong = agreement([rank(number, number // 2, 0) for number in range(4)])
-    assert len(set(wrong)) == 1
-    assert "rank 1 is that of no process" in wrong[0]
-
-
 def test_settings_of_numpys_types_are_compared_as_those_of_pythons() -> None:
     ranks = [
         DistributedSampler(RandomSampler(4, 2, size(4)), dist_info=Rank(rank, 2), seed=0)

@@ -13,7 +13,6 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.passes.shard import localize
 from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
 from tests.strategies import POLICIES
@@ -371,25 +370,3 @@ def test_a_sharding_of_a_users_own_is_refused_beforehand_on_all_ranks_or_runs_on
     assert policy == "keep" or len(set(map(len, read))) == 1
     if policy in ("keep", "exact"):
         assert sorted(flat(map(flat, read))) == list(range(n_obs))
-
-
-@given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5))
-def test_nodes_and_their_ranks_are_refused_beforehand_under_exact_or_all_run(
-    n_obs: int, n_nodes: int, n_local: int, batch_size: int
-) -> None:
-    answers, read = set(), []
-    for node in range(n_nodes):
-        for local in range(n_local):
-            within = DistributedSampler(MaskBlind(batch_size), dist_info=Rank(local, n_local), remainder="exact")
-            rank = DistributedSampler(within, dist_info=Rank(node, n_nodes), remainder="exact")
-            try:
-                n_batches = rank.n_batches(n_obs)
-            except ValueError as error:
-                answers.add(str(error))
-            else:
-                read.append(batches(rank.sample(n_obs)))
-                answers.add(str(n_batches))
-                assert len(read[-1]) == n_batches
-    assert len(answers) == 1
-    assert not read or sorted(flat(map(flat, read))) == list(range(n_obs))
-    event("run" if read else "refused")

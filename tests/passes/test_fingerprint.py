@@ -23,7 +23,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.passes.fingerprint import fingerprint
 from annbatch_distributed.passes.private_copy import private_copy
-from tests.samplers import MaskBlind, batches
+from tests.samplers import MaskBlind
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -124,10 +124,6 @@ def test_samplers_that_hold_other_things_have_other_fingerprints_and_equal_thing
         (RandomSampler(4, 2, 8), SequentialSampler(4, 2, 8)),
         (by_class(), by_class(class_weights=np.array([1.0, 2.0]))),
         (by_class(), by_class(pd.Categorical(np.repeat(["B", "T"], [21, 29])))),
-        (
-            DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(0, 2), seed=0),
-            DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(0, 2), seed=1),
-        ),
     ],
 )
 def test_other_settings_are_another_fingerprint(sampler: Sampler, other: Sampler) -> None:
@@ -139,10 +135,6 @@ def test_other_settings_are_another_fingerprint(sampler: Sampler, other: Sampler
     [
         (RandomSampler(4, 2, 8), RandomSampler(4, 2, 8, mask=slice(3, 9), rng=np.random.default_rng(3))),
         (by_class(), by_class(mask=slice(5, 50))),
-        (
-            DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(0, 2), seed=0),
-            DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(1, 2), seed=0),
-        ),
         (Holding(threading.Lock()), Holding(threading.Lock())),
         (Holding(logging.getLogger("a")), Holding(logging.getLogger("b"))),
     ],
@@ -223,34 +215,22 @@ def test_what_a_users_sampler_or_sharding_holds_is_never_written_out(secret: Any
     known = RandomSampler(4, 2, 8)
     vars(known)["token"] = secret
     for wrapped in (Remote(secret), Subclass(secret), known, Holding(Remote(secret))):
-        nested = DistributedSampler(wrapped, dist_info=Rank(0, 2))
-        for sampler in (wrapped, nested):
-            ranks = [DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding=ByToken(secret)) for rank in (0, 1)]
-            state = ranks[0].state_dict(batches_done=0)
-            heard: list[str] = []
-            for rank in ranks:
-                heard += agreement(rank)
-            other = DistributedSampler(Remote("other"), dist_info=Rank(0, 2), sharding=ByToken("other"))
-            with pytest.raises(ValueError, match="of a sampler with other settings") as raised:
-                other.load_state_dict(state)
-            assert "hunter2" not in "".join([str(state), *heard, str(raised.value)])
+        ranks = [DistributedSampler(wrapped, dist_info=Rank(rank, 2), sharding=ByToken(secret)) for rank in (0, 1)]
+        state = ranks[0].state_dict(batches_done=0)
+        heard: list[str] = []
+        for rank in ranks:
+            heard += agreement(rank)
+        other = DistributedSampler(Remote("other"), dist_info=Rank(0, 2), sharding=ByToken("other"))
+        with pytest.raises(ValueError, match="of a sampler with other settings") as raised:
+            other.load_state_dict(state)
+        assert "hunter2" not in "".join([str(state), *heard, str(raised.value)])
 
 
-def test_the_numbers_that_annbatchs_samplers_and_wrappers_are_set_to_are_shown() -> None:
+def test_the_numbers_that_annbatchs_samplers_are_set_to_are_shown() -> None:
     sampler = RandomSampler(4, 2, np.int64(8))
     text = "RandomSampler(batch_size=8, chunk_size=4, drop_last=False, in_memory_size=8, num_samples=None, "
     text += "preload_nchunks=2, replacement=False, shuffle=True)"
     assert fingerprint(sampler) == text
-    wrapper = DistributedSampler(sampler, dist_info=Rank(1, 2), seed=3)
-    assert fingerprint(wrapper) == (
-        f"DistributedSampler(batch_size=8, ranks=2, remainder=drop, sampler={text}, seed=3, sharding=Contiguous())"
-    )
-    assert fingerprint(wrapper) != fingerprint(DistributedSampler(sampler, dist_info=Rank(1, 3), seed=3))
-
-
-def test_a_sampler_that_holds_a_wrapper_has_the_same_fingerprint_on_every_rank() -> None:
-    job = [Holding(DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(rank, 2), seed=0)) for rank in (0, 1)]
-    assert fingerprint(job[0]) == fingerprint(job[1])
 
 
 #: As the first version of format 1 wrote it.
@@ -270,22 +250,6 @@ STATE: dict[str, Any] = {
         "sampler": "Remote(batch_size=4, per_request=4, token='hunter2')",
     },
 }
-
-
-def test_a_state_that_has_them_written_out_still_loads() -> None:
-    sampler = DistributedSampler(Remote("hunter2"), dist_info=Rank(0, 2), sharding=ByToken("hunter3"), seed=0)
-    sampler.load_state_dict(STATE)
-    first, *_, last = batches(sampler.sample(64))
-    assert (first, last) == ([24, 25, 26, 27], [12, 13, 14, 15])
-    assert "hunter" not in str(sampler.state_dict(batches_done=3))
-
-
-def test_where_a_state_has_them_written_out_the_error_shows_neither_side() -> None:
-    sampler = DistributedSampler(Remote("hunter4"), dist_info=Rank(0, 2), sharding=ByToken("hunter5"), seed=0)
-    with pytest.raises(ValueError, match=r"sampler is 'Remote\(\.\.\.\)' in the state and") as raised:
-        sampler.load_state_dict(STATE)
-    assert "sharding is 'ByToken(...)' in the state" in str(raised.value)
-    assert "hunter" not in str(raised.value)
 
 
 def deep(levels: int) -> list[Any]:

@@ -122,17 +122,6 @@ def test_what_a_loader_reads_is_the_same_with_holes_and_without(sampler: Any, re
         assert all(chosen[row] for index, _ in read[0] for row in index)
 
 
-def test_a_wrapper_within_another_leaves_the_holes_to_it() -> None:
-    # two ranks within one, whose blocks take turns: read through, each of them would ask for the other's rows
-    inner = DistributedSampler(
-        RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0, remainder="exact", sharding="shuffled"
-    )
-    outer = DistributedSampler(inner, dist_info=Rank(0, 1), seed=0, remainder="exact", read_through=0)
-    asked = [row for request in outer.sample(200) for row in request_rows(request)]
-    assert len(asked) == 100
-    assert sorted(asked) == sorted(row for batch in batches(outer.sample(200)) for row in batch)
-
-
 @pytest.mark.parametrize("longest", [-1, 1.5, None, "64", True])
 def test_the_longest_hole_is_an_integer_of_at_least_0(longest: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"read_through must be .*, got"):

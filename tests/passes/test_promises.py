@@ -11,7 +11,6 @@ from annbatch.samplers import RandomSampler
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.passes.traits import n_draws
 from tests.samplers import MaskBlind, batches, flat, job
 from tests.strategies import POLICIES
@@ -251,17 +250,3 @@ def test_subclasses_of_annbatchs_samplers_keep_their_settings(policy: Any) -> No
             assert len(batches(rank.sample(160))) == rank.n_batches(160) == 4
     for rank in job(Own(4, 2, 8), 2, remainder=policy):
         assert len(batches(rank.sample(163))) == rank.n_batches(163)
-
-
-def test_promises_hold_in_nested_wrappers_and_in_what_is_left_of_an_epoch() -> None:
-    broken = Told(4, same_rows, as_slices=True)
-    within = DistributedSampler(broken, dist_info=Rank(0, 2), remainder="exact")
-    with pytest.raises(RuntimeError, match="Told read rows more than once"):
-        list(DistributedSampler(within, dist_info=Rank(0, 2), remainder="exact").sample(160))
-    sampler = DistributedSampler(Told(4, right, as_slices=True), dist_info=Rank(0, 2), remainder="exact")
-    state = sampler.state_dict(batches_done=3)
-    for world_size in (2, 3):
-        again = DistributedSampler(Told(4, right, as_slices=True), dist_info=Rank(0, world_size), remainder="exact")
-        again.load_state_dict(state)
-        n_batches = again.n_batches(100)
-        assert len(batches(again.sample(100))) == n_batches

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
-from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.passes.traits import chunk_size, drawable_classes, n_draws, set_draws
 from tests.samplers import MaskBlind, batches, flat
 
@@ -23,17 +22,12 @@ def class_sampler(cls: type[ClassSampler] = ClassSampler, **kwargs: object) -> C
     return cls(4, 3, 6, classes=LABELS, num_samples=50, **kwargs)
 
 
-def wrapped(sampler: Sampler, sharding: str = "contiguous") -> DistributedSampler:
-    return DistributedSampler(sampler, dist_info=Rank(0, 1), sharding=sharding)
-
-
 @pytest.mark.parametrize(
     ("sampler", "expected"),
     [
         (RandomSampler(4, 3, 6), 4),
         (SequentialSampler(5, 2, 5), 5),
         (class_sampler(), 4),
-        (wrapped(SequentialSampler(5, 2, 5)), 5),
         (MaskBlind(4), None),
     ],
 )
@@ -48,7 +42,6 @@ def test_the_chunk_size_is_the_one_that_the_sampler_was_given(sampler: Sampler, 
         (class_sampler(WeightedClassSampler), 50),
         (RandomSampler(4, 3, 6, replacement=True), 100),
         (RandomSampler(4, 3, 6, replacement=True, num_samples=30), 30),
-        (wrapped(RandomSampler(4, 3, 6, replacement=True, num_samples=48), "independent"), 48),
     ],
 )
 def test_what_draws_with_replacement_tells_how_much_and_draws_as_much_as_it_is_set_to(
@@ -67,7 +60,6 @@ def test_what_draws_with_replacement_tells_how_much_and_draws_as_much_as_it_is_s
         RandomSampler(4, 3, 6, num_samples=30),
         SequentialSampler(4, 3, 6),
         MaskBlind(4),
-        wrapped(class_sampler()),
     ],
 )
 def test_other_samplers_make_no_draws(sampler: Sampler) -> None:
@@ -84,5 +76,4 @@ def test_the_classes_that_can_be_drawn_are_those_with_a_weight_in_the_mask() -> 
     assert drawable_classes(class_sampler()) == (frozenset(["B", "NK", "T"]),)
     assert drawable_classes(class_sampler(class_weights=weights)) == (frozenset(["B", "T"]),)
     assert drawable_classes(class_sampler(class_weights=weights, mask=slice(10, 40))) == (frozenset(["B"]),)
-    assert drawable_classes(wrapped(class_sampler())) == (frozenset(["B", "NK", "T"]),)
     assert drawable_classes(RandomSampler(4, 3, 6)) == ()

@@ -108,7 +108,7 @@ def test_what_is_nothing_that_can_be_asked_is_an_error_at_once(wrong: Any) -> No
 def test_however_many_copies_there_are_the_rank_is_asked_for_once() -> None:
     launcher = Launcher()
     sampler = make(deferred(launcher))
-    copies = [sampler, copy.copy(sampler), copy.deepcopy(sampler), DistributedSampler(sampler, dist_info=Rank(0, 1))]
+    copies = [sampler, copy.copy(sampler), copy.deepcopy(sampler)]
     launcher.rank = 1, 2
     for duplicate in copies:
         list(duplicate.sample(N_OBS))
@@ -118,15 +118,6 @@ def test_however_many_copies_there_are_the_rank_is_asked_for_once() -> None:
 @pytest.mark.parametrize("dist_info", [Rank(1, 2), lambda: (1, 2), lambda: Rank(1, 2)])
 def test_anything_can_be_deferred(dist_info: Any) -> None:
     assert deferred(dist_info).membership().rank == Rank(1, 2)
-
-
-def test_a_deferred_rank_can_be_wrapped_again() -> None:
-    launcher = Launcher()
-    outer = make(deferred(launcher))
-    nested = DistributedSampler(outer, dist_info=Rank(0, 2))
-    launcher.rank = 1, 2
-    within = DistributedSampler(make(Rank(1, 2)), dist_info=Rank(0, 2))
-    assert batches(nested.sample(N_OBS)) == batches(within.sample(N_OBS))
 
 
 _HERE: dict[str, Any] = {}
@@ -187,14 +178,9 @@ def test_a_spawned_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_s
     assert _asked_in_another_process(make(deferred(_of_this_process)), None, 0, context=spawn) == 1
 
 
-@pytest.mark.parametrize("is_within", [False, True])
-def test_a_worker_can_ask_for_the_number_of_batches_before_anything_else(
-    is_within: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_can_ask_for_the_number_of_batches_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_HERE, "rank", 1)
     sampler = make(deferred(_of_this_process))
-    if is_within:
-        sampler = DistributedSampler(sampler, dist_info=lambda: (0, 1))
     assert _asked_in_another_process(sampler, None, 0, ask=_count_batches) == sampler.n_batches(N_OBS)
 
 

@@ -272,10 +272,6 @@ def test_independent_ranks_go_on_with_the_draws_that_are_left(remainder: Any, ol
             ClassSampler(4, 4, 8, classes=LABELS, num_samples=80),
             "ClassSampler was given the number of rows to draw on each rank",
         ),
-        (
-            DistributedSampler(SequentialSampler(4, 4, 8), dist_info=Rank(0, 2), remainder="exact"),
-            "Use one DistributedSampler, with the rank in the whole job",
-        ),
     ],
 )
 def test_samplers_that_were_told_how_much_to_draw_are_refused_and_left_as_they_were(sampler: Any, message: str) -> None:

@@ -16,7 +16,6 @@ from annbatch_distributed.sharding import Rows
 from annbatch_distributed.sharding.aligned import whole_chunks_first
 from annbatch_distributed.sharding.blocks import shuffled
 from annbatch_distributed.sharding.selection import BLOCK, Selected, Selection
-from tests.samplers import batches
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -135,71 +134,11 @@ def test_the_grid_is_that_of_the_chunks_unless_it_is_given() -> None:
     assert sorted(coarse) == sorted(found)
 
 
-def test_an_epoch_that_a_version_without_alignment_began_goes_on_as_it_was() -> None:
-    def made(**options: Any) -> DistributedSampler:
-        sampler = RandomSampler(**SIZES)
-        return DistributedSampler(sampler, dist_info=Rank(1, 2), seed=0, mask=slice(3, 490), **options)
-
-    then, now, again = made(align=1), made(), made()
-    expected = batches(then.sample(500))
-    state = then.state_dict(batches_done=3)
-    del state["identity"]["align"]
-    now.load_state_dict(state)
-    assert batches(now.sample(500)) == expected[3:]
-    assert expected[3:] != batches(made().sample(500))[3:]
-    later = now.state_dict(batches_done=7)
-    assert later["aligned"] is False
-    again.load_state_dict(later)
-    assert batches(again.sample(500)) == expected[7:]
-    for sampler in (now, again):
-        sampler.set_epoch(1)
-        assert list(sampler.plan(500).shard(1).rows) == shard_of(made(), 1)
-        assert "aligned" not in sampler.state_dict(batches_done=1)
-
-
-@pytest.mark.parametrize("remainder", ["drop", "exact", "pad"])
-def test_wrappers_within_each_other_go_on_as_they_were_too(remainder: Any) -> None:
-    def made(rank: int, **options: Any) -> DistributedSampler:
-        given: dict[str, Any] = {"remainder": remainder} | options
-        inner = DistributedSampler(RandomSampler(8, 2, 4), dist_info=Rank(rank % 2, 2), seed=1, **given)
-        return DistributedSampler(inner, dist_info=Rank(rank // 2, 2), seed=3, **given)
-
-    for epoch in range(3):
-        read: list[list[int]] = []
-        expected: list[list[int]] = []
-        for rank in range(4):
-            then, now, later = made(rank, align=1), made(rank), made(rank)
-            then.set_epoch(epoch)
-            state = then.state_dict(batches_done=5)
-            expected += batches(then.sample(403))[5:]
-            del state["identity"]["align"]
-            state["identity"]["sampler"] = now.state_dict(batches_done=0)["identity"]["sampler"]
-            now.load_state_dict(state)
-            read += batches(now.sample(403))
-            now.set_epoch(epoch + 1)
-            later.set_epoch(epoch + 1)
-            assert batches(now.sample(403)) == batches(later.sample(403))
-        assert read == expected
-
-
-def test_the_grid_of_a_wrapper_within_another_is_one_of_its_settings() -> None:
-    def made(**options: Any) -> DistributedSampler:
-        inner = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=1, **options)
-        return DistributedSampler(inner, dist_info=Rank(0, 2), seed=3)
-
-    state = made().state_dict(batches_done=1)
-    made(align=8).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"sampler is 'DistributedSampler\(.*' in the state and '.*align=1"):
-        made(align=1).load_state_dict(state)
-
-
 def test_a_state_of_another_grid_is_refused() -> None:
     state = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0).state_dict(batches_done=1)
     other = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, align=16)
     with pytest.raises(ValueError, match="align is 8 in the state and 16 here"):
         other.load_state_dict(state)
-    with pytest.raises(ValueError, match="'aligned' must be True or False, got 1"):
-        other.load_state_dict(state | {"aligned": 1})
 
 
 @pytest.mark.parametrize("align", [0, -1, 1.5, "64", True])

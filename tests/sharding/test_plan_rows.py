@@ -51,7 +51,7 @@ def plan(sharding: Any, remainder: Remainder, **changes: Any) -> EpochPlan:
     of_division: dict[str, Any] = {"window": WINDOW, "world_size": 3, "epoch": 0, "seed": 0, "n_samples": None}
     of_plan |= {name: value for name, value in changes.items() if name in of_plan}
     rotations = changes.pop("rotations", 0)
-    of_division |= {"rows_per_step": of_plan["batch_size"]}
+    of_division |= {"batch_size": of_plan["batch_size"]}
     of_division |= {name: value for name, value in changes.items() if name not in of_plan}
     division = Division(sharding, remainder=remainder, **of_division)
     return EpochPlan(division=division, dealt=division.dealt(rotations), **of_plan)

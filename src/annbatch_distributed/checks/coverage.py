@@ -158,9 +158,9 @@ def _must_read_each_row(sampler: Sampler, plan: EpochPlan, n_rows: int) -> bool:
     Under ``exact`` and ``pad``, a pass that doesn't raises by itself.
     """
     from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
-    from annbatch_distributed.passes.traits import is_wrapper, n_draws
+    from annbatch_distributed.passes.traits import n_draws
 
-    is_known = is_annbatchs_own(sampler) or is_wrapper(sampler)
+    is_known = is_annbatchs_own(sampler)
     return not is_known and plan.remainder == "keep" and n_draws(sampler, n_rows) is None
 
 

@@ -70,8 +70,8 @@ def check_zarrs_answers(asks: Callable[[], bool]) -> None:
     if _Fork.is_cut_off and asks():
         raise RuntimeError(
             "This process was forked while zarrs was in use, whose threads aren't copied: to read through it would "
-            "wait for ever. Start ranks and workers by 'spawn' (multiprocessing_context='spawn', strategy='ddp_spawn'), "
-            "or have zarr's own codecs read, before the collection is opened: "
+            "wait for ever. Start ranks and workers by 'spawn' (multiprocessing_context='spawn', "
+            "strategy='ddp_spawn'), or have zarr's own codecs read, before the collection is opened: "
             "zarr.config.set({'codec_pipeline.path': 'zarr.core.codec_pipeline.BatchedCodecPipeline'})."
         )
 

@@ -91,13 +91,14 @@ def check_interface(sampler: Sampler) -> None:
             ) from error
 
 
-def check_shares_out_nothing(sampler: Sampler) -> None:
-    """Raise if a sampler that is to be wrapped is annbatch's own ``DistributedSampler``."""
-    if isinstance(sampler, DistributedSampler):
-        raise ValueError(
-            "An annbatch.samplers.DistributedSampler within one of annbatch_distributed gives each rank a share of its "
-            "share, and rows would never be read. Wrap the sampler that it wraps; for ranks within nodes, use "
-            "annbatch_distributed.DistributedSampler for both."
+def check_shares_out_nothing(sampler: Sampler, ours: type[Sampler]) -> None:
+    """Raise if a sampler that is to be wrapped is a ``DistributedSampler``, annbatch's or ``ours``."""
+    if isinstance(sampler, DistributedSampler | ours):
+        raise TypeError(
+            "A DistributedSampler can't be in another one, got one of "
+            f"{type(sampler).__module__.partition('.')[0]}: each rank would have a share of its share, and rows would "
+            "never be read. Wrap the sampler that it wraps. For ranks within nodes, say which rank of all this is: "
+            'dist_info=mesh_ranks(mesh, ("node", "local")), or a callable that returns it.'
         )
 
 
@@ -155,11 +156,6 @@ def _check_draws(sharding: Sharding, sampler: Sampler) -> None:
     rule = f"sharding={name_of.get(type(sharding), type(sharding).__name__)}"
     what = "every row" if type(sharding) in name_of else "every row that it is dealt"
     if n_draws(sampler, 1) is None:
-        if drawable_classes(sampler):
-            raise ValueError(
-                f"{rule} around a {name} of a class sampler needs sharding='independent' in that one as well: else it "
-                "would cut the rows that all ranks are to draw from."
-            )
         raise ValueError(
             f"{rule} is for samplers that draw with replacement, and {name} isn't known to: every rank would read "
             f"{what}. Use sharding='shuffled', under which rows move between ranks from epoch to "

@@ -23,7 +23,7 @@ from annbatch_distributed.passes.private_copy import private_copy
 from annbatch_distributed.passes.promises import promised, reads_every_row, refuse_impossible
 from annbatch_distributed.passes.run import follow_epoch
 from annbatch_distributed.passes.shard import localize, needs_global_rows
-from annbatch_distributed.passes.traits import drawable_classes, is_wrapper, n_ranks_within, set_draws
+from annbatch_distributed.passes.traits import drawable_classes, set_draws
 from annbatch_distributed.sharding.division import Draws, Shares
 from annbatch_distributed.sharding.integers import BOUND
 from annbatch_distributed.sharding.remainder import check, check_sizes
@@ -64,8 +64,6 @@ def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
     what = f"The window has {len(division.window)} rows"
     if division.n_samples is not None:
         what = f"{type(sampler).__name__} draws {division.n_samples} samples"
-    if division.rows_per_step != sampler.batch_size:
-        what += f" (and a batch on each of the ranks within a rank takes {division.rows_per_step})"
     check(division.even, what)
     dealt = division.dealt(0)
     if isinstance(dealt, Shares):
@@ -162,10 +160,9 @@ class _Asked:
 
     def _is_full(self, dealt: Dealt, count: int, size: int) -> bool:
         """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be halved."""
-        within, batch_size = n_ranks_within(self.sampler), self.sampler.batch_size
+        batch_size = self.sampler.batch_size
         assert batch_size is not None
-        reads_all = dealt.is_drawn or reads_every_row(self.sampler) or within is not None
-        return reads_all and batch_size > 1 and 0 < size == count * batch_size * (within or 1)
+        return (dealt.is_drawn or reads_every_row(self.sampler)) and batch_size > 1 and 0 < size == count * batch_size
 
 
 def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
@@ -187,16 +184,12 @@ def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
     """Raise if an epoch of a sampler can't go on with ``new`` ranks in place of ``old`` ones."""
     if reads_every_row(sampler):
         return
-    name = type(sampler).__name__
-    if is_wrapper(sampler):
-        why = f"A {name} in another one can't go on with other numbers. Use one {name}, with the rank in the whole job."
-    else:
-        why = (
-            f"{name} was given the number of rows to draw on each rank, so that what is left depends on the number of "
-            "ranks. With sharding='independent' the job makes the draws that are left, if it draws with replacement. "
-            "Or begin the next epoch with set_epoch."
-        )
-    raise ValueError(f"The state is of a job of {old} ranks, and this one has {new}. {why}")
+    raise ValueError(
+        f"The state is of a job of {old} ranks, and this one has {new}. {type(sampler).__name__} was given the number "
+        "of rows to draw on each rank, so that what is left depends on the number of ranks. With "
+        "sharding='independent' the job makes the draws that are left, if it draws with replacement. Or begin the next "
+        "epoch with set_epoch."
+    )
 
 
 # What annbatch's samplers are set to is not public. Where their counts alone don't tell, it is looked at here;

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
-import re
 import sys
 import types
 from collections import deque
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     type PartsOf = Callable[[Any], dict[str, Any]]
 
-__all__ = ["SHOWN", "fingerprint", "settings", "without_secrets", "written_out"]
+__all__ = ["SHOWN", "fingerprint", "settings"]
 
 #: Whose settings are shown: of these types exactly, not of what others make of them.
 SHOWN: set[type] = {*SETTINGS, Contiguous, Independent, Shuffled}
@@ -63,33 +62,6 @@ def fingerprint(thing: object) -> str:
         return f"{type(thing).__name__}({_digest_of(thing)})"
     texts = (f"{name}={_shown(value)}" for name, value in _parts(thing, _settings_of(thing)))
     return f"{type(thing).__name__}({', '.join(texts)})"
-
-
-@singledispatch
-def written_out(thing: object) -> str:
-    """Return the text as the first states of format 1 have it, which showed everything: to compare, not to show."""
-    return _deep(lambda: _description(thing, (), attributes), thing)
-
-
-@written_out.register(Sampler)
-def _sampler_written_out(sampler: Sampler) -> str:
-    return _deep(lambda: _described(sampler, settings(sampler), (), attributes), sampler)
-
-
-def without_secrets(text: object) -> str:
-    """Return as much as can be shown of a text that a state has for a sampler or a sharding.
-
-    >>> (
-    ...     without_secrets("RandomSampler(batch_size=8)"),
-    ...     without_secrets("Remote(token='secret', url='s3://...')"),
-    ... )
-    ('RandomSampler(batch_size=8)', 'Remote(...)')
-    """
-    found = re.match(r"(\w{1,80})\(", str(text))
-    name, rest = (found[1], str(text)[found.end() :]) if found else ("", "")
-    by_digest = re.fullmatch(r"[0-9a-f]{32}\)", rest)
-    by_numbers = name in {kind.__name__ for kind in SHOWN} and re.fullmatch(r"[\w=,. ()-]*", rest)
-    return str(text) if by_digest or by_numbers else f"{name}(...)"
 
 
 def _settings_of(thing: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Promises: what a policy promises of a rank's batches, as far as the wrapped sampler has to keep it.
 
-What annbatch's own samplers yield follows from their settings, and a wrapper that is wrapped again holds its sampler to
-its own policy. Of any other sampler, what each of its passes yields is held to the promise:
+What annbatch's own samplers yield follows from their settings. Of any other sampler, what each of its passes yields is
+held to the promise:
 
 1. Batches have rows, and no more than ``batch_size``. Under ``drop`` and ``pad`` all of them are full.
 2. Under ``exact`` and ``pad`` every row is read, and read once.
@@ -19,7 +19,7 @@ import numpy as np
 
 from annbatch_distributed.passes.annbatch_samplers import has_fixed_n_samples
 from annbatch_distributed.passes.requests import rows_of
-from annbatch_distributed.passes.traits import is_wrapper, n_draws
+from annbatch_distributed.passes.traits import n_draws
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +53,7 @@ def promised(sampler: Sampler, remainder: Remainder, n_rows: int, *, is_drawn: b
     ``n_rows`` is how many rows the rank's shard has; or how many samples the rank draws, if the ranks share out draws.
     """
     batch_size, full = None if sampler.batch_size is None else int(sampler.batch_size), remainder in ("drop", "pad")
-    if is_drawn and not is_wrapper(sampler):
+    if is_drawn:
         return Promise(batch_size, remainder, full=full, n_rows=n_rows)
     if not reads_every_row(sampler):
         return Promise(batch_size, remainder)
@@ -63,7 +63,7 @@ def promised(sampler: Sampler, remainder: Remainder, n_rows: int, *, is_drawn: b
 
 def reads_every_row(sampler: Sampler) -> bool:
     """Whether a sampler is one that is meant to read all of its rows once, rather than to draw some of them."""
-    return not (has_fixed_n_samples(sampler) or is_wrapper(sampler)) and n_draws(sampler, 1) is None
+    return not has_fixed_n_samples(sampler) and n_draws(sampler, 1) is None
 
 
 def refuse_impossible(n_batches: int, promise: Promise, what: str) -> None:

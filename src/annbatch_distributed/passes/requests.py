@@ -279,9 +279,7 @@ def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRe
     """Add ``repeated`` to every request: for each of its rows, whether it is ``first`` or beyond, and so a repeat."""
     for request in requests:
         repeated = rows_of(request["requests"]) >= first
-        # a wrapper that is wrapped again has marked its own
-        before: Any = request.get("repeated", False)
-        yield cast("LoadRequest", {**request, "repeated": before | repeated})
+        yield cast("LoadRequest", {**request, "repeated": repeated})
 
 
 def translate(

@@ -37,7 +37,7 @@ from annbatch_distributed.passes.requests import (
     translate_chunks,
 )
 from annbatch_distributed.passes.shard import localized
-from annbatch_distributed.passes.traits import is_wrapper, keep_rows_in_order, set_draws
+from annbatch_distributed.passes.traits import set_draws
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 
 if TYPE_CHECKING:
@@ -118,8 +118,6 @@ class Pass(Iterator[LoadRequest]):
         restricted = restrict_by_mask(sampler, shard.rows)
         if not restricted:
             sampler = localized(self.sampler, shard.rows, plan.n_obs, rng)
-        if not plan.is_aligned:
-            keep_rows_in_order(sampler)
         if plan.shares_draws:
             set_draws(sampler, plan.dealt.size(rank))
         # where rng is worked out instead of held, and in a sampler that has just been made for these rows
@@ -133,7 +131,7 @@ class Pass(Iterator[LoadRequest]):
             requests = chunk_requests(chunks, len(shard), rng, copy=len(self.ranks) == 1, is_ragged_last=is_ragged_last)
         else:
             requests = _run(sampler, plan.n_obs if restricted else len(shard))
-        if not (is_annbatchs_own(sampler) or is_wrapper(sampler)):
+        if not is_annbatchs_own(sampler):
             requests = check(requests, n_rows=len(shard), name=name)
             requests = add_missing_splits(
                 requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name
@@ -171,7 +169,7 @@ _ROWS_AHEAD = 1 << 20
 
 
 def follow_epoch(sampler: Sampler, epoch: int) -> None:
-    """Tell a sampler that has epochs of its own which one it is: a wrapper that is wrapped again, for one."""
+    """Tell a sampler that has epochs of its own which one it is."""
     if callable(set_epoch := getattr(sampler, "set_epoch", None)):
         set_epoch(epoch)
 

@@ -15,7 +15,6 @@ from functools import partial, singledispatch
 from typing import TYPE_CHECKING
 
 from annbatch_distributed.passes.private_copy import private_copy
-from annbatch_distributed.passes.traits import is_wrapper
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,7 +91,7 @@ def localized(sampler: Sampler, rows: Rows, n_obs: int, rng: np.random.Generator
 
     What takes long is not done again in every pass: a sampler that holds something for each row goes through all rows.
     """
-    if not needs_global_rows(sampler) or is_wrapper(sampler):
+    if not needs_global_rows(sampler):
         return localize(private_copy(sampler, rng), rows, n_obs)
     known, its_rows, its_n_obs, local = _last.get(id(sampler), (None, None, None, sampler))
     if known is None or known() is not sampler or (its_rows, its_n_obs) != (rows, n_obs):

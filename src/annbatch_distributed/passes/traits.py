@@ -18,10 +18,7 @@ __all__ = [
     "chunk_size",
     "drawable_classes",
     "is_random",
-    "is_wrapper",
-    "keep_rows_in_order",
     "n_draws",
-    "n_ranks_within",
     "rows_per_request",
     "set_draws",
 ]
@@ -104,44 +101,14 @@ def is_random(sampler: Sampler) -> bool:
 
 
 @singledispatch
-def keep_rows_in_order(sampler: Sampler) -> None:
-    """Have a private copy of a wrapper that is wrapped again leave rows in their order; other samplers do so anyway."""
-    del sampler
-
-
-@singledispatch
-def n_ranks_within(sampler: Sampler) -> int | None:
-    """Return how many ranks share out the rows that a wrapper is given which is wrapped again; None if it is none.
-
-    What attributes a sampler has says nothing: one of a user's own may have a ``world_size`` too.
-    """
-    del sampler
-    return None
-
-
-@singledispatch
-def rows_per_step(sampler: Sampler) -> int | None:
-    """Return the rows of a rank that become a batch, or a batch on each rank within it, if those lose rows together."""
-    return None if sampler.batch_size is None else int(sampler.batch_size)
-
-
-@singledispatch
 def rows_per_request(sampler: Sampler) -> int | None:
     """Return how many rows a sampler asks for in a load request at most; None if that isn't known."""
     del sampler
     return None
 
 
-def is_wrapper(sampler: Sampler) -> bool:
-    """Return whether a sampler is a wrapper that is wrapped again, which reads a part of its rows on each rank."""
-    return n_ranks_within(sampler) is not None
-
-
 @singledispatch
 def drawable_classes(sampler: Sampler) -> tuple[frozenset[str], ...]:
-    """Return the classes that a class sampler can draw from its rows, as the only one; nothing for other samplers.
-
-    A wrapper that is wrapped again has them for each of its ranks.
-    """
+    """Return the classes that a class sampler can draw from its rows, as the only one; nothing for other samplers."""
     del sampler
     return ()

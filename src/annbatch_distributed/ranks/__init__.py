@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from annbatch_distributed.ranks.deferred import Deferred, check_asked_once, deferred, member
-from annbatch_distributed.ranks.membership import Membership, merged
+from annbatch_distributed.ranks.deferred import Deferred, deferred, member
+from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.mesh import mesh_ranks
 from annbatch_distributed.ranks.rank import Rank
 from annbatch_distributed.ranks.resolve import DistInfo, resolve
@@ -16,10 +16,8 @@ __all__ = [
     "DistInfo",
     "Membership",
     "Rank",
-    "check_asked_once",
     "deferred",
     "member",
-    "merged",
     "mesh_ranks",
     "resolve",
 ]

@@ -14,12 +14,12 @@ from annbatch_distributed.ranks.resolve import asker, resolve
 from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from annbatch_distributed.ranks.membership import Membership
     from annbatch_distributed.ranks.resolve import DistInfo
 
-__all__ = ["Deferred", "check_asked_once", "deferred", "member"]
+__all__ = ["Deferred", "deferred", "member"]
 
 
 class Deferred:
@@ -90,27 +90,3 @@ def member(dist_info: DistInfo | Deferred) -> Membership | Deferred:
     if isinstance(dist_info, Deferred):
         return dist_info
     return deferred(dist_info) if knows_rank(dist_info) else resolve(dist_info)
-
-
-def check_asked_once(name: str, members: Sequence[Membership | Deferred], *, even_if_deferred: bool) -> None:
-    """Raise if what the first of some wrappers, called ``name``, asks for its rank is what another one asks too."""
-    own, *others = (
-        (member.membership() if even_if_deferred or member.is_known else None)
-        if isinstance(member, Deferred)
-        else member
-        for member in members
-    )
-    for other in others:
-        if own is not None and other is not None and own.asks_again(other):
-            raise ValueError(_asked_twice(name, own, other))
-
-
-def _asked_twice(name: str, own: Membership, other: Membership) -> str:
-    """The error for wrappers that have each process at the same place."""
-    asked, again = (one.source if one.name is None else repr(one.name) for one in (own, other))
-    return (
-        f"The rank is asked for twice: a {name} asks {asked}, and another one within it asks {again}, which tells the "
-        "same processes apart. Each would have its share of its share, and rows would never be read. Use one of the "
-        f"two {name}s; or, for ranks within nodes, give the outer one the place of the node as dist_info, such as "
-        "mesh_ranks(mesh, 'node'), and the inner one the place within the node, such as mesh_ranks(mesh, 'local')."
-    )

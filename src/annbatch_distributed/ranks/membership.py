@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from annbatch_distributed.ranks.rank import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-__all__ = ["Framework", "Membership", "merged"]
+__all__ = ["Framework", "Membership"]
 
 type Framework = Literal["torch", "jax"]
 
@@ -54,56 +54,3 @@ class Membership:
             n_peers=len(processes) // world_size,
             ranks=tuple(rank_of[process] for process in processes),
         )
-
-    def asks_again(self, other: Membership) -> bool:
-        """Whether another membership tells processes apart in the same way, so that each has one place in both.
-
-        Then no process has the first place in one and the second place in the other: rows that are shared out by
-        both would not all be read. Where too little is known of the processes to tell, it is False.
-
-        >>> nodes, ranks = (
-        ...     Membership(Rank(0, 2), "a mesh", "torch", (0, 1, 2, 3), 2, ranks=of)
-        ...     for of in ((0, 0, 1, 1), (0, 1, 0, 1))
-        ... )
-        >>> nodes.asks_again(nodes), nodes.asks_again(ranks)
-        (True, False)
-        """
-        if self.name is not None and self.name == other.name:
-            return True
-        if self.framework is None or self.framework != other.framework:
-            return False
-        one, two = self._ranks_by_process(), other._ranks_by_process()
-        pairs = {(one[process], two[process]) for process in one.keys() & two.keys()}
-        n_ones, n_twos = (len(set(places)) for places in zip(*pairs, strict=True)) if pairs else (0, 0)
-        return (n_ones > 1 and n_twos == len(pairs)) or (n_twos > 1 and n_ones == len(pairs))
-
-    def _ranks_by_process(self) -> dict[int, int]:
-        """Return the rank of each process of which it is known."""
-        if self.name is not None and self.processes is None:
-            return {process: process for process in range(self.rank.world_size)}
-        return dict(zip(self.processes or (), self.ranks or (), strict=False))
-
-
-def merged(memberships: Sequence[Membership]) -> Membership:
-    """Return one membership for ranks within ranks, of which the outermost is given first; they are numbered through.
-
-    Its source is what frameworks say, which is the same in all processes.
-
-    >>> node, within_node = (
-    ...     Membership(Rank(2, 3), "nodes"),
-    ...     Membership(Rank(1, 4), "within nodes"),
-    ... )
-    >>> merged([node, within_node]).rank
-    Rank(rank=9, world_size=12)
-    """
-    rank, world_size = 0, 1
-    for member in memberships:
-        rank = rank * member.rank.world_size + member.rank.rank
-        world_size *= member.rank.world_size
-    asked = [member for member in memberships if member.framework is not None]
-    source, framework = ", then ".join(member.source for member in asked), asked[0].framework if asked else None
-    if len(memberships) == 1:
-        return replace(memberships[0], source=source)
-    # each of them may be about a part of the processes, and the peers in one be other ranks in another
-    n_peers = 1 if all(member.processes is None for member in memberships) else None
-    return Membership(Rank(rank, world_size), source, framework, None, n_peers)

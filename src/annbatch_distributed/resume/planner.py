@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.passes.counts import Counts, count
-from annbatch_distributed.passes.traits import chunk_size, n_draws, rows_per_request, rows_per_step
+from annbatch_distributed.passes.traits import chunk_size, n_draws, rows_per_request
 from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
 from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Rows, window
@@ -71,7 +71,7 @@ class Planner:
         check_segments(position)
         # what other numbers of ranks have left of an epoch also depends on the order of their pass
         before = position.before(world_size)
-        asked = n_obs, position.epoch, before, position.passes if before else None, world_size, position.is_aligned
+        asked = n_obs, position.epoch, before, position.passes if before else None, world_size
         planned = self._planned
         if planned is None or planned[0] != asked:
             planned = asked, self._plan(n_obs, position, before, world_size)
@@ -100,13 +100,16 @@ class Planner:
         if n_samples is None and draws(self._sharding):
             n_samples = n_draws(self._sampler, len(rows))
             assert n_samples is not None  # or the sharding had been refused
-        step = rows_per_step(self._sampler)
         division = Division(
-            self._sharding, rows, world_size, position.epoch, self._seed, self._remainder, step, n_samples
+            self._sharding, rows, world_size, position.epoch, self._seed, self._remainder, self._batch_size, n_samples
         )
-        if not position.is_aligned or (is_beginning and self._has_annbatchs_layout(division)):
+        if is_beginning and self._has_annbatchs_layout(division):
             return division
         return replace(division, align=self._align)
+
+    @property
+    def _batch_size(self) -> int | None:
+        return None if self._sampler.batch_size is None else int(self._sampler.batch_size)
 
     def _has_annbatchs_layout(self, division: Division) -> bool:
         """Whether annbatch's own ``DistributedSampler`` gives each rank the same rows, whose order stays the same."""
@@ -131,9 +134,8 @@ class Planner:
         counts = counted[1]
         # in what is left of an epoch, lost rows stay where they are
         dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
-        batch_size = None if self._sampler.batch_size is None else int(self._sampler.batch_size)
         return EpochPlan(
-            *(n_obs, batch_size, segment, division, dealt, counts.sampler_batches, position.is_aligned),
+            *(n_obs, self._batch_size, segment, division, dealt, counts.sampler_batches),
             load_requests=self._load_requests(),
         )
 

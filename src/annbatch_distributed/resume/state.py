@@ -12,8 +12,6 @@ collection is:
     difference, and batches that every rank has done.
 ``worker``
     Which worker's state it is, if it is only that of one.
-``aligned``
-    False in an epoch that a version began in which shards did not have whole chunks first.
 ``identity``
     What the rows and their order follow from. A state fits a sampler of the same identity only. What isn't known, in
     the state or of the sampler, makes no difference.
@@ -90,8 +88,6 @@ class Position:
     """What was run of the epoch."""
     worker: Worker | None = None
     """Whose part of the last segment it is, if it isn't the whole rank's."""
-    is_aligned: bool = True
-    """Whether shards have whole chunks first; not in an epoch that a version began which didn't have it so."""
 
     @property
     def resumes(self) -> bool:
@@ -140,7 +136,6 @@ class Position:
             "pass": self.passes,
             "segments": [list(segment) for segment in self.segments],
             **({} if self.worker is None else {"worker": list(self.worker)}),
-            **({} if self.is_aligned else {"aligned": False}),
         }
 
     @classmethod
@@ -152,7 +147,6 @@ class Position:
             json["pass"],
             tuple(Segment(*segment) for segment in segments),
             None if worker is None else Worker(*worker),
-            json.get("aligned", True),
         )
 
 
@@ -193,9 +187,7 @@ def from_state(state: object) -> tuple[Position, Identity]:
         raise _damaged("version", f"must be {VERSION}", state.get("version"))
     checks = {"epoch": _checked_count, "pass": _checked_count, "segments": _checked_segments, "worker": _checked_worker}
     position = Position.from_json({name: check(name, state.get(name)) for name, check in checks.items()})
-    identity = _checked_identity("identity", state.get("identity"))
-    is_aligned = _checked_flag("aligned", state.get("aligned", True)) and "align" in identity
-    return replace(position, is_aligned=is_aligned), identity
+    return position, _checked_identity("identity", state.get("identity"))
 
 
 def differences(saved: Identity, own: Identity) -> list[str]:
@@ -306,12 +298,6 @@ def _checked_identity(name: str, value: object) -> Identity:
             raise _damaged(name, expected, held)
         identity[key] = number
     return identity
-
-
-def _checked_flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _damaged(name, "must be True or False", value)
-    return value
 
 
 def _checked_count(name: str, value: object) -> int:

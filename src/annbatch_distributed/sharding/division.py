@@ -194,8 +194,8 @@ class Division:
     """What the sharding's own randomness begins from, the same on every rank."""
     remainder: Remainder
     """What becomes of the rows that don't divide evenly."""
-    rows_per_step: int | None
-    """Rows of a rank that become a batch, or a batch on each of the ranks within it that share them out once more."""
+    batch_size: int | None
+    """Rows of a full batch; None where the wrapped sampler has none."""
     n_samples: int | None
     """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
     align: int | None = None
@@ -209,7 +209,7 @@ class Division:
     @property
     def is_exhausted(self) -> bool:
         """Whether there is too little for every rank to read."""
-        return self.even.n_rows < (self.world_size * (self.rows_per_step or 1) if self.remainder == "drop" else 1)
+        return self.even.n_rows < (self.world_size * (self.batch_size or 1) if self.remainder == "drop" else 1)
 
     def dealt(self, rotations: int) -> Dealt:
         """Return what every rank has when the rows that ``drop`` loses have moved on a number of times."""
@@ -226,7 +226,7 @@ class Division:
     def even(self) -> Even:
         """The rows of the window, or the samples, shared out evenly."""
         n_rows = len(self.window) if self.n_samples is None else self.n_samples
-        return Even(self.remainder, n_rows, self.world_size, self.rows_per_step)
+        return Even(self.remainder, n_rows, self.world_size, self.batch_size)
 
     def _deal(self, rotations: int) -> Dealt:
         answer, even = self.answer, self.even
@@ -234,7 +234,7 @@ class Division:
             assert isinstance(answer, tuple)
             return Draws(answer, even)
         if isinstance(answer, tuple):
-            uneven = Uneven(self.remainder, tuple(map(len, answer)), self.rows_per_step, rotations)
+            uneven = Uneven(self.remainder, tuple(map(len, answer)), self.batch_size, rotations)
             return Shares(answer, uneven, self.align)
         n_rows, n_lost = even.n_rows, even.n_lost
         offset = drop_offset(rotations, lost=n_lost, n_rows=n_rows)

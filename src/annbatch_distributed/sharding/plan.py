@@ -73,8 +73,6 @@ class EpochPlan:
     """What that comes to in this epoch, for every rank."""
     sampler_batches: tuple[int, ...] = field(repr=False)
     """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
-    is_aligned: bool = field(default=True, repr=False)
-    """Whether shards may have whole chunks first; not in an epoch that a version began which didn't have it so."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
     load_requests: LoadRequests | None = field(default=None, repr=False, compare=False)
@@ -217,8 +215,7 @@ class EpochPlan:
 
         They are known where rows are shared out evenly, as by ``"contiguous"`` and ``"shuffled"``.
         """
-        is_even = isinstance(self.dealt, Order) and self.division.rows_per_step == self.batch_size
-        if not self.n_lost or not is_even or self.segment:
+        if not self.n_lost or not isinstance(self.dealt, Order) or self.segment:
             return ()
         assert self.batch_size is not None  # or nothing would be lost
         n_request = None if self.load_requests is None else self.load_requests.n_rows

@@ -32,7 +32,6 @@ __all__ = [
     "mask_sketch",
     "mask_text",
     "resolve_mask",
-    "slices_text",
     "window",
 ]
 
@@ -338,12 +337,7 @@ def mask_text(mask: Mask) -> str:
         case RowMask(rows):
             return ", ".join(f"{piece.start}:{piece.stop}" for piece in rows.pieces if isinstance(piece, range))
         case _:
-            return slices_text(mask)
-
-
-def slices_text(mask: Mask) -> str:
-    """Return the slices of a mask as a text, as states had it for any number of them; empty if it has none."""
-    parts = mask if isinstance(mask, tuple) else () if isinstance(mask, RowMask) else (mask,)
+            parts = mask if isinstance(mask, tuple) else (mask,)
     return ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in parts)
 
 

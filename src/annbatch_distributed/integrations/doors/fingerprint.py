@@ -1,5 +1,0 @@
-"""A door to :mod:`annbatch_distributed.passes`, from when these names were found here."""
-
-from annbatch_distributed.passes import settings
-
-__all__ = ["settings"]
