@@ -63,6 +63,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dense")
     obs = pd.DataFrame({"score": np.where(np.arange(100) % 3, 0.5, np.nan)}, index=np.arange(100).astype(str))
     obs["type"] = pd.Categorical(["a" if number % 5 else None for number in range(100)])
+    obs["count"] = pd.array([number if number % 7 else None for number in range(100)], dtype="Int64")
     values = np.arange(200, dtype=np.float32).reshape(100, 2)
     values[7] = np.nan
     ad.AnnData(values, obs=obs).write_h5ad(folder / "cells.h5ad")

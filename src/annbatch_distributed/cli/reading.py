@@ -225,4 +225,5 @@ def _is_same(values: Any, obs: Any, stored_values: Any, stored_obs: Any) -> bool
     if obs is None:
         return True
     pairs = [(obs[column], stored_obs[column]) for column in obs.index]
-    return all(one == other or (pd.isna(one) and pd.isna(other)) for one, other in pairs)
+    # asked first, because pandas' NA equals nothing and is no answer either
+    return all(pd.isna(one) == pd.isna(other) and (pd.isna(one) or one == other) for one, other in pairs)
