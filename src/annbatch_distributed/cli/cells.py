@@ -70,6 +70,13 @@ class Cells:
         """How many rows it has."""
         return sum(self._n_rows)
 
+    def lost(self) -> list[str]:
+        """Return a line for each array that has lost chunks."""
+        from annbatch_distributed.cli import chunks
+
+        with self._readable():
+            return chunks.lost(self.collection)
+
     def labels(self, column: str) -> pd.Categorical:
         """Return a column of ``obs``.
 

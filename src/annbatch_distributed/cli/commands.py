@@ -21,6 +21,10 @@ __all__ = ["app"]
 
 #: A column of more values is one of measurements, or names each cell.
 _MOST_LABELS = 1000
+#: What follows the arrays that have lost chunks.
+_IF_LOST = (
+    "zarr would read fill values, mostly 0, for what is lost, so no epoch was read: copy or write the collection again"
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -151,12 +155,18 @@ def check(
 ) -> None:
     """Stream epochs in processes of this machine, and compare what they read with the plan, row by row.
 
-    The exit code is 0 if all of it is as planned, 1 if something isn't or a process didn't come to its end, and 2 if an
-    argument is wrong.
+    The exit code is 0 if all of it is as planned, 1 if something isn't, chunks are lost or a process didn't come to its
+    end, and 2 if an argument is wrong.
     """
     from annbatch_distributed.cli.job import Job
 
     cells = Cells(path)
+    if lost := cells.lost():
+        if as_json:
+            _print_json({"n_obs": cells.n_obs, "ok": False, "problems": lost, "epochs": []})
+        else:
+            _stdout().print("\n".join([*lost, _IF_LOST]))
+        raise typer.Exit(1)
     settings = Settings(
         world_size=ranks,
         chunk_size=chunk_size,
@@ -190,7 +200,7 @@ def check(
     if as_json:
         _print_json(
             output.settings_of(settings, cells.n_obs)
-            | {"ok": is_fine, "epochs": [result.as_json() for result in results]}
+            | {"ok": is_fine, "problems": [], "epochs": [result.as_json() for result in results]}
         )
     else:
         console = _stdout()
