@@ -42,10 +42,8 @@ def main(
     """Run one rank."""
     # without cpu=True, and without GPUs, accelerate would take every process for rank 0
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    classes, loader = (
-        classes_of(collection, label),
-        load(collection, label, accelerator),
-    )
+    classes = pd.Categorical(labels_of(collection, label)).categories
+    loader = load(collection, label, accelerator)
 
     torch.manual_seed(0)
     network = nn.Sequential(
@@ -91,24 +89,25 @@ def main(
         )
 
 
-def classes_of(collection: Path | None, label: str) -> pd.Index:
-    """Give the labels that there are."""
+def labels_of(collection: Path | None, label: str) -> pd.Series:
+    """Give the label of each cell."""
     obs = (
         made_up_cells(label).obs
         if collection is None
         else DatasetCollection(collection, mode="r").obs([label])
     )
-    return pd.Categorical(obs[label]).categories
+    return obs[label]
 
 
 def load(
     collection: Path | None, label: str, accelerator: Accelerator
 ) -> StatefulLoader:
-    """Open the cells on this rank."""
+    """Open the cells that have a label, on this rank."""
     sampler = DistributedSampler(
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
         dist_info=accelerator,
         seed=0,
+        mask=labels_of(collection, label).notna(),
     )
     loader = StatefulLoader(
         batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False

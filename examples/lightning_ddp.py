@@ -33,7 +33,7 @@ type Batch = dict[str, Any]
 
 
 class Cells(LightningDataModule):
-    """Four fifths of the cells to train on, and one fifth to validate on."""
+    """The cells that have a label: of the first four fifths to train on, of the last fifth to validate on."""
 
     def __init__(self, collection: Path | None, label: str) -> None:
         super().__init__()
@@ -46,18 +46,19 @@ class Cells(LightningDataModule):
             "preload_nchunks": 8,
             "batch_size": BATCH_SIZE,
         }
-        n_train = labels_of(self.collection, self.label)[1] * 4 // 5
+        is_labelled = labels_of(self.collection, self.label).notna().to_numpy()
+        is_first = np.arange(len(is_labelled)) < len(is_labelled) * 4 // 5
         train = DistributedSampler(
             RandomSampler(**chunks),
             dist_info=self.trainer,
-            mask=slice(0, n_train),
+            mask=is_labelled & is_first,
             seed=0,
         )
         # "exact": every row once, and still the same number of batches on every rank
         validation = DistributedSampler(
             SequentialSampler(**chunks),
             dist_info=self.trainer,
-            mask=slice(n_train, None),
+            mask=is_labelled & ~is_first,
             remainder="exact",
         )
         # Lightning moves batches
@@ -173,7 +174,8 @@ def main(
     """Train, on as many processes as there are devices."""
     torch.manual_seed(0)
     cells = Cells(collection, label)
-    classes, _, n_var = labels_of(collection, label)
+    classes = pd.Categorical(labels_of(collection, label)).categories
+    n_var = cells.load(Loader(batch_size=1)).n_var
     trainer = Trainer(
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=devices,
@@ -192,18 +194,14 @@ def main(
     trainer.fit(Classifier(n_var, classes, label, log), cells, ckpt_path=resume)
 
 
-def labels_of(collection: Path | None, label: str) -> tuple[pd.Index, int, int]:
-    """Give the labels that there are, how many cells, and how many genes."""
-    if collection is None:
-        cells = made_up_cells(label)
-        return pd.Categorical(cells.obs[label]).categories, *cells.shape
-    opened = DatasetCollection(collection, mode="r")
-    obs = opened.obs([label])
-    return (
-        pd.Categorical(obs[label]).categories,
-        len(obs),
-        Loader(batch_size=1).use_collection(opened).n_var,
+def labels_of(collection: Path | None, label: str) -> pd.Series:
+    """Give the label of each cell."""
+    obs = (
+        made_up_cells(label).obs
+        if collection is None
+        else DatasetCollection(collection, mode="r").obs([label])
     )
+    return obs[label]
 
 
 def made_up_cells(label: str) -> ad.AnnData:

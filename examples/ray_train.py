@@ -39,11 +39,10 @@ def train(config: dict[str, Any]) -> None:
     # pip install zarrs
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     context = ray.train.get_context()
-    rank, classes = (
-        context.get_world_rank(),
-        classes_of(config["collection"], config["label"]),
-    )
-    loader, device = load(config["collection"], config["label"], context), get_device()
+    rank, device = context.get_world_rank(), get_device()
+    collection, label = config["collection"], config["label"]
+    classes = pd.Categorical(labels_of(collection, label)).categories
+    loader = load(collection, label, context)
 
     torch.manual_seed(0)
     # only the model: prepare_data_loader is for torch's DataLoader, and would have
@@ -73,7 +72,7 @@ def train(config: dict[str, Any]) -> None:
         loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
         for batch in loader:
             targets = torch.tensor(
-                classes.get_indexer(batch["obs"][config["label"]]), device=device
+                classes.get_indexer(batch["obs"][label]), device=device
             )
             loss = cross_entropy(
                 model(batch["X"].to(device).to_dense().float()), targets
@@ -120,24 +119,25 @@ def report(
         ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
-def classes_of(collection: Path | None, label: str) -> pd.Index:
-    """Give the labels that there are."""
+def labels_of(collection: Path | None, label: str) -> pd.Series:
+    """Give the label of each cell."""
     obs = (
         made_up_cells(label).obs
         if collection is None
         else DatasetCollection(collection, mode="r").obs([label])
     )
-    return pd.Categorical(obs[label]).categories
+    return obs[label]
 
 
 def load(
     collection: Path | None, label: str, context: ray.train.TrainContext
 ) -> StatefulLoader:
-    """Open the cells on this worker."""
+    """Open the cells that have a label, on this worker."""
     sampler = DistributedSampler(
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
         dist_info=context,
         seed=0,
+        mask=labels_of(collection, label).notna(),
     )
     loader = StatefulLoader(
         batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False

@@ -42,7 +42,8 @@ def main(
     log: Path | None,
 ) -> None:
     """Run one rank."""
-    classes, loader = classes_of(collection, label), load(collection, label)
+    classes = pd.Categorical(labels_of(collection, label)).categories
+    loader = load(collection, label)
     # a rank with another seed or collection is an error on all of them now, instead of
     # a wrong result
     loader.check_ranks_agree()
@@ -110,22 +111,23 @@ def main(
             print(f"epoch {epoch}: loss {loss:.3f} after {len(batches)} batches")
 
 
-def classes_of(collection: Path | None, label: str) -> pd.Index:
-    """Give the labels that there are."""
+def labels_of(collection: Path | None, label: str) -> pd.Series:
+    """Give the label of each cell."""
     obs = (
         made_up_cells(label).obs
         if collection is None
         else DatasetCollection(collection, mode="r").obs([label])
     )
-    return pd.Categorical(obs[label]).categories
+    return obs[label]
 
 
 def load(collection: Path | None, label: str) -> StatefulLoader:
-    """Open the cells on this rank."""
+    """Open the cells that have a label, on this rank."""
     sampler = DistributedSampler(
         RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
         dist_info="torch",
         seed=0,
+        mask=labels_of(collection, label).notna(),
     )
     loader = StatefulLoader(
         batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False

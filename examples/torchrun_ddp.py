@@ -46,7 +46,8 @@ def main(
     obs = cells.obs if isinstance(cells, ad.AnnData) else cells.obs([label, donor])
     classes, donors = (pd.Categorical(obs[name]).categories for name in (label, donor))
 
-    # two masks of the same cells: what is held out is never trained on
+    # two masks of the cells that have a label: what is held out is never trained on
+    is_labelled = obs[label].notna()
     is_held_out = obs[donor].isin(donors[-max(1, len(donors) // 5) :])
     train_sampler = DistributedSampler(
         RandomSampler(
@@ -56,7 +57,7 @@ def main(
             rng=np.random.default_rng(0),
         ),
         dist_info="torch",
-        mask=~is_held_out,
+        mask=is_labelled & ~is_held_out,
     )
     # "exact": every row once, and still the same number of batches on every rank
     validation_sampler = DistributedSampler(
@@ -65,7 +66,7 @@ def main(
         ),
         dist_info="torch",
         remainder="exact",
-        mask=is_held_out,
+        mask=is_labelled & is_held_out,
     )
     train, validation = load(train_sampler, cells), load(validation_sampler, cells)
     # a rank with another seed, mask or collection is an error on all of them now,

@@ -50,12 +50,13 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import scipy.sparse as sp
     from annbatch import DatasetCollection
 
-    from tests.processes.configurations import CLASSES, DONORS, N_OBS
+    from tests.processes.configurations import CLASSES, DONORS, LABELS, N_OBS
 
     matrix = np.zeros((N_OBS, 4), dtype=np.float32)
     matrix[:, 0] = np.arange(1, N_OBS + 1)
     folder = tmp_path_factory.mktemp("processes")
-    obs = pd.DataFrame({"cell_type": CLASSES.astype(str), "donor": DONORS}, index=np.arange(N_OBS).astype(str))
+    obs = pd.DataFrame({"cell_type": CLASSES.astype(str), "donor": DONORS, "label": LABELS})
+    obs.index = obs.index.astype(str)
     ad.AnnData(sp.csr_matrix(matrix), obs=obs).write_h5ad(folder / "cells.h5ad")
     path = folder / "cells.zarr"
     written = DatasetCollection(path).add_adatas(

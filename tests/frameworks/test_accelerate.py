@@ -11,6 +11,7 @@ import pytest
 from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from tests.processes.configurations import LABELLED
 from tests.processes.launch import forked_ranks, run, torchrun
 from tests.processes.rows import check_goes_on, check_reads_everything
 
@@ -28,7 +29,8 @@ def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_p
     whole, middle, end = (tmp_path / name for name in ("whole", "middle", "end"))
     for folder in (whole, middle, end):
         folder.mkdir()
-    job = "examples/accelerate_ddp.py", "--collection", collection, "--epochs", 2, "--checkpoints", tmp_path
+    cells = "--collection", collection, "--label", "label"
+    job = "examples/accelerate_ddp.py", *cells, "--epochs", 2, "--checkpoints", tmp_path
     (done,) = run(torchrun(*job, "--rows", whole, "--every", 1, ranks=2), seconds=180)
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
         "epoch 0",
@@ -38,7 +40,7 @@ def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_p
     run(*forked_ranks(*rest, "--rows", middle, "--resume", tmp_path / "step-3", ranks=2), seconds=180)
     run(*forked_ranks(*rest, "--rows", end, "--resume", tmp_path / "step-5", ranks=2), seconds=180)
 
-    check_reads_everything(whole, epochs=2)
+    check_reads_everything(whole, epochs=2, among=LABELLED)
     check_goes_on(whole, middle, epoch=0, n_batches=2)
     check_goes_on(whole, middle, epoch=1, n_batches=5)
     # the state after the last batch of an epoch leads to the next one

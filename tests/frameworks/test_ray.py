@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.configurations import N_OBS
+from tests.processes.configurations import LABELLED
 from tests.processes.launch import python, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BATCH_SIZE = 32
-N_BATCHES = N_OBS // (2 * BATCH_SIZE)
+N_BATCHES = len(LABELLED) // (2 * BATCH_SIZE)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
         # a process less
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
-    job = ["--collection", collection, "--epochs", 2, "--checkpoints", tmp_path, "--rows", tmp_path]
+    job = ["--collection", collection, "--label", "label", "--epochs", 2, "--checkpoints", tmp_path, "--rows", tmp_path]
     # fails a batch after a checkpoint
     script = python("examples/ray_train.py", *job, "--every", 2, "--fail-at", 3)
     run(script, environments=[environment], seconds=250)
@@ -83,6 +83,6 @@ def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
                 assert batches.pop(3) == batches[2]
         read = [row for batches in ranks for batch in batches for row in batch]
         assert len(read) == len(set(read)) == N_BATCHES * 2 * BATCH_SIZE
-        assert set(read) <= set(range(N_OBS))
+        assert set(read) <= set(LABELLED)
         order.append(ranks)
     assert order[0] != order[1]

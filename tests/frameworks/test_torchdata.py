@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from tests.processes.configurations import LABELLED
 from tests.processes.launch import forked_ranks, run, torchrun
 from tests.processes.rows import check_goes_on, check_reads_everything
 from tests.samplers import flat
@@ -30,14 +31,15 @@ SCRIPT = "examples/torchdata_stateful.py"
 @pytest.mark.timeout(500)
 def test_an_epoch_goes_on_after_the_batch_that_was_trained_on_last(collection: Path, tmp_path: Path) -> None:
     whole, rest = tmp_path / "whole", tmp_path / "rest"
-    job = SCRIPT, "--collection", collection, "--epochs", 2, "--checkpoints", tmp_path, "--num-workers", 2
+    cells = "--collection", collection, "--label", "label"
+    job = SCRIPT, *cells, "--epochs", 2, "--checkpoints", tmp_path, "--num-workers", 2
     for folder in (whole, rest):
         folder.mkdir()
     (first,) = run(torchrun(*job, "--rows", whole, "--every", 2, ranks=2), seconds=240)
     resume = "--rows", rest, "--resume", tmp_path / "epoch-0-batch-4"
     second, _ = run(*forked_ranks(*job, *resume, ranks=2), seconds=240)
 
-    check_reads_everything(whole, epochs=2)
+    check_reads_everything(whole, epochs=2, among=LABELLED)
     check_goes_on(whole, rest, epoch=0, n_batches=1)
     check_goes_on(whole, rest, epoch=1, n_batches=5)
     # one that was resumed has its full length: torchdata warns if more batches come than a loader has

@@ -35,6 +35,9 @@ TOO_SMALL = slice(0, 15)
 
 # no boundary between shards comes close to where these classes change
 CLASSES = np.repeat([0, 1, 2, 3], [50, 95, 60, 142])
+# what the examples learn: some cells have no label, of those to train on and of those that are held out
+LABELS = pd.Categorical.from_codes(np.where(np.arange(N_OBS) % 35 == 17, -1, CLASSES), [*"abcd"])
+LABELLED = np.flatnonzero(LABELS.codes >= 0).tolist()
 # cells of all donors are everywhere, as in a collection that was shuffled
 DONORS = np.array([f"d{donor}" for donor in np.random.default_rng(0).integers(5, size=N_OBS)])
 # on 2 ranks as on 3, rank 0 has three rows of a class, and a chunk takes eight; no other rank has too few

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import zarr
 from annbatch.samplers import RandomSampler
 
 from tests.processes.launch import ROOT, free_port, python, run, torchrun
@@ -32,7 +34,11 @@ N_OBS = 20_000  # of the fixture
 def test_a_signal_stops_all_ranks_after_the_same_step_and_the_job_goes_on_with_the_next_one(
     cells: Path, tmp_path: Path
 ) -> None:
-    command = [SCRIPT, cells, tmp_path / "checkpoint.pt", "--rows", tmp_path]
+    shutil.copytree(cells, collection := tmp_path / "cells.zarr")
+    is_labelled = np.random.default_rng(0).random(N_OBS) < 0.9
+    codes = zarr.open_array(collection / "dataset_0/obs/cell_type/codes")
+    codes[:] = np.where(is_labelled, codes[:], -1)
+    command = [SCRIPT, collection, tmp_path / "checkpoint.pt", "--rows", tmp_path]
 
     # torchrun hears it, and passes it on; whatever its ranks make of it, it ends with 1
     (stopped,) = run_and_signal(
@@ -61,8 +67,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step_and_the_job_goes_on_with_t
     # both ranks have read the same steps of the plan, and the next start goes on behind the last one
     n_read = n_steps(tmp_path)
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["loader"]
-    cells_with_a_label = np.ones(N_OBS, dtype=np.bool_)
-    samplers = job(RandomSampler(64, 32, 256), world_size=2, seed=0, mask=cells_with_a_label)
+    samplers = job(RandomSampler(64, 32, 256), world_size=2, seed=0, mask=is_labelled)
     for rank, sampler in enumerate(samplers):
         planned: list[str] = []
         for epoch in range(saved["epoch"] + 1):
