@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import anndata as ad
@@ -185,6 +186,8 @@ if __name__ == "__main__":
             "--nproc-per-node 2 examples/accelerate_ddp.py"
         )
 
-    # pip install zarrs
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    if find_spec("zarrs"):
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    elif os.environ["RANK"] == "0":
+        print("cells are read faster with zarrs: pip install zarrs")
     main(**vars(arguments))

@@ -9,6 +9,7 @@ Run it, stop it, and run it again with the last checkpoint, with as many devices
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,8 @@ if __name__ == "__main__":
         help="a folder to write the rows to that each rank reads",
     )
     arguments = parser.parse_args()
-    # pip install zarrs
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    if find_spec("zarrs"):
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    else:
+        print("cells are read faster with zarrs: pip install zarrs")
     main(**vars(arguments))

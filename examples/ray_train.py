@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,12 @@ BATCH_SIZE = 32
 
 def train(config: dict[str, Any]) -> None:
     """Run one worker."""
-    # pip install zarrs
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     context = ray.train.get_context()
     rank, device = context.get_world_rank(), get_device()
+    if find_spec("zarrs"):
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    elif rank == 0:
+        print("cells are read faster with zarrs: pip install zarrs")
     collection, label = config["collection"], config["label"]
     classes = pd.Categorical(labels_of(collection, label)).categories
     loader = load(collection, label, context)

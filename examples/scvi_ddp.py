@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,6 +169,8 @@ if __name__ == "__main__":
             "no launcher has started this: "
             "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py"
         )
-    # pip install zarrs
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    if find_spec("zarrs"):
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    elif os.environ["RANK"] == "0":
+        print("cells are read faster with zarrs: pip install zarrs")
     main(**vars(arguments))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import anndata as ad
@@ -211,8 +212,10 @@ if __name__ == "__main__":
             "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py"
         )
 
-    # pip install zarrs
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    if find_spec("zarrs"):
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    elif os.environ["RANK"] == "0":
+        print("cells are read faster with zarrs: pip install zarrs")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

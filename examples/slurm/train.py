@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -156,8 +157,10 @@ if __name__ == "__main__":
             ("LOCAL_RANK", "LOCALID"),
         ):
             os.environ[name] = os.environ[f"SLURM_{of_slurm}"]
-    # pip install zarrs
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    if find_spec("zarrs"):
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    elif os.environ["RANK"] == "0":
+        print("cells are read faster with zarrs: pip install zarrs")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         # a rank sees the GPUs of its node, or only its own one

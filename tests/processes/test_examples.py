@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from annbatch import DatasetCollection
 
+from tests.processes.configurations import DONORS
 from tests.processes.launch import MPIRUN, OPEN_MPI, ROOT, forked, forked_ranks, free_port, python, run
 from tests.processes.rows import BATCH_SIZE, check_reads_everything, read
 from tests.samplers import flat
@@ -84,6 +85,25 @@ def test_the_first_job_takes_other_cells_dense_and_with_some_labels_missing(tmp_
     is_known, is_held_out = types.codes >= 0, persons == 3
     assert f"2 ranks have read {(is_known & ~is_held_out).sum()} rows" in first.stdout
     assert f"of {(is_known & is_held_out).sum()} held-out cells" in first.stdout
+
+
+def test_without_zarrs_an_example_reads_with_zarrs_own_codecs_and_says_once_what_to_install(
+    collection: Path, tmp_path: Path
+) -> None:
+    script = "-m", "tests.processes.without_zarrs", "examples/torchrun_ddp.py"
+    ranks = forked_ranks(*script, "--collection", collection, "--epochs", 2, "--rows", tmp_path, ranks=2)
+    first, second = run(*ranks, seconds=180)
+    check_reads_everything(tmp_path, epochs=2, among=np.flatnonzero(DONORS != "d4").tolist())
+    said = "cells are read faster with zarrs: pip install zarrs\n"
+    assert (first.stdout.count(said), second.stdout.count(said)) == (1, 0)
+
+
+def test_every_example_asks_whether_zarrs_is_there_before_it_names_it() -> None:
+    texts = {path.name: path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))}
+    naming = {name for name, text in texts.items() if "zarrs.ZarrsCodecPipeline" in text}
+    assert len(naming) >= 7
+    asking = re.compile(r'if find_spec\("zarrs"\):\n +zarr\.config\.set\(')
+    assert {name for name, text in texts.items() if asking.search(text)} == naming
 
 
 JAX = "jax_pmap.py --num-processes 2 --coordinator 127.0.0.1:9 --process-id"
