@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 
 import anndata as ad
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from annbatch import DatasetCollection
+from scipy.stats import chisquare
 
 from tests.processes.configurations import DONORS
 from tests.processes.launch import MPIRUN, OPEN_MPI, ROOT, forked, forked_ranks, free_port, python, run
@@ -106,10 +108,54 @@ def test_every_example_asks_whether_zarrs_is_there_before_it_names_it() -> None:
     assert {name for name, text in texts.items() if asking.search(text)} == naming
 
 
+def test_classes_are_drawn_by_weight_from_h5ad_files_of_donors(tmp_path: Path) -> None:
+    # cells in any order, some without a label; a type of which one donor alone has cells, and one with too few of them
+    types = np.repeat(np.array(["B cell", "NK cell", "T cell", "platelet", None]), [400, 30, 900, 7, 63])
+    rng = np.random.default_rng(0)
+    rng.shuffle(types)
+    donors = np.where(types == "NK cell", 1, rng.integers(4, size=len(types)))
+    for donor in range(4):
+        obs = pd.DataFrame({"cell_type": pd.Categorical(types[donors == donor])})
+        counts = rng.poisson(1, size=(len(obs), 9))
+        ad.AnnData(counts, obs=obs.set_index(f"d{donor}-" + obs.index.astype(str))).write_h5ad(
+            tmp_path / f"d{donor}.h5ad"
+        )
+    cells, n_drawn = tmp_path / "cells.zarr", 64_000
+    script = "examples/class_weights.py", cells
+    run(forked(*script, "--write", *sorted(tmp_path.glob("*.h5ad"))), seconds=180)
+    first, _ = run(*forked_ranks(*script, "--num-samples", n_drawn, "--rows", tmp_path, ranks=2), seconds=180)
+
+    labels = DatasetCollection(cells, mode="r").obs(["cell_type"])["cell_type"].to_numpy()
+    by_rank = read(tmp_path, "drawn")
+    assert [len(rows) for rows in by_rank] == [n_drawn // 2] * 2
+    assert by_rank[0] != by_rank[1]
+    weights = np.sqrt([400, 30, 900])
+    for rows in by_rank:
+        drawn = Counter(labels[rows])
+        assert drawn.keys() == {"B cell", "NK cell", "T cell"}
+        # what is drawn is chunks of 16 cells, each of one type
+        n_chunks = np.array([drawn["B cell"], drawn["NK cell"], drawn["T cell"]]) / 16
+        assert is_drawn_by(weights, n_chunks)
+        assert not is_drawn_by(np.ones(3), n_chunks)  # as without weights
+        assert not is_drawn_by(weights**2, n_chunks)  # as many as there are
+
+    page = (ROOT / "docs/sharding.md").read_text()
+    (shown,) = re.findall(r"```text\n(cells that .*?)```", page, re.DOTALL)
+    others = re.compile(r"0\.\d+$", re.MULTILINE)  # that another version of annbatch may draw
+    assert others.sub("", first.stdout) == others.sub("", shown)
+
+
+def is_drawn_by(weights: np.ndarray, counts: np.ndarray) -> bool:
+    """Whether counts are such as draws by these weights leave in all but one of a million cases."""
+    return bool(chisquare(counts, counts.sum() * weights / weights.sum()).pvalue > 1e-6)
+
+
 JAX = "jax_pmap.py --num-processes 2 --coordinator 127.0.0.1:9 --process-id"
 # what is wrong with a command, and what the one line about it says
 REFUSED = {
     "torchrun_ddp.py": "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py",
+    "class_weights.py cells.zarr": "torchrun --standalone --nproc-per-node 2 examples/class_weights.py",
+    "class_weights.py . --write cells.h5ad": "'.' is there already",
     "torchdata_stateful.py": "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py",
     "accelerate_ddp.py": "accelerate launch --num_processes 2 examples/accelerate_ddp.py",
     "custom_ranks.py --ranks env sums": "the variables of no launcher",

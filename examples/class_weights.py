@@ -1,0 +1,155 @@
+"""Draw cell types by weight, from h5ad files of donors to several ranks: here, rare types more often than others.
+
+Write the collection once, and start as many ranks as you like::
+
+    python examples/class_weights.py cells.zarr --write h5ad/*.h5ad
+    torchrun --standalone --nproc-per-node 2 examples/class_weights.py cells.zarr
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+from annbatch import DatasetCollection
+from annbatch.samplers import WeightedClassSampler
+
+from annbatch_distributed import DistributedSampler, StatefulLoader
+
+# a type is drawn in chunks; of a type with few cells, only in small ones
+CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE = 16, 128, 64
+NOT_DRAWN = "not drawn"
+
+
+def write(files: list[Path], collection: Path, label: str) -> None:
+    """Write a collection in which the cells of each type lie together."""
+    labels = [ad.experimental.read_lazy(file).obs.to_memory()[label] for file in files]
+    types = sorted(set().union(*(of_file.dropna() for of_file in labels)))
+
+    def load(file: object) -> ad.AnnData:
+        cells = ad.experimental.read_lazy(file)  # the counts stay on disk
+        obs = cells.obs.to_memory()[[label]]
+        # the same categories in all files: not every donor has cells of every type
+        obs[label] = pd.Categorical(obs[label], categories=types)
+        return ad.AnnData(X=cells.X, obs=obs, var=cells.var.to_memory()[[]])
+
+    DatasetCollection(collection).add_adatas(
+        files, load_adata=load, groupby=label, rng=np.random.default_rng(0)
+    )
+
+
+def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
+    """Return the type of each cell, as class samplers take it, and the weight of each type."""
+    # every cell needs a type: cells without a label get one that isn't drawn
+    types = pd.Categorical(labels).add_categories(NOT_DRAWN).fillna(NOT_DRAWN)
+    # so do cells of a type that lie together in runs shorter than a chunk
+    starts = np.flatnonzero(np.diff(types.codes, prepend=-1))
+    lengths = np.diff(starts, append=len(types))
+    types[np.repeat(lengths < CHUNK_SIZE, lengths)] = NOT_DRAWN
+    if dist.get_rank() == 0:
+        lost = labels.astype(object)[types == NOT_DRAWN].value_counts(dropna=False)
+        print("cells that aren't drawn:", lost.to_dict())
+
+    # choose yours; equal ones would draw as many cells of each type
+    weights = np.sqrt(types.value_counts())
+    weights[NOT_DRAWN] = 0
+    return types, weights
+
+
+def draw(
+    collection: Path, label: str, num_samples: int | None, log: Path | None
+) -> None:
+    """Run one rank."""
+    cells = DatasetCollection(collection, mode="r")
+    types, weights = weigh(cells.obs([label])[label])
+    sampler = DistributedSampler(
+        # or ClassSampler, whose batches are of one type each
+        WeightedClassSampler(
+            CHUNK_SIZE,
+            PRELOAD_NCHUNKS,
+            BATCH_SIZE,
+            classes=types,
+            class_weights=weights.to_numpy(),
+            num_samples=num_samples or len(types),  # of all ranks together
+        ),
+        dist_info="torch",
+        sharding="independent",  # every rank draws from all cells, by these weights
+        remainder="exact",
+        seed=0,
+    )
+    loader = StatefulLoader(
+        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
+    )
+    loader.use_collection(cells)
+    loader.check_ranks_agree()
+
+    drawn = torch.zeros(len(weights), dtype=torch.int64)
+    rows = []
+    for batch in loader:
+        # a step of the training goes here, as in examples/from_h5ad/train.py
+        targets = torch.tensor(types.categories.get_indexer(batch["obs"][label]))
+        drawn += torch.bincount(targets, minlength=len(drawn))
+        rows.append(batch["index"])
+    if log is not None:
+        np.save(log / f"drawn-rank{dist.get_rank()}.npy", np.concatenate(rows))
+    dist.all_reduce(drawn)
+    if dist.get_rank() == 0:
+        table = pd.DataFrame(
+            {
+                "cells": types.value_counts(),
+                "weight": weights / weights.sum(),
+                "drawn": drawn / drawn.sum(),
+            }
+        )
+        print(table.round(3))
+        print(f"{dist.get_world_size()} ranks drew {drawn.sum():,} cells")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("collection", type=Path)
+    parser.add_argument(
+        "--write",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="write the collection, of these h5ad files",
+    )
+    parser.add_argument(
+        "--label", default="cell_type", help="the column of obs to draw by"
+    )
+    parser.add_argument(
+        "--num-samples",
+        type=int,
+        help="how many cells to draw; as many as there are by default",
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        dest="log",
+        help="a folder to write the rows to that each rank draws",
+    )
+    arguments = parser.parse_args()
+    if arguments.write and arguments.collection.exists():
+        parser.error(f"'{arguments.collection}' is there already")
+    elif arguments.write:
+        write(arguments.write, arguments.collection, arguments.label)
+    elif "RANK" not in os.environ:
+        parser.error(
+            "no launcher has started this: "
+            "torchrun --standalone --nproc-per-node 2 examples/class_weights.py ..."
+        )
+    else:
+        dist.init_process_group("gloo")
+        draw(
+            arguments.collection, arguments.label, arguments.num_samples, arguments.log
+        )
+        dist.destroy_process_group()
