@@ -68,14 +68,14 @@ def wheel(session: nox.Session) -> None:
 @nox.session(python=NEWEST)
 def demo(session: nox.Session) -> None:
     """Run the demo and its tests, with what ./dev demo installs."""
-    sync(session, "--extra=torch", "--extra=zarrs", "--extra=testing", "--group=demo", "--group=pytest")
+    sync(session, "--extra=torch", "--extra=zarrs", "--group=demo", "--group=pytest")
     session.run("python", *PYTEST, EACH, DEMO, *session.posargs)
 
 
 @nox.session(python=NEWEST, name="bench-small")
 def bench_small(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
-    sync(session, "--extra=torch", "--extra=zarrs", "--extra=testing", "--group=bench", "--group=pytest")
+    sync(session, "--extra=torch", "--extra=zarrs", "--group=bench", "--group=pytest")
     # the longest test is the first of its folder, and so is begun first
     session.run("python", *PYTEST, EACH, LIBRARIES, BENCHMARKS, *session.posargs)
 
@@ -83,7 +83,7 @@ def bench_small(session: nox.Session) -> None:
 @nox.session(python=NEWEST, default=False)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks, or those that are named, at full size, and write the figures of the documentation."""
-    sync(session, "--extra=torch", "--extra=zarrs", "--extra=testing", "--group=bench")
+    sync(session, "--extra=torch", "--extra=zarrs", "--group=bench")
     for name in session.posargs or [path.stem for path in sorted(Path("benchmarks").glob("*.py"))]:
         session.run("python", "-m", f"benchmarks.{name}")
 
@@ -121,7 +121,7 @@ def coverage(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """Run the tests with the oldest Python and the oldest dependencies that pyproject.toml allows."""
     # not by uv sync, which would write these versions into the lock file
-    project = "--editable=.[torch,jax,zarrs,testing]", "--group=test"
+    project = "--editable=.[torch,jax,zarrs]", "--group=test"
     session.run_install("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *project)
     session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import Shuffled
 from annbatch_distributed.sharding import Rows
-from annbatch_distributed.testing import masks
+from annbatch_distributed.sharding.selection import Selected, Selection
 from tests.samplers import IndexArrays, MaskBlind, job
 
 if TYPE_CHECKING:
@@ -63,6 +63,51 @@ class Job:
     def window(self) -> list[int]:
         """The rows to share out, enumerated."""
         return selected(self.options["mask"], self.n_obs)
+
+
+def masks(n_obs: int) -> st.SearchStrategy[AnyMask | None]:
+    """Draw a mask of a collection, of every kind that there is."""
+    return _slices(n_obs) | _row_masks(n_obs)
+
+
+@st.composite
+def _row_masks(draw: st.DrawFn, n_obs: int) -> AnyMask:
+    # runs of rows, of one as well: single booleans would hardly ever make long ones
+    flags = np.zeros(n_obs, dtype=np.bool_)
+    start, value = 0, draw(st.booleans())
+    while start < n_obs:
+        stop = start + draw(st.integers(1, max(1, n_obs // draw(st.sampled_from((1, 10, 100))))))
+        flags[start:stop] = value
+        start, value = stop, not value
+    if not flags.any():
+        flags[draw(st.integers(0, n_obs - 1))] = True
+    kind = draw(st.sampled_from(("boolean", "integers", "rows", "selection", "part of a selection")))
+    if kind == "boolean":
+        return flags
+    if kind == "integers":
+        order = np.random.default_rng(draw(st.integers(0, 3)))
+        return order.permutation(np.flatnonzero(flags))
+    if kind == "rows":
+        return Rows.where(flags)
+    selection = Selection.of_flags(flags)  # which Rows.where makes of very many ranges only
+    first, last = 0, len(selection) - 1
+    if kind == "part of a selection":
+        first, last = sorted((draw(st.integers(first, last)), draw(st.integers(first, last))))
+    return Rows((Selected(selection, range(first, last + 1)),))
+
+
+@st.composite
+def _slices(draw: st.DrawFn, n_obs: int) -> slice | list[slice] | None:
+    pieces = draw(st.integers(0, min(3, n_obs // 2)))
+    if pieces == 0:
+        return None
+    cuts = sorted(draw(st.lists(st.integers(0, n_obs), min_size=2 * pieces, max_size=2 * pieces, unique=True)))
+    slices = [slice(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
+    if slices[0].start == 0 and draw(st.booleans()):
+        slices[0] = slice(None, slices[0].stop)
+    if slices[-1].stop == n_obs and draw(st.booleans()):
+        slices[-1] = slice(slices[-1].start, None)
+    return slices[0] if pieces == 1 and draw(st.booleans()) else draw(st.permutations(slices))
 
 
 @st.composite

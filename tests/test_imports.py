@@ -18,7 +18,6 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 #: Highest first: a room imports from itself and from those below it.
 ROOMS = [
     "cli",
-    "testing",
     "integrations",
     "loader",
     "sampler",
@@ -71,8 +70,6 @@ def test_a_room_imports_from_itself_and_from_those_below(room: str) -> None:
         # a public name is in the room that it is imported from
         homes = dict.fromkeys(annbatch_distributed.__all__, "sharding") | annbatch_distributed._HOMES
         own = {homes.get(name, name).partition(".")[0] for name in names}
-        if room == "testing":  # which knows what users know
-            assert set(names) & set(ROOMS) <= {"testing", "sharding"}
         assert not own & set(above), f"{file} imports from above"
 
 

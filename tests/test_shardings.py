@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +56,7 @@ def test_a_sharding_is_a_name_or_an_object(name: Any, sampler: Sampler, expected
 @pytest.mark.parametrize("wrong", [Contiguous, 3, None, Rows((range(3),))])
 def test_what_is_no_sharding_is_a_type_error(wrong: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"sharding must be one of 'contiguous', 'shuffled', 'independent', or an obj"
+        TypeError, match=r"sharding must be one of 'contiguous', 'shuffled', 'independent', or a function"
     ) as e:
         job(RandomSampler(4, 2, 8), 2, sharding=wrong)
     assert ("Pass an instance" in str(e.value)) is (wrong is Contiguous)
@@ -402,115 +400,6 @@ def test_a_users_sampler_that_draws_with_replacement_is_taken_once_registered() 
     assert len({tuple(flat(rank)) for rank in read}) == 3
 
 
-@dataclass(frozen=True)
-class Pools:
-    """A user's own: each rank draws from its part of the rows, and from the rows that all of them share."""
-
-    draws = True
-    n_shared: int
-
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
-        size = (len(rows) - self.n_shared) // world_size
-        shared = rows.cyclic(len(rows) - self.n_shared, self.n_shared)
-        return [rows.cyclic(rank * size, size + 10 * rank) + shared for rank in range(world_size)]
-
-
-@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-@pytest.mark.parametrize(
-    "sampler", [RandomSampler(1, 8, 8, replacement=True, num_samples=401), classes(num_samples=401)], ids=type
-)
-def test_ranks_draw_from_their_own_rows_under_a_users_sharding_that_draws(sampler: Sampler, remainder: Any) -> None:
-    ranks = job(sampler, 3, sharding=Pools(300), remainder=remainder, seed=0, mask=slice(100, 800))
-    plan = ranks[0].plan(N_OBS)
-    pools = [set(range(start, stop)) | set(range(500, 800)) for start, stop in ((100, 233), (233, 376), (366, 519))]
-    assert [set(plan.shard(rank).rows) for rank in range(3)] == pools
-    read = [batches(rank.sample(N_OBS)) for rank in ranks]
-    assert [len(rank) for rank in read] == [plan.n_batches(rank) for rank in range(3)]
-    expected = {"drop": [128] * 3, "pad": [136] * 3}.get(remainder, [133, 134, 134])
-    assert [len(flat(rank)) for rank in read] == expected == list(plan.sizes)
-    for rank, pool in zip(read, pools, strict=True):
-        assert set(flat(rank)) <= pool
-        assert len(set(flat(rank)) & set(range(500, 800))) > 20
-    assert len(plan.lost) == plan.n_lost == plan.n_repeated == 0
-
-
-@pytest.mark.parametrize("world_size", [3, 2])
-def test_under_a_users_sharding_that_draws_an_epoch_goes_on_with_the_draws_that_are_left(world_size: int) -> None:
-    sampler = RandomSampler(1, 8, 8, replacement=True, num_samples=400)
-    options: Any = {"sharding": Pools(300), "remainder": "exact", "seed": 0}
-    ranks = job(sampler, 3, **options)
-    whole = [batches(rank.sample(N_OBS)) for rank in ranks]
-    assert len({tuple(flat(rank)) for rank in whole}) == 3
-    resumed = job(sampler, world_size, **options)
-    for rank in resumed:
-        rank.load_state_dict(ranks[0].state_dict(batches_done=5))
-    rest = [batches(rank.sample(N_OBS)) for rank in resumed]
-    if world_size == 3:
-        assert rest == [rank[5:] for rank in whole]
-        return
-    assert sum(map(len, map(flat, rest))) == 400 - 3 * 5 * 8
-    for number, left in enumerate(rest):
-        assert set(flat(left)) <= set(resumed[0].plan(N_OBS).shard(number).rows)
-
-
-def test_a_users_sharding_that_draws_refuses_samplers_that_read_every_row_by_its_name() -> None:
-    for sampler, message in (
-        (SequentialSampler(4, 2, 8), "sharding=Pools is for samplers that draw with replacement, and Sequential"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            job(sampler, 2, sharding=Pools(30))
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Draws from whatever it is made with."""
-
-    answer: Any
-    draws = True
-
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
-        return self.answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (Rows((range(800),)), "Answers.deal must return a list of Rows with one for each rank"),
-        ([Rows((range(800),))], "Answers.deal must return Rows for each of the 2 ranks, got 1"),
-        ([Rows((range(100, 200),)), Rows((range(99, 200),))], "must deal rows of 100:300, 400:800 and no other"),
-        ([Rows((range(100, 200),)), Rows((range(200, 301),))], "must deal rows of 100:300, 400:800 and no other"),
-        ([Rows((range(100, 200),)), Rows((range(300, 301),))], "must deal rows of 100:300, 400:800 and no other"),
-        ([Rows((range(100, 200),)), Rows()], "can't run on the rows of rank 1 of 2, which are none"),
-        (
-            [Rows((range(100, 200),)), Rows((range(100, 103),))],
-            "can't run on the rows of rank 1 of 2, which are 100:103",
-        ),
-    ],
-)
-def test_rows_to_draw_from_that_are_wrong_are_the_same_error_on_every_rank(answer: Any, message: str) -> None:
-    sampler = RandomSampler(4, 2, 8, replacement=True, num_samples=64)
-    mask = [slice(100, 300), slice(400, 800)]
-    for rank in job(sampler, 2, sharding=Answers(answer), mask=mask):
-        with pytest.raises((TypeError, ValueError), match=message):
-            rank.n_batches(N_OBS)
-
-
-@dataclass(frozen=True)
-class SomeClasses:
-    """Draws from rows of which only the first rank's hold all classes."""
-
-    draws = True
-
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
-        return [rows, *[rows.cyclic(100 * rank, 100) for rank in range(1, world_size)]]
-
-
-def test_every_rank_is_asked_about_where_ranks_draw_from_other_rows() -> None:
-    for rank in job(classes(), 3, sharding=SomeClasses(), remainder="exact"):
-        with pytest.warns(UserWarning, match="can't all draw the same classes"):
-            rank.n_batches(N_OBS)
-
-
 # class samplers on shards
 
 
@@ -564,126 +453,84 @@ def test_a_warning_that_was_made_an_error_comes_again() -> None:
 # shardings of users' own
 
 
-@dataclass(frozen=True)
-class Given:
-    """Deals what it is told to, whatever the rows."""
-
-    shares: Any
-
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
-        return self.shares
+def turning(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+    return rows.cyclic(epoch, len(rows))
 
 
-FIVE_AND_EIGHT = (Rows((range(5),)), Rows((range(5, 13),)))
+def backwards(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+    return Rows.of(rows.to_array()[::-1])
 
 
-@pytest.mark.parametrize(
-    ("remainder", "rows", "lost", "n_batches"),
-    [
-        ("drop", [[0, 1, 2, 3], [5, 6, 7, 8]], [4, 9, 10, 11, 12], [2, 2]),
-        ("keep", [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12]], [], [3, 4]),
-        ("pad", [[0, 1, 2, 3, 4, 0, 1, 2], [5, 6, 7, 8, 9, 10, 11, 12]], [], [4, 4]),
-    ],
-)
-def test_shares_of_different_sizes_are_trimmed_or_filled_by_themselves(
-    remainder: Any, rows: list[list[int]], lost: list[int], n_batches: list[int]
+@pytest.mark.parametrize("mask", [None, [slice(1, 4), slice(6, 29)]])
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
+@pytest.mark.parametrize("order", [turning, backwards])
+def test_a_function_puts_the_rows_into_the_order_that_is_cut_into_stretches(
+    order: Any, remainder: Any, mask: Any
 ) -> None:
-    ranks = job(SequentialSampler(2, 1, 2), 2, sharding=Given(FIVE_AND_EIGHT), remainder=remainder)
-    plan = ranks[0].plan(13)
-    assert [flat(batches(rank.sample(13))) for rank in ranks] == rows
-    assert [list(plan.shard(rank).rows) for rank in range(2)] == rows
-    assert (list(plan.lost), plan.n_lost) == (lost, len(lost))
-    assert plan.n_repeated == (3 if remainder == "pad" else 0)
-    assert [rank.n_batches(13) for rank in ranks] == n_batches
+    for epoch in range(3):
+        ranks = job(SequentialSampler(2, 1, 2), 2, sharding=order, remainder=remainder, mask=mask)
+        for rank in ranks:
+            rank.set_epoch(epoch)
+        plan = ranks[0].plan(29)
+        kept = Rows.of(sorted(set(plan.window) - set(plan.lost)))
+        read = [flat(batches(rank.sample(29))) for rank in ranks]
+        own = [rows[: plan.shard(rank).n_own] for rank, rows in enumerate(read)]
+        expected = list(order(plan.window if not plan.lost else kept, epoch=epoch, seed=None))
+        # of what drop keeps the function is asked by itself, in a window that goes on at the front
+        assert sorted(flat(own)) == sorted(expected)
+        if not plan.lost:
+            assert flat(own) == expected
+        assert f"sharding={order.__name__}" in str(plan)
 
 
-def test_what_shares_lose_moves_with_the_epoch_within_each_of_them() -> None:
-    losses: Counter[int] = Counter()
-    (sampler, _) = job(SequentialSampler(2, 1, 2), 2, sharding=Given(FIVE_AND_EIGHT))
-    for epoch in range(10):
-        sampler.set_epoch(epoch)
-        losses.update(sampler.plan(13).lost)
-    assert losses == dict.fromkeys(range(5), 2) | dict.fromkeys(range(5, 13), 5)
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "nothing": (lambda rows: None, TypeError, "must return Rows, got an object of type NoneType"),
+    "a list for each rank": (lambda rows: [rows, rows], TypeError, "must return Rows, got an object of type list"),
+    "too few": (lambda rows: rows.cyclic(0, 12), ValueError, r"each of the 13 rows of 0:13 once .* returned 12 rows"),
+    "a row twice": (lambda rows: Rows((range(12), range(11, 12))), ValueError, "once and no other"),
+    "a row of elsewhere": (
+        lambda rows: Rows((range(12), range(99, 100))),
+        ValueError,
+        r"it returned 13 rows, 0:12, 99",
+    ),
+}
 
 
-def test_exact_needs_shares_that_can_have_equally_many_batches() -> None:
-    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=Given(FIVE_AND_EIGHT), remainder="exact"):
-        with pytest.raises(ValueError, match="SequentialSampler makes 3 of the 5 rows of rank 0, and 4 on rank 1"):
-            rank.n_batches(13)
-    four_and_five = (Rows((range(4),)), Rows((range(4, 9),)))
-    ranks = job(SequentialSampler(2, 1, 2), 2, sharding=Given(four_and_five), remainder="exact")
-    assert [batches(rank.sample(9)) for rank in ranks] == [[[0, 1], [2], [3]], [[4, 5], [6, 7], [8]]]
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_function_that_returns_other_rows_is_the_same_error_on_every_rank_before_any_is_read(wrong: str) -> None:
+    answer, error, message = WRONG[wrong]
 
+    def order(rows: Rows, *, epoch: int, seed: int | None) -> Any:
+        return answer(rows)
 
-@pytest.mark.parametrize(
-    ("shares", "error", "message"),
-    [
-        (
-            (Rows((range(6),)), Rows((range(6, 12),))),
-            ValueError,
-            "must deal each of the 13 rows of 0:13 once and no other; it dealt 12",
-        ),
-        ((Rows((range(13),)),), ValueError, "must return Rows for each of the 2 ranks, got 1"),
-        (None, TypeError, "must return Rows, or a list of them with one for each rank, got None"),
-        ((range(6), range(6, 13)), TypeError, "must return Rows, or a list of them"),
-        ((Rows(), Rows((range(13),))), ValueError, "Given gives rank 0 of 2 only 0 rows, .* needs at least 2"),
-    ],
-)
-def test_a_sharding_that_breaks_its_contract_is_the_same_error_on_every_rank(
-    shares: Any, error: type[Exception], message: str
-) -> None:
     raised = set()
-    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=Given(shares)):
+    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=order, remainder="keep"):
         with pytest.raises(error, match=message) as caught:
             rank.sample(13)
         raised.add(str(caught.value))
     assert len(raised) == 1
 
 
-def test_rows_dealt_twice_or_from_elsewhere_are_noticed_before_any_is_read() -> None:
-    for shares in ((Rows((range(7),)), Rows((range(6, 12),))), (Rows((range(7),)), Rows((range(100, 106),)))):
-        for rank in job(SequentialSampler(2, 1, 2), 2, sharding=Given(shares)):
-            with pytest.raises(
-                ValueError, match="must deal each of the 13 rows of 0:13 once and no other; it dealt 13"
-            ):
-                rank.sample(13)
+def test_a_function_is_asked_with_the_epoch_and_the_seed() -> None:
+    asked = []
+
+    def order(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+        asked.append((epoch, seed))
+        return rows
+
+    (rank,) = job(SequentialSampler(2, 1, 2), 1, sharding=order, seed=7)
+    rank.set_epoch(3)
+    rank.sample(12)
+    assert set(asked) == {(3, 7)}
 
 
-def test_a_sharding_that_cannot_deal_what_drop_keeps_says_so_before_any_row_is_read() -> None:
-    @dataclass(frozen=True)
-    class OneRange:
-        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-            if len(rows.pieces) > 1:
-                msg = "more than one range"
-                raise ValueError(msg)
-            return rows
-
-    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=OneRange()):
-        rank.validate(13)
-        rank.set_epoch(5)
-        for ask in (rank.n_batches, rank.validate, rank.plan, rank.sample):
-            with pytest.raises(ValueError, match="more than one range"):
-                ask(13)
+def test_a_function_of_other_arguments_is_refused_when_the_sampler_is_made() -> None:
+    with pytest.raises(TypeError, match=r"A sharding is a function \(rows, \*, epoch, seed\), but <lambda> has"):
+        job(SequentialSampler(2, 1, 2), 1, sharding=lambda rows: rows)
 
 
 def test_a_users_own_sharding_that_moves_warns_of_a_second_pass_too() -> None:
-    @dataclass(frozen=True)
-    class Turning:
-        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-            return rows.cyclic(epoch, len(rows))
-
-    (sampler,) = job(SequentialSampler(2, 1, 2), 1, sharding=Turning())
+    (sampler,) = job(SequentialSampler(2, 1, 2), 1, sharding=turning)
     list(sampler.sample(13))
     with pytest.warns(UserWarning, match="A second pass without set_epoch"):
         list(sampler.sample(13))
-
-
-def test_a_sharding_must_give_orders_for_every_window_or_shares_for_every_window() -> None:
-    @dataclass(frozen=True)
-    class Fickle:
-        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Any:
-            return rows if len(rows) == 13 else [rows.cyclic(0, 6), rows.cyclic(6, len(rows) - 6)]
-
-    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=Fickle()):
-        with pytest.raises(TypeError, match=r"Fickle.*for every window"):
-            rank.sample(13)

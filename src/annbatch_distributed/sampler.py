@@ -52,8 +52,7 @@ from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.resume.cursor import Cursor
 from annbatch_distributed.resume.planner import Planner, check_done, check_segments
 from annbatch_distributed.resume.state import Position, check_identity, check_worker, from_state, to_state
-from annbatch_distributed.sharding import resolve_mask
-from annbatch_distributed.sharding.contract import draws
+from annbatch_distributed.sharding import Independent, resolve_mask
 from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.names import names_of
 from annbatch_distributed.sharding.window import RowMask, given_mask, mask_sketch, mask_text, window
@@ -108,8 +107,7 @@ class DistributedSampler(Sampler):
         ``"drop"``
             Every rank has the same number of full batches. The rows left over are lost in this epoch; which ones they
             are moves with :meth:`set_epoch`, and any two consecutive epochs together read every row. (Class samplers
-            need whole runs of a class: where moving would cut one too short, the last rows are lost in every epoch. And
-            where a sharding of your own has shares of different sizes, more may be lost than is read.)
+            need whole runs of a class: where moving would cut one too short, the last rows are lost in every epoch.)
         ``"keep"``
             No row is lost, and ranks may differ by one batch: for evaluation without a collective in each step.
         ``"exact"``
@@ -130,8 +128,9 @@ class DistributedSampler(Sampler):
         ``"independent"``, :class:`Independent`
             Every rank draws from all rows, and the job makes as many draws as the wrapped sampler alone: for samplers
             that draw with replacement, such as class samplers.
-        an object
-            Any rule of your own: see :class:`~annbatch_distributed.sharding.Sharding`.
+        a function of yours
+            ``order(rows, *, epoch, seed)`` returns the same :class:`~annbatch_distributed.sharding.Rows` in another
+            order, which is cut into a stretch for each rank. It depends on these arguments alone.
     mask
         The rows to share out: a slice, a list of slices, a boolean array or pandas Series with a value for each row of
         the collection, an integer array of rows in any order, or :class:`~annbatch_distributed.sharding.Rows`. The
@@ -506,15 +505,15 @@ class DistributedSampler(Sampler):
             n_saved, saved_mask = saved.get("n_obs"), saved.get("mask")
             n_known = n_saved if isinstance(n_saved, int) else n_obs
             identity["mask"] = self._selected(n_known)
-            if isinstance(saved_mask, str) and saved_mask.endswith(":") and n_known is not None:
-                saved = saved | {"mask": f"{saved_mask}{n_known}"}
+            if isinstance(saved_mask, str):
+                saved = saved | {"mask": _open(saved_mask, n_known)}
             if position.resumes:
                 identity |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
             else:  # there is no order to bring back
                 identity |= {"data sets": None, "root": saved.get("root")}
             check_identity(saved, identity)
         others = position.before(self._n_dealt)
-        if others and not draws(self._sharding):
+        if others and not isinstance(self._sharding, Independent):
             check_can_go_on(self._sampler, others[-1].world_size, self._n_dealt)
         of_state = {name: saved.get(name) for name in ("n_obs", "data sets")} if strict else {}
         planner = copy.copy(self._planner)  # so that nothing is lost if it raises
@@ -554,13 +553,13 @@ class DistributedSampler(Sampler):
         }
 
     def _selected(self, n_obs: int | None) -> str:
-        """Return a text of the rows that the mask selects, the same however it was given; open where ``n_obs`` is."""
+        """Return a text of the rows that the mask selects of ``n_obs``, the same however it was given."""
         if self._mask_text is None or self._mask_text[0] != n_obs:
             mask = self._window_mask
             if n_obs is not None:
                 with suppress(ValueError):  # a mask that doesn't fit is an error of the plan
                     mask = RowMask(window(mask, n_obs))
-            self._mask_text = n_obs, mask_text(mask)
+            self._mask_text = n_obs, _open(mask_text(mask), n_obs)
         return self._mask_text[1]
 
     def plan(self, n_obs: int) -> EpochPlan:
@@ -827,7 +826,8 @@ class DistributedSampler(Sampler):
             who, source = f"rank={self.rank}, world_size={self.world_size}", self._membership.source
         return (
             f"{type(self).__name__}({type(self._sampler).__name__}, {who}, remainder={self._remainder!r}, "
-            f"sharding={self._sharding}, mask={shortened(self.mask)}, seed={self._seed}, {virtual}"
+            f"sharding={getattr(self._sharding, '__name__', self._sharding)}, mask={shortened(self.mask)}, "
+            f"seed={self._seed}, {virtual}"
             f"epoch={self.epoch}, source={source!r})"
         )
 
@@ -846,6 +846,11 @@ _NO_STATE = (
     "the next pass, whose rows are others unless it is the pass that was interrupted. Give it a StatefulLoader "
     "instead, for instance StatefulLoader.from_loader(loader)."
 )
+
+
+def _open(text: str, n_obs: int | None) -> str:
+    """Return the text of a mask with an open end, if it ends where the collection does."""
+    return text.removesuffix(str(n_obs)) if text.endswith(f":{n_obs}") else text
 
 
 def _other_classes(name: str, classes: Sequence[tuple[int, frozenset[str]]]) -> str:

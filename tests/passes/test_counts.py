@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
-from hypothesis import assume, event, given
-from hypothesis import strategies as st
 
 from annbatch_distributed.passes.shard import localize
 from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
@@ -317,56 +313,3 @@ def test_a_number_of_batches_may_be_what_numpy_rounds(kind: Any) -> None:
             assert type(n_batches) is int
             assert len(batches(rank.sample(42))) == n_batches
             assert rank.state_dict(batches_done=1)["segments"] == [[2, 1, 1]]
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Deals consecutive shares of given sizes."""
-
-    of: tuple[int, ...]
-
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
-        bounds = [0, *accumulate(self.of)]
-        return [rows.cyclic(start, stop - start) for start, stop in pairwise(bounds)]
-
-
-@pytest.mark.parametrize("sizes", [(6, 5, 8), (5, 6, 8), (8, 6, 5), (6, 6, 6, 3, 8), (2, 8, 8)])
-def test_what_one_rank_cannot_do_is_refused_on_all_ranks_beforehand_in_any_order_of_shares(
-    sizes: tuple[int, ...],
-) -> None:
-    raised = set()
-    for rank in job(MaskBlind(2), len(sizes), remainder="exact", sharding=Shares(sizes)):
-        with pytest.raises(ValueError, match="promises the same number of batches on each of the") as error:
-            rank.validate(sum(sizes))
-        raised.add(str(error.value))
-    assert len(raised) == 1
-
-
-@given(
-    st.lists(st.integers(0, 12), min_size=1, max_size=5),
-    st.integers(1, 5),
-    st.sampled_from(POLICIES),
-    st.integers(1, 3),
-)
-def test_a_sharding_of_a_users_own_is_refused_beforehand_on_all_ranks_or_runs_on_all(
-    sizes: list[int], batch_size: int, policy: Any, per_request: int
-) -> None:
-    n_obs = sum(sizes)
-    assume(n_obs)
-    ranks = job(MaskBlind(batch_size, per_request), len(sizes), remainder=policy, sharding=Shares(tuple(sizes)))
-    answers = set()
-    for rank in ranks:
-        try:
-            rank.validate(n_obs)
-            answers.add("runs")
-        except ValueError as error:
-            answers.add(str(error))
-    [answer] = answers
-    event("runs" if answer == "runs" else "refused")
-    if answer != "runs":
-        return
-    read = [batches(rank.sample(n_obs)) for rank in ranks]
-    assert [len(batched) for batched in read] == [rank.n_batches(n_obs) for rank in ranks]
-    assert policy == "keep" or len(set(map(len, read))) == 1
-    if policy in ("keep", "exact"):
-        assert sorted(flat(map(flat, read))) == list(range(n_obs))

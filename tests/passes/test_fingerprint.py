@@ -181,8 +181,8 @@ class ByToken:
 
     token: Any
 
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-        del world_size, epoch, seed
+    def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+        del epoch, seed
         return rows
 
 
@@ -280,9 +280,9 @@ def test_a_sampler_that_holds_itself_is_described() -> None:
 def test_what_a_sharding_holds_is_not_told_to_other_ranks_when_it_deals_wrongly() -> None:
     @dataclass(frozen=True)
     class Lying(ByToken):
-        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-            return super().deal(rows, world_size=world_size, epoch=epoch, seed=seed).cyclic(0, 3)
+        def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+            return super().__call__(rows, epoch=epoch, seed=seed).cyclic(0, 3)
 
     heard = agreement(DistributedSampler(Remote(1), dist_info=Rank(0, 2), sharding=Lying("hunter2")))
-    assert "Lying.deal must deal each of the 64 rows" in heard[-1]
+    assert "The sharding Lying must return each of the 64 rows" in heard[-1]
     assert "hunter2" not in "".join(heard)

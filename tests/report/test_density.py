@@ -38,7 +38,7 @@ def test_stretches_count_exactly_and_no_bin_is_more_than_full(drawn: tuple[Rows,
 @example(1, 0, 47)  # bins of one row and of two
 def test_blocks_and_selected_cells_count_row_by_row(block_size: int, epoch: int, n_bins: int) -> None:
     flags = np.random.default_rng(0).random(70) < 0.6
-    for rows in (Rows.where(flags), Shuffled(block_size).deal(Rows((range(70),)), world_size=2, epoch=epoch, seed=0)):
+    for rows in (Rows.where(flags), Shuffled(block_size)(Rows((range(70),)), epoch=epoch, seed=0)):
         half = rows.cyclic(0, len(rows) // 2)
         np.testing.assert_allclose(density(half, 70, n_bins), counted(half, 70, n_bins), atol=1e-9)
         whole = rows + Rows.of(np.setdiff1d(np.arange(70), rows.to_array()))
@@ -52,7 +52,7 @@ def test_rows_beyond_what_32_bits_and_sums_of_64_hold_are_where_they_are() -> No
 
 def test_of_very_many_rows_some_are_looked_at(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "_MOST", 10_000)
-    dealt = Shuffled(64).deal(Rows((range(10**9),)), world_size=4, epoch=0, seed=0)
+    dealt = Shuffled(64)(Rows((range(10**9),)), epoch=0, seed=0)
     parts = density(dealt.cyclic(0, len(dealt) // 4), 10**9, 20)
     assert parts.sum() == pytest.approx(20 / 4)  # none of the rows is left out
     np.testing.assert_allclose(parts, 1 / 4, atol=0.05)

@@ -173,7 +173,7 @@ def test_a_sharding_counts_by_what_it_holds_and_not_by_its_repr() -> None:
         def __init__(self, by: int) -> None:
             self.by = by
 
-        def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
+        def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
             return rows.cyclic(self.by, len(rows))
 
     state = random(sharding=Turned(3)).state_dict(batches_done=1)
@@ -222,7 +222,7 @@ def test_a_state_is_a_few_hundred_bytes_whatever_the_collection() -> None:
     ("options", "named"),
     [
         ({"seed": 1}, ["root is ", "seed is 0 in the state and 1 here"]),
-        ({"mask": slice(0, 90)}, [f"mask is '0:{N_OBS}' in the state and '0:90' here"]),
+        ({"mask": slice(0, 90)}, ["mask is '0:' in the state and '0:90' here"]),
         ({"remainder": "exact"}, ["remainder is 'drop' in the state and 'exact' here"]),
         ({"sharding": "shuffled"}, ["sharding is 'Contiguous"]),
     ],
@@ -279,7 +279,7 @@ def test_a_state_before_the_first_pass_doesn_t_know_its_rows_and_fits_all_of_a_l
 
     state = random().state_dict(batches_done=5)
     loader(slice(0, N_OBS)).load_state_dict(state)
-    with pytest.raises(ValueError, match=f"mask is '0:{N_OBS}' in the state and '0:90' here"):
+    with pytest.raises(ValueError, match="mask is '0:' in the state and '0:90' here"):
         loader(slice(0, 90)).load_state_dict(state)
 
 

@@ -79,7 +79,7 @@ def test_with_blocks_first_every_whole_block_begins_at_a_multiple_of_its_size(
 
 
 def test_the_ragged_block_is_at_every_place_in_some_epoch_and_the_blocks_in_every_order() -> None:
-    orders = {tuple(Shuffled(2).deal(Rows((range(5),)), world_size=1, epoch=epoch, seed=0)) for epoch in range(100)}
+    orders = {tuple(Shuffled(2)(Rows((range(5),)), epoch=epoch, seed=0)) for epoch in range(100)}
     assert orders == {
         (*first, *second, *third)
         for first, second, third in [
@@ -95,9 +95,7 @@ def test_the_ragged_block_is_at_every_place_in_some_epoch_and_the_blocks_in_ever
 
 def test_another_seed_is_another_order_and_no_epoch_of_one_is_that_of_the_other() -> None:
     rows = Rows((range(1000),))
-    orders = [
-        tuple(Shuffled(10).deal(rows, world_size=1, epoch=epoch, seed=seed)) for epoch in range(5) for seed in range(5)
-    ]
+    orders = [tuple(Shuffled(10)(rows, epoch=epoch, seed=seed)) for epoch in range(5) for seed in range(5)]
     assert len(set(orders)) == 25
 
 
@@ -115,7 +113,7 @@ def test_a_shuffled_order_of_any_number_of_rows_is_a_few_integers() -> None:
 def test_a_row_is_in_the_same_block_in_every_epoch_whatever_the_window() -> None:
     for epoch in range(5):
         for window in (range(64), range(3, 61), range(17, 50)):
-            order = Shuffled(8).deal(Rows((window,)), world_size=1, epoch=epoch, seed=0)
+            order = Shuffled(8)(Rows((window,)), epoch=epoch, seed=0)
             whole = [piece for piece in order.pieces if isinstance(piece, Blocks)]
             assert {
                 start % 8 for piece in whole for start in piece.to_global(np.arange(0, len(piece), 8)).tolist()
@@ -151,14 +149,14 @@ def test_a_block_size_may_be_numpys() -> None:
 
 def test_shuffled_alone_has_neither_seed_nor_block_size() -> None:
     with pytest.raises(ValueError, match="needs a seed"):
-        Shuffled(2).deal(Rows((range(4),)), world_size=2, epoch=0, seed=None)
+        Shuffled(2)(Rows((range(4),)), epoch=0, seed=None)
     with pytest.raises(ValueError, match=r"Shuffled\(\) has no block size of its own"):
-        Shuffled().deal(Rows((range(4),)), world_size=2, epoch=0, seed=0)
+        Shuffled()(Rows((range(4),)), epoch=0, seed=0)
 
 
 def test_orders_are_the_same_as_in_every_version_before() -> None:
     rows, mixed = Rows((range(12),)), Rows((range(1, 8), range(10, 21)))
-    assert [list(Shuffled(2).deal(rows, world_size=2, epoch=epoch, seed=0)) for epoch in range(3)] == [
+    assert [list(Shuffled(2)(rows, epoch=epoch, seed=0)) for epoch in range(3)] == [
         [6, 7, 2, 3, 4, 5, 10, 11, 0, 1, 8, 9],
         [0, 1, 4, 5, 2, 3, 10, 11, 8, 9, 6, 7],
         [10, 11, 4, 5, 6, 7, 2, 3, 0, 1, 8, 9],

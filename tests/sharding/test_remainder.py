@@ -13,9 +13,7 @@ from annbatch_distributed.sharding.remainder import (
     Even,
     Remainder,
     Rotation,
-    Uneven,
     check,
-    check_sizes,
     drop_offset,
     rotations,
 )
@@ -117,50 +115,6 @@ def test_too_few_rows_is_an_error_that_counts_them(
 def test_pad_needs_a_single_row() -> None:
     check(Even("pad", 1, 5, 7), "")
     assert positions("pad", 1, 5, 7) == [[0] * 7] * 5
-
-
-@given(st.lists(st.integers(4, 20), min_size=1, max_size=5), st.integers(1, 4), st.integers(-3, 3))
-def test_shares_are_cut_or_filled_to_the_same_number_of_full_batches_or_stay_as_they_are(
-    sizes: list[int], batch_size: int, turn: int
-) -> None:
-    for rank, size in enumerate(sizes):
-
-        def found(policy: Remainder, rank: int = rank) -> tuple[int, int, int]:
-            return Uneven(policy, tuple(sizes), batch_size, turn).stretch(rank)
-
-        assert found("keep") == found("exact") == (0, size, size)
-        cut = next(n for n in range(21, 0, -1) if n % batch_size == 0 and all(n <= other for other in sizes))
-        lost = [place % size for place in range(size - cut)]  # before what is kept, which begins behind it
-        start, own, length = found("drop")
-        assert own == length == cut
-        assert start == (turn * len(lost)) % size
-        fill = next(n for n in range(21 + batch_size) if n % batch_size == 0 and all(n >= other for other in sizes))
-        assert found("pad") == (0, size, fill)
-
-
-@pytest.mark.parametrize(
-    ("policy", "sizes", "batch_size", "message"),
-    [
-        (
-            "drop",
-            [8, 3, 2],
-            4,
-            "It gives rank 2 of 3 only 2 rows, but under remainder='drop' every rank needs at least 4",
-        ),
-        ("drop", [8, 3], 4, "It gives rank 1 of 2 only 3 rows, .* at least 4"),
-        ("keep", [0, 3], 4, "It gives rank 0 of 2 only 0 rows, but under remainder='keep' every rank needs at least 1"),
-        ("exact", [3, 0], None, "It gives rank 1 of 2 only 0 rows, .* at least 1"),
-        ("pad", [3, 0], 4, "It gives rank 1 of 2 only 0 rows, .* at least 1"),
-        ("drop", [3, 0], None, "It gives rank 1 of 2 only 0 rows, .* at least 1"),
-    ],
-)
-def test_a_share_that_is_too_small_is_an_error_that_names_the_rank(
-    policy: Remainder, sizes: list[int], batch_size: int | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_sizes(Uneven(policy, tuple(sizes), batch_size, 0), "It")
-    enough = batch_size if policy == "drop" and batch_size else 1
-    check_sizes(Uneven(policy, tuple(max(size, enough) for size in sizes), batch_size, 0), "It")
 
 
 def test_no_rows_are_too_few_for_any_policy() -> None:

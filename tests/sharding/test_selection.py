@@ -136,7 +136,7 @@ def test_very_many_rows_are_selected_at_once_and_kept_as_bits() -> None:
     tracemalloc.stop()
     assert len(pickle.dumps(found)) < 700_000
     assert peak < 8_000_000
-    shard = Shuffled(64).deal(found, world_size=2, epoch=0, seed=0).cyclic(0, len(found) // 2)
+    shard = Shuffled(64)(found, epoch=0, seed=0).cyclic(0, len(found) // 2)
     assert len(pickle.dumps((found, shard))) < 700_000  # what they share is there once
     assert len(repr(found)) < 60
     assert len(repr(Rows.of(np.arange(0, 2000, 2)))) < 120

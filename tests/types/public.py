@@ -6,8 +6,6 @@ is wrong, the comment that lets it pass is an error as soon as the call is right
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
@@ -15,7 +13,6 @@ import numpy.typing as npt
 import pandas as pd
 from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
-from hypothesis.strategies import SearchStrategy
 
 import annbatch_distributed
 from annbatch_distributed import (
@@ -31,14 +28,15 @@ from annbatch_distributed import (
     mesh_ranks,
 )
 from annbatch_distributed.integrations.jax import global_batch, pmap_batch
-from annbatch_distributed.integrations.torch import WorkerDataLoader
+from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes import chunk_size, localize, n_draws, set_draws, settings
 from annbatch_distributed.ranks import Deferred, Membership
-from annbatch_distributed.sharding import AnyMask, Remainder, Rows, Sharding
+from annbatch_distributed.sharding import Remainder, Rows
 from annbatch_distributed.sharding import Shuffled as ShuffledThere
-from annbatch_distributed.testing import Deal, check_sharding, deals, masks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jax.sharding import Mesh, NamedSharding
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -157,38 +155,19 @@ def a_plan_says_who_reads_what(plan: EpochPlan) -> None:
     assert_type(str(plan), str)
 
 
-@dataclass(frozen=True)
-class Own:
-    """A sharding of a user's own: all ranks one after the other, in reverse."""
-
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows | Sequence[Rows]:
-        return Rows.of(rows.to_array()[::-1])
-
-
-class NoSharding:
-    """Deals in another way than it is asked to."""
-
-    def deal(self, rows: Rows) -> Rows:
-        return rows
+def own(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+    """A sharding of a user's own: all rows in reverse."""
+    return Rows.of(rows.to_array()[::-1])
 
 
 def a_sharding_of_ones_own_is_one(wrapped: Sampler) -> None:
-    sharding: Sharding = Own()
-    rows = sharding.deal(Rows.of(range(9)), world_size=2, epoch=0, seed=None)
-    assert_type(rows, Rows | Sequence[Rows])
     assert_type(Rows.of([1, 2]).to_array(), npt.NDArray[np.int64])
     assert_type(Rows.of(np.arange(3)).cyclic(0, 2), Rows)
     assert_type(Rows.of([1, 2]).within(0, 1), Rows)
     assert_type(Rows.of([1, 2]).to_global(np.array([0])), npt.NDArray[np.int64])
     assert_type(next(iter(Rows.of([1, 2]))), int)
-    DistributedSampler(wrapped, dist_info="env", sharding=Own())
-    check_sharding(Own(), n_obs=20, max_world_size=3)
-    check_sharding(NoSharding())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it deals nothing
-    assert_type(deals(20), SearchStrategy[Deal])
-    assert_type(masks(20), SearchStrategy[AnyMask | None])
-    asked = Deal(20, slice(0, 9), world_size=2, epoch=0, seed=None)
-    assert_type(asked.rows, Rows)
-    assert_type(asked.ask(Own()), Rows | Sequence[Rows])
+    DistributedSampler(wrapped, dist_info="env", sharding=own)
+    DistributedSampler(wrapped, dist_info="env", sharding=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it orders nothing
 
 
 class Mine(Sampler):

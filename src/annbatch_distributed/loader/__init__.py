@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from annbatch_distributed.loader.sizing import Sizes, sizes
 from annbatch_distributed.loader.stateful import StatefulLoader
+from annbatch_distributed.loader.workers import WorkerDataLoader
 
-__all__ = ["Sizes", "StatefulLoader", "sizes"]
+__all__ = ["Sizes", "StatefulLoader", "WorkerDataLoader", "sizes"]

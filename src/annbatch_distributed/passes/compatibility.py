@@ -14,7 +14,7 @@ from annbatch_distributed.passes.private_copy import attributes
 from annbatch_distributed.passes.shard import needs_global_rows
 from annbatch_distributed.passes.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, resolve_mask
-from annbatch_distributed.sharding.contract import checked_sharding, draws
+from annbatch_distributed.sharding.contract import checked_sharding
 from annbatch_distributed.sharding.remainder import POLICIES
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def resolve_sharding(sharding: ShardingName | Sharding, sampler: Sampler, *, see
     resolved = _of_name(sharding)
     if isinstance(resolved, Shuffled):
         return _shuffled(resolved, sampler, seed)
-    if draws(resolved):
-        _check_draws(resolved, sampler)
+    if isinstance(resolved, Independent):
+        _check_draws(sampler)
     return resolved
 
 
@@ -70,7 +70,7 @@ def chunk_grid(sampler: Sampler, align: int | None) -> int | None:
 
 
 def _of_name(sharding: object) -> Sharding:
-    expected = f"one of {', '.join(map(repr, _NAMES))}, or an object with a method deal"
+    expected = f"one of {', '.join(map(repr, _NAMES))}, or a function (rows, *, epoch, seed) that returns Rows"
     if not isinstance(sharding, str):
         return checked_sharding(sharding, f"sharding must be {expected}")
     if sharding not in _NAMES:
@@ -150,15 +150,12 @@ def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffle
     return replace(sharding, block_size=int(own))
 
 
-def _check_draws(sharding: Sharding, sampler: Sampler) -> None:
+def _check_draws(sampler: Sampler) -> None:
     name = type(sampler).__name__
-    name_of = {kind: repr(name) for name, kind in _NAMES.items()}
-    rule = f"sharding={name_of.get(type(sharding), type(sharding).__name__)}"
-    what = "every row" if type(sharding) in name_of else "every row that it is dealt"
     if n_draws(sampler, 1) is None:
         raise ValueError(
-            f"{rule} is for samplers that draw with replacement, and {name} isn't known to: every rank would read "
-            f"{what}. Use sharding='shuffled', under which rows move between ranks from epoch to "
+            f"sharding='independent' is for samplers that draw with replacement, and {name} isn't known to: every rank "
+            "would read every row. Use sharding='shuffled', under which rows move between ranks from epoch to "
             "epoch, or 'contiguous'. If it does draw with replacement, register functions for its type with "
             "annbatch_distributed.passes.n_draws and set_draws."
         )

@@ -24,9 +24,8 @@ from annbatch_distributed.passes.promises import promised, reads_every_row, refu
 from annbatch_distributed.passes.run import follow_epoch
 from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.passes.traits import drawable_classes, set_draws
-from annbatch_distributed.sharding.division import Draws, Shares
 from annbatch_distributed.sharding.integers import BOUND
-from annbatch_distributed.sharding.remainder import check, check_sizes
+from annbatch_distributed.sharding.remainder import check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +65,6 @@ def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
         what = f"{type(sampler).__name__} draws {division.n_samples} samples"
     check(division.even, what)
     dealt = division.dealt(0)
-    if isinstance(dealt, Shares):
-        check_sizes(dealt.uneven, type(division.sharding).__name__)
     asked = _Asked(sampler, division, n_obs)
     counts, classes = asked.count(dealt)
     if dealt.is_drawn:
@@ -110,11 +107,8 @@ class _Asked:
 
     def _kinds(self, dealt: Dealt) -> Sequence[object]:
         """For each rank, what makes a difference to the sampler."""
-        if not isinstance(dealt, Draws):
-            return range(self.division.world_size) if needs_global_rows(self.sampler) else dealt.sizes
-        # by identity, since rows of many pieces take long to compare
-        rows = map(id if needs_global_rows(self.sampler) else len, dealt.rows)
-        return list(zip(rows, dealt.sizes, strict=True))
+        is_any_rank_other = needs_global_rows(self.sampler) and not dealt.is_drawn
+        return range(self.division.world_size) if is_any_rank_other else dealt.sizes
 
     def _count(self, dealt: Dealt, rank: int) -> tuple[Sampler, int]:
         """Ask about one rank."""
@@ -130,10 +124,18 @@ class _Asked:
             promise = promised(sampler, self.division.remainder, size, is_drawn=dealt.is_drawn)
             refuse_impossible(n_batches, promise, "samples" if dealt.is_drawn else "rows")
         except ValueError as error:
+            hint = ""
+            if drawable_classes(sampler):  # what is cut short is a run of a class
+                hint = (
+                    " A mask cuts runs too: write rows that are held out to a collection of their own."
+                    if dealt.is_drawn
+                    else " With sharding='independent' every rank draws from all rows, and no boundary between ranks "
+                    "cuts a run."
+                )
             raise ValueError(
                 f"{type(sampler).__name__} can't run on the rows of rank {rank} of {self.division.world_size}, which "
                 f"are {shard.rows} of the collection's {self.n_obs} (remainder={self.division.remainder!r}). Given "
-                f"them as [0, {len(shard)}), it says: {error}"
+                f"them as [0, {len(shard)}), it says: {error}{hint}"
             ) from error
         return local, n_batches
 

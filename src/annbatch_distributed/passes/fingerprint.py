@@ -77,7 +77,7 @@ def _shown(value: object) -> str:
             return repr(value)
         case str() if value in POLICIES:
             return value
-        case _ if isinstance(value, Sampler) or type(value) in SHOWN or callable(getattr(value, "deal", None)):
+        case _ if isinstance(value, Sampler) or type(value) in SHOWN:
             return fingerprint(value)
     return _digest_of(value)
 

@@ -88,8 +88,8 @@ def set_draws(sampler: Sampler, n_draws: int) -> None:
     """
     del n_draws
     raise TypeError(
-        f"How many samples a {type(sampler).__name__} draws can't be set, which sharding='independent' needs, and any "
-        "other sharding under which ranks draw. Register a function for its type with "
+        f"How many samples a {type(sampler).__name__} draws can't be set, which sharding='independent' needs. "
+        "Register a function for its type with "
         "annbatch_distributed.passes.set_draws."
     )
 

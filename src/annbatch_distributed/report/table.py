@@ -52,7 +52,7 @@ def title(plan: EpochPlan) -> str:
     """Return who shares which rows, and how, in a line."""
     settings = [f'remainder="{plan.remainder}"']
     if repr(plan.sharding) != "Contiguous()":  # the default goes without saying
-        settings.insert(0, f"sharding={plan.sharding}")
+        settings.insert(0, f"sharding={getattr(plan.sharding, '__name__', plan.sharding)}")
     settings.append("no batch size" if plan.batch_size is None else f"batch size {plan.batch_size}")
     epoch = f"what is left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
     what = f"draw {sum(plan.sizes)} samples from" if plan.shares_draws else "share"

@@ -19,8 +19,7 @@ from annbatch_distributed.passes.counts import Counts, count
 from annbatch_distributed.passes.traits import chunk_size, n_draws, rows_per_request
 from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
-from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Rows, window
-from annbatch_distributed.sharding.contract import draws
+from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Independent, Rows, window
 from annbatch_distributed.sharding.load_requests import LoadRequests
 from annbatch_distributed.sharding.remainder import rotations
 
@@ -97,7 +96,7 @@ class Planner:
     def _division(
         self, rows: Rows, n_samples: int | None, position: Position, world_size: int, *, is_beginning: bool
     ) -> Division:
-        if n_samples is None and draws(self._sharding):
+        if n_samples is None and isinstance(self._sharding, Independent):
             n_samples = n_draws(self._sampler, len(rows))
             assert n_samples is not None  # or the sharding had been refused
         division = Division(

@@ -3,10 +3,9 @@
 How a rank's rows in an epoch come about:
 
 1. :mod:`window` resolves the mask: the rows to be shared out.
-2. A :class:`Sharding` deals them, as one order for all ranks or as a share for each. Each is a file of its own:
-   :mod:`contiguous`, :mod:`shuffled`, :mod:`independent`.
-3. :mod:`division` cuts an order into even stretches, or fills shares up, as :mod:`remainder` says, so that batches come
-   out as promised.
+2. A sharding puts them into one order for all ranks. Each is a file of its own: :mod:`contiguous`, :mod:`shuffled`,
+   :mod:`independent`.
+3. :mod:`division` cuts the order into even stretches, as :mod:`remainder` says, so that batches come out as promised.
 4. :mod:`plan` describes the epoch.
 """
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from annbatch_distributed.sharding.contract import check_rows
-from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
     from annbatch_distributed.sharding.rows import Rows
@@ -43,10 +42,8 @@ class Independent:
     [2, 2]
     """
 
-    draws: ClassVar[bool] = True
-
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> list[Rows]:
-        """Return all of the rows for every rank, see :meth:`.Sharding.deal`."""
+    def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+        """Return the rows, which are every rank's to draw from."""
         del epoch, seed  # the same for all of them
         check_rows(rows)
-        return [rows] * integer("world_size", world_size, least=1)
+        return rows

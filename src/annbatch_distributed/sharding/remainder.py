@@ -31,9 +31,7 @@ __all__ = [
     "Remainder",
     "Rotation",
     "Stretch",
-    "Uneven",
     "check",
-    "check_sizes",
     "drop_offset",
     "rotations",
 ]
@@ -97,39 +95,6 @@ class Even(NamedTuple):
         return self.n_rows % (self.world_size * self.batch_size)
 
 
-class Uneven(NamedTuple):
-    """Positions of shares, of which rank ``r`` was dealt ``lengths[r]`` rows.
-
-    ``drop`` takes as many full batches from every share as the smallest one has, from where :func:`rotations` have
-    moved what it loses; ``pad`` repeats rows of each share until it has as many full batches as the largest one.
-    ``keep`` and ``exact`` take shares as they are.
-
-    >>> Uneven("drop", (5, 8), batch_size=2, rotations=1).stretch(1)
-    Stretch(start=4, own=4, length=4)
-    >>> Uneven("pad", (5, 8), batch_size=2, rotations=0).stretch(0)
-    Stretch(start=0, own=5, length=8)
-    """
-
-    policy: Remainder
-    lengths: tuple[int, ...]
-    batch_size: int | None
-    """As for :class:`Even`."""
-    rotations: int
-    """How often the rows that ``drop`` loses have moved on."""
-
-    def stretch(self, rank: int) -> Stretch:
-        """Return the positions that a rank reads of its share."""
-        size = self.lengths[rank]
-        if self.policy == "drop":
-            assert self.batch_size is not None
-            length = min(self.lengths) // self.batch_size * self.batch_size
-            return Stretch(drop_offset(self.rotations, lost=size - length, n_rows=size), length, length)
-        if self.policy == "pad":
-            assert self.batch_size is not None
-            return Stretch(0, size, -(-max(self.lengths) // self.batch_size) * self.batch_size)
-        return Stretch(0, size, size)
-
-
 #: How the rows that ``drop`` loses move from epoch to epoch, see :func:`rotations`.
 type Rotation = Literal["rotate", "alternate", "stay"]
 
@@ -190,15 +155,3 @@ def check(even: Even, what: str) -> None:
         )
     elif n_rows < 1:
         raise ValueError(f"{what}, and there must be at least one.")
-
-
-def check_sizes(uneven: Uneven, name: str) -> None:
-    """Raise a ValueError if the share that a sharding, called ``name``, has dealt to a rank is too small."""
-    smallest = min(uneven.lengths)
-    needed = uneven.batch_size if uneven.policy == "drop" and uneven.batch_size is not None else 1
-    if smallest < needed:
-        raise ValueError(
-            f"{name} gives rank {uneven.lengths.index(smallest)} of {len(uneven.lengths)} only {smallest} rows, but "
-            f"under remainder={uneven.policy!r} every rank needs at least {needed}. Use fewer ranks, or another "
-            "sharding."
-        )

@@ -66,9 +66,8 @@ class Shuffled:
         if self.block_size is not None:
             object.__setattr__(self, "block_size", integer("block_size", self.block_size, least=1))
 
-    def deal(self, rows: Rows, *, world_size: int, epoch: int, seed: int | None) -> Rows:
-        """Return the rows with their blocks in the epoch's order, see :meth:`.Sharding.deal`."""
-        del world_size  # the order is the same for any number of ranks
+    def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+        """Return the rows with their blocks in the epoch's order."""
         check_rows(rows)
         self.check_seed(seed)
         if self.block_size is None:
