@@ -6,7 +6,7 @@ counts.py and nowhere else; tests/passes/test_annbatch_samplers.py fails if annb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SETTINGS",
-    "ChunkSettings",
-    "chunk_settings",
     "has_fixed_n_samples",
     "is_annbatchs_own",
     "labels_and_weights",
@@ -56,30 +54,6 @@ def is_annbatchs_own(sampler: Sampler) -> bool:
     Their subclasses may not.
     """
     return type(sampler) in SETTINGS
-
-
-class ChunkSettings(NamedTuple):
-    """What a ``RandomSampler`` or a ``SequentialSampler`` is set to."""
-
-    chunk_size: int
-    preload_nchunks: int
-    batch_size: int
-    drop_last: bool
-    replacement: bool
-    num_samples: int | None
-    shuffle: bool
-
-    @property
-    def preload_size(self) -> int:
-        """Rows of a whole load request."""
-        return self.chunk_size * self.preload_nchunks
-
-
-def chunk_settings(sampler: Sampler) -> ChunkSettings | None:
-    """Return what a chunk sampler of annbatch's is set to; None for any other, subclasses included."""
-    if type(sampler) not in (RandomSampler, SequentialSampler):
-        return None
-    return ChunkSettings(*(getattr(sampler, f"_{name}") for name in ChunkSettings._fields))
 
 
 def restrict_by_mask(sampler: Sampler, rows: Rows) -> bool:

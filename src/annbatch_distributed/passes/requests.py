@@ -8,8 +8,7 @@ Each step is a generator over load requests, and they are put together in this o
 4. ``enforce_n_batches`` makes the number of batches the planned one.
 5. ``select`` leaves out batches that are done, if an epoch is resumed, and batches of other ``DataLoader`` workers.
 6. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
-7. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too;
-   ``translate_chunks`` does so for the :mod:`chunks` of annbatch's chunk samplers.
+7. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too.
 
 The first three are for samplers that aren't annbatch's own, whose load requests are right by construction. In every
 step, ``name`` is the sampler's, for messages.
@@ -28,7 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import numpy as np
 
 from annbatch_distributed.passes import holes
-from annbatch_distributed.passes.chunks import Chunks
 from annbatch_distributed.sharding.batches import contains
 
 if TYPE_CHECKING:
@@ -43,8 +41,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Slices",
     "add_missing_splits",
+    "aligned",
     "batches_of",
     "bounds_of",
     "bounds_of_slices",
@@ -57,11 +55,10 @@ __all__ = [
     "rows_of",
     "select",
     "translate",
-    "translate_chunks",
 ]
 
 # What a request holds: an integer array of rows, or slices in a list or (annbatch's own samplers) in an object array.
-type _Requests = list[slice] | npt.NDArray[Any] | Chunks
+type _Requests = list[slice] | npt.NDArray[Any]
 
 
 def check(requests: Iterable[object], *, n_rows: int, name: str) -> Iterator[LoadRequest]:
@@ -282,6 +279,19 @@ def mark_repeats(requests: Iterable[LoadRequest], first: int) -> Iterator[LoadRe
         yield cast("LoadRequest", {**request, "repeated": repeated})
 
 
+def aligned(requests: Iterable[LoadRequest], *, chunk_size: int, n_rows: int) -> Iterator[LoadRequest]:
+    """Have whole chunks of annbatch's ``RandomSampler`` begin at multiples of their size, and the last one be ragged.
+
+    It makes any of the chunks the ragged one, and those beyond it begin earlier. Which chunk is read when stays.
+    """
+    for request in requests:
+        slices: Any = request["requests"]
+        starts, stops = (np.array(bounds) for bounds in zip(*((one.start, one.stop) for one in slices), strict=True))
+        lengths = stops - starts
+        starts = np.where(lengths < chunk_size, n_rows - n_rows % chunk_size, starts // chunk_size * chunk_size)
+        yield {**request, "requests": list(map(slice, starts.tolist(), (starts + lengths).tolist()))}
+
+
 def translate(
     requests: Iterable[LoadRequest], rows: Rows, *, name: str, rows_ahead: int = 0, longest_hole: int = 0
 ) -> Iterator[LoadRequest]:
@@ -289,9 +299,9 @@ def translate(
 
     Splits index a request's rows, so that they stay, unless there are holes to be read through, see :mod:`holes`.
 
-    A sampler that doesn't use what it has yielded again may be run ahead, so that several requests of ``rows_ahead``
-    rows are turned at once: that costs mostly the same for one and for many. A RuntimeError if a request reaches beyond
-    the local rows.
+    annbatch's own samplers are run ahead, so that several requests of ``rows_ahead`` rows are turned at once: that
+    costs mostly the same for one and for many. What lies between two of their slices is read by another one. A
+    RuntimeError if a request reaches beyond the local rows.
     """
     for group in _groups(requests, rows_ahead) if rows_ahead else ([request] for request in requests):
         of_slices = [request for request in group if not is_index_array(request["requests"])]
@@ -299,61 +309,15 @@ def translate(
         for request in group:
             local = request["requests"]
             if not is_index_array(local):
-                starts, stops = next(ranges)
-                yield holes.of_ranges(request, starts, stops, holes.are_between(starts, stops, longest_hole))
+                starts, stops, follows = next(ranges)
+                are_read = holes.are_between(starts, stops, longest_hole)
+                if rows_ahead:
+                    are_read &= follows[1:]
+                yield holes.of_ranges(request, starts, stops, are_read)
                 continue
             if len(local):
                 _check_bounds(int(local.min()), int(local.max()) + 1, len(rows), name)
             yield holes.of_rows({**request, "requests": rows.to_global(local)}, longest_hole)
-
-
-class Slices(list[slice]):
-    """The slices of a load request, with their starts and stops as arrays, and the number of their rows."""
-
-    __slots__ = ("bounds", "n_rows")
-
-    def __init__(self, slices: Iterable[slice], bounds: tuple[Int64Array, Int64Array], n_rows: int) -> None:
-        super().__init__(slices)
-        self.bounds, self.n_rows = bounds, n_rows
-
-    def __reduce__(self) -> tuple[type[list[slice]], tuple[list[slice]]]:
-        return list, (list(self),)  # nobody elsewhere asks for more
-
-
-def translate_chunks(requests: Iterable[LoadRequest], rows: Rows, *, longest_hole: int = 0) -> Iterator[LoadRequest]:
-    """Turn local rows of load requests for :class:`Chunks`, or for parts of them, into global rows.
-
-    The chunks of several load requests are turned at once: that costs mostly the same for one and for many.
-    """
-    known, ends = range(0), [0]
-    starts = stops = np.arange(0)
-    are_read: npt.NDArray[np.bool_] | None = None
-    slices: list[slice] = []
-    for request in requests:
-        local: Any = request["requests"]
-        if not isinstance(local, Chunks):
-            yield holes.of_rows({**request, "requests": rows.to_global(local)}, longest_hole)
-            continue
-        order, numbers = local
-        if numbers.start not in known or numbers.stop > known.stop:
-            known = range(numbers.start, min(max(numbers.stop, numbers.start + _SLICES_AT_ONCE), len(order)))
-            local_starts, local_stops = order.bounds(known)
-            starts, stops, given = rows.slices_to_global(local_starts, local_stops)
-            ends = np.searchsorted(given, np.arange(len(known) + 1)).tolist()  # some chunks are in several pieces
-            are_read = holes.are_between(starts, stops, longest_hole)
-            if are_read.any():
-                # between chunks that don't follow each other is what other chunks read
-                follows = np.append(False, local_starts[1:] == local_stops[:-1])
-                are_read &= (given[1:] == given[:-1]) | follows[given[1:]]
-            if not are_read.any():
-                are_read = None
-            slices = list(map(slice, starts.tolist(), stops.tolist()))
-        first, end = ends[numbers.start - known.start], ends[numbers.stop - known.start]
-        if are_read is None:
-            bounds = starts[first:end], stops[first:end]
-            yield {**request, "requests": Slices(slices[first:end], bounds, order.n_rows_of(numbers))}
-        else:
-            yield holes.of_ranges(request, starts[first:end], stops[first:end], are_read[first : end - 1])
 
 
 #: How many slices make it worth while.
@@ -375,7 +339,10 @@ def _groups(requests: Iterable[LoadRequest], rows_at_once: int) -> Iterator[list
         yield group
 
 
-def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterator[tuple[Int64Array, Int64Array]]:
+def _slices_to_global(
+    group: list[LoadRequest], rows: Rows, name: str
+) -> Iterator[tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]]:
+    """Yield for each request the starts and stops of global ranges, and which begin where the local one before ends."""
     starts: list[int] = []
     stops: list[int] = []
     ends = []
@@ -395,7 +362,10 @@ def _slices_to_global(group: list[LoadRequest], rows: Rows, name: str) -> Iterat
     bounds = np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
     global_starts, global_stops, given = rows.slices_to_global(*bounds)
     ends = np.searchsorted(given, ends).tolist()  # some were cut, and empty ones left out
-    return ((global_starts[start:end], global_stops[start:end]) for start, end in pairwise([0, *ends]))
+    is_next = np.append(False, bounds[0][1:] == bounds[1][:-1])
+    follows = np.append(False, given[1:] == given[:-1]) | is_next[given] if len(given) else is_next[:0]
+    found = global_starts, global_stops, follows
+    return (tuple(each[start:end] for each in found) for start, end in pairwise([0, *ends]))  # type: ignore[misc]  # three
 
 
 def _check_bounds(lowest: int, highest: int, n_rows: int, name: str) -> None:
@@ -442,16 +412,12 @@ def is_index_array(requests: _Requests) -> TypeGuard[npt.NDArray[np.integer[Any]
 
 def n_rows_of(slices: list[slice] | npt.NDArray[Any]) -> int:
     """Return how many rows the slices of a load request have."""
-    if isinstance(slices, Slices):
-        return slices.n_rows
     return sum([part.stop - part.start for part in slices])
 
 
 def bounds_of_slices(requests: _Requests) -> tuple[Int64Array, Int64Array] | None:
     """Return the starts and stops of the slices of a load request; None if its rows are an index array."""
-    if isinstance(requests, Slices):
-        return requests.bounds
-    if is_index_array(requests) or isinstance(requests, Chunks):
+    if is_index_array(requests):
         return None
     return np.array([part.start for part in requests]), np.array([part.stop for part in requests])
 
@@ -460,6 +426,4 @@ def rows_of(requests: _Requests) -> npt.NDArray[np.integer[Any]]:
     """Return every row of the requests of a load request, in order."""
     if is_index_array(requests):
         return requests
-    if isinstance(requests, Chunks):
-        requests = list(map(slice, *requests.bounds()))
     return np.concatenate([np.arange(part.start, part.stop) for part in requests] or [np.arange(0)])

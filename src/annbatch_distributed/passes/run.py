@@ -17,10 +17,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch.abc import Sampler
+from annbatch.samplers import RandomSampler
 from annbatch.types import LoadRequest
 
 from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own, restrict_by_mask
-from annbatch_distributed.passes.chunks import chunk_requests, known_chunks
 from annbatch_distributed.passes.holes import of_rows
 from annbatch_distributed.passes.join import join
 from annbatch_distributed.passes.private_copy import private_copy
@@ -28,16 +28,16 @@ from annbatch_distributed.passes.promises import enforce_promise, promised
 from annbatch_distributed.passes.randomness import generator
 from annbatch_distributed.passes.requests import (
     add_missing_splits,
+    aligned,
     check,
     enforce_n_batches,
     is_index_array,
     mark_repeats,
     select,
     translate,
-    translate_chunks,
 )
 from annbatch_distributed.passes.shard import localized
-from annbatch_distributed.passes.traits import set_draws
+from annbatch_distributed.passes.traits import chunk_size, set_draws
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 
 if TYPE_CHECKING:
@@ -124,13 +124,9 @@ class Pass(Iterator[LoadRequest]):
         if sampler.rng is not None and sampler.rng is not rng:
             sampler.rng = rng
         follow_epoch(sampler, plan.epoch)
-        chunks = known_chunks(sampler)
-        if chunks is not None:
-            sampler.validate(len(shard))
-            is_ragged_last = plan.division.align is not None
-            requests = chunk_requests(chunks, len(shard), rng, copy=len(self.ranks) == 1, is_ragged_last=is_ragged_last)
-        else:
-            requests = _run(sampler, plan.n_obs if restricted else len(shard))
+        requests = _run(sampler, plan.n_obs if restricted else len(shard))
+        if type(sampler) is RandomSampler and plan.division.align is not None:
+            requests = aligned(requests, chunk_size=chunk_size(sampler) or 1, n_rows=len(shard))
         if not is_annbatchs_own(sampler):
             requests = check(requests, n_rows=len(shard), name=name)
             requests = add_missing_splits(
@@ -148,8 +144,6 @@ class Pass(Iterator[LoadRequest]):
             first = next(iter(shard.rows)) if restricted else 0
             requests = mark_repeats(requests, first + shard.n_own)
         longest = self.longest_hole
-        if chunks is not None:
-            return translate_chunks(requests, shard.rows, longest_hole=longest)
         if not restricted:
             ahead = _ROWS_AHEAD // len(self.ranks) if is_annbatchs_own(sampler) else 0
             return translate(requests, shard.rows, name=name, rows_ahead=ahead, longest_hole=longest)
