@@ -98,20 +98,10 @@ autosummary_context = {
             "n_samples",
             "shares_draws",
             "is_over",
-            "alternatives",
             "rows_in_memory",
-            "reads_per_row",
-            "reading_ahead",
             "composition",
             "to_frame",
             "plot",
-        ],
-        "annbatch_distributed.sharding.Alternative": [
-            "remainder",
-            "batch_size",
-            "n_batches",
-            "n_lost",
-            "n_repeated",
         ],
         "annbatch_distributed.Shuffled": ["block_size"],
         "annbatch_distributed.Contiguous": [],
@@ -192,7 +182,6 @@ def _bring_back(
 _GIVEN = {
     "annbatch_distributed.EpochPlan",
     "annbatch_distributed.loader.Sizes",
-    "annbatch_distributed.sharding.Alternative",
 }
 
 

@@ -347,7 +347,6 @@ class DistributedSampler(Sampler):
             seed=self._seed,
             root_seed=self._root_seed,
             align=self._align,
-            longest_hole=self._read_through,
         )
 
     @property

@@ -53,7 +53,6 @@ def plan_of(plan: EpochPlan) -> dict[str, Any]:
         "lost": {"rows": plan.n_lost, **_stretches(plan.lost)},
         "repeated": plan.n_repeated,
         "rows_in_memory": plan.rows_in_memory,
-        "alternatives": [other._asdict() for other in plan.alternatives],
         # of virtual ranks, if there are such
         "shards": [
             {

@@ -68,7 +68,7 @@ class Settings:
             sampler = self.sampler(0)
             for epoch in self.epochs:
                 sampler.set_epoch(epoch)
-                plans.append(sampler.plan(n_obs).reading_ahead(self.read_ahead))
+                plans.append(sampler.plan(n_obs))
         except (TypeError, ValueError) as error:
             raise InputError(str(error)) from error
         return plans

@@ -16,12 +16,9 @@ import anndata as ad
 import pandas as pd
 import zarr
 from annbatch import DatasetCollection
-from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.loader.layout import n_rows_of
-from annbatch_distributed.ranks import Rank
-from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sharding.alternatives import nearby
+from annbatch_distributed.passes.holes import LONGEST
 from annbatch_distributed.sharding.integers import integer
 from annbatch_distributed.sharding.names import check_names, names_of
 from annbatch_distributed.sharding.window import RowMask, resolve_mask, window
@@ -154,7 +151,7 @@ def sizes(
     if mask is not None:
         if isinstance(n_rows, DatasetCollection):
             _check_names(n_rows, mask)
-        cells = _selected(cells, mask, world_size)
+        cells = _selected(cells, mask)
     shard = cells.n_rows // world_size
     if shard < wished:
         raise ValueError(
@@ -211,7 +208,7 @@ def _chunk_sizes(store_chunk: int, most: int) -> Iterator[int]:
 def _batch_sizes(wished: int) -> list[int]:
     """Batch sizes near one; multiples of 8 near one, which GPUs multiply fastest."""
     step = 8 if wished % 8 == 0 else 1
-    return [size for size in nearby(wished) if size % step == 0]
+    return [size for size in range(wished - wished // 4, wished + wished // 4 + 1) if size % step == 0]
 
 
 def _reasons(
@@ -263,14 +260,13 @@ def _check_names(collection: DatasetCollection, mask: AnyMask) -> None:
         check_names("mask", names, [pd.Index(ad.io.read_elem(table[table.attrs["_index"]])) for table in obs])
 
 
-def _selected(cells: _Cells, mask: AnyMask, world_size: int) -> _Cells:
+def _selected(cells: _Cells, mask: AnyMask) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
     rows = window(resolve_mask(mask), cells.n_rows)
-    if len(rows) < world_size:  # which there is no plan for
-        return replace(cells, n_rows=len(rows))
-    sampler = RandomSampler(chunk_size=cells.store_chunk, preload_nchunks=_LEAST_CHUNKS, batch_size=1)
-    plan = DistributedSampler(sampler, dist_info=Rank(0, world_size), mask=rows).plan(cells.n_rows)
-    return replace(cells, n_rows=len(rows), row_bytes=cells.row_bytes * plan.reads_per_row)
+    starts, stops = rows.bounds()
+    holes = starts[1:] - stops[:-1]
+    n_read = len(rows) + int(holes[holes <= LONGEST].sum())
+    return replace(cells, n_rows=len(rows), row_bytes=cells.row_bytes * n_read / len(rows))
 
 
 def _stored(collection: DatasetCollection) -> _Cells:

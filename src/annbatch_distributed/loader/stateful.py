@@ -338,7 +338,9 @@ class StatefulLoader(Loader[Any, Any]):
         16
         """
         self._check_names()
-        return replace(self._sampler.plan(self.n_obs).reading_ahead(self._read_ahead), cells=self._cells)
+        plan = self._sampler.plan(self.n_obs)
+        held = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
+        return replace(plan, rows_per_request=held, cells=self._cells)
 
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""

@@ -165,22 +165,14 @@ def _bar(rows: Rows, n_obs: int, colour: str, label: str) -> str:
 
 
 def _notes(plan: EpochPlan) -> Iterable[str]:
-    """What is lost and repeated, what would lose less, and what that takes of memory."""
+    """What is lost and repeated, what would lose none, and what that takes of memory."""
     if plan.shares_draws:
         yield f"alone, the wrapped sampler draws {plan.n_samples} samples"
     else:
         lost = f"lost in this epoch: {plan.n_lost} rows"
         lost += f", {percent(plan)} ({_in_short(plan.lost)})" if plan.n_lost else ""
         yield lost + (f"; repeated: {plan.n_repeated}" if plan.n_repeated else "")
-    if others := plan.alternatives:
-        sizes = [f"batch_size={other.batch_size}" for other in others if other.remainder == "drop" and not other.n_lost]
-        policies = [f'"{other.remainder}"' for other in others if other.remainder != "drop"]
-        policies[0] = f"remainder={policies[0]}"
-        yield f"to lose none: {' or '.join([', '.join([*sizes, *policies][:-1]), policies[-1]])}"
+    if plan.n_lost and not plan.segment:
+        yield 'to lose none: remainder="exact", "keep" or "pad"'
     if plan.rows_in_memory is not None:
-        n_read = plan.reads_per_row
-        if n_read < 1.05:
-            yield f"in memory: up to {plan.rows_in_memory} rows on each rank"
-        else:
-            held = f"in memory: up to about {plan.rows_in_memory} rows on each rank"
-            yield f"{held}; {n_read:.1f} are read for each that is asked for"
+        yield f"in memory: up to {plan.rows_in_memory} rows on each rank"

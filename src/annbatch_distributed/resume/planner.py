@@ -16,11 +16,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.passes.counts import Counts, count
-from annbatch_distributed.passes.traits import chunk_size, n_draws, rows_per_request
+from annbatch_distributed.passes.traits import n_draws, rows_per_request
 from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
 from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Independent, Rows, window
-from annbatch_distributed.sharding.load_requests import LoadRequests
 from annbatch_distributed.sharding.remainder import rotations
 
 if TYPE_CHECKING:
@@ -49,11 +48,9 @@ class Planner:
         seed: int | None,
         root_seed: int,
         align: int | None,
-        longest_hole: int,
     ) -> None:
         self._sampler, self._mask, self._remainder, self._align = sampler, mask, remainder, align
         self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
-        self._longest_hole = longest_hole
         self._windowed: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[object, ...], EpochPlan] | None = None
@@ -135,15 +132,8 @@ class Planner:
         dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
         return EpochPlan(
             *(n_obs, self._batch_size, segment, division, dealt, counts.sampler_batches),
-            load_requests=self._load_requests(),
+            rows_per_request=rows_per_request(self._sampler),
         )
-
-    def _load_requests(self) -> LoadRequests | None:
-        n_rows = rows_per_request(self._sampler)
-        if n_rows is None:
-            return None
-        n_consecutive = chunk_size(self._sampler) if self._sampler.shuffle else n_rows
-        return LoadRequests(n_rows, n_consecutive or 1, self._longest_hole)
 
     def check_resumable(self, n_obs: int, position: Position, world_size: int) -> None:
         """Raise if the epoch of a state can't go on with this collection and number of ranks."""

@@ -11,7 +11,6 @@ How a rank's rows in an epoch come about:
 
 from __future__ import annotations
 
-from annbatch_distributed.sharding.alternatives import Alternative
 from annbatch_distributed.sharding.contiguous import Contiguous
 from annbatch_distributed.sharding.contract import Sharding
 from annbatch_distributed.sharding.division import Division, Shard
@@ -23,7 +22,6 @@ from annbatch_distributed.sharding.shuffled import Shuffled
 from annbatch_distributed.sharding.window import AnyMask, Mask, resolve_mask, window
 
 __all__ = [
-    "Alternative",
     "AnyMask",
     "Contiguous",
     "Division",

@@ -6,14 +6,12 @@ for it, and gives the same answers on every rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from annbatch_distributed.report import table
-from annbatch_distributed.sharding.alternatives import alternatives
 from annbatch_distributed.sharding.composition import composition
-from annbatch_distributed.sharding.division import Order
 from annbatch_distributed.sharding.integers import integer
 from annbatch_distributed.sharding.names import check_names, names_of
 
@@ -22,17 +20,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from annbatch_distributed.sharding.alternatives import Alternative
     from annbatch_distributed.sharding.contract import Sharding
     from annbatch_distributed.sharding.division import Dealt, Division, Shard
-    from annbatch_distributed.sharding.load_requests import LoadRequests
     from annbatch_distributed.sharding.remainder import Remainder
     from annbatch_distributed.sharding.rows import Rows
 
 __all__ = ["EpochPlan"]
-
-#: Of more ranks, as many at even distances are asked how their rows lie.
-_MOST_RANKS = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,8 +68,8 @@ class EpochPlan:
     """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
-    load_requests: LoadRequests | None = field(default=None, repr=False, compare=False)
-    """How a loader reads the rows; None where the size of the wrapped sampler's load requests isn't known."""
+    rows_per_request: int | None = field(default=None, repr=False, compare=False)
+    """Rows that a loader holds at most: those of a load request, and of those that are read ahead; None if unknown."""
     cells: tuple[pd.Index[Any], ...] | None = field(default=None, repr=False, compare=False)
     """The names of the cells of each data set, where a loader has made the plan and knows them."""
 
@@ -182,44 +175,13 @@ class EpochPlan:
     def rows_in_memory(self) -> int | None:
         """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
 
-        Rows that are read through between them are counted too, as an estimate, see :attr:`reads_per_row`. To read
-        takes about as much memory again. None if the size of a load request isn't known.
+        To read takes about as much memory again. None if the size of a load request isn't known, or the window has
+        holes, of which short ones are read as well.
         """
-        if self.load_requests is None:
+        if self.rows_per_request is None or not self.window.is_stretch:
             return None
         n_own = 1 if self.n_processes is None else self.world_size // self.n_processes
-        n_asked = min(self.load_requests.n_rows * self.load_requests.n_held, max(self.sizes)) * n_own
-        return round(n_asked * self.reads_per_row)
-
-    @cached_property
-    def reads_per_row(self) -> float:
-        """About how many rows are read for each that is asked for, in load requests where those are many.
-
-        A mask, or what is left of an epoch for another number of ranks, has holes, and short ones are read through: see
-        ``read_through`` of :class:`DistributedSampler`. 1 where the window has no holes.
-        """
-        if self.load_requests is None or self.window.is_stretch:
-            return 1.0
-        ranks = {number * (self.world_size - 1) // (_MOST_RANKS - 1) for number in range(_MOST_RANKS)}
-        return max(self.load_requests.reads_per_row(self.shard(rank).rows) for rank in ranks)
-
-    def reading_ahead(self, n_requests: int) -> EpochPlan:
-        """Return this plan for a loader that reads some load requests ahead, so that more rows are in memory."""
-        if self.load_requests is None:
-            return self
-        return replace(self, load_requests=self.load_requests._replace(n_held=1 + n_requests))
-
-    @property
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Batch sizes and policies close to these under which fewer rows are lost; none where none is lost.
-
-        They are known where rows are shared out evenly, as by ``"contiguous"`` and ``"shuffled"``.
-        """
-        if not self.n_lost or not isinstance(self.dealt, Order) or self.segment:
-            return ()
-        assert self.batch_size is not None  # or nothing would be lost
-        n_request = None if self.load_requests is None else self.load_requests.n_rows
-        return alternatives(len(self.window), self.world_size, self.batch_size, n_request)
+        return min(self.rows_per_request, max(self.sizes)) * n_own
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
         """Return which cells every rank has: how many rows of each label, and how far that is from the window's mix.
