@@ -377,20 +377,6 @@ def test_when_a_pass_begins_torch_is_asked_once_whether_this_is_a_worker(monkeyp
     assert [info.id for info in asked] == [1]
 
 
-@pytest.mark.timeout(60)
-def test_threads_of_a_worker_begin_passes_while_others_run_a_wrapper_that_is_hidden_from() -> None:
-    within = DistributedSampler(SAMPLERS["random"], dist_info=Rank(0, 1), seed=0, remainder="exact")
-    origin = DistributedSampler(within, dist_info=Rank(0, 2), seed=0, remainder="exact")
-    made = forked(origin)
-
-    def read(_: int) -> list[int]:
-        return sorted(flat(batches(copy.deepcopy(made).sample(N_OBS))))
-
-    with as_worker(0, 1), ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(read, range(12)))
-    assert found == [list(range(N_OBS // 2))] * 12
-
-
 # states of workers
 
 

@@ -263,11 +263,12 @@ class SameRows(MaskBlind):
             yield {**request, "requests": [slice(0, rows.stop - rows.start)]}
 
 
-def test_a_sampler_that_reads_some_rows_again_and_others_never_is_found() -> None:
+@pytest.mark.parametrize("policy", ["keep", "exact", "pad"])
+def test_a_sampler_that_reads_some_rows_again_and_others_never_is_found(policy: str) -> None:
     for cls, is_found in ((SameRows, True), (MaskBlind, False)):
-        ranks = job(cls(4), 2, remainder="keep")
+        ranks = job(cls(4), 2, remainder=policy)
         text = said(ranks, 100, [batches(rank.sample(100)) for rank in ranks])
-        promised = "SameRows doesn't read each row of its share once, as remainder='keep' promises."
+        promised = f"SameRows doesn't read each row of its share once, as remainder={policy!r} promises."
         assert (promised in text) == is_found
         assert ("as planned" not in text) == is_found
 

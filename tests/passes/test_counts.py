@@ -313,3 +313,20 @@ def test_a_number_of_batches_may_be_what_numpy_rounds(kind: Any) -> None:
             assert type(n_batches) is int
             assert len(batches(rank.sample(42))) == n_batches
             assert rank.state_dict(batches_done=1)["segments"] == [[2, 1, 1]]
+
+
+class TwiceAsMany(MaskBlind):
+    """Promises more full batches than its rows make."""
+
+    def n_batches(self, n_obs: int) -> int:
+        return 2 * super().n_batches(n_obs)
+
+
+@pytest.mark.parametrize(("policy", "size"), [("exact", 1), ("pad", 4)])
+def test_more_batches_than_the_rows_can_make_are_refused_beforehand(policy: Any, size: int) -> None:
+    raised = set()
+    for rank in job(TwiceAsMany(size), 2, remainder=policy):
+        with pytest.raises(ValueError, match="makes 20 batches") as error:
+            rank.validate(20 if size == 1 else 80)
+        raised.add(str(error.value))
+    assert len(raised) == 1

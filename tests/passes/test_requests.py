@@ -14,7 +14,6 @@ from annbatch import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.passes.promises import Promise, enforce_promise
 from annbatch_distributed.passes.requests import add_missing_splits, check, enforce_n_batches, mark_repeats, translate
 from annbatch_distributed.sharding import Rows
 from tests.samplers import MaskBlind, batches, flat, job, request_rows
@@ -361,7 +360,7 @@ def test_endless_requests_are_stopped_where_the_promise_is_broken() -> None:
 
     for policy in ("drop", "keep", "exact", "pad"):
         [rank] = job(Endless(4), 1, remainder=policy)
-        with pytest.raises(RuntimeError, match=r"Endless (promised 5 batches|read rows more than once)"):
+        with pytest.raises(RuntimeError, match="Endless promised 5 batches"):
             list(rank.sample(20))
 
 
@@ -390,30 +389,3 @@ def test_of_several_slices_the_one_that_is_wrong_is_named(wrong: slice, others: 
         list(check([{"requests": [*others, wrong], "splits": [[0]]}], n_rows=10, name="S"))
     assert repr(wrong) in str(raised.value) or f"{wrong.start}" in str(raised.value)
     assert not any(repr(other) in str(raised.value) for other in others)
-
-
-def test_where_all_rows_are_promised_too_few_and_too_many_are_told_with_their_numbers() -> None:
-    def held(splits: list[list[int]], *, once: bool) -> list[Any]:
-        asked: Any = [{"requests": [slice(0, 4)], "splits": [np.array(split, dtype=int) for split in splits]}]
-        return list(enforce_promise(asked, Promise(4, "exact", n_rows=4, once=once), name="S"))
-
-    assert len(held([[0, 1], [3, 2]], once=True)) == 1
-    for splits, once, text in (
-        ([[0, 1], [2, 2]], False, None),
-        ([[0, 1], [2]], False, r"S read 3 rows in all, not 4, which remainder='exact' promises\. Mend the sampler\."),
-        ([[0, 1, 2], [3, 3]], True, r"S read 5 rows more than once, not 4, which remainder='exact' promises\."),
-        ([[0, 1], [2, 2]], True, r"S never read 1 of its 4 rows, row 3 for one, but remainder='exact' promises each"),
-        ([], True, "S never read 4 of its 4 rows, row 0 for one"),
-    ):
-        if text is None:
-            assert len(held(splits, once=once)) == 1
-            continue
-        with pytest.raises(RuntimeError, match=text):
-            held(splits, once=once)
-
-
-@pytest.mark.parametrize(("length", "told"), [(1, "1 row, but"), (2, "2 rows, but"), (3, "3 rows, but")])
-def test_a_batch_that_is_not_full_is_told_with_its_rows(length: int, told: str) -> None:
-    asked: Any = [{"requests": [slice(0, 9)], "splits": []}, {"requests": [slice(0, 9)], "splits": [np.arange(length)]}]
-    with pytest.raises(RuntimeError, match=rf"S yielded a batch of {told} all are to be full, of 4 rows"):
-        list(enforce_promise(asked, Promise(4, "drop", full=True), name="S"))

@@ -153,15 +153,12 @@ def _rerun(
 
 
 def _must_read_each_row(sampler: Sampler, plan: EpochPlan, n_rows: int) -> bool:
-    """Whether ``keep`` has a sampler of a user's own read each row of its share once.
-
-    Under ``exact`` and ``pad``, a pass that doesn't raises by itself.
-    """
+    """Whether a sampler of a user's own has to read each row of its share once."""
     from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
     from annbatch_distributed.passes.traits import n_draws
 
     is_known = is_annbatchs_own(sampler)
-    return not is_known and plan.remainder == "keep" and n_draws(sampler, n_rows) is None
+    return not is_known and plan.remainder != "drop" and n_draws(sampler, n_rows) is None
 
 
 def compare_readings(

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from annbatch.samplers import RandomSampler
 
+from annbatch_distributed.passes.annbatch_samplers import has_fixed_n_samples
 from annbatch_distributed.passes.private_copy import private_copy
-from annbatch_distributed.passes.promises import promised, reads_every_row, refuse_impossible
 from annbatch_distributed.passes.run import follow_epoch
 from annbatch_distributed.passes.shard import localize, needs_global_rows
-from annbatch_distributed.passes.traits import drawable_classes, set_draws
+from annbatch_distributed.passes.traits import drawable_classes, n_draws, set_draws
 from annbatch_distributed.sharding.integers import BOUND
 from annbatch_distributed.sharding.remainder import check
 
@@ -121,8 +121,8 @@ class _Asked:
             local.validate(len(shard))
             _refuse_short_draws(local, len(shard))
             n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
-            promise = promised(sampler, self.division.remainder, size, is_drawn=dealt.is_drawn)
-            refuse_impossible(n_batches, promise, "samples" if dealt.is_drawn else "rows")
+            if dealt.is_drawn or (reads_every_row(sampler) and self.division.remainder in ("exact", "pad")):
+                _refuse_impossible(n_batches, self.division, size, "samples" if dealt.is_drawn else "rows")
         except ValueError as error:
             hint = ""
             if drawable_classes(sampler):  # what is cut short is a run of a class
@@ -165,6 +165,29 @@ class _Asked:
         batch_size = self.sampler.batch_size
         assert batch_size is not None
         return (dealt.is_drawn or reads_every_row(self.sampler)) and batch_size > 1 and 0 < size == count * batch_size
+
+
+def reads_every_row(sampler: Sampler) -> bool:
+    """Whether a sampler is one that is meant to read all of its rows once, rather than to draw some of them."""
+    return not has_fixed_n_samples(sampler) and n_draws(sampler, 1) is None
+
+
+def _refuse_impossible(n_batches: int, division: Division, n_rows: int, what: str) -> None:
+    """Raise a ValueError if batches can't hold all rows of a rank. ``what`` they hold is the plural of a noun."""
+    policy, size = division.remainder, division.batch_size
+    if size is None:
+        return
+    if n_batches * size < n_rows:
+        raise ValueError(
+            f"it makes {n_batches} batches of {size} rows at most, and so leaves out some of its {n_rows} {what}, but "
+            f"remainder={policy!r} promises every {what[:-1]}. Use drop_last=False, or remainder='drop'."
+        )
+    if n_batches > (n_rows // size if policy in ("drop", "pad") else n_rows):
+        kind = f"full batches of {size} rows" if policy in ("drop", "pad") else "batches"
+        raise ValueError(
+            f"it makes {n_batches} batches, and its {n_rows} {what} are too few for that many {kind}, which "
+            f"remainder={policy!r} promises. Mend its n_batches, or use remainder='keep'."
+        )
 
 
 def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:

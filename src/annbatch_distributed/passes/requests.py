@@ -4,13 +4,12 @@ Each step is a generator over load requests, and they are put together in this o
 
 1. ``check`` refuses load requests that can't be read, or would be misread.
 2. ``add_missing_splits`` adds the splits that a sampler left out.
-3. ``enforce_promise``, in :mod:`promises`, refuses batches that break what the policy promises of them.
-4. ``enforce_n_batches`` makes the number of batches the planned one.
-5. ``select`` leaves out batches that are done, if an epoch is resumed, and batches of other ``DataLoader`` workers.
-6. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
-7. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too.
+3. ``enforce_n_batches`` makes the number of batches the planned one.
+4. ``select`` leaves out batches that are done, if an epoch is resumed, and batches of other ``DataLoader`` workers.
+5. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
+6. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too.
 
-The first three are for samplers that aren't annbatch's own, whose load requests are right by construction. In every
+The first two are for samplers that aren't annbatch's own, whose load requests are right by construction. In every
 step, ``name`` is the sampler's, for messages.
 
 annbatch's ``LoadRequest`` is a dict of ``requests`` (slices or an integer array of rows) and ``splits`` (for each

@@ -24,7 +24,6 @@ from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own, rest
 from annbatch_distributed.passes.holes import of_rows
 from annbatch_distributed.passes.join import join
 from annbatch_distributed.passes.private_copy import private_copy
-from annbatch_distributed.passes.promises import enforce_promise, promised
 from annbatch_distributed.passes.randomness import generator
 from annbatch_distributed.passes.requests import (
     add_missing_splits,
@@ -132,9 +131,6 @@ class Pass(Iterator[LoadRequest]):
             requests = add_missing_splits(
                 requests, batch_size=plan.batch_size, shuffle=sampler.shuffle, rng=rng, name=name
             )
-            n_rows = plan.dealt.size(rank)
-            promise = promised(self.sampler, plan.remainder, n_rows, is_drawn=plan.shares_draws)
-            requests = enforce_promise(requests, promise, name=name)
         promised_batches, planned_batches = plan.sampler_batches[rank], plan.n_batches(rank)
         requests = enforce_n_batches(requests, promised=promised_batches, planned=planned_batches, name=name)
         if batches is not None:
