@@ -434,13 +434,6 @@ def test_shards_with_the_same_classes_do_not_warn(sampler: Sampler, options: Any
             rank.n_batches(N_OBS)
 
 
-def test_classes_that_only_the_layout_of_odd_epochs_lacks_are_warned_of() -> None:
-    labels = pd.Categorical(list("XXXYYYYYXXXYYYYYYYY"))
-    sampler = ClassSampler(1, 4, 4, classes=labels, num_samples=16)
-    with pytest.warns(UserWarning, match=r"rows of rank 1 lack 1 of them \(X\)"):
-        job(sampler, 2)[0].validate(19)
-
-
 def test_a_warning_that_was_made_an_error_comes_again() -> None:
     (rank, _) = job(classes(), 2)
     with warnings.catch_warnings():

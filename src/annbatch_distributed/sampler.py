@@ -24,7 +24,6 @@ from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Reading
-from annbatch_distributed.passes.callers import is_fast_forwarded
 from annbatch_distributed.passes.compatibility import (
     check_batch_size,
     check_interface,
@@ -106,8 +105,8 @@ class DistributedSampler(Sampler):
 
         ``"drop"``
             Every rank has the same number of full batches. The rows left over are lost in this epoch; which ones they
-            are moves with :meth:`set_epoch`, and any two consecutive epochs together read every row. (Class samplers
-            need whole runs of a class: where moving would cut one too short, the last rows are lost in every epoch.)
+            are moves with :meth:`set_epoch`, and any two consecutive epochs together read every row. (Of class
+            samplers, which need whole runs of a class, every epoch loses the last rows.)
         ``"keep"``
             No row is lost, and ranks may differ by one batch: for evaluation without a collective in each step.
         ``"exact"``
@@ -792,8 +791,6 @@ class DistributedSampler(Sampler):
             plan = self._plan(n_obs, position)
         # workers that are started anew for every pass don't know that another one has warned
         warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.number
-        if is_fast_forwarded() and (worker is None or not worker.number):
-            self._warn_once(_NO_STATE)
         if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
         check_done(plan, position.done(self._n_dealt))
@@ -838,12 +835,6 @@ _SAME_ROWS = (
     "A second pass without set_epoch: every rank reads the rows that it had last time, in another order, although "
     "other epochs have the rows dealt anew or lose other ones. Call set_epoch(epoch) on every rank before each epoch. "
     "(A torch DataLoader hides set_epoch from Lightning; what loader.to_dataloader(num_workers=...) returns doesn't.)"
-)
-
-_NO_STATE = (
-    "torchdata's StatefulDataLoader can't save how far annbatch's Loader is. It resumes it by leaving out batches of "
-    "the next pass, whose rows are others unless it is the pass that was interrupted. Give it a StatefulLoader "
-    "instead, for instance StatefulLoader.from_loader(loader)."
 )
 
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anndata as ad
 import numpy as np
 import pytest
-from annbatch import Loader
 from annbatch.samplers import RandomSampler
-from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
@@ -108,40 +106,3 @@ def test_epochs_that_nobody_sets_have_orders_of_their_own_which_each_rank_can_re
     third = rows(after)
     assert sorted(flat(third)) == sorted(flat(first))
     assert len({str(sorted(order)) for order in (first, second, third)}) == 3
-
-
-def plain() -> Loader[Any, Any]:
-    sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(1, 2), seed=0)
-    loader: Loader[Any, Any] = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-    return loader.add_adata(ad.AnnData(np.arange(201.0).reshape(-1, 1)))
-
-
-def test_a_loader_without_a_state_resumes_with_other_rows_and_a_warning() -> None:
-    batches = StatefulDataLoader(plain(), batch_size=None)
-    with pytest.warns(UserWarning, match=r"StatefulDataLoader can't save how far .* StatefulLoader\.from_loader"):
-        first = rows(batches)
-    second = iter(batches)
-    for _ in range(5):
-        next(second)
-    state = batches.state_dict()
-    again = StatefulDataLoader(plain(), batch_size=None)
-    again.load_state_dict(state)
-    with pytest.warns(UserWarning, match=r"StatefulDataLoader can't save how far"):
-        rest = rows(again)
-    # of the pass before
-    assert rest == first[5:]
-
-
-@pytest.mark.filterwarnings("error:torchdata's StatefulDataLoader")
-def test_a_worker_warns_of_a_loader_without_a_state() -> None:
-    batches = StatefulDataLoader(plain(), batch_size=None, num_workers=2, multiprocessing_context="fork")
-    with pytest.raises(UserWarning, match=r"(?s)in DataLoader worker process 0.*StatefulDataLoader can't save how far"):
-        list(batches)
-
-
-@pytest.mark.filterwarnings("error:torchdata's StatefulDataLoader")
-def test_what_has_a_state_or_is_not_behind_a_stateful_dataloader_warns_of_nothing() -> None:
-    sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(1, 2), seed=0)
-    assert rows(StatefulDataLoader(StatefulLoader.from_loader(plain(), batch_sampler=sampler), batch_size=None))
-    assert rows(plain())
-    assert rows(DataLoader(plain(), batch_size=None))

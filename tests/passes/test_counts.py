@@ -91,7 +91,7 @@ def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
             plan = sampler.plan(104)
             assert [len(plan.shard(rank).rows.pieces) for rank in range(3)] == [1, 1, 1]
             assert set(flat(batches(sampler.sample(104)))) <= set(plan.shard(sampler.rank).rows)
-        assert list(plan.lost) == list(range(8) if epoch % 2 else range(96, 104))
+        assert list(plan.lost) == list(range(96, 104))
 
 
 def test_drop_last_of_the_wrapped_sampler_is_kept_under_keep() -> None:
@@ -166,16 +166,6 @@ def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_needs_global_r
         for rank in job(uneven, 2, remainder=policy):
             with pytest.raises(ValueError, match="PerRow"):
                 rank.n_batches(8)
-
-
-def test_the_lost_rows_stay_where_moving_them_would_make_other_counts() -> None:
-    for weights, lost in (([1, 0, 1, 0, 1], [[4], [0], [4]]), ([1, 1, 1, 1, 0], [[4], [4], [4]])):
-        [first, second] = job(PerRow(weights), 2)
-        for epoch, expected in enumerate(lost):
-            for sampler in (first, second):
-                sampler.set_epoch(epoch)
-                assert list(sampler.plan(5).lost) == expected
-                assert sampler.n_batches(5) == len(batches(sampler.sample(5)))
 
 
 class Growing(MaskBlind):

@@ -39,7 +39,7 @@ from annbatch_distributed.loader.inside import (
 from annbatch_distributed.loader.layout import check_layout
 from annbatch_distributed.loader.memory import Memory, keep_what_is_free
 from annbatch_distributed.loader.workers import WorkerDataLoader
-from annbatch_distributed.passes.callers import check_not_collated, check_not_dispatched
+from annbatch_distributed.passes.callers import check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.resume.cursor import PassRecord
 from annbatch_distributed.resume.state import brief
@@ -357,9 +357,8 @@ class StatefulLoader(Loader[Any, Any]):
         Raises
         ------
         ValueError
-            If a ``DataLoader`` asks that has a batch size of its own instead of ``batch_size=None``.
+            If the mask has the names of the cells in another order, or a state is of other data sets.
         """
-        check_not_collated()
         self._sampler._check_data_sets(data_sets_of(self))
         self._check_names()
         # whoever keeps the states of workers asks for one before the first batch

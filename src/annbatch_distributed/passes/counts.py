@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
     from annbatch_distributed.sharding.division import Dealt, Division
-    from annbatch_distributed.sharding.remainder import Rotation
 
 __all__ = ["Counts", "check_can_go_on", "count"]
 
@@ -46,10 +45,10 @@ class Counts(NamedTuple):
 
     sampler_batches: tuple[int, ...]
     """For each rank, the batches that the sampler gives for its shard by itself."""
-    rotation: Rotation = "stay"
-    """How the rows that ``drop`` loses can move from epoch to epoch."""
+    rotates: bool = False
+    """Whether the rows that ``drop`` loses move from epoch to epoch."""
     classes: tuple[Classes, ...] = ()
-    """What each rank can draw, in every layout that its rows can have, if the sampler is a class sampler."""
+    """What each rank can draw, if the sampler is a class sampler."""
 
 
 def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
@@ -69,16 +68,8 @@ def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
     counts, classes = asked.count(dealt)
     if dealt.is_drawn:
         return Counts(counts, classes=classes)
-    if not needs_global_rows(sampler):
-        return Counts(counts, "rotate")
-    # an epoch that fails after hours of training would be worse than to lose the same rows in all of them
-    try:
-        odd_counts, odd_classes = asked.count(division.dealt(1))
-    except ValueError:
-        return Counts(counts, "stay", classes)
-    if odd_counts != counts:
-        return Counts(counts, "stay", classes)
-    return Counts(counts, "alternate", classes + odd_classes)
+    # where moving would cut runs of a class, an epoch that fails after hours would be worse than to lose the same rows
+    return Counts(counts, rotates=not needs_global_rows(sampler), classes=classes)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from annbatch_distributed.passes.traits import n_draws, rows_per_request
 from annbatch_distributed.resume.remaining import remaining
 from annbatch_distributed.resume.state import MOST_SEGMENTS
 from annbatch_distributed.sharding import Contiguous, Division, EpochPlan, Independent, Rows, window
-from annbatch_distributed.sharding.remainder import rotations
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -129,7 +128,7 @@ class Planner:
             counted = self._counted = asked, counts
         counts = counted[1]
         # in what is left of an epoch, lost rows stay where they are
-        dealt = division.dealt(0 if segment else rotations(counts.rotation, epoch))
+        dealt = division.dealt(0 if segment else -epoch if counts.rotates else 0)
         return EpochPlan(
             *(n_obs, self._batch_size, segment, division, dealt, counts.sampler_batches),
             rows_per_request=rows_per_request(self._sampler),
@@ -153,7 +152,7 @@ class Planner:
     def is_same_next_epoch(self, plan: EpochPlan) -> bool:
         """Whether every rank has the same rows in the epoch after that of the last plan."""
         assert self._counted is not None
-        if plan.n_lost and self._counted[1].rotation != "stay":
+        if plan.n_lost and self._counted[1].rotates:
             return False
         try:
             return replace(plan.division, epoch=plan.epoch + 1).answer == plan.division.answer

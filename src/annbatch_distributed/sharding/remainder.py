@@ -29,11 +29,9 @@ __all__ = [
     "POLICIES",
     "Even",
     "Remainder",
-    "Rotation",
     "Stretch",
     "check",
     "drop_offset",
-    "rotations",
 ]
 
 type Remainder = Literal["drop", "keep", "exact", "pad"]
@@ -95,41 +93,15 @@ class Even(NamedTuple):
         return self.n_rows % (self.world_size * self.batch_size)
 
 
-#: How the rows that ``drop`` loses move from epoch to epoch, see :func:`rotations`.
-type Rotation = Literal["rotate", "alternate", "stay"]
-
-
-def rotations(rotation: Rotation, epoch: int) -> int:
-    """Return how often the rows that ``drop`` loses have moved on, before an epoch.
-
-    In epoch 0 the last rows are lost, as annbatch has it. Where fewer than half of the rows are lost at once, any two
-    consecutive epochs together read every row, unless the lost rows stay.
-
-    ``"rotate"``: each epoch loses the rows before those that the last one lost, going round, so that every row is lost
-    equally often. ``"alternate"``: epochs lose the last rows and the first rows in turn. The shards then have two
-    layouts only, and never go round the end, so that a sampler that can't run on every layout can be tried on both
-    beforehand.
-    ``"stay"``: every epoch loses the last rows.
-    """
-    match rotation:
-        case "rotate":
-            return -epoch
-        case "alternate":
-            return epoch % 2
-        case "stay":
-            return 0
-
-
 def drop_offset(rotations: int, *, lost: int, n_rows: int) -> int:
     """Return the position, of ``n_rows``, at which what ``drop`` keeps begins; the ``lost`` rows come before it.
 
-    >>> [drop_offset(rotations("rotate", epoch), lost=2, n_rows=10) for epoch in range(6)]
+    In epoch 0 the last rows are lost, as annbatch has it, and each epoch loses the rows before those that the last one
+    lost, going round: every row is lost equally often, and where fewer than half of the rows are lost at once, any two
+    consecutive epochs together read every row.
+
+    >>> [drop_offset(-epoch, lost=2, n_rows=10) for epoch in range(6)]
     [0, 8, 6, 4, 2, 0]
-    >>> [
-    ...     drop_offset(rotations("alternate", epoch), lost=2, n_rows=10)
-    ...     for epoch in range(6)
-    ... ]
-    [0, 2, 0, 2, 0, 2]
     """
     return rotations * lost % n_rows if lost else 0
 
