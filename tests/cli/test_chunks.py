@@ -22,11 +22,11 @@ from zarr.storage import MemoryStore, ZipStore
 from annbatch_distributed.cli import chunks, main
 from annbatch_distributed.cli.cells import Cells
 from annbatch_distributed.cli.job import Job
-from annbatch_distributed.cli.reading import Read, readings
 from tests.cli.page import PAGE, not_named
+from tests.cli.ranks import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 N_OBS = 100
 ROWS = np.arange(N_OBS)
@@ -85,21 +85,11 @@ def without(path: Path, copy: Path, *lost: str) -> Path:
     return copy
 
 
-def in_this_process(job: Job, say: Callable[[int], object]) -> list[Read]:
-    """Read as each rank, one after the other, which takes no time to start."""
-    settings = job.settings
-    return [
-        read
-        for rank in range(settings.world_size)
-        for read in readings(Cells(job.path), settings, rank, begin=lambda: None, say=say)
-    ]
-
-
 def checked(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str
 ) -> tuple[int, str]:
     """Run the command, and return its exit code and what it prints."""
-    monkeypatch.setattr(Job, "run", in_this_process)
+    monkeypatch.setattr(Job, "run", in_threads)
     capsys.readouterr()  # of annbatch, while it wrote a collection
     code = main(["check", str(path), "--chunk-size=8", "--batch-size=8", *options])
     out, err = capsys.readouterr()

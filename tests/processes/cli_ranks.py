@@ -16,13 +16,12 @@ from annbatch_distributed.cli import job
 if TYPE_CHECKING:
     from collections.abc import Generator
     from multiprocessing.connection import Connection
-    from multiprocessing.synchronize import Barrier
 
 #: Set before a test takes its place.
 _stream = job._stream
 
 
-def tampered(given: job.Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
+def tampered(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
     """Stream as a rank; but in epoch 1, rank 1 is told of another row in one of its batches than it has read."""
     from annbatch_distributed import StatefulLoader
 
@@ -37,10 +36,10 @@ def tampered(given: job.Job, rank: int, together: Barrier, sender: Connection[An
             yield batch
 
     StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
-    _stream(given, rank, together, sender)
+    _stream(given, rank, pipe)
 
 
-def killed(given: job.Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
+def killed(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
     """Stream as a rank; but rank 1 is killed when it has read some batches."""
     from annbatch_distributed import StatefulLoader
 
@@ -53,10 +52,10 @@ def killed(given: job.Job, rank: int, together: Barrier, sender: Connection[Any,
             yield batch
 
     StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
-    _stream(given, rank, together, sender)
+    _stream(given, rank, pipe)
 
 
-def without_end(given: job.Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
+def without_end(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
     """Wait for ever, but end with the parent as a rank does."""
     job._watch_parent()
     time.sleep(1_000)

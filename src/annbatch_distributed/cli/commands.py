@@ -153,7 +153,7 @@ def check(
     read_ahead: ReadAhead = 0,
     as_json: Json = False,
 ) -> None:
-    """Stream epochs in processes of this machine, and compare what they read with the plan, row by row.
+    """Stream epochs in processes of this machine, and compare what they read with the plan.
 
     The exit code is 0 if all of it is as planned, 1 if something isn't, chunks are lost or a process didn't come to its
     end, and 2 if an argument is wrong.
@@ -195,23 +195,23 @@ def check(
     with progress:
         task = progress.add_task("", total=sum(sum(one.sizes) for one in plans))
         read = Job(path, settings).run(lambda n_rows: progress.advance(task, n_rows))
-    results = [output.Result.of(one, settings, [its for its in read if its.epoch == one.epoch]) for one in plans]
-    is_fine = all(result.is_fine for result in results)
+    of_epochs = [sorted((its for its in read if its.epoch == one.epoch), key=lambda its: its.rank) for one in plans]
+    n_fine = sum(not output.problems_of(ranks_read) for ranks_read in of_epochs)
     if as_json:
-        _print_json(
-            output.settings_of(settings, cells.n_obs)
-            | {"ok": is_fine, "problems": [], "epochs": [result.as_json() for result in results]}
-        )
+        found = {"ok": n_fine == epochs, "problems": [], "epochs": list(map(output.read_of, of_epochs))}
+        _print_json(output.settings_of(settings, cells.n_obs) | found)
     else:
         console = _stdout()
-        for number, result in enumerate(results):
+        for number, ranks_read in enumerate(of_epochs):
             if number:
                 console.print()
-            console.print(result.table())
-            console.print("\n".join(result.lines()))
+            console.print(output.read_table(ranks_read))
+            n_compared = sum(its.n_compared for its in ranks_read)
+            compared = f"{n_compared} cells were compared with what the store has for their rows"
+            console.print("\n".join(output.problems_of(ranks_read) or [compared, ranks_read[0].verdict]))
         if epochs > 1:
-            console.print(f"\n{sum(result.is_fine for result in results)} of {epochs} epochs were read as planned")
-    raise typer.Exit(0 if is_fine else 1)
+            console.print(f"\n{n_fine} of {epochs} epochs were read as planned")
+    raise typer.Exit(0 if n_fine == epochs else 1)
 
 
 def _stdout() -> Console:

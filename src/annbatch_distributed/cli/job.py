@@ -1,7 +1,10 @@
-"""A job: processes of this machine, one for each rank, that stream epochs of a collection.
+"""A job: processes of this machine, one for each rank, that stream epochs of a collection and check what they read.
 
-Nothing of it outlives the process that started it. That one ends its ranks whatever signal it is sent, and where it is
-killed, each rank notices and ends.
+1. Each rank streams an epoch as a user's loop would, counts its rows, and keeps a few cells.
+2. All ranks call ``check_epoch_read``; what they say meets in the process that has started them.
+3. The cells that were kept are compared with what the store has for their rows.
+
+Nothing of it outlives the process that started it: each rank notices when that is no more, and ends.
 """
 
 from __future__ import annotations
@@ -11,31 +14,68 @@ import os
 import signal
 import threading
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any, Self
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from annbatch_distributed.cli.cells import Cells
-from annbatch_distributed.cli.reading import Read, readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
-    from multiprocessing.synchronize import Barrier
-    from types import FrameType
 
+    from annbatch_distributed import StatefulLoader
     from annbatch_distributed.cli.settings import Settings
 
-__all__ = ["Job", "RankError"]
+__all__ = ["Job", "RankError", "Read", "readings"]
 
-#: What ends a job: a terminal's Ctrl-C, a scheduler, a terminal that is closed.
-_ENDINGS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+#: How many cells of a rank are compared with the store in an epoch, and how many rows that differ are named.
+_COMPARED, _NAMED = 64, 5
+#: After so many seconds it is said how far a rank is.
+_SAID = 0.2
 
 
 class RankError(Exception):
     """A rank didn't come to its end; the message says which one, and what it was."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a rank has read in an epoch."""
+
+    rank: int
+    epoch: int
+    n_rows: int
+    n_batches: int
+    seconds: float
+    """How long the pass took."""
+    longest_wait: float
+    """For how many seconds it waited for a batch at most."""
+    n_compared: int
+    """How many cells were compared with what the store has for their rows."""
+    other_cells: list[int]
+    """The rows of those that were other cells."""
+    is_planned: bool
+    """Whether all ranks together have read what was planned."""
+    verdict: str
+    """What ``check_epoch_read`` says, the same on every rank."""
+
+    @property
+    def rows_per_second(self) -> float:
+        """How many rows were read in a second of the pass."""
+        return self.n_rows / max(self.seconds, 1e-9)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is otherwise than it should be on this rank, beside the verdict on all of them."""
+        n_others, first = len(self.other_cells), self.other_cells[:_NAMED]
+        rows = f"{n_others} row{'s' * (n_others > 1)}: {', '.join(map(str, first))}{', ...' * (n_others > _NAMED)}"
+        return [f"rank {self.rank} has read other cells than the store has for {rows}"] if n_others else []
 
 
 @dataclass(frozen=True)
@@ -61,50 +101,56 @@ class Job:
             If a rank raises or dies; the others have been ended then.
         """
         context = multiprocessing.get_context("spawn")
-        together = context.Barrier(self.settings.world_size)
         processes: list[BaseProcess] = []
-        receivers: dict[Any, int] = {}
+        pipes: list[Connection[Any, Any]] = []
+        try:
+            for rank in range(self.settings.world_size):
+                here, there = context.Pipe()
+                processes.append(context.Process(target=_stream, args=(self, rank, there), daemon=True))
+                try:
+                    processes[-1].start()
+                except OSError as error:
+                    raise RankError(f"rank {rank} can't be started: {error}") from error
+                there.close()
+                pipes.append(here)
+            return self._received(pipes, processes, say)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+
+    def _received(
+        self, pipes: list[Connection[Any, Any]], processes: list[BaseProcess], say: Callable[[int], object]
+    ) -> list[Read]:
         read: list[Read] = []
-        with _Endings() as endings:
-            try:
-                for rank in range(self.settings.world_size):
-                    receiver, sender = context.Pipe(duplex=False)
-                    process = context.Process(target=_stream, args=(self, rank, together, sender), daemon=True)
-                    try:
-                        with endings.held(), _ignored_by_children():
-                            process.start()
-                            processes.append(process)
-                    except OSError as error:
-                        raise RankError(f"rank {rank} can't be started: {error}") from error
-                    sender.close()
-                    receivers[receiver] = rank
-                while receivers:
-                    for ready in connection.wait(list(receivers)):
-                        rank = receivers[ready]
-                        match _received(ready):
-                            case int() as n_rows:
-                                say(n_rows)
-                            case Read() as its:
-                                read.append(its)
-                            case str() as problem:
-                                raise RankError(f"rank {rank}: {problem}")
-                            case _ if sum(one.rank == rank for one in read) == len(self.settings.epochs):
-                                del receivers[ready]
-                            case _:
-                                processes[rank].join()
-                                raise RankError(f"rank {rank} {_end_of(processes[rank])}; the other ranks were ended")
-                for started in processes:
-                    started.join(timeout=10)
-            finally:
-                for started in processes:
-                    started.kill()
-                    started.join()
+        texts: dict[int, str] = {}
+        n_expected = len(pipes) * len(self.settings.epochs)
+        while len(read) < n_expected:
+            for ready in connection.wait(pipes):
+                rank = next(rank for rank, pipe in enumerate(pipes) if pipe is ready)
+                match _message(pipes[rank]):
+                    case int() as n_rows:
+                        say(n_rows)
+                    case Read() as its:
+                        read.append(its)
+                    case str() as text:
+                        texts[rank] = text
+                    case RankError() as error:
+                        raise RankError(f"rank {rank}: {error}")
+                    case _:
+                        processes[rank].join()
+                        raise RankError(f"rank {rank} {_end_of(processes[rank])}; the other ranks were ended")
+            if len(texts) == len(pipes):
+                for pipe in pipes:
+                    pipe.send([texts[rank] for rank in range(len(pipes))])
+                texts = {}
         return read
 
 
-def _received(receiver: Any) -> object:  # noqa: ANN401 one end of a pipe
+def _message(pipe: Connection[Any, Any]) -> object:
     try:
-        return receiver.recv()
+        return pipe.recv()
     except (EOFError, OSError):  # the rank is no more
         return None
 
@@ -117,63 +163,24 @@ def _end_of(process: BaseProcess) -> str:
     return f"was ended by {signal.Signals(-code).name}{why}"
 
 
-class _Endings:
-    """Signals that end this process by an exception, so that what it has started can be ended first."""
-
-    def __init__(self) -> None:
-        self._is_held, self._noted = False, 0
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        # what is ignored stays ignored, as SIGHUP is under nohup
-        heeded = [number for number in _ENDINGS if signal.getsignal(number) != signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._end) for number in heeded}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Put off what a signal does until a process is started, which could not be ended in the middle of it."""
-        self._is_held = True
-        try:
-            yield
-        finally:
-            self._is_held = False
-        if self._noted:
-            self._end(self._noted, None)
-
-    def _end(self, number: int, _: FrameType | None) -> None:
-        if self._is_held:
-            self._noted = number
-            return
-        for ending in _ENDINGS:  # once is enough, and the ranks are still to be ended
-            signal.signal(ending, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-
-@contextmanager
-def _ignored_by_children() -> Iterator[None]:
-    """Keep from processes that are started here the SIGINT that a terminal sends to all: their parent ends them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _stream(job: Job, rank: int, together: Barrier, sender: Connection[Any, Any]) -> None:
+def _stream(job: Job, rank: int, pipe: Connection[Any, Any]) -> None:
     """Stream the epochs as a rank, and send what was read, or what is wrong."""
     _watch_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the parent ends this process
     warnings.simplefilter("ignore")  # the parent has had those that matter
+
+    def meet(text: str) -> list[str]:
+        pipe.send(text)
+        texts: list[str] = pipe.recv()
+        return texts
+
     try:
-        for read in readings(Cells(job.path), job.settings, rank, begin=together.wait, say=sender.send):
-            sender.send(read)
+        for read in readings(Cells(job.path), job.settings, rank, meet=meet, say=pipe.send):
+            pipe.send(read)
+        pipe.recv()  # until the parent has all it waits for, and ends this process
     except Exception as error:  # noqa: BLE001 the parent says it
         with suppress(OSError):  # of a parent that is no more
-            sender.send(f"{type(error).__name__}: {error}")
+            pipe.send(RankError(f"{type(error).__name__}: {error}"))
 
 
 def _watch_parent() -> None:
@@ -186,3 +193,76 @@ def _watch_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_it, daemon=True).start()
+
+
+def readings(
+    cells: Cells, settings: Settings, rank: int, *, meet: Callable[[str], list[str]], say: Callable[[int], object]
+) -> Iterator[Read]:
+    """Stream each epoch as a rank, and yield what was read in it. In ``meet``, texts of all ranks are exchanged."""
+    from annbatch_distributed import StatefulLoader
+
+    loader = StatefulLoader(
+        batch_sampler=settings.sampler(rank),
+        return_index=True,
+        preload_to_gpu=False,
+        read_ahead=settings.read_ahead,
+    ).use_collection(cells.collection)
+    if loader.n_obs != cells.n_obs:
+        raise RuntimeError(f"the loader has {loader.n_obs} rows, and the collection {cells.n_obs}")
+    for epoch in settings.epochs:
+        loader.set_epoch(epoch)
+        meet("")  # so that all ranks read at the same time
+        yield _read(loader, cells, rank, epoch, meet, say)
+
+
+def _read(
+    loader: StatefulLoader,
+    cells: Cells,
+    rank: int,
+    epoch: int,
+    meet: Callable[[str], list[str]],
+    say: Callable[[int], object],
+) -> Read:
+    """Stream an epoch: count all rows, keep a cell of every so many batches, and say now and then how far it is."""
+    from annbatch_distributed import Tally
+
+    tally, kept, n_said = Tally(), dict[int, tuple[Any, Any]](), 0
+    every = -(-len(loader) // _COMPARED)
+    began = asked = said = perf_counter()
+    longest_wait = 0.0
+    for batch in loader:
+        now = perf_counter()
+        longest_wait = max(longest_wait, now - asked)
+        rows = np.asarray(batch["index"])
+        if not tally.n_batches % every:
+            place, obs = tally.n_batches % len(rows), batch.get("obs")
+            kept[int(rows[place])] = batch["X"][[place]], None if obs is None else obs.iloc[place]
+        tally.add(rows)
+        if now - said > _SAID:
+            say(tally.n_rows - n_said)
+            n_said, said = tally.n_rows, now
+        asked = perf_counter()
+    seconds = perf_counter() - began
+    say(tally.n_rows - n_said)
+    try:
+        is_planned, verdict = True, loader.check_epoch_read(tally, gather=meet)
+    except ValueError as error:
+        is_planned, verdict = False, str(error)
+    stored = cells.stored([row for row in kept if row < cells.n_obs])
+    others = sorted(row for row, values, obs in stored if not _is_same(*kept[row], values, obs))
+    pass_ = tally.n_rows, tally.n_batches, seconds, longest_wait
+    return Read(rank, epoch, *pass_, len(kept), others, is_planned, verdict)
+
+
+def _is_same(values: Any, obs: Any, stored_values: Any, stored_obs: Any) -> bool:  # noqa: ANN401 what batches hold
+    """Whether a cell of a batch is the one of the store."""
+    import pandas as pd
+
+    values = np.asarray(values.toarray() if hasattr(values, "toarray") else values).reshape(-1)
+    if not np.array_equal(values, stored_values, equal_nan=values.dtype.kind == "f"):
+        return False
+    if obs is None:
+        return True
+    pairs = [(obs[column], stored_obs[column]) for column in obs.index]
+    # asked first, because pandas' NA equals nothing and is no answer either
+    return all(pd.isna(one) == pd.isna(other) and (pd.isna(one) or one == other) for one, other in pairs)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
-
-from annbatch_distributed.checks.coverage import all_shares, summary
-from annbatch_distributed.checks.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +14,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from annbatch_distributed import EpochPlan
-    from annbatch_distributed.cli.reading import Read, Some
+    from annbatch_distributed.cli.job import Read
     from annbatch_distributed.cli.settings import Settings
     from annbatch_distributed.sharding import Rows
 
-__all__ = ["Result", "composition_of", "composition_table", "plan_of", "settings_of"]
+__all__ = ["composition_of", "composition_table", "plan_of", "problems_of", "read_of", "read_table", "settings_of"]
 
 #: Of rows in more stretches, JSON has the first ones.
 _STRETCHES = 1000
@@ -122,83 +118,49 @@ def _table(lines: list[list[str]]) -> Table:
     return table
 
 
-@dataclass(frozen=True)
-class Result:
-    """What all ranks have read in an epoch, and what of it is not as planned."""
-
-    plan: EpochPlan
-    read: Sequence[Read]
-    """What each rank has read, in their order."""
-    problems: Sequence[str]
-
-    @classmethod
-    def of(cls, plan: EpochPlan, settings: Settings, read: Sequence[Read]) -> Self:
-        """Compare what the ranks have read with the plan, each for itself and all together."""
-        read = sorted(read, key=lambda its: its.rank)
-        problems = [problem for its in read for problem in its.problems(plan, settings.own_ranks(its.rank))]
-        total = sum((Tally.of_dict(its.tally) for its in read), Tally())
-        if not problems and total != all_shares(plan):
-            problems = [f"the shares of all ranks, {total.n_rows} rows, are not what the plan shares out"]
-        return cls(plan, read, problems)
-
-    @property
-    def is_fine(self) -> bool:
-        """Whether all of it is as planned."""
-        return not self.problems
-
-    def table(self) -> Table:
-        """Return a line for each rank."""
-        names = ["rank", "rows", "batches", "rows/s", "longest wait"]
-        return _table(
-            [
-                names,
-                *(
-                    [
-                        str(its.rank),
-                        str(its.tally["n_rows"]),
-                        str(its.tally["n_batches"]),
-                        f"{its.rows_per_second:.0f}",
-                        f"{its.longest_wait:.3f} s",
-                    ]
-                    for its in self.read
-                ),
-            ]
-        )
-
-    def lines(self) -> list[str]:
-        """Return the verdict, and what is not as planned."""
-        if self.problems:
-            return [*self.problems, f"epoch {self.plan.epoch}: what was read is not what was planned"]
-        total = sum((Tally.of_dict(its.tally) for its in self.read), Tally())
-        n_compared = sum(its.compared for its in self.read)
-        return [
-            f"{n_compared} cells were compared with what the store has for their rows",
-            summary(self.plan, total, len(self.read), is_whole=True),
+def read_table(read: Sequence[Read]) -> Table:
+    """Return what ranks have read in an epoch, with a line for each."""
+    names = ["rank", "rows", "batches", "rows/s", "longest wait"]
+    return _table(
+        [
+            names,
+            *(
+                [
+                    str(its.rank),
+                    str(its.n_rows),
+                    str(its.n_batches),
+                    f"{its.rows_per_second:.0f}",
+                    f"{its.longest_wait:.3f} s",
+                ]
+                for its in read
+            ),
         ]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
-        return {
-            "epoch": self.plan.epoch,
-            "ok": self.is_fine,
-            "problems": list(self.problems),
-            "ranks": [
-                {
-                    "rank": its.rank,
-                    "rows": its.tally["n_rows"],
-                    "batches": its.tally["n_batches"],
-                    "rows_per_second": round(its.rows_per_second, 1),
-                    "longest_wait": round(its.longest_wait, 6),
-                    "missing": _some(its.missing),
-                    "repeated": _some(its.repeated),
-                    "foreign": _some(its.foreign),
-                    "cells_compared": its.compared,
-                    "other_cells": _some(its.other_cells),
-                }
-                for its in self.read
-            ],
-        }
+    )
 
 
-def _some(some: Some) -> dict[str, Any]:
-    return {"rows": some.n, "first": list(some.first)}
+def problems_of(read: Sequence[Read]) -> list[str]:
+    """Return what is otherwise than planned in an epoch."""
+    wrong = [] if read[0].is_planned else read[0].verdict.splitlines()
+    return wrong + [problem for its in read for problem in its.problems]
+
+
+def read_of(read: Sequence[Read]) -> dict[str, Any]:
+    """Return what ranks have read in an epoch, as what JSON can hold."""
+    problems = problems_of(read)
+    return {
+        "epoch": read[0].epoch,
+        "ok": not problems,
+        "problems": problems,
+        "ranks": [
+            {
+                "rank": its.rank,
+                "rows": its.n_rows,
+                "batches": its.n_batches,
+                "rows_per_second": round(its.rows_per_second, 1),
+                "longest_wait": round(its.longest_wait, 6),
+                "cells_compared": its.n_compared,
+                "other_cells": its.other_cells,
+            }
+            for its in read
+        ],
+    }
