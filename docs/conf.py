@@ -107,7 +107,7 @@ autosummary_context = {
         "annbatch_distributed.Contiguous": [],
         "annbatch_distributed.Independent": [],
         "annbatch_distributed.Tally": ["add"],
-        "annbatch_distributed.sharding.Rows": [
+        "annbatch_distributed.Rows": [
             "of",
             "where",
             "to_array",

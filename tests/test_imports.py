@@ -111,6 +111,7 @@ def test_the_public_names_are_these() -> None:
         "EpochPlan",
         "Independent",
         "Rank",
+        "Rows",
         "Shuffled",
         "StatefulLoader",
         "Tally",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader import StatefulLoader, sizes
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
     from annbatch_distributed.sampler import DistributedSampler
-    from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Shuffled
+    from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Rows, Shuffled
 
 __all__ = [
     "Contiguous",
@@ -25,6 +25,7 @@ __all__ = [
     "EpochPlan",
     "Independent",
     "Rank",
+    "Rows",
     "Shuffled",
     "StatefulLoader",
     "Tally",

@@ -128,11 +128,11 @@ class DistributedSampler(Sampler):
             Every rank draws from all rows, and the job makes as many draws as the wrapped sampler alone: for samplers
             that draw with replacement, such as class samplers.
         a function of yours
-            ``order(rows, *, epoch, seed)`` returns the same :class:`~annbatch_distributed.sharding.Rows` in another
+            ``order(rows, *, epoch, seed)`` returns the same :class:`~annbatch_distributed.Rows` in another
             order, which is cut into a stretch for each rank. It depends on these arguments alone.
     mask
         The rows to share out: a slice, a list of slices, a boolean array or pandas Series with a value for each row of
-        the collection, an integer array of rows in any order, or :class:`~annbatch_distributed.sharding.Rows`. The
+        the collection, an integer array of rows in any order, or :class:`~annbatch_distributed.Rows`. The
         rows are shared out in the order of the collection, whatever the order of these. All of them are by position; a
         :class:`StatefulLoader` compares the names in the index of a boolean Series with those of its cells. It narrows
         down the wrapped sampler's own mask and can't reach beyond it; None takes all of that.

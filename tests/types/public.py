@@ -21,6 +21,7 @@ from annbatch_distributed import (
     EpochPlan,
     Independent,
     Rank,
+    Rows,
     Shuffled,
     StatefulLoader,
     Tally,
@@ -31,7 +32,7 @@ from annbatch_distributed.integrations.jax import global_batch, pmap_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes import chunk_size, localize, n_draws, set_draws, settings
 from annbatch_distributed.ranks import Deferred, Membership
-from annbatch_distributed.sharding import Remainder, Rows
+from annbatch_distributed.sharding import Remainder
 from annbatch_distributed.sharding import Shuffled as ShuffledThere
 
 if TYPE_CHECKING:

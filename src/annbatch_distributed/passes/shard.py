@@ -53,7 +53,7 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> Sampler:
     Examples
     --------
     >>> from annbatch.samplers import SequentialSampler
-    >>> from annbatch_distributed.sharding import Rows
+    >>> from annbatch_distributed import Rows
     >>> local = localize(
     ...     SequentialSampler(2, 1, 2, mask=slice(4, 8)), Rows((range(6, 8),)), 100
     ... )

@@ -25,7 +25,7 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     that are worked out (blocks that were dealt, cells that were selected) some 260,000 are looked at, so that a picture
     of 10^9 of them is made at once. No part is more than 1, whatever is there twice.
 
-    >>> from annbatch_distributed.sharding import Rows
+    >>> from annbatch_distributed import Rows
     >>> density(Rows((range(0, 5), range(8, 10))), 10, 5)
     array([1. , 1. , 0.5, 0. , 1. ])
     """
