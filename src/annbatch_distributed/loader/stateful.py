@@ -219,7 +219,7 @@ class StatefulLoader(Loader[Any, Any]):
         return made
 
     def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
-        """Read a collection: see :meth:`annbatch.Loader.use_collection`.
+        """Read a collection, as ``use_collection`` of :class:`annbatch.Loader` does.
 
         Raises
         ------
@@ -234,7 +234,7 @@ class StatefulLoader(Loader[Any, Any]):
         return super().use_collection(collection, **options)
 
     def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
-        """Add data sets: see :meth:`annbatch.Loader.add_adatas`.
+        """Add data sets, as ``add_adatas`` of :class:`annbatch.Loader` does.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class StatefulLoader(Loader[Any, Any]):
         return self.add_adatas([adata])
 
     def add_datasets(self, datasets: list[Any], obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
-        """Add data sets without annotations, or with them: see :meth:`annbatch.Loader.add_datasets`.
+        """Add data sets without annotations, or with them, as ``add_datasets`` of :class:`annbatch.Loader` does.
 
         Raises
         ------
