@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from annbatch_distributed.checks import messages
 from annbatch_distributed.checks.exchange import Verdict
-from annbatch_distributed.resume.state import shown
 from tests.alterations import noise, values
 
 FIELDS = {
@@ -125,18 +123,6 @@ def test_records_are_read_only_if_every_field_is_what_it_should_be(content: dict
     assert len(found["text"]) <= 5
     assert isinstance(found["flag"], bool)
     assert found["kind"] in ("a", "b")
-
-
-def test_anything_is_shown_in_short() -> None:
-    class Odd:
-        def __repr__(self) -> str:
-            msg = "no"
-            raise RuntimeError(msg)
-
-    assert shown(Odd()).startswith("<Odd instance at ")
-    assert shown(10 ** (sys.get_int_max_str_digits() + 1)) == "an integer of 14288 bits"
-    assert len(shown("x" * 10**6)) == 80
-    assert shown([1] * 10**6) == "[1, 1, 1, 1, 1, 1, ...]"
 
 
 @pytest.mark.parametrize(

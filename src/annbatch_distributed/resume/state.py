@@ -15,8 +15,6 @@ collection is:
 ``identity``
     What the rows and their order follow from. A state fits a sampler of the same identity only. What isn't known, in
     the state or of the sampler, makes no difference.
-
-What is read from a state has bounds, so that a damaged one is an error at once, whatever is in it.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from numbers import Integral
 from operator import index
 from reprlib import Repr
 from typing import Any, NamedTuple
@@ -54,9 +53,6 @@ MOST_SEGMENTS = 100
 
 #: Texts of an identity that are longer are cut, and told apart by a digest.
 _LONGEST = 160
-
-#: How many names an identity can have.
-_MOST_NAMES = 100
 
 #: What a state or a sampler need not know, and what is told apart only if both know it.
 _NEED_NOT_KNOW = "n_obs", "data sets", "align"
@@ -177,17 +173,47 @@ def from_state(state: object) -> tuple[Position, Identity]:
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"A state must be a dict that state_dict has returned, got {shown(state)}.")
-    version = _integer(state.get("version"))
-    if version is not None and version > VERSION:
+    version, worker = state.get("version"), state.get("worker")
+    if isinstance(version, Integral) and int(version) > VERSION:
         raise ValueError(
-            f"The state has format {shown(version)}, and this version of annbatch-distributed reads formats up to "
-            f"{VERSION}. Load it with the version that saved it, or a newer one."
+            f"The state has format {version}, and this version of annbatch-distributed reads formats up to {VERSION}. "
+            "Load it with the version that saved it, or a newer one."
         )
-    if version != VERSION:
-        raise _damaged("version", f"must be {VERSION}", state.get("version"))
-    checks = {"epoch": _checked_count, "pass": _checked_count, "segments": _checked_segments, "worker": _checked_worker}
-    position = Position.from_json({name: check(name, state.get(name)) for name, check in checks.items()})
-    return position, _checked_identity("identity", state.get("identity"))
+    try:
+        _integer("version", version, least=VERSION, most=VERSION)
+        segments = tuple(
+            Segment(
+                _integer("world size", world_size, least=1, most=MOST_RANKS),
+                _integer("number of workers", n_workers, least=1, most=MOST_RANKS),
+                _integer("batches done", done),
+            )
+            for world_size, n_workers, done in state["segments"]
+        )
+        _integer("number of segments", len(segments), least=1, most=MOST_SEGMENTS)
+        if worker is not None:
+            number, n_workers = worker
+            n_workers = _integer("number of workers", n_workers, least=1, most=MOST_RANKS)
+            worker = Worker(_integer("worker", number, most=n_workers - 1), n_workers)
+        position = Position(_integer("epoch", state["epoch"]), _integer("pass", state["pass"]), segments, worker)
+        identity: Identity = {
+            name: held if held is None or isinstance(held, str) else _integer(name, held)
+            for name, held in dict(state["identity"]).items()
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"The state is damaged: {what}, in {shown(state)}. Load another checkpoint.") from error
+    return position, identity
+
+
+def _integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1) -> int:
+    """Return an integer of any library, numpy's and torch's too, as Python's."""
+    try:
+        number = int(index(value))  # type: ignore[arg-type]  # a TypeError says so
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number <= most:
+        raise ValueError(f"{name} must be an integer from {least} to {most}, got {shown(value)}")
+    return number
 
 
 def differences(saved: Identity, own: Identity) -> list[str]:
@@ -232,98 +258,5 @@ def brief[Value: int | str | None](value: Value) -> Value | str:
     return f"{value[: _LONGEST - 40]}... {digest}"
 
 
-def shown(value: object) -> str:
-    """Return what a value looks like, in a few words however large or nested it is."""
-    return _SHORT.repr(value)
-
-
-class _Short(Repr):
-    """What values look like, in short."""
-
-    def __init__(self) -> None:
-        super().__init__(maxlevel=3, maxdict=6, maxlist=6, maxstring=80, maxother=80)
-
-    def repr_int(self, value: int, level: int) -> str:
-        """An integer of thousands of digits has no text in Python."""
-        del level
-        return repr(value) if abs(value) < 2**128 else f"an integer of {value.bit_length()} bits"
-
-
-_SHORT = _Short()
-
-_SEGMENTS = (
-    f"must be a list of 1 to {MOST_SEGMENTS} [world size, number of workers, batches done], with world sizes and "
-    f"numbers of workers from 1 to {MOST_RANKS}, and batches that count from 0 and are below 2**63"
-)
-
-
-def _checked_segments(name: str, value: object) -> list[list[int]]:
-    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MOST_SEGMENTS:
-        raise _damaged(name, _SEGMENTS, value)
-    segments = []
-    for segment in value:
-        world_size, n_workers, done = numbers = _integers(segment, 3) or [0, 0, 0]
-        if not (1 <= world_size <= MOST_RANKS and 1 <= n_workers <= MOST_RANKS and 0 <= done < BOUND):
-            raise _damaged(name, _SEGMENTS, segment)
-        segments.append(numbers)
-    return segments
-
-
-def _checked_worker(name: str, value: object) -> list[int] | None:
-    if value is None:
-        return None
-    numbers = _integers(value, 2)
-    if numbers is None or not 0 <= numbers[0] < numbers[1] <= MOST_RANKS:
-        expected = f"must be [worker, number of workers], with a worker from 0 below a number of at most {MOST_RANKS}"
-        raise _damaged(name, expected, value)
-    return numbers
-
-
-def _checked_identity(name: str, value: object) -> Identity:
-    if not isinstance(value, Mapping) or len(value) > _MOST_NAMES:
-        raise _damaged(name, f"must be a dict of at most {_MOST_NAMES} names", value)
-    identity: Identity = {}
-    for key, held in value.items():
-        if not isinstance(key, str) or len(key) > _LONGEST:
-            raise _damaged(name, f"must have names of at most {_LONGEST} characters", key)
-        if held is None or (isinstance(held, str) and len(held) <= _LONGEST):
-            identity[key] = held
-            continue
-        number = _integer(held)
-        if number is None or not 0 <= number < BOUND:
-            expected = (
-                f"must hold texts of at most {_LONGEST} characters, integers from 0 and below 2**63, or None, and not "
-                f"as {shown(key)}"
-            )
-            raise _damaged(name, expected, held)
-        identity[key] = number
-    return identity
-
-
-def _checked_count(name: str, value: object) -> int:
-    number = _integer(value)
-    if number is None or not 0 <= number < BOUND:
-        raise _damaged(name, "must count from 0 and be below 2**63", value)
-    return number
-
-
-def _integers(value: object, length: int) -> list[int] | None:
-    """A list of ``length`` integers; None if it is something else."""
-    if not isinstance(value, list | tuple) or len(value) != length:
-        return None
-    numbers = [number for number in map(_integer, value) if number is not None]
-    return numbers if len(numbers) == length else None
-
-
-def _integer(value: object) -> int | None:
-    """An integer of any library, numpy's and torch's too; None if it is something else."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        return None
-    try:
-        return int(index(value))
-    except TypeError:  # arrays have the method, whatever they hold
-        return None
-
-
-def _damaged(name: str, expected: str, value: object) -> ValueError:
-    return ValueError(f"The state is damaged: its {name!r} {expected}, got {shown(value)}. Load another checkpoint.")
+#: What a value looks like, in a few words however large or nested it is.
+shown = Repr(maxlevel=3, maxdict=6, maxstring=80, maxother=80).repr
