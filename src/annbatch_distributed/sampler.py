@@ -54,7 +54,7 @@ from annbatch_distributed.resume.state import Position, check_identity, check_wo
 from annbatch_distributed.sharding import Independent, resolve_mask
 from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.names import names_of
-from annbatch_distributed.sharding.window import RowMask, given_mask, mask_sketch, mask_text, window
+from annbatch_distributed.sharding.window import RowMask, given_mask, mask_text, window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -330,7 +330,6 @@ class DistributedSampler(Sampler):
         is_for_each_row = isinstance(self._window_mask, RowMask) and self._window_mask.n_obs is not None
         self._mask_names = names_of("mask", value) if is_for_each_row else None
         self._mask_text: tuple[int | None, str] | None = None
-        self._mask_sketch: str | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -759,9 +758,7 @@ class DistributedSampler(Sampler):
         plan, identity = self._plan(n_obs, at), self._identity() | {"n_obs": n_obs, "mask": self._selected(n_obs)}
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}
-        if self._mask_sketch is None:
-            self._mask_sketch = mask_sketch(self._window_mask)
-        return Description.of(job, identity, at, plan, more, self._mask_sketch)
+        return Description.of(job, identity, at, plan, more)
 
     def sample(self, n_obs: int) -> Pass:
         """Begin a pass of this rank over its shard.

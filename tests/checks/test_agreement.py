@@ -303,26 +303,17 @@ def test_a_rank_that_is_asked_for_too_early_is_an_error_at_once() -> None:
         sampler.check_ranks_agree(100)
 
 
-@pytest.mark.parametrize("n_changed", [1, 3, 400])
-def test_masks_that_differ_are_named_with_the_number_of_rows(n_changed: int) -> None:
+def test_masks_that_differ_in_a_row_are_named() -> None:
     chosen = np.random.default_rng(0).random(10_000) < 0.8
     other = chosen.copy()
-    other[np.random.default_rng(1).permutation(10_000)[:n_changed]] ^= True
-    sampler = RandomSampler(8, 2, 8)
+    other[np.flatnonzero(chosen)[0]], other[np.flatnonzero(~chosen)[0]] = False, True
     ranks = [
-        DistributedSampler(sampler, dist_info=Rank(rank, 3), mask=mask, seed=0)
+        DistributedSampler(RandomSampler(8, 2, 8), dist_info=Rank(rank, 3), mask=mask, seed=0)
         for rank, mask in enumerate([chosen, chosen, other])
     ]
     (text,) = set(agreement(ranks, 10_000))
-    lines = text.splitlines()
-    assert lines[1].startswith(f"  mask: {chosen.sum()} of ")
-    assert "on ranks 0 and 1; " in lines[1]
-    (about,) = re.findall(r"the masks of rank 0 and rank 2 differ in about (\d+) rows", lines[2])
-    assert int(about) == pytest.approx(n_changed, rel=0.2)
-    assert (
-        agreement([ranks[0], ranks[1], DistributedSampler(sampler, dist_info=Rank(2, 3), mask=chosen, seed=0)], 10_000)
-        == [""] * 3
-    )
+    line = text.splitlines()[1]
+    assert re.fullmatch(rf"  mask: {chosen.sum()} of .* on ranks 0 and 1; {chosen.sum()} of .* on rank 2", line)
 
 
 def test_a_mask_is_the_same_one_as_booleans_and_as_row_numbers() -> None:

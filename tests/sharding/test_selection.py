@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from annbatch_distributed import Shuffled
 from annbatch_distributed.sharding import Rows, rows
 from annbatch_distributed.sharding.blocks import shuffled
-from annbatch_distributed.sharding.selection import BLOCK, Selected, Selection, n_different, sketch
+from annbatch_distributed.sharding.selection import BLOCK, Selected, Selection
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -140,19 +140,3 @@ def test_very_many_rows_are_selected_at_once_and_kept_as_bits() -> None:
     assert len(pickle.dumps((found, shard))) < 700_000  # what they share is there once
     assert len(repr(found)) < 60
     assert len(repr(Rows.of(np.arange(0, 2000, 2)))) < 120
-
-
-@pytest.mark.parametrize("n_changed", [0, 1, 2, 8, 100, 1_000, 30_000])
-@pytest.mark.parametrize("in_a_row", [False, True])
-def test_sketches_tell_in_about_how_many_rows_selections_differ(n_changed: int, *, in_a_row: bool) -> None:
-    rng = np.random.default_rng(n_changed)
-    found = []
-    for _ in range(20):
-        chosen = rng.random(100_000) < 0.7
-        others = chosen.copy()
-        start = int(rng.integers(len(chosen) - n_changed))
-        changed = np.arange(start, start + n_changed) if in_a_row else rng.permutation(len(chosen))[:n_changed]
-        others[changed] ^= True
-        found.append(n_different(sketch(Selection.of_flags(chosen)), sketch(Selection.of_flags(others))))
-    assert np.median(found) == pytest.approx(n_changed, rel=0.1)
-    assert all(number == pytest.approx(n_changed, rel=0.5, abs=4) for number in found)

@@ -19,7 +19,6 @@ from annbatch_distributed.checks.exchange import Verdict, check_gather, exchange
 from annbatch_distributed.checks.messages import cut
 from annbatch_distributed.ranks import Membership, Rank
 from annbatch_distributed.resume.state import brief, shown
-from annbatch_distributed.sharding.selection import Selection, n_different, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,15 +89,11 @@ class Description:
     """What tells plans apart; they follow from those, unless a sampler or sharding of a user's own does otherwise."""
     same_for_peers: dict[str, Any]
     """What must be the same in all processes that have the same share."""
-    mask_sketch: str = ""
-    """What tells in how many rows masks differ; empty if it isn't known of this one."""
     problem: str = ""
     """Why it couldn't be described; empty if it could."""
 
     @classmethod
-    def of(
-        cls, job: Membership, identity: Values, position: Position, plan: EpochPlan, more: Values, mask_sketch: str
-    ) -> Self:
+    def of(cls, job: Membership, identity: Values, position: Position, plan: EpochPlan, more: Values) -> Self:
         """Return what a process says of the configuration with which a pass begins at a position.
 
         ``identity`` is what the rows and their order follow from, of which the ``"root"`` must be the same for peers
@@ -113,7 +108,7 @@ class Description:
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
         rank, source, peers = job.rank, str(brief(job.source)), {_ROOT: identity["root"]}
         own = rank.rank, rank.world_size, job.n_peers, source, {**same, **more}, _digest(plan), peers
-        return cls(*own, mask_sketch=mask_sketch)
+        return cls(*own)
 
     @classmethod
     def of_failure(cls, job: Membership, error: Exception) -> Self:
@@ -154,7 +149,6 @@ _FIELDS: dict[str, Callable[[object], Any]] = {
     "same": messages.table(_value),
     "plan": _TEXT,
     "same_for_peers": messages.table(_value),
-    "mask_sketch": messages.hexadecimal(len(sketch(Selection.of_flags(np.zeros(1, dtype=np.bool_))))),
     "problem": messages.text(_LONGEST),
 }
 
@@ -315,10 +309,6 @@ def _differences(processes: Sequence[Description], kind: Kind, names: Sequence[i
     yield from _unequal("world size", [process.world_size for process in processes], kind, names)
     yield from _unequal("processes for each rank", [process.n_peers for process in processes], kind, names)
     yield from _unequal_fields([process.same for process in processes], kind, names)
-    sketches = _grouped((process.mask_sketch for process in processes), names)
-    if len(sketches) > 1 and "" not in sketches:
-        (first, its), (second, others) = list(sketches.items())[:2]
-        yield f"the masks of {kind} {its[0]} and {kind} {others[0]} differ in about {n_different(first, second)} rows"
 
 
 def _misplaced(processes: Sequence[Description], numbers: Sequence[int]) -> Iterator[str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 from itertools import accumulate
-from string import hexdigits
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from annbatch_distributed.resume.state import shown
@@ -102,15 +101,6 @@ def text(longest: int) -> Reader[str]:
     """Return what reads a text of ``longest`` characters at most."""
     expected = f"a text of at most {longest} characters"
     return _reader(expected, lambda content: isinstance(content, str) and len(content) <= longest)
-
-
-def hexadecimal(length: int) -> Reader[str]:
-    """Return what reads nothing, or a number of ``length`` hexadecimal digits, as a text."""
-
-    def is_one(content: object) -> bool:
-        return isinstance(content, str) and (not content or (len(content) == length and not content.strip(hexdigits)))
-
-    return _reader(f"{length} hexadecimal digits, or none", is_one)
 
 
 def one_of(*texts: str) -> Reader[str]:

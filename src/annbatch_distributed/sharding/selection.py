@@ -10,7 +10,6 @@ A :class:`Selection` is shared by all that is made of it: a window, shards, bloc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     type Words = npt.NDArray[np.uint64]
 
-__all__ = ["BLOCK", "Selected", "Selection", "chunks", "n_different", "sketch"]
+__all__ = ["BLOCK", "Selected", "Selection", "chunks"]
 
 #: Rows of a block.
 BLOCK = 512
@@ -251,54 +250,6 @@ class Selection:
         bits[slots[found]] &= ~other.bits[found]
         some = bits.any(axis=1)
         return Selection(self.blocks[some], bits[some])
-
-
-#: A sketch has that many bits for all rows of a selection, for a sixteenth of them, for a sixteenth of that and so on.
-_BITS, _LEVELS, _HALVED = 1024, 5, 4
-
-
-def sketch(selection: Selection) -> str:
-    """Return a short text of a selection, by which :func:`n_different` tells in how many rows two of them differ.
-
-    Each row is assigned a bit, which says whether an odd number of its rows are selected: an *odd sketch* [1]_.
-
-    .. [1] Mitzenmacher, Pagh and Pham, *Efficient estimation for high similarities using odd sketches*, WWW 2014.
-    """
-    words: Words = selection.bits.view("<u8").reshape(-1).astype(np.uint64, copy=False)
-    in_block = np.arange(BLOCK // 64, dtype=np.uint64)
-    numbers = selection.blocks.astype(np.uint64)[:, np.newaxis] * np.uint64(BLOCK // 64) + in_block
-    mixed = _mixed(numbers.reshape(-1))
-    # a word's rows go to bits at fixed distances from one that is drawn for the word, so that words can be put together
-    drawn = (mixed % np.uint64(_BITS)).astype(np.intp)
-    distances = (_mixed(np.arange(64, dtype=np.uint64)) % np.uint64(_BITS)).astype(np.intp)
-    found = np.zeros((_LEVELS, _BITS), dtype=np.uint8)
-    for level in range(_LEVELS):
-        for _ in range(_HALVED if level else 0):
-            mixed = _mixed(mixed)
-            words = words & mixed
-        together = np.zeros(_BITS, dtype=np.uint64)
-        np.bitwise_xor.at(together, drawn, words)
-        for row, distance in enumerate(distances.tolist()):
-            found[level] ^= np.roll((together >> np.uint64(row)) & np.uint64(1), distance).astype(np.uint8)
-    return np.packbits(found).tobytes().hex()
-
-
-def n_different(first: str, second: str) -> int:
-    """Return about how many rows are in one of two selections alone, by their sketches; up to ten are exact mostly."""
-    found = [np.frombuffer(bytes.fromhex(text), dtype=np.uint8).reshape(_LEVELS, -1) for text in (first, second)]
-    odd: list[int] = np.bitwise_count(found[0] ^ found[1]).sum(axis=1).tolist()
-    # as many of the rows as can be without hiding each other
-    level = next((level for level in range(_LEVELS) if odd[level] < 0.4 * _BITS), _LEVELS - 1)
-    share = min(odd[level] / _BITS, 0.49)
-    share_of_one: float = math.log1p(-2 / _BITS)
-    return round((1 << _HALVED * level) * math.log1p(-2 * share) / share_of_one)
-
-
-def _mixed(numbers: Words) -> Words:
-    """Return words that look random, a different one for each number."""
-    mixed = ((numbers + np.uint64(0x9E3779B97F4A7C15)) ^ (numbers >> np.uint64(30))) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return mixed ^ (mixed >> np.uint64(32))
 
 
 @dataclass(frozen=True)

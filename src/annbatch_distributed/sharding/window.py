@@ -17,7 +17,7 @@ import numpy as np
 from annbatch_distributed.sharding.integers import BOUND, integer
 from annbatch_distributed.sharding.names import names_of
 from annbatch_distributed.sharding.rows import Rows
-from annbatch_distributed.sharding.selection import Selected, Selection, sketch
+from annbatch_distributed.sharding.selection import Selected
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,7 +29,6 @@ __all__ = [
     "Mask",
     "RowMask",
     "given_mask",
-    "mask_sketch",
     "mask_text",
     "resolve_mask",
     "window",
@@ -339,23 +338,6 @@ def mask_text(mask: Mask) -> str:
         case _:
             parts = mask if isinstance(mask, tuple) else (mask,)
     return ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in parts)
-
-
-def mask_sketch(mask: Mask) -> str:
-    """Return a text by which rows are counted that are in one of two masks alone; empty if their texts show them."""
-    match mask:
-        case RowMask(Rows((Selected(selection),))):
-            return sketch(selection)
-        case tuple() if mask[-1].stop is not None and len(mask) > _FEW:
-            return mask_sketch(RowMask(window(mask, mask[-1].stop)))
-        case RowMask(rows) if len(rows.pieces) > _FEW and len(rows) <= _SKETCHED:
-            return sketch(Selection.of_bounds(*rows.bounds()))
-        case _:
-            return ""
-
-
-#: So few ranges say by themselves where masks differ; and so many rows, in few ranges, take too long to sketch.
-_FEW, _SKETCHED = 8, 1 << 28
 
 
 def _shown(mask: Mask) -> str:
