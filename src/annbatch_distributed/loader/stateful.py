@@ -37,7 +37,6 @@ from annbatch_distributed.loader.inside import (
     take_data_of,
 )
 from annbatch_distributed.loader.layout import check_layout
-from annbatch_distributed.loader.memory import Memory, keep_what_is_free
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes.callers import check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     import anndata as ad
-    import numpy as np
     import numpy.typing as npt
     import pandas as pd
     from annbatch import DatasetCollection
@@ -147,7 +145,6 @@ class StatefulLoader(Loader[Any, Any]):
                 "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
         self._sampler = batch_sampler
-        self._memory = Memory()
         # whether reading ahead gains anything, as the last load requests have shown
         self._is_worth_it = True
         # the passes of this loader that a state may still be about
@@ -377,7 +374,6 @@ class StatefulLoader(Loader[Any, Any]):
         read: Ahead[Any] | Generator[Any]
         if self._read_ahead:
             requests.on_request = None  # the pass is as far as its consumer is, and that is said here
-            keep_what_is_free()
             read = Ahead(load_requests, self._read_ahead, is_worth_it=self._is_worth_it)
         else:
             read = _in_turn(load_requests)
@@ -404,14 +400,13 @@ class StatefulLoader(Loader[Any, Any]):
 
         Each is a pass of its own for annbatch, which would keep what it has read until the next one is read.
         """
-        with closing(self._memory):
-            for request in requests:
-                pass_.ask(request)
-                with closing(self._read(request)) as batches:
-                    for first in batches:
-                        stretch = _beginning_with(first, batches)
-                        del first  # it would be held to the end of the load request
-                        yield stretch
+        for request in requests:
+            pass_.ask(request)
+            with closing(self._read(request)) as batches:
+                for first in batches:
+                    stretch = _beginning_with(first, batches)
+                    del first  # it would be held to the end of the load request
+                    yield stretch
 
     def _read(self, request: LoadRequest) -> Generator[Any]:
         """Read a load request as annbatch does."""
@@ -433,10 +428,6 @@ class StatefulLoader(Loader[Any, Any]):
     def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
         outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
         return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
-
-    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, use_pinned: bool) -> npt.NDArray[Any]:
-        """Return an array for what annbatch reads."""
-        return super()._alloc(shape, dtype, use_pinned=True) if use_pinned else self._memory.array(shape, dtype)
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
