@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import HashStore
 
 from annbatch_distributed import Rank
-from annbatch_distributed.checks.stores import TorchStore
 from annbatch_distributed.ranks import Membership
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     import pytest
 
     from annbatch_distributed.checks.exchange import Gather
-    from annbatch_distributed.checks.stores import Store
 
 
 class _Said(Exception):
@@ -59,7 +57,7 @@ def _heard(call: Callable[[Gather], str | None], texts: list[str]) -> str:
         return str(error)
 
 
-def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch, store: Store | None = None) -> list[str]:
+def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch) -> list[str]:
     """Return what each rank hears that meets the others in a store: its answer, or the type and message of its error.
 
     Parameters
@@ -68,15 +66,13 @@ def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch, st
         For each rank, a call, which is made by a thread of its own.
     patch
         Has torch say that each thread is a process.
-    store
-        Where they meet, instead of a store like torch's.
     """
     own = threading.local()
-    where = TorchStore(HashStore()) if store is None else store
+    store = HashStore()
     torch = "annbatch_distributed.ranks.torch"
     patch.setattr(f"{torch}.is_initialized", lambda: True)
     patch.setattr(f"{torch}.default_group", lambda: Membership(Rank(own.number, len(calls)), "threads", "torch"))
-    patch.setattr(TorchStore, "current", lambda: where)
+    patch.setattr("annbatch_distributed.checks.exchange.store_of", lambda _: store)
     outcomes = ["nothing, since it still waits"] * len(calls)
 
     def run(number: int, call: Callable[[], str | None]) -> None:

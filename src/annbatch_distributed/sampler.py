@@ -660,10 +660,9 @@ class DistributedSampler(Sampler):
         ------
         ValueError
             In every process, with the same message, if something differs: it names each difference, the values, and the
-            ranks that have them. Or if something is wrong in one of them, such as an argument, or if what it says can't
-            be read.
+            ranks that have them. Or if something is wrong in one of them, such as an argument.
         TimeoutError
-            In every process, if one of them doesn't come, or fails while it is checked.
+            In every process, if one of them doesn't come.
         RuntimeError
             If the processes can't reach each other.
 

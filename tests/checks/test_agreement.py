@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.checks.agreement import Description, compare
-from annbatch_distributed.checks.exchange import Verdict, listed
+from annbatch_distributed.checks.exchange import listed
 from annbatch_distributed.ranks import Membership, deferred
-from tests.alterations import altered, noise, says_the_same
 from tests.meeting import heard, met
 from tests.strategies import Job, jobs
 from tests.test_laws import runnable
@@ -34,12 +33,16 @@ if TYPE_CHECKING:
 
 def described(rank: int, world_size: int, n_peers: int = 1) -> Description:
     """One of a job's processes."""
-    return Description(rank, world_size, n_peers, "", {"a": 1, "b": None}, "plan", {"c": 2})
+    return Description(rank, world_size, n_peers, {"a": 1, "b": None}, "plan", {"c": 2})
 
 
 def said(processes: list[Description], numbers: list[int] | None = None) -> str:
     """What they hear."""
-    return compare([process.to_json() for process in processes], numbers or range(len(processes))).text
+    try:
+        compare(dict(zip(numbers or range(len(processes)), processes, strict=True)))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def agreement(ranks: list[DistributedSampler], n_obs: int = 100) -> list[str]:
@@ -61,11 +64,15 @@ def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_
     if len(processes) == 1:
         return
     odd = data.draw(st.integers(0, len(processes) - 1))
-    has = data.draw(st.sampled_from(["a", "b", "rank", "plan", "problem"] + ["c", "source"] * (n_peers > 1)))
+    has = data.draw(
+        st.sampled_from(["a", "b", "rank", "world_size", "n_peers", "plan", "problem"] + ["c"] * (n_peers > 1))
+    )
     match has:
         case "rank":
             change = replace(processes[odd], rank=(processes[odd].rank + 1) % world_size)
-        case "plan" | "problem" | "source":
+        case "world_size" | "n_peers":
+            change = replace(processes[odd], **{has: getattr(processes[odd], has) + 1})
+        case "plan" | "problem":
             change = replace(processes[odd], **{has: "odd"})
         case "c":
             change = replace(processes[odd], same_for_peers={"c": "odd"})
@@ -78,35 +85,14 @@ def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_
     by_rank = [process.rank for process in processes] == list(range(len(processes)))
     assert f"{'rank' if by_rank else 'process'} {odd}" in text or has == "rank"
     assert text.count("\n") <= 4
-    if has in ("a", "b", "c", "source", "plan", "problem"):
+    if has not in ("rank", "world_size", "n_peers"):
         assert "odd" in text
-
-
-@given(st.integers(0, 3), st.data())
-def test_what_one_process_says_is_agreed_to_only_as_it_was_said_whatever_has_come_of_it(
-    odd: int, data: st.DataObject
-) -> None:
-    texts = [replace(described(number // 2, 2, 2), source="a mesh").to_json() for number in range(4)]
-    before = texts[odd]
-    texts[odd] = data.draw(altered(before))
-    verdict = compare(texts, range(4))
-    assert (verdict.kind == "fine") == (says_the_same(texts[odd], before))
-    assert verdict.kind in ("fine", "disagreement")
-    assert len(verdict.text) < 10_000
-    if verdict.text.startswith("What processes of this job say can't be read:"):
-        assert f"\n  process {odd}: " in verdict.text
-
-
-@given(noise)
-def test_noise_of_all_processes_is_one_error_and_no_agreement(text: str) -> None:
-    verdict = compare([text, text], range(2))
-    assert verdict.kind == "disagreement"
-    assert "\n  process 0: it " in verdict.text
 
 
 def test_processes_go_by_the_numbers_that_their_framework_gives_them() -> None:
     peers = [described(0, 1, 2), replace(described(0, 1, 2), same_for_peers={"c": 3})]
     assert "c, of rank 0: 2 on process 4; 3 on process 6" in said(peers, [4, 6])
+    assert "a: 1 on process 4; 3 on process 6" in said([peers[0], replace(peers[0], same={"a": 3, "b": None})], [4, 6])
     twice = [described(0, 2), described(0, 2)]
     assert "rank 0 is that of processes 4 and 6\n  rank 1 is that of no process" in said(twice, [4, 6])
 
@@ -211,7 +197,6 @@ TIMEOUTS: dict[str, tuple[Any, str]] = {
     "0": (0, "ValueError: timeout must be more than 0 seconds, and finite so that no process waits for ever, got 0."),
     "less than 0": (np.int64(-1), "ValueError: timeout must be more than 0 seconds"),
     "no time": (timedelta(0), "ValueError: timeout must be more than 0 seconds"),
-    "beyond floats": (10**400, "ValueError: timeout must be more than 0 seconds, and finite"),
 }
 
 
@@ -263,13 +248,13 @@ def test_a_process_whose_rank_is_not_known_waits_for_the_others_as_long_as_it_wa
     def too_early() -> tuple[int, int]:
         raise RuntimeError("the job has not begun")
 
-    def nobody_comes(text: str, judge: Any, job: Any, *, seconds: float, gather: Any) -> Verdict:
+    def nobody_comes(text: str, job: Any, *, seconds: float, gather: Any) -> dict[int, str]:
         waited.append(seconds)
-        return Verdict("timeout", "")
+        raise TimeoutError
 
     waited: list[float] = []
     monkeypatch.setattr("annbatch_distributed.checks.agreement.initialized", lambda: "torch")
-    monkeypatch.setattr("annbatch_distributed.checks.agreement.exchange", nobody_comes)
+    monkeypatch.setattr("annbatch_distributed.checks.agreement.gather_texts", nobody_comes)
     sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred(too_early))
     with pytest.raises(RuntimeError, match="the job has not begun"):
         sampler.check_ranks_agree(100, timeout=1)
@@ -306,7 +291,7 @@ def test_a_rank_that_is_asked_for_too_early_is_an_error_at_once() -> None:
 def test_masks_that_differ_in_a_row_are_named() -> None:
     chosen = np.random.default_rng(0).random(10_000) < 0.8
     other = chosen.copy()
-    other[np.flatnonzero(chosen)[0]], other[np.flatnonzero(~chosen)[0]] = False, True
+    other[np.flatnonzero(chosen)[100]], other[np.flatnonzero(~chosen)[100]] = False, True
     ranks = [
         DistributedSampler(RandomSampler(8, 2, 8), dist_info=Rank(rank, 3), mask=mask, seed=0)
         for rank, mask in enumerate([chosen, chosen, other])

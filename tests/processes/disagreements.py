@@ -169,10 +169,9 @@ def check_all(dist_info: DistInfo, rank: int, world_size: int, gather: Gather | 
     check("call", sampler(dist_info), N_OBS, call="check_epoch_read" if is_odd else "check_ranks_agree")
 
     if gather is None:
-        if not is_odd:  # the odd rank comes too late
-            check("a rank in time", sampler(dist_info), N_OBS, timeout=PATIENCE)
-        else:
+        if is_odd:  # it comes too late
             time.sleep(PATIENCE + 6)
+        check("a rank in time", sampler(dist_info), N_OBS, timeout=PATIENCE)
         check("nothing any more", sampler(dist_info), N_OBS)
         if not is_odd:  # it never comes
             check("a rank", sampler(dist_info), N_OBS, timeout=PATIENCE)

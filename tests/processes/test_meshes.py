@@ -114,4 +114,4 @@ def test_peers_without_a_seed_would_read_in_other_orders_and_all_hear_of_it(told
 
 def test_peers_along_other_dimensions_are_found_even_where_each_rank_has_two_processes(told: list[OnMesh]) -> None:
     (error,) = {one.errors["other dimensions"] for one in told}
-    assert "dist_info: 'dp' of a torch device mesh on processes 0 and 3; 'tp' of a torch device mesh on pro" in error
+    assert "dist_info, of rank 0: 'dp' of a torch device mesh on process 0; 'tp' of a torch device mesh on p" in error

@@ -1,27 +1,27 @@
 """Agreement: whether all processes of a job have the same configuration, and which differ in what.
 
-Each process describes itself by texts and numbers. Comparing the descriptions is arithmetic, and whoever does it comes
-to the same verdict, in the same words.
+1. Each process describes itself by texts and numbers, or says why it can't.
+2. All hear the descriptions of all.
+3. Comparing them is arithmetic, so that all raise the same error, in the same words, or none.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from annbatch_distributed.checks import messages
-from annbatch_distributed.checks.exchange import Verdict, check_gather, exchange, initialized, listed, seconds_of
-from annbatch_distributed.checks.messages import cut
+from annbatch_distributed.checks.exchange import gather_texts, initialized, listed, seconds_of
 from annbatch_distributed.ranks import Membership, Rank
 from annbatch_distributed.resume.state import brief, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Literal
 
     from annbatch_distributed.checks.exchange import Gather, Timeout
@@ -31,15 +31,7 @@ if TYPE_CHECKING:
     type Kind = Literal["rank", "process"]
     type Values = Mapping[str, int | str | None]
 
-__all__ = [
-    "Description",
-    "disagreement",
-    "exchange_statements",
-    "find_disagreement",
-    "message",
-    "ranks_agree",
-    "read_all",
-]
+__all__ = ["Description", "compare", "disagreement", "ranks_agree"]
 
 #: What the rows, their order and what is read of them follow from, besides settings.
 _LIBRARIES = "annbatch-distributed", "annbatch", "anndata", "numpy", "zarr"
@@ -50,25 +42,9 @@ _SOME = 16
 #: How many problems, and values of one thing, are listed at most.
 _MOST = 10
 
-#: How many characters a problem has at most, and any other text.
-_LONGEST, _LONG = 4000, 400
-
-#: Stands for what a process hasn't said.
-_UNSAID = "(not said)"
-
-#: What the root is called for those who compare it.
+#: What the root and the plan are called for those who compare them.
 _ROOT = "randomness (a seed makes it the same)"
-
-
-class _Statement(Protocol):
-    """What a process says of itself in a check."""
-
-    def to_json(self) -> str: ...
-
-    @classmethod
-    def of_content(cls, content: object) -> Self: ...
-
-    def judge(self, texts: Sequence[str], numbers: Sequence[int]) -> Verdict: ...
+_PLAN = "plan, which must depend on something else in a sampler or a sharding of your own"
 
 
 @dataclass(frozen=True)
@@ -81,16 +57,21 @@ class Description:
     """How many ranks there are."""
     n_peers: int | None
     """How many processes have the same share, this one included; None if as many as there are for each rank."""
-    source: str
-    """Where rank and world size are known from; the same in all processes where several have the same share."""
     same: dict[str, Any]
     """What must be the same in all processes, by name."""
     plan: str
     """What tells plans apart; they follow from those, unless a sampler or sharding of a user's own does otherwise."""
     same_for_peers: dict[str, Any]
     """What must be the same in all processes that have the same share."""
+    read: dict[str, Any] = field(default_factory=dict)
+    """What it has read and what was planned for it, if that is asked."""
     problem: str = ""
     """Why it couldn't be described; empty if it could."""
+
+    @property
+    def in_all(self) -> dict[str, Any]:
+        """What must be the same in all processes, with how many there are."""
+        return {"world size": self.world_size, "processes for each rank": self.n_peers, **self.same}
 
     @classmethod
     def of(cls, job: Membership, identity: Values, position: Position, plan: EpochPlan, more: Values) -> Self:
@@ -106,103 +87,66 @@ class Description:
         ]
         same |= {"epoch": position.epoch, "batches done": brief(", ".join(done) or "none")}
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
-        rank, source, peers = job.rank, str(brief(job.source)), {_ROOT: identity["root"]}
-        own = rank.rank, rank.world_size, job.n_peers, source, {**same, **more}, _digest(plan), peers
-        return cls(*own)
+        peers = {"dist_info": brief(job.source), _ROOT: identity["root"]}
+        return cls(job.rank.rank, job.rank.world_size, job.n_peers, {**same, **more}, _digest(plan), peers)
 
     @classmethod
     def of_failure(cls, job: Membership, error: Exception) -> Self:
         """Return what a process says that can't say more, since something is wrong."""
-        problem = cut(f"{type(error).__name__}: {error}", _LONGEST)
-        rank, source = job.rank, cut(job.source, _LONG)
-        return cls(rank.rank, rank.world_size, job.n_peers, source, {}, "", {}, problem=problem)
-
-    def to_json(self) -> str:
-        """Return it as a message."""
-        return message("check_ranks_agree", asdict(self))
-
-    @classmethod
-    def of_content(cls, content: object) -> Self:
-        """Read what such a message holds, or raise a ValueError."""
-        found = cls(**messages.record(content, _FIELDS))
-        if found.rank >= found.world_size:
-            raise ValueError(f"rank: must be below {found.world_size}, the world size, and is {found.rank}")
-        return found
-
-    def judge(self, texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
-        """Return the verdict on what all processes say."""
-        return compare(texts, numbers)
-
-
-def _value(content: object) -> int | str | None:
-    """Read what a process has under a name that isn't known beforehand."""
-    read: messages.Reader[int | str] = messages.count(least=-(2**63)) if type(content) is int else _TEXT
-    return messages.optional(read)(content)
-
-
-_TEXT = messages.text(_LONG)
-_FIELDS: dict[str, Callable[[object], Any]] = {
-    "rank": messages.count(),
-    "world_size": messages.count(1),
-    "n_peers": messages.optional(messages.count(1)),
-    "source": _TEXT,
-    "same": messages.table(_value),
-    "plan": _TEXT,
-    "same_for_peers": messages.table(_value),
-    "problem": messages.text(_LONGEST),
-}
+        problem = f"{type(error).__name__}: {error}"
+        return cls(job.rank.rank, job.rank.world_size, job.n_peers, {}, "", {}, problem=problem)
 
 
 def ranks_agree(
     member: Callable[[], Membership],
-    description: Callable[[Membership], Description],
+    describe: Callable[[Membership], Description],
     *,
     timeout: Timeout,
     gather: Gather | None,
-) -> None:
-    """Raise in all processes unless all have described themselves alike: see :func:`exchange_statements`."""
-    exchange_statements(member, description, lambda failure: failure, timeout=timeout, gather=gather)
+    call: str = "check_ranks_agree",
+) -> dict[int, Description]:
+    """Return what all processes say of themselves, by number; or raise the same in all unless they agree.
 
-
-def exchange_statements[S: _Statement](
-    member: Callable[[], Membership],
-    statement: Callable[[Membership], S],
-    statement_of_failure: Callable[[Description], S],
-    *,
-    timeout: Timeout,
-    gather: Gather | None,
-) -> str:
-    """Tell all processes of the job what this one states, and return or raise the verdict that all of them hear.
-
-    ``member`` returns which process this is, and ``statement`` what it states. If one of them raises, or if ``timeout``
-    or ``gather`` are wrong, which are as the user passed them, ``statement_of_failure`` makes a statement of that.
+    ``member`` returns which process this is, and ``describe`` what it says. If one of them raises, or if ``timeout`` or
+    ``gather`` are wrong, which are as the user passed them, all processes hear of that. ``call`` is what the user
+    calls.
     """
-    job, problem = Membership(Rank(0, 1), source=""), None
-    seconds, wrong_timeout = _tried(lambda: seconds_of(timeout), 300.0)
+    seconds, job, problem = 300.0, Membership(Rank(0, 1), source=""), None
     try:
-        job = member()
-        if wrong_timeout is not None:
-            raise wrong_timeout
-        check_gather(gather)
-        stated = statement(job)
-        stated.of_content(_call_and_content(stated.to_json())["said"])  # what others could not read is wrong here
+        try:
+            job = member()
+        finally:
+            seconds = seconds_of(timeout)
+        if gather is not None and not callable(gather):
+            raise TypeError(
+                "gather must be a function that takes a text and returns the texts of all processes, got "
+                f"{shown(gather)}."
+            )
+        text = _message(call, describe(job))
     except Exception as error:
         if not callable(gather) and initialized() is None:  # there is nobody to tell
             raise
-        stated, problem = statement_of_failure(Description.of_failure(job, error)), error
-    usable = gather if callable(gather) else None
-    verdict = exchange(stated.to_json(), stated.judge, job, seconds=seconds, gather=usable)
-    if problem is not None and verdict.kind == "timeout":  # nobody has heard it
-        raise problem
-    return verdict.raise_or_return()
-
-
-def _tried[T](compute: Callable[[], T], default: T) -> tuple[T, Exception | None]:
-    """Return a value, and None; or a default, and why the value can't be computed."""
+        text, problem = _message(call, Description.of_failure(job, error)), error
     try:
-        return compute(), None
-    except (TypeError, ValueError) as error:
-        return default, error
+        texts = gather_texts(text, job, seconds=seconds, gather=gather if callable(gather) else None)
+    except TimeoutError:
+        if problem is not None:  # nobody has heard it
+            raise problem from None
+        raise
+    messages = {number: json.loads(text) for number, text in texts.items()}
+    calls = _grouped((message.get("call", "another one") for message in messages.values()), messages)
+    if len(calls) > 1:
+        different = [f"{name} ({listed('process', who)})" for name, who in calls.items()]
+        advice = "All of them must make the same calls in the same order."
+        raise disagreement("The processes of this job make different calls:", different, advice)
+    processes = {number: Description(**message["said"]) for number, message in messages.items()}
+    compare(processes)
+    return processes
+
+
+def _message(call: str, description: Description) -> str:
+    """Return what a process says in a call; another version of this package may say other things."""
+    return json.dumps({"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": asdict(description)})
 
 
 def _version(name: str) -> str:
@@ -222,62 +166,20 @@ def _digest(plan: EpochPlan) -> str:
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
-def compare(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
-    """Compare what processes with some numbers say of their configurations.
+def compare(described: Mapping[int, Description]) -> None:
+    """Raise a ValueError unless processes, by number, agree, and each is another one of the job.
 
     >>> ranks = [
-    ...     Description(rank, 2, 1, "", {"n_obs": 100 - rank}, "plan", {})
-    ...     for rank in range(2)
+    ...     Description(rank, 2, 1, {"n_obs": 100 - rank}, "plan", {}) for rank in range(2)
     ... ]
-    >>> print(compare([rank.to_json() for rank in ranks], range(2)).text)
-    The ranks of this job don't agree:
+    >>> compare(dict(enumerate(ranks)))
+    Traceback (most recent call last):
+    ...
+    ValueError: The ranks of this job don't agree:
       n_obs: 100 on rank 0; 99 on rank 1
     Every process must make its sampler with the same arguments, and be in the same epoch.
     """
-    descriptions = read_all(texts, numbers, Description.of_content)
-    if isinstance(descriptions, Verdict):
-        return descriptions
-    return find_disagreement(descriptions, numbers) or Verdict("fine", "")
-
-
-def message(call: str, content: Mapping[str, Any]) -> str:
-    """Return what a process says in a call as a text; another version of this package may say other things."""
-    return messages.written({"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": content})
-
-
-def _call_and_content(text: str) -> dict[str, Any]:
-    """Return the fields of such a text, of which any version knows the call and may not know the content."""
-    return messages.record(messages.parsed(text), {"call": _TEXT, "said": lambda content: content})
-
-
-def read_all[T](texts: Sequence[str], numbers: Sequence[int], read: messages.Reader[T]) -> list[T] | Verdict:
-    """Return what all processes say in a call, or the verdict that calls differ, or that something is no message."""
-    calls, problems = _each(texts, numbers, _call_and_content)
-    if not problems and len(processes := _grouped((call["call"] for call in calls), numbers)) > 1:
-        different = [f"{shown(call)[1:-1]} ({listed('process', who)})" for call, who in processes.items()]
-        advice = "All of them must make the same calls in the same order."
-        return disagreement("The processes of this job make different calls:", different, advice)
-    if not problems:
-        found, problems = _each([call["said"] for call in calls], numbers, read)
-    if problems:
-        advice = "The store of the job, or gather, must hand on what each process says as it is, and nothing else."
-        return disagreement("What processes of this job say can't be read:", problems, advice)
-    return found
-
-
-def _each[S, T](said: Sequence[S], numbers: Sequence[int], read: Callable[[S], T]) -> tuple[list[T], list[str]]:
-    """Return what is read of what each process has said, and what is wrong with it, each as a text."""
-    found, problems = [], []
-    for one, number in zip(said, numbers, strict=True):
-        try:
-            found.append(read(one))
-        except ValueError as error:
-            problems.append(f"process {number}: {error}")
-    return found, problems
-
-
-def find_disagreement(processes: Sequence[Description], numbers: Sequence[int]) -> Verdict | None:
-    """Return the verdict that something differs that must not, or is wrong anywhere; None if all is well."""
+    numbers, processes = list(described), list(described.values())
     # a process is called by its rank where each has its own, and else by its number
     by_rank = [process.rank for process in processes] == [*range(len(processes))]
     kind: Kind = "rank" if by_rank else "process"
@@ -285,67 +187,50 @@ def find_disagreement(processes: Sequence[Description], numbers: Sequence[int]) 
     failed = _grouped((process.problem for process in processes), names)
     if failed.keys() != {""}:
         problems = [f"{problem} ({listed(kind, who)})" for problem, who in failed.items() if problem]
-        return disagreement("The ranks of this job can't be compared:", problems)
-    problems = [*_differences(processes, kind, names)] or [*_misplaced(processes, numbers)]
+        raise disagreement("The ranks of this job can't be compared:", problems)
+    problems = _unequal([process.in_all for process in processes], kind, names) or _misplaced(processes, numbers)
     if not problems:
-        cause = "plan, which must depend on something else in a sampler or a sharding of your own"
-        plans = [process.plan for process in processes]
-        problems = [*_unequal(cause, plans, kind, names), *_unlike_peers(processes, numbers)]
-    if not problems:
-        return None
-    advice = "Every process must make its sampler with the same arguments, and be in the same epoch."
-    return disagreement("The ranks of this job don't agree:", problems, advice)
+        problems = _unequal([{_PLAN: process.plan} for process in processes], kind, names)
+        for rank, peers in _grouped((process.rank for process in processes), numbers).items():
+            problems += _unequal(
+                [described[peer].same_for_peers for peer in peers], "process", peers, f", of rank {rank}"
+            )
+    if problems:
+        advice = "Every process must make its sampler with the same arguments, and be in the same epoch."
+        raise disagreement("The ranks of this job don't agree:", problems, advice)
 
 
-def disagreement(title: str, problems: Sequence[str], advice: str = "") -> Verdict:
-    """Return the verdict that something is wrong."""
+def disagreement(title: str, problems: Sequence[str], advice: str = "") -> ValueError:
+    """Return the error that something is wrong."""
     more = ["..."] if len(problems) > _MOST else []
-    lines = [f"  {cut(problem, _LONGEST)}" for problem in [*problems[:_MOST], *more]]
-    return Verdict("disagreement", "\n".join([title, *lines, advice]).rstrip())
+    return ValueError("\n".join([title, *(f"  {problem}" for problem in [*problems[:_MOST], *more]), advice]).rstrip())
 
 
-def _differences(processes: Sequence[Description], kind: Kind, names: Sequence[int]) -> Iterator[str]:
-    """Yield what differs between any processes, each as a text."""
-    yield from _unequal("world size", [process.world_size for process in processes], kind, names)
-    yield from _unequal("processes for each rank", [process.n_peers for process in processes], kind, names)
-    yield from _unequal_fields([process.same for process in processes], kind, names)
-
-
-def _misplaced(processes: Sequence[Description], numbers: Sequence[int]) -> Iterator[str]:
-    """Yield which ranks are not those of as many processes as they should be."""
+def _misplaced(processes: Sequence[Description], numbers: Sequence[int]) -> list[str]:
+    """Return which ranks are not those of as many processes as they should be."""
     world_size = processes[0].world_size
     n_peers = processes[0].n_peers or max(1, len(processes) // world_size)
     if len(processes) != world_size * n_peers:
         several = f" with {n_peers} processes for each rank" if n_peers > 1 else ""
         there_are = "there is 1 process" if len(processes) == 1 else f"there are {len(processes)} processes"
-        yield f"{there_are}, and the world size is {world_size}{several}"
-        return
+        return [f"{there_are}, and the world size is {world_size}{several}"]
     who = _grouped((process.rank for process in processes), numbers)
-    for rank in range(world_size):
-        if len(who.get(rank, ())) != n_peers:
-            yield f"rank {rank} is that of {listed('process', who[rank]) if rank in who else 'no process'}"
+    return [
+        f"rank {rank} is that of {listed('process', who[rank]) if rank in who else 'no process'}"
+        for rank in range(world_size)
+        if len(who.get(rank, ())) != n_peers
+    ]
 
 
-def _unlike_peers(processes: Sequence[Description], numbers: Sequence[int]) -> Iterator[str]:
-    """Yield what differs between processes that have the same share, or makes others have the same one."""
-    if processes[0].world_size < len(processes):
-        yield from _unequal("dist_info", [process.source for process in processes], "process", numbers)
-    for rank, peers in _grouped((process.rank for process in processes), range(len(processes))).items():
-        tables = [processes[peer].same_for_peers for peer in peers]
-        yield from _unequal_fields(tables, "process", [numbers[peer] for peer in peers], f", of rank {rank}")
-
-
-def _unequal_fields(tables: Sequence[Values], kind: Kind, names: Sequence[int], whose: str = "") -> Iterator[str]:
-    for field in dict.fromkeys(field for table in tables for field in table):
-        yield from _unequal(f"{field}{whose}", [table.get(field, _UNSAID) for table in tables], kind, names)
-
-
-def _unequal(field: str, values: Iterable[object], kind: Kind, names: Sequence[int]) -> Iterator[str]:
-    """Yield a text unless all have the same value."""
-    groups = _grouped(values, names)
-    if len(groups) > 1:
-        texts = [f"{value} on {listed(kind, who)}" for value, who in groups.items()]
-        yield f"{field}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else "")
+def _unequal(tables: Sequence[Values], kind: Kind, names: Sequence[int], whose: str = "") -> list[str]:
+    """Return what not all have the same, each as a text with the values and who has them."""
+    found = []
+    for what in dict.fromkeys(what for table in tables for what in table):
+        groups = _grouped((table.get(what, "(not said)") for table in tables), names)
+        if len(groups) > 1:
+            texts = [f"{value} on {listed(kind, who)}" for value, who in groups.items()]
+            found.append(f"{what}{whose}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else ""))
+    return found
 
 
 def _grouped[T](values: Iterable[T], names: Iterable[int]) -> dict[T, list[int]]:

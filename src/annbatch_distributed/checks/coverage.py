@@ -7,25 +7,16 @@ repeated, shows that they are the whole.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from annbatch_distributed.checks import messages
-from annbatch_distributed.checks.agreement import (
-    Description,
-    disagreement,
-    exchange_statements,
-    find_disagreement,
-    message,
-    read_all,
-)
-from annbatch_distributed.checks.exchange import Verdict
+from annbatch_distributed.checks.agreement import Description, disagreement, ranks_agree
 from annbatch_distributed.checks.tally import Tally
 from annbatch_distributed.sharding.batches import WorkerBatches, batches_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     from annbatch.abc import Sampler
 
@@ -42,17 +33,11 @@ class Reading:
     """What a process says of its epoch."""
 
     description: Description
-    """Who it is, and what all processes must have the same."""
-    read: Tally = field(default_factory=Tally)
-    """The rows that it has read."""
-    planned: Tally = field(default_factory=Tally)
-    """The rows that were planned for it."""
-    is_share: bool = False
-    """Whether the plan is all of its share, instead of what the wrapped sampler draws or is left of it."""
-    plan: EpochPlan | None = None
-    """The plan of all, which other processes aren't sent; None if there is none."""
-    n_joined: int = 1
-    """Of how many virtual ranks of it a rank joins the batches, which isn't sent either."""
+    """Who it is, what all processes must have the same, and its tallies, which all are sent."""
+    plan: EpochPlan
+    """The plan of all."""
+    n_joined: int
+    """Of how many virtual ranks a rank joins the batches."""
 
     @classmethod
     def of(
@@ -83,53 +68,39 @@ class Reading:
         share = sum((Tally.of_rows(plan.shard(rank).rows) for rank in ranks), Tally())
         collected = position.collected(plan.world_size)
         due = [batches_left(plan.n_batches(rank), collected) for rank in ranks]
-        if read == share and n_batches == max(sum(map(len, left)) for left in due) and not plan.shares_draws:
+        is_share = read == share and n_batches == max(sum(map(len, left)) for left in due) and not plan.shares_draws
+        if is_share:
             planned = Tally(n_batches, share.n_rows, share.value)
-            return cls(description, read, planned, is_share=True, plan=plan, n_joined=len(ranks))
-        # a part of the share, or what the wrapped sampler draws of it
-        rerun = partial(_rerun, sampler, plan, ranks, root_seed, position.passes)
-        planned = rerun(tuple(WorkerBatches(left, left) for left in due))
-        if _must_read_each_row(sampler, plan, share.n_rows) and rerun(None) != share:
-            name = type(sampler).__name__
-            raise ValueError(
-                f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend it; "
-                "or pass remainder='drop', which promises full batches only; or, if it draws rows with replacement, "
-                "register a function for its type with annbatch_distributed.passes.n_draws"
-            )
-        return cls(description, read, planned, plan=plan, n_joined=len(ranks))
-
-    def to_json(self) -> str:
-        """Return it as a message."""
-        read, planned = self.read.to_dict(), self.planned.to_dict()
-        own = {"description": asdict(self.description), "read": read, "planned": planned, "is_share": self.is_share}
-        return message("check_epoch_read", own)
-
-    @classmethod
-    def of_content(cls, content: object) -> Self:
-        """Read what such a message holds, or raise a ValueError."""
-        return cls(**messages.record(content, _FIELDS))
-
-    def judge(self, texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
-        """Return the verdict on what all processes say."""
-        return compare_readings(texts, numbers, plan=self.plan, n_joined=self.n_joined)
-
-
-def _tally(content: object) -> Tally:
-    return Tally(**messages.record(content, dict.fromkeys(Tally().to_dict(), messages.count())))
-
-
-_FIELDS = {"description": Description.of_content, "read": _tally, "planned": _tally, "is_share": messages.flag}
+        else:  # a part of the share, or what the wrapped sampler draws of it
+            rerun = partial(_rerun, sampler, plan, ranks, root_seed, position.passes)
+            planned = rerun(tuple(WorkerBatches(left, left) for left in due))
+            if _must_read_each_row(sampler, plan, share.n_rows) and rerun(None) != share:
+                name = type(sampler).__name__
+                raise ValueError(
+                    f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend "
+                    "it; or pass remainder='drop', which promises full batches only; or, if it draws rows with "
+                    "replacement, register a function for its type with annbatch_distributed.passes.n_draws"
+                )
+        tallies = {"read": read.to_dict(), "planned": planned.to_dict(), "is_share": is_share}
+        return cls(replace(description, read=tallies), plan, len(ranks))
 
 
 def epoch_read(
     member: Callable[[], Membership],
-    statement: Callable[[Membership], Reading],
+    read: Callable[[Membership], Reading],
     *,
     timeout: Timeout,
     gather: Gather | None,
 ) -> str:
-    """Return what all processes together have read, or raise in all: see :func:`agreement.exchange_statements`."""
-    return exchange_statements(member, statement, Reading, timeout=timeout, gather=gather)
+    """Return what all processes together have read, or raise in all: see :func:`agreement.ranks_agree`."""
+    own: list[Reading] = []
+
+    def describe(job: Membership) -> Description:
+        own.append(read(job))
+        return own[0].description
+
+    said = ranks_agree(member, describe, timeout=timeout, gather=gather, call="check_epoch_read")
+    return compare_readings(said, own[0].plan, n_joined=own[0].n_joined)
 
 
 def _rerun(
@@ -161,35 +132,23 @@ def _must_read_each_row(sampler: Sampler, plan: EpochPlan, n_rows: int) -> bool:
     return not is_known and plan.remainder != "drop" and n_draws(sampler, n_rows) is None
 
 
-def compare_readings(
-    texts: Sequence[str], numbers: Sequence[int], *, plan: EpochPlan | None, n_joined: int = 1
-) -> Verdict:
-    """Compare what processes with some numbers have read with what was planned, if there is a plan.
+def compare_readings(said: Mapping[int, Description], plan: EpochPlan, *, n_joined: int = 1) -> str:
+    """Return what processes, by number, have read by a plan; a ValueError if it isn't what was planned.
 
     ``n_joined`` is of how many virtual ranks a rank joins the batches.
     """
-    readings = read_all(texts, numbers, Reading.of_content)
-    if isinstance(readings, Verdict):
-        return readings
-    if found := find_disagreement([reading.description for reading in readings], numbers):
-        return found
-    if plan is None:  # a problem that this process has said, and nobody has heard
-        return disagreement("The ranks of this job can't be compared:", ["what one of them has said was not handed on"])
-    # one counts of those that have the same share
-    shares = {reading.description.rank: reading for reading in readings}
-    pairs = zip(numbers, readings, strict=True)
     most = None if plan.batch_size is None else plan.batch_size * n_joined
-    problems = [problem for number, reading in pairs if (problem := _problem(number, reading, most))]
-    total = sum((share.read for share in shares.values()), Tally())
+    problems = [problem for number, process in said.items() if (problem := _problem(number, process, most))]
+    # one counts of those that have the same share
+    shares = {process.rank: process.read for process in said.values()}
+    total = sum((Tally.of_dict(share["read"]) for share in shares.values()), Tally())
     is_whole = not plan.shares_draws and total == all_shares(plan)
-    if not problems and not is_whole and all(share.is_share for share in shares.values()):
+    if not problems and not is_whole and all(share["is_share"] for share in shares.values()):
         problems = [f"the shares of all ranks, {total.n_rows} rows, differ from the plan"]
     if problems:
         masked = f" ({_masked(plan)})" if _masked(plan) else ""
-        return disagreement(
-            f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems
-        )
-    return Verdict("fine", summary(plan, total, len(shares), is_whole=is_whole))
+        raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
+    return summary(plan, total, len(shares), is_whole=is_whole)
 
 
 def all_shares(plan: EpochPlan) -> Tally:
@@ -200,19 +159,19 @@ def all_shares(plan: EpochPlan) -> Tally:
     return total
 
 
-def _problem(number: int, reading: Reading, batch_size: int | None) -> str:
+def _problem(number: int, process: Description, batch_size: int | None) -> str:
     """Return what a process has read otherwise than planned; empty if nothing."""
-    read, planned = _counted(reading.read), _counted(reading.planned)
-    if read != planned:
-        what = f"read {read}, not {planned}"
-    elif reading.read != reading.planned:
-        what = f"read {read} as planned, but other rows"
-    elif batch_size is not None and reading.read.largest > batch_size:
-        what = f"read {read} as planned, but one of {reading.read.largest} rows, with batch size {batch_size}"
+    read, planned = Tally.of_dict(process.read["read"]), Tally.of_dict(process.read["planned"])
+    if _counted(read) != _counted(planned):
+        what = f"read {_counted(read)}, not {_counted(planned)}"
+    elif read != planned:
+        what = f"read {_counted(read)} as planned, but other rows"
+    elif batch_size is not None and read.largest > batch_size:
+        what = f"read {_counted(read)} as planned, but one of {read.largest} rows, with batch size {batch_size}"
     else:
         return ""
-    peer = f" (process {number})" if reading.description.n_peers != 1 else ""
-    return f"rank {reading.description.rank}{peer} has {what}"
+    peer = f" (process {number})" if process.n_peers != 1 else ""
+    return f"rank {process.rank}{peer} has {what}"
 
 
 def _counted(tally: Tally) -> str:

@@ -1,90 +1,72 @@
-"""Stores: the tables of keys and texts in which a framework's processes met; any of them can read and write there."""
+"""Stores: the tables of keys and texts in which a framework's processes met; any of them can read and write there.
+
+They have the methods that torch's stores have.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store as TorchsStore
+    from torch.distributed.distributed_c10d import Store as TorchStore
 
-__all__ = ["JaxStore", "Store", "TorchStore"]
+    from annbatch_distributed.ranks.membership import Framework
+
+__all__ = ["JaxStore", "Store", "store_of"]
+
+type Store = TorchStore | JaxStore
 
 
-class TorchStore:
-    """The store of torch's default process group."""
+def store_of(framework: Framework) -> Store:
+    """Return the store of a framework; a RuntimeError if its processes met elsewhere, as under torch's MPI backend."""
+    # JAX has no public way to it, and torch not in all versions; the tests notice if it is kept elsewhere
+    if framework == "jax":
+        from jax._src.distributed import global_state
 
-    def __init__(self, store: TorchsStore) -> None:
-        self.store = store
+        return JaxStore(global_state.client)
+    from torch.distributed.distributed_c10d import _get_default_store
 
-    @classmethod
-    def current(cls) -> TorchStore:
-        """Return it; a RuntimeError if the processes met elsewhere, as under torch's MPI backend."""
-        # torch has no public way to it; tests/checks/test_exchange.py notices if it is kept elsewhere
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        found = _get_default_store()
-        if found is None:
-            raise RuntimeError(
-                "torch's processes have no store through which they could be checked. Pass gather=, a function that is "
-                "given a text and returns the texts of all processes, for instance one around all_gather_object."
-            )
-        return cls(found)
-
-    def set(self, key: str, text: str) -> None:
-        """Write a text."""
-        self.store.set(key, text)
-
-    def add(self, key: str) -> int:
-        """Count up, from 1, and return the number."""
-        return int(self.store.add(key, 1))
-
-    def get(self, key: str) -> str | None:
-        """Return a text that nobody deletes meanwhile, None if there is none."""
-        # bytes that are no text become a text that nobody says
-        return self.store.get(key).decode(errors="replace") if self.store.check([key]) else None
-
-    def delete(self, key: str) -> None:
-        """Delete a text."""
-        self.store.delete_key(key)
+    found = _get_default_store()
+    if found is None:
+        raise RuntimeError(
+            "torch's processes have no store through which they could be checked. Pass gather=, a function that is "
+            "given a text and returns the texts of all processes, for instance one around all_gather_object."
+        )
+    return found
 
 
 class JaxStore:
-    """The store of JAX's coordination service."""
+    """The table of JAX's coordination service."""
 
     def __init__(self, client: Any) -> None:  # noqa: ANN401 JAX has no type for a connection to the service
         self._client = client
 
-    @classmethod
-    def current(cls) -> JaxStore:
-        """Return it."""
-        # JAX has no public way to it; tests/processes/test_agreement.py notices if it is kept elsewhere
-        from jax._src.distributed import global_state
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is 0 at first, and return it."""
+        return int(self._client.key_value_increment(key, amount))
 
-        return cls(global_state.client)
-
-    def set(self, key: str, text: str) -> None:
-        """Write a text."""
-        self._client.key_value_set(key, text, allow_overwrite=True)
-
-    def add(self, key: str) -> int:
-        """Count up, from 1, and return the number."""
-        return int(self._client.key_value_increment(key, 1))
-
-    def get(self, key: str) -> str | None:
-        """Return a text that nobody deletes meanwhile, None if there is none."""
-        import jax
-
+    def check(self, keys: list[str]) -> bool:
+        """Whether there are texts at all of some keys."""
         try:
-            return str(self._client.key_value_try_get(key))
-        except jax.errors.JaxRuntimeError as error:
+            return all(self.get(key) for key in keys)
+        except Exception as error:
             if "NOT_FOUND" in str(error):
-                return None
+                return False
             raise
 
-    def delete(self, key: str) -> None:
-        """Delete a text."""
+    def get(self, key: str) -> bytes:
+        """Return the text at a key, at which there is one."""
+        return str(self._client.key_value_try_get(key)).encode()
+
+    def compare_set(self, key: str, expected: str, text: str) -> None:
+        """Write a text where there is none, which is what an empty text is expected for."""
+        assert not expected
+        try:
+            self._client.key_value_set(key, text)
+        except Exception as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+
+    def delete_key(self, key: str) -> None:
+        """Delete a text, if there is one."""
         self._client.key_value_delete(key)
-
-
-#: Texts by key, the same for all processes.
-type Store = TorchStore | JaxStore

@@ -24,7 +24,7 @@ import zarr
 from annbatch import Loader
 from annbatch.samplers import SequentialSampler
 
-from annbatch_distributed.checks.exchange import Verdict, exchange, initialized, seconds_of
+from annbatch_distributed.checks.exchange import gather_texts, initialized, seconds_of
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader.inside import preloads_to_gpu
 from annbatch_distributed.ranks import Rank, resolve
@@ -34,7 +34,7 @@ from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sharding.integers import BOUND, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy.typing as npt
     from zarr.storage import StoreLike
@@ -136,7 +136,7 @@ def embed(
 
     def compare(said: Mapping[str, Any]) -> None:
         if meets:
-            exchange(json.dumps(said), _judge, job, seconds=seconds, gather=None).raise_or_return()
+            _check_same(gather_texts(json.dumps(said), job, seconds=seconds))
 
     run = _Run(model, data, store, batch_size, job, is_shown=progress and job.rank.rank == 0, meets=meets)
     for step in (run.prepare, run.first, run.begin, run.go):
@@ -149,20 +149,19 @@ def embed(
     return zarr.open_array(store, mode="r")
 
 
-def _judge(texts: Sequence[str], numbers: Sequence[int]) -> Verdict:
-    """Compare what processes say after a step."""
-    found = [json.loads(text) for text in texts]
-    for number, one in zip(numbers, found, strict=True):
+def _check_same(texts: Mapping[int, str]) -> None:
+    """Compare what processes, by number, say after a step."""
+    found = {number: json.loads(text) for number, text in texts.items()}
+    for number, one in found.items():
         if "failed" in one:
-            return Verdict("disagreement", f"No rank goes on, since process {number} has failed: {one['failed']}")
-    for number, one in zip(numbers, found, strict=True):
-        if not _is_same(found[0], one):
-            return Verdict(
-                "disagreement",
+            raise ValueError(f"No rank goes on, since process {number} has failed: {one['failed']}")
+    first, *_ = found
+    for number, one in found.items():
+        if not _is_same(found[first], one):
+            raise ValueError(
                 "No rank goes on, since they have different models or cells: of them and of the first cells, process "
-                f"{numbers[0]} makes {found[0]}, and process {number} {one}. Give all of them the same ones.",
+                f"{first} makes {found[first]}, and process {number} {one}. Give all of them the same ones."
             )
-    return Verdict("fine", "all the same")
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
