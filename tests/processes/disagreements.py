@@ -13,6 +13,7 @@ import numpy as np
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled, Tally
+from annbatch_distributed.ranks import Membership, resolve
 from tests.samplers import batches, flat
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ ODD_READINGS: dict[str, Callable[[DistributedSampler], list[list[int]]]] = {
 
 
 def check_all(dist_info: DistInfo, rank: int, world_size: int, gather: Gather | None = None) -> Told:
-    """Let one rank be odd in one thing after the other, and tell what this rank heard."""
+    """Let one of three ranks be odd in one thing after the other, and tell what this rank heard."""
     told = Told(rank)
 
     def check(
@@ -169,6 +170,10 @@ def check_all(dist_info: DistInfo, rank: int, world_size: int, gather: Gather | 
     check("call", sampler(dist_info), N_OBS, call="check_epoch_read" if is_odd else "check_ranks_agree")
 
     if gather is None:
+        if not is_odd:  # a job of the other processes alone
+            of_part = Membership(Rank(rank // 2, 2), "a part", resolve(dist_info).framework, (0, 2))
+            check("nothing in a part", sampler(of_part), N_OBS)
+            check("seed in a part", sampler(of_part, seed=rank), N_OBS)
         if is_odd:  # it comes too late
             time.sleep(PATIENCE + 6)
         check("a rank in time", sampler(dist_info), N_OBS, timeout=PATIENCE)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.disagreements import N_OBS, ODD_READINGS, ODD_SAMPLERS, Told
+from tests.processes.disagreements import N_OBS, ODD_READINGS, ODD_SAMPLERS, Heard, Told
 from tests.processes.launch import forked, forked_ranks, free_port, run
 
 if TYPE_CHECKING:
@@ -106,6 +106,14 @@ def test_ranks_that_are_alike_agree(told: list[Told]) -> None:
 def test_ranks_that_have_read_the_plan_hear_that_they_have(told: list[Told]) -> None:
     rows = f"3 ranks have read {N_OBS} rows in 51 batches, as planned. Each of the {N_OBS} rows was read once"
     assert {one.heard["all rows read"].message for one in told} == {f"epoch 0: {rows}"}
+
+
+@pytest.mark.parametrize("meeting", ["torch", "jax"])
+def test_a_job_of_some_of_the_processes_needs_no_other(request: pytest.FixtureRequest, meeting: str) -> None:
+    first, _, last = [one.heard for one in request.getfixturevalue(meeting)]
+    assert first["nothing in a part"] == last["nothing in a part"] == Heard("", "")
+    assert first["seed in a part"] == last["seed in a part"]
+    assert "seed: 0 on rank 0; 2 on rank 1\n" in first["seed in a part"].message
 
 
 @pytest.mark.parametrize("meeting", ["torch", "jax"])
