@@ -21,7 +21,7 @@ MEETINGS = ["torch", "jax", "gather"]
 #: By what one rank has that the others don't: what is said of it.
 SAID = {
     "seed": "seed: 0 on ranks 0 and 2; 1 on rank 1",
-    "mask": "mask: 0:200 on ranks 0 and 2; 0:190 on rank 1",
+    "mask": "mask: 0: on ranks 0 and 2; 0:190 on rank 1",
     "batch_size": "batch_size: 4 on ranks 0 and 2; 8 on rank 1",
     "remainder": "remainder: drop on ranks 0 and 2; exact on rank 1",
     "sharding": "sharding: Shuffled(block_size=4) on ranks 0 and 2; Shuffled(block_size=5) on rank 1",
