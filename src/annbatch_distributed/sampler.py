@@ -662,7 +662,7 @@ class DistributedSampler(Sampler):
             In every process, with the same message, if something differs: it names each difference, the values, and the
             ranks that have them. Or if something is wrong in one of them, such as an argument.
         TimeoutError
-            In every process, if one of them doesn't come.
+            In every process, if one of them doesn't come, or fails while it waits for the others.
         RuntimeError
             If the processes can't reach each other.
 

@@ -70,6 +70,22 @@ def test_who_does_not_come_is_named_to_all_also_to_itself_and_they_can_meet_agai
     assert meet(store, delays, seconds=20) == dict.fromkeys(NUMBERS, SAID)
 
 
+def test_who_is_interrupted_while_it_waits_tells_the_others_and_they_can_meet_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(store: Store, key: str) -> str | None:
+        raise KeyboardInterrupt
+
+    store = HashStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(exchange, "_read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            exchange._meet(SAID[3], 3, NUMBERS, store, 20)
+    (told,) = set(meet(store, {2: 0, 7: 0.05, 11: 0}, seconds=20).values())
+    assert told == "The ranks can't be checked: process 3 has failed meanwhile with KeyboardInterrupt()"
+    assert meet(store, dict.fromkeys(NUMBERS, 0.0), seconds=20) == dict.fromkeys(NUMBERS, SAID)
+
+
 class Overtaken(HashStore):
     """A store into which somebody else writes an outcome just before a process does."""
 

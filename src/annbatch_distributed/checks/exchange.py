@@ -6,7 +6,8 @@ wait for ever.
 
 1. The first calls of all processes meet, then the second ones, and so on. Each process leaves its text.
 2. The first process waits until all texts are there, and leaves them together as the outcome.
-3. Whoever has waited for too long leaves an outcome that says who is missing.
+3. Whoever has waited for too long leaves an outcome that says who is missing, and whoever fails meanwhile,
+   because a user interrupts it for instance, one that says so.
 4. The outcome that was there first is that of all, also of a process that comes later. The first process, which may be
    the one that serves the store, leaves last.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import suppress
 from datetime import timedelta
 from hashlib import blake2b
 from itertools import groupby
@@ -61,8 +63,8 @@ def gather_texts(text: str, job: Membership, *, seconds: float, gather: Gather |
 
     ``gather`` returns the texts of all processes, in the same order everywhere, and waits for them as it likes. Without
     it, the processes meet through the framework that ``job`` is from, or else the one that is initialised, torch first.
-    In all of them, it is a TimeoutError if one doesn't come within some seconds. It is a RuntimeError if there is no
-    framework, and there must be other processes.
+    In all of them, it is a TimeoutError if one doesn't come within some seconds, or fails while it waits. It is a
+    RuntimeError if there is no framework, and there must be other processes.
     """
     if gather is not None:
         texts = gather(text)
@@ -111,9 +113,28 @@ def _meet(text: str, number: int, numbers: Sequence[int], store: Store, seconds:
     # other processes, or some of these with others, meet elsewhere in the same store
     place = f"annbatch_distributed/{blake2b(repr(numbers).encode(), digest_size=8).hexdigest()}"
     place = f"{place}/{store.add(f'{place}/calls/{number}', 1)}"
+    try:
+        store.compare_set(f"{place}/said/{number}", "", text)
+        outcome = _outcome(place, number, numbers, store, seconds)
+    except BaseException as error:
+        failed = f"The ranks can't be checked: process {number} has failed meanwhile with {error!r}"
+        with suppress(Exception):  # whatever it is, it is raised here; the others hear of it if they can
+            store.compare_set(f"{place}/outcome", "", json.dumps(failed))
+            store.compare_set(f"{place}/heard/{number}", "", "yes")
+        raise
+    store.compare_set(f"{place}/heard/{number}", "", "yes")
+    if number == numbers[0]:
+        _clear(place, numbers, store)
+    decided: str | list[str] = json.loads(outcome)
+    if isinstance(decided, str):
+        raise TimeoutError(decided)
+    return dict(zip(numbers, decided, strict=True))
+
+
+def _outcome(place: str, number: int, numbers: Sequence[int], store: Store, seconds: float) -> str:
+    """Return the outcome, once there is one."""
     is_first, deadline, pause = number == numbers[0], time.monotonic() + seconds, 0.002
     said: dict[int, str | None] = dict.fromkeys(numbers)
-    store.compare_set(f"{place}/said/{number}", "", text)
     while (outcome := _read(store, f"{place}/outcome")) is None:
         is_late = time.monotonic() > deadline
         if is_first or is_late:
@@ -124,13 +145,7 @@ def _meet(text: str, number: int, numbers: Sequence[int], store: Store, seconds:
                 store.compare_set(f"{place}/outcome", "", json.dumps(found))
         time.sleep(pause)
         pause = min(2 * pause, 0.2)
-    store.compare_set(f"{place}/heard/{number}", "", "yes")
-    if is_first:
-        _clear(place, numbers, store)
-    decided: str | list[str] = json.loads(outcome)
-    if isinstance(decided, str):
-        raise TimeoutError(decided)
-    return dict(zip(numbers, decided, strict=True))
+    return outcome
 
 
 def _missing(missing: Sequence[int], n_processes: int, seconds: float) -> str:
