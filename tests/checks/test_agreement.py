@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -180,6 +181,18 @@ def test_what_is_gathered_must_be_the_texts_of_all_processes(gathered: object) -
     sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
     with pytest.raises(TypeError, match="gather must return a list with the texts of all processes"):
         sampler.check_ranks_agree(100, gather=lambda _: gathered)  # type: ignore[return-value]  # wrong ones, to be refused
+
+
+@pytest.mark.parametrize("odd", ["no JSON", "[]", '{"call": []}', '{"call": "check", "said": {}}'])
+def test_texts_that_are_not_handed_on_as_they_are_are_one_error(odd: str) -> None:
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
+
+    def gather(text: str) -> list[str]:
+        call = json.dumps(json.loads(text)["call"])
+        return [text, odd.replace('"check"', call)]
+
+    with pytest.raises(ValueError, match=r"say can't be read.*gather, must hand on texts as they are"):
+        sampler.check_ranks_agree(100, gather=gather)
 
 
 SECONDS = 20.0

@@ -133,13 +133,7 @@ def ranks_agree(
         if problem is not None:  # nobody has heard it
             raise problem from None
         raise
-    messages = {number: json.loads(text) for number, text in texts.items()}
-    calls = _grouped((message.get("call", "another one") for message in messages.values()), messages)
-    if len(calls) > 1:
-        different = [f"{name} ({listed('process', who)})" for name, who in calls.items()]
-        advice = "All of them must make the same calls in the same order."
-        raise disagreement("The processes of this job make different calls:", different, advice)
-    processes = {number: Description(**message["said"]) for number, message in messages.items()}
+    processes = _read(texts)
     compare(processes)
     return processes
 
@@ -147,6 +141,23 @@ def ranks_agree(
 def _message(call: str, description: Description) -> str:
     """Return what a process says in a call; another version of this package may say other things."""
     return json.dumps({"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": asdict(description)})
+
+
+def _read(texts: Mapping[int, str]) -> dict[int, Description]:
+    """Return what processes, by number, say of themselves; raise a ValueError unless they make the same call."""
+    try:
+        said = {number: json.loads(text) for number, text in texts.items()}
+        calls = _grouped((one.get("call", "another one") for one in said.values()), said)
+        if len(calls) == 1:
+            return {number: Description(**one["said"]) for number, one in said.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            "What the processes of this job say can't be read. Their store, or gather, must hand on texts as they are, "
+            f"got {shown(texts)}."
+        ) from error
+    different = [f"{name} ({listed('process', who)})" for name, who in calls.items()]
+    advice = "All of them must make the same calls in the same order."
+    raise disagreement("The processes of this job make different calls:", different, advice)
 
 
 def _version(name: str) -> str:
