@@ -16,16 +16,17 @@ from annbatch_distributed.checks.tally import Tally
 from annbatch_distributed.sharding.batches import WorkerBatches, batches_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from annbatch.abc import Sampler
+    from annbatch.types import LoadRequest
 
     from annbatch_distributed.checks.exchange import Gather, Timeout
     from annbatch_distributed.ranks import Membership
     from annbatch_distributed.resume.cursor import PassRecord
     from annbatch_distributed.sharding import EpochPlan
 
-__all__ = ["Reading", "all_shares", "compare_readings", "epoch_read", "summary"]
+__all__ = ["Reading", "compare_readings", "epoch_read"]
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,12 @@ class Reading:
         if is_share:
             planned = Tally(n_batches, share.n_rows, share.value)
         else:  # a part of the share, or what the wrapped sampler draws of it
-            rerun = partial(_rerun, sampler, plan, ranks, root_seed, position.passes)
-            planned = rerun(tuple(WorkerBatches(left, left) for left in due))
-            if _must_read_each_row(sampler, plan, share.n_rows) and rerun(None) != share:
+            # imported here, since what only compares texts needs no annbatch
+            from annbatch_distributed.passes.run import Pass
+
+            run = partial(Pass, sampler, plan, ranks, root_seed, position.passes)
+            planned = _counted(run(batches=tuple(WorkerBatches(left, left) for left in due)))
+            if _must_read_each_row(sampler, plan, share.n_rows) and _counted(run()) != share:
                 name = type(sampler).__name__
                 raise ValueError(
                     f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend "
@@ -103,21 +107,12 @@ def epoch_read(
     return compare_readings(said, own[0].plan, n_joined=own[0].n_joined)
 
 
-def _rerun(
-    sampler: Sampler,
-    plan: EpochPlan,
-    ranks: range,
-    root_seed: int,
-    passes: int,
-    batches: tuple[WorkerBatches, ...] | None,
-) -> Tally:
-    """Run a pass once more, without reading, and count the rows of its batches: of all, or of some of them."""
-    # imported here, since what only compares texts needs no annbatch
+def _counted(requests: Iterable[LoadRequest]) -> Tally:
+    """Count the rows of all batches of load requests, without reading them."""
     from annbatch_distributed.passes.requests import batches_of
-    from annbatch_distributed.passes.run import Pass
 
     found = Tally()
-    for request in Pass(sampler, plan, ranks, root_seed, passes, batches=batches):
+    for request in requests:
         for rows in batches_of(request):
             found.add(rows)
     return found
@@ -141,49 +136,47 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, *, n_join
     problems = [problem for number, process in said.items() if (problem := _problem(number, process, most))]
     # one counts of those that have the same share
     shares = {process.rank: process.read for process in said.values()}
-    total = sum((Tally.of_dict(share["read"]) for share in shares.values()), Tally())
-    is_whole = not plan.shares_draws and total == all_shares(plan)
+    total = sum((Tally(**share["read"]) for share in shares.values()), Tally())
+    is_whole = not plan.shares_draws and _are_whole(total, plan)
     if not problems and not is_whole and all(share["is_share"] for share in shares.values()):
         problems = [f"the shares of all ranks, {total.n_rows} rows, differ from the plan"]
     if problems:
         masked = f" ({_masked(plan)})" if _masked(plan) else ""
         raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
-    return summary(plan, total, len(shares), is_whole=is_whole)
+    return _summary(plan, total, len(shares), is_whole=is_whole)
 
 
-def all_shares(plan: EpochPlan) -> Tally:
-    """Return the tally of what the window becomes: without what is lost, and with what is repeated."""
-    total = Tally.of_rows(plan.window) - Tally.of_rows(plan.lost)
-    if plan.n_repeated:
-        total = sum((Tally.of_rows(plan.shard(rank).repeated) for rank in range(plan.world_size)), total)
-    return total
+def _are_whole(shares: Tally, plan: EpochPlan) -> bool:
+    """Whether rows are those of the window, without what is lost, and with what is repeated."""
+    repeated = [plan.shard(rank).repeated for rank in range(plan.world_size)] if plan.n_repeated else []
+    return shares + Tally.of_rows(plan.lost) == sum(map(Tally.of_rows, repeated), Tally.of_rows(plan.window))
 
 
 def _problem(number: int, process: Description, batch_size: int | None) -> str:
     """Return what a process has read otherwise than planned; empty if nothing."""
-    read, planned = Tally.of_dict(process.read["read"]), Tally.of_dict(process.read["planned"])
-    if _counted(read) != _counted(planned):
-        what = f"read {_counted(read)}, not {_counted(planned)}"
+    read, planned = Tally(**process.read["read"]), Tally(**process.read["planned"])
+    if _in_words(read) != _in_words(planned):
+        what = f"read {_in_words(read)}, not {_in_words(planned)}"
     elif read != planned:
-        what = f"read {_counted(read)} as planned, but other rows"
+        what = f"read {_in_words(read)} as planned, but other rows"
     elif batch_size is not None and read.largest > batch_size:
-        what = f"read {_counted(read)} as planned, but one of {read.largest} rows, with batch size {batch_size}"
+        what = f"read {_in_words(read)} as planned, but one of {read.largest} rows, with batch size {batch_size}"
     else:
         return ""
     peer = f" (process {number})" if process.n_peers != 1 else ""
     return f"rank {process.rank}{peer} has {what}"
 
 
-def _counted(tally: Tally) -> str:
+def _in_words(tally: Tally) -> str:
     rows, batches = "row" if tally.n_rows == 1 else "rows", "batch" if tally.n_batches == 1 else "batches"
     return f"{tally.n_rows} {rows} in {tally.n_batches} {batches}"
 
 
-def summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> str:
+def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> str:
     """Return what so many ranks have read as planned, in a line."""
     epoch = f"what was left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
     ranks = f"{n_ranks} ranks have" if n_ranks > 1 else "1 rank has"
-    text = f"{epoch}: {ranks} read {_counted(total)}, as planned"
+    text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
     if not is_whole:
         return text
     text += f". Each of the {len(plan.window) - plan.n_lost} rows was read once"
