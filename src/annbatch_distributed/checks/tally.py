@@ -10,9 +10,8 @@ of polynomials by a value: Schwartz, J. ACM 27, 1980; Zippel, EUROSAM 1979.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +37,8 @@ _DIGIT_BITS = 16
 _DIGIT = np.uint64((1 << _DIGIT_BITS) - 1)
 #: Rows are below that, since the powers come again from there on.
 _END = _P // 2
-#: How many rows are counted at once; of ranges, it is a few more.
-_AT_ONCE = 1 << 17
+#: How many rows are counted at once: one by one, and as ranges.
+_AT_ONCE, _ROWS_OF_RANGES = 1 << 17, 1 << 20
 
 
 class Tally:
@@ -85,13 +84,11 @@ class Tally:
         self.largest = integer("largest of a Tally", largest, least=0)
         if self._value and not self.n_rows:
             raise ValueError(
-                f"A Tally of no rows has the value 0, got {shown(value)}. Make it of what to_dict() has returned."
+                f"A Tally of no rows has the value 0, got {shown(value)}. Make it with Tally(**tally.to_dict())."
             )
         # rows that are still to be counted, together since numpy takes as long for a few as for thousands
         self._pending: Words = np.empty(0, dtype=np.uint64)
         self._n_pending = 0
-        self._ranges: list[tuple[Int64Array, Int64Array]] = []
-        self._n_ranges = 0
 
     @classmethod
     def of_rows(cls, rows: Rows) -> Self:
@@ -100,37 +97,25 @@ class Tally:
             kind = type(rows).__name__
             raise TypeError(f"rows must be Rows, as a plan has them, got {kind}. Count others with Tally().add(rows).")
         tally = cls()
-        step = 8 * _AT_ONCE
-        for start in range(0, len(rows), step):
-            bounds = np.array([start]), np.array([min(start + step, len(rows))])
+        for start in range(0, len(rows), _ROWS_OF_RANGES):
+            bounds = np.array([start]), np.array([min(start + _ROWS_OF_RANGES, len(rows))])
             starts, stops, _ = rows.slices_to_global(*bounds)
             tally.add_ranges(starts, stops)
-        _ = tally.value  # a row that is none is an error here
         return tally
 
     def add_ranges(self, starts: Int64Array, stops: Int64Array, *, n_batches: int = 0, largest: int = 0) -> None:
         """Count half-open ranges of rows, of which ``n_batches`` batches consist, the largest of ``largest`` rows."""
-        self._ranges.append((starts, stops))
-        self._n_ranges += len(starts)
-        if self._n_ranges > _AT_ONCE // 4:
-            self._count_ranges()
-        self.n_rows += int((stops - starts).sum())
-        self.n_batches += n_batches
-        self.largest = max(self.largest, largest)
-
-    def _count_ranges(self) -> None:
-        starts, stops = map(np.concatenate, zip(*self._ranges, strict=True))
-        self._ranges, self._n_ranges = [], 0
         if len(starts):
             _check_rows(starts, stops - 1)
             # a geometric series for each range
             self._value = (self._value + (_sum(_powers(stops)) - _sum(_powers(starts))) * _SERIES) % _P
+        self.n_rows += int((stops - starts).sum())
+        self.n_batches += n_batches
+        self.largest = max(self.largest, largest)
 
     @property
     def value(self) -> int:
         """What tells other rows apart."""
-        if self._ranges:
-            self._count_ranges()
         if self._n_pending:
             self._value = (self._value + _sum(_powers(self._pending[: self._n_pending]))) % _P
             self._n_pending = 0
@@ -164,32 +149,22 @@ class Tally:
         found = found.reshape(-1)
         if found.size:
             _check_rows(found, found)
-        if self._n_pending + found.size > _AT_ONCE:
-            self._value = self.value
-        if found.size > _AT_ONCE:
-            parts = (found[start : start + _AT_ONCE] for start in range(0, found.size, _AT_ONCE))
-            self._value = (self._value + sum(_sum(_powers(part)) for part in parts)) % _P
-        elif found.size:
+        for start in range(0, found.size, _AT_ONCE):
+            part = found[start : start + _AT_ONCE]
+            if self._n_pending + part.size > _AT_ONCE:
+                self._value = self.value
             if not self._pending.size:
                 self._pending = np.empty(_AT_ONCE, dtype=np.uint64)
             # a copy: whoever has the batch may change it
-            self._pending[self._n_pending : self._n_pending + found.size] = found
-            self._n_pending += found.size
+            self._pending[self._n_pending : self._n_pending + part.size] = part
+            self._n_pending += part.size
         self.n_batches += 1
         self.n_rows += found.size
         self.largest = max(self.largest, found.size)
 
     def to_dict(self) -> dict[str, int]:
-        """Return it as numbers that JSON can hold."""
+        """Return the arguments of a Tally that is equal, as numbers that JSON can hold."""
         return {name: int(getattr(self, name)) for name in ("n_batches", "n_rows", "value", "largest")}
-
-    @classmethod
-    def of_dict(cls, numbers: Mapping[str, int]) -> Self:
-        """Read such numbers; a TypeError or a ValueError if they aren't what :meth:`to_dict` has returned."""
-        names, found = cls().to_dict().keys(), cast("object", numbers)
-        if not isinstance(found, Mapping) or found.keys() != names:
-            raise TypeError(f"Expected a dict with {', '.join(names)}, as to_dict() returns it, got {shown(numbers)}.")
-        return cls(**numbers)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tally):
@@ -203,12 +178,6 @@ class Tally:
             return NotImplemented
         n_batches, n_rows = self.n_batches + other.n_batches, self.n_rows + other.n_rows
         return Tally(n_batches, n_rows, (self.value + other.value) % _P, max(self.largest, other.largest))
-
-    def __sub__(self, other: Tally) -> Tally:
-        if not isinstance(other, Tally):
-            return NotImplemented
-        n_batches, n_rows = self.n_batches - other.n_batches, self.n_rows - other.n_rows
-        return Tally(n_batches, n_rows, (self.value - other.value) % _P, self.largest)
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={number}" for name, number in self.to_dict().items()).join(("Tally(", ")"))
