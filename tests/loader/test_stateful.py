@@ -23,15 +23,13 @@ from annbatch.utils import convert
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally, deferred
-from annbatch_distributed.loader import ahead, delivered
+from annbatch_distributed.loader import delivered
 from annbatch_distributed.loader.inside import shapes_of
 from tests.meeting import heard
 from tests.samplers import flat, repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from annbatch.types import LoadRequest
+    from collections.abc import Iterable
 
     from annbatch_distributed.checks.exchange import Gather
 
@@ -43,11 +41,9 @@ SIZES = {"chunk_size": 4, "preload_nchunks": 4, "batch_size": 4}
 READING: dict[str, Any] = {}
 
 
-@pytest.fixture(autouse=True, params=["where batches are asked for", "ahead in a thread", "ahead, at no use of it"])
+@pytest.fixture(autouse=True, params=[0, 1])
 def _reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(READING, "read_ahead", 0 if "where" in request.param else 1)
-    # so that a thread is always at work, or never is after the first load requests
-    monkeypatch.setattr(ahead, "_MOST_TIMES", 1e12 if "thread" in request.param else 0)
+    monkeypatch.setitem(READING, "read_ahead", request.param)
 
 
 def loader(rank: int = 0, *, to: Any = None, **options: Any) -> StatefulLoader:
@@ -805,37 +801,6 @@ def test_rows_are_counted_as_ranges_unless_a_load_request_has_others_too(monkeyp
     some = loader(mask=np.arange(N_OBS) % 3 > 0, remainder="exact")  # the others are read through
     assert sum(1 for _ in some) == 9
     assert some._yielded() == Tally.of_rows(some.sampler.plan(N_OBS).shard(0).rows)
-
-
-class Asking(RandomSampler):
-    """Counts its load requests."""
-
-    n_asked = 0
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        for request in super()._sample(n_obs):
-            Asking.n_asked += 1
-            yield request
-
-
-def test_a_pass_reads_ahead_from_the_first_load_request_on_if_that_was_of_use_in_the_pass_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sampler = DistributedSampler(Asking(4, 4, 4), dist_info=Rank(0, 1), seed=0)
-    made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
-    made.add_adata(ad.AnnData(np.zeros((160, 1))))
-    # of each pass, whether it is of use, and how many load requests were asked for while the first is in use
-    for is_of_use, expected in [(False, 2), (False, 1), (True, 1), (True, 2), (False, 2), (False, 1)]:
-        monkeypatch.setattr(ahead, "_MOST_TIMES", 1e12 if is_of_use else 0)
-        made.set_epoch(made.next_epoch)
-        Asking.n_asked = 0
-        batches = iter(made)
-        next(batches)
-        deadline = time.monotonic() + (20 if expected == 2 else 0.02)
-        while Asking.n_asked < 2 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert Asking.n_asked == expected
-        assert sum(1 for _ in batches) == 39
 
 
 def test_who_knows_the_rank_is_asked_in_the_thread_that_takes_the_batches() -> None:

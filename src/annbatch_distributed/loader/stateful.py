@@ -22,7 +22,7 @@ from annbatch.utils import convert
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.loader import local
-from annbatch_distributed.loader.ahead import Ahead
+from annbatch_distributed.loader.ahead import ahead
 from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.loader.inside import (
     arrays_in,
@@ -145,8 +145,6 @@ class StatefulLoader(Loader[Any, Any]):
                 "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
         self._sampler = batch_sampler
-        # whether reading ahead gains anything, as the last load requests have shown
-        self._is_worth_it = True
         # the passes of this loader that a state may still be about
         self._passes: list[Delivered] = []
         self._is_new = False
@@ -371,10 +369,9 @@ class StatefulLoader(Loader[Any, Any]):
         pass_ = Delivered(record)
         self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
         load_requests = self._load_requests(requests, pass_)
-        read: Ahead[Any] | Generator[Any]
         if self._read_ahead:
             requests.on_request = None  # the pass is as far as its consumer is, and that is said here
-            read = Ahead(load_requests, self._read_ahead, is_worth_it=self._is_worth_it)
+            read = ahead(load_requests, self._read_ahead)
         else:
             read = _in_turn(load_requests)
         with iterated(self), closing(requests), closing(read) as batches:
@@ -383,9 +380,8 @@ class StatefulLoader(Loader[Any, Any]):
             batches_of_pass = batches if first is None else _beginning_with(first, batches)
             del first  # it would be held to the end of the pass
             for batch in batches_of_pass:
-                if isinstance(read, Ahead) and pass_.is_at_first:
+                if self._read_ahead and pass_.is_at_first:
                     cursor.note_request(current_worker(), is_end=False, record=record)
-                    self._is_worth_it = read.is_worth_it
                 if self._to_be is not None:
                     batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
                 repeats = pass_.deliver(batch["index"])  # before it is yielded: whoever saves a state has this batch
@@ -396,17 +392,14 @@ class StatefulLoader(Loader[Any, Any]):
             cursor.note_request(current_worker(), is_end=True, record=record)
 
     def _load_requests(self, requests: Pass, pass_: Delivered) -> Generator[Iterator[Any]]:
-        """Read the load requests of a pass, and return the batches of each.
+        """Return the batches of each load request of a pass, which is read when the first of them is asked for.
 
         Each is a pass of its own for annbatch, which would keep what it has read until the next one is read.
         """
         for request in requests:
             pass_.ask(request)
             with closing(self._read(request)) as batches:
-                for first in batches:
-                    stretch = _beginning_with(first, batches)
-                    del first  # it would be held to the end of the load request
-                    yield stretch
+                yield batches
 
     def _read(self, request: LoadRequest) -> Generator[Any]:
         """Read a load request as annbatch does."""
