@@ -25,8 +25,7 @@ assert [link for link in links if not link.startswith("https://")] == []
 
 command = Path(sys.executable).with_name("annbatch-distributed")
 said = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60, check=False)
-assert said.returncode == 2, said
-assert "The command line needs annbatch-distributed[cli]" in said.stderr, said
+assert said.returncode == 0, said
 
 base = SequentialSampler(chunk_size=2, preload_nchunks=2, batch_size=2)
 rows = [

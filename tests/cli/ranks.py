@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from annbatch_distributed.cli.cells import Cells
-from annbatch_distributed.cli.job import Job, Read, readings
+from annbatch_distributed.cli.check import as_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from argparse import Namespace
+    from collections.abc import Iterator
 
 
-def in_threads(job: Job, say: Callable[[int], object]) -> list[Read]:
-    """Stream the epochs as each rank, and return what each of them has read."""
-    world_size = job.settings.world_size
-    together, texts = threading.Barrier(world_size), [""] * world_size
+def in_threads(options: Namespace, mask: Any) -> Iterator[list[Any]]:
+    """Stream the epochs as each rank, and yield what all of them have read in each."""
+    together, said = threading.Barrier(options.ranks), [None] * options.ranks
+    epochs: list[list[Any]] = []
 
-    def as_rank(rank: int) -> list[Read]:
-        def meet(text: str) -> list[str]:
-            texts[rank] = text
+    def stream(rank: int) -> None:
+        def meet(what: Any) -> list[Any]:
+            said[rank] = what
             together.wait(60)
-            said = list(texts)
+            heard: list[Any] = list(said)
             together.wait(60)
-            return said
+            if rank == 0 and isinstance(what, tuple):
+                epochs.append(heard)
+            return heard
 
-        return list(readings(Cells(job.path), job.settings, rank, meet=meet, say=say))
+        as_rank(options, mask, rank, meet)
 
-    with ThreadPoolExecutor(world_size) as ranks:
-        return [read for its in ranks.map(as_rank, range(world_size)) for read in its]
+    with ThreadPoolExecutor(options.ranks) as ranks:
+        list(ranks.map(stream, range(options.ranks)))
+    yield from epochs

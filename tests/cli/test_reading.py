@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -9,11 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import StatefulLoader
-from annbatch_distributed.cli.job import Job, Read
-from annbatch_distributed.cli.output import problems_of, read_of
-from annbatch_distributed.cli.settings import Settings
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.cli import check, main
 from tests.cli.ranks import in_threads
 from tests.processes.configurations import N_OBS
 
@@ -21,36 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from annbatch_distributed.sharding import Remainder
-
     type Batch = dict[str, Any]
 
-
-def settings(
-    remainder: Remainder = "drop", *, epochs: int = 1, virtual_ranks: int | None = None, read_ahead: int = 0
-) -> Settings:
-    return Settings(
-        world_size=2,
-        chunk_size=8,
-        preload_nchunks=4,
-        batch_size=8,
-        is_random=True,
-        remainder=remainder,
-        sharding="shuffled",
-        seed=0,
-        virtual_ranks=virtual_ranks,
-        mask=None,
-        epochs=range(epochs),
-        read_ahead=read_ahead,
-    )
+OPTIONS = "--chunk-size=8", "--preload-nchunks=4", "--batch-size=8", "--sharding=shuffled"
 
 
-def read(path: Path, given: Settings) -> list[list[Read]]:
-    """Read as each rank, and return what each epoch has."""
-    n_said: list[int] = []
-    found = in_threads(Job(str(path), given), n_said.append)
-    assert sum(n_said) == sum(one.n_rows for one in found)
-    return [[one for one in found if one.epoch == epoch] for epoch in given.epochs]
+@pytest.fixture(autouse=True)
+def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_streamed", in_threads)
+
+
+def checked(path: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int = 0) -> list[dict[str, Any]]:
+    """Check a collection, and return what each epoch has."""
+    capsys.readouterr()
+    assert main(["check", str(path), "--json", *OPTIONS, *options]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is (code == 0)
+    epochs: list[dict[str, Any]] = found["epochs"]
+    return epochs
 
 
 @pytest.fixture(scope="module")
@@ -69,22 +57,25 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("remainder", "virtual_ranks"), [("drop", None), ("keep", None), ("exact", 6), ("pad", 2)])
+@pytest.mark.parametrize("policy", ["drop", "keep", "exact --virtual-ranks=6", "pad --virtual-ranks=2"])
 def test_what_is_read_as_planned_is_fine_under_every_policy(
-    collection: Path, remainder: Remainder, virtual_ranks: int | None
+    collection: Path, policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for ranks in read(collection, settings(remainder, epochs=2, virtual_ranks=virtual_ranks)):
-        assert problems_of(ranks) == []
-        assert "as planned. Each of the 3" in ranks[0].verdict
-        assert ranks[0].verdict == ranks[1].verdict
-        assert [one.rank for one in ranks] == [0, 1]
-        assert all(one.rows_per_second > 0 < one.longest_wait for one in ranks)
+    options = f"--remainder={policy} --epoch=3 --epochs=2".split()
+    epochs = checked(collection, capsys, *options)
+    assert [(epoch["epoch"], epoch["ok"], epoch["problems"]) for epoch in epochs] == [(3, True, []), (4, True, [])]
+    for epoch in epochs:
+        assert [rank["rank"] for rank in epoch["ranks"]] == [0, 1]
+        assert all(rank["rows_per_second"] > 0 <= rank["longest_wait"] for rank in epoch["ranks"])
+    assert main(["check", str(collection), *OPTIONS, *options]) == 0
+    text = capsys.readouterr().out
+    assert text.count("as planned. Each of the 3") == 2
+    assert text.endswith("\n2 of 2 epochs were read as planned\n")
 
 
-def test_dense_cells_missing_values_and_reading_ahead_are_fine(dense: Path) -> None:
-    (ranks,) = read(dense, settings("exact", read_ahead=1))
-    assert problems_of(ranks) == []
-    assert sum(one.n_compared for one in ranks) == 14  # one of each batch: 50 rows make 7
+def test_dense_cells_missing_values_and_reading_ahead_are_fine(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (epoch,) = checked(dense, capsys, "--remainder=exact", "--read-ahead=1")
+    assert [rank["cells_compared"] for rank in epoch["ranks"]] == [7, 7]  # one of each batch: 50 rows make 7
 
 
 def leave_out(number: int, batch: Batch) -> Iterator[Batch]:
@@ -101,14 +92,15 @@ def again(number: int, batch: Batch) -> Iterator[Batch]:
 def of_the_other_rank(number: int, batch: Batch) -> Iterator[Batch]:
     index = batch["index"].copy()
     if number == 3:
-        index[0] = OTHERS[0]
+        sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(0, 2), sharding="shuffled", seed=0)
+        index[0] = sampler.plan(N_OBS).shard(0).rows.to_array()[5]
     yield {**batch, "index": index}
 
 
 def beyond(number: int, batch: Batch) -> Iterator[Batch]:
     index = batch["index"].copy()
     if number == 3:
-        index[:2] = N_OBS + 5, N_OBS
+        index[:4] = N_OBS + 5
     yield {**batch, "index": index}
 
 
@@ -121,37 +113,21 @@ def other_annotations(number: int, batch: Batch) -> Iterator[Batch]:
     yield {**batch, "obs": obs}
 
 
-def joined(number: int, batch: Batch) -> Iterator[Batch]:
-    """Two batches as one."""
-    if number == 3:
-        HELD[:] = [batch]
-    elif number == 4:
-        index = np.concatenate([HELD[0]["index"], batch["index"]])
-        yield {"index": index, "X": np.zeros((16, 4)), "obs": pd.concat([HELD[0]["obs"], batch["obs"]])}
-    else:
-        yield batch
-
-
-HELD: list[Batch] = []
-#: A row of the other rank's, once it is known.
-OTHERS: list[int] = []
-
-WRONG: dict[str, tuple[Callable[[int, Batch], Iterator[Batch]], list[str]]] = {
-    "a batch that is left out": (leave_out, ["rank 1 ", "20 batches"]),
-    "a batch that comes again": (again, ["rank 1 ", "22 batches"]),
-    "a row of the other rank": (of_the_other_rank, ["rank 1 ", "other rows"]),
-    "rows beyond the collection": (beyond, ["rank 1 ", "other rows"]),
-    "values of other cells": (other_values, ["rank 1 has read other cells than the store has for 1 row: "]),
-    "annotations of other cells": (other_annotations, ["rank 1 has read other cells than the store has for 1 row: "]),
-    "a batch that is too large": (joined, ["rank 1 ", "20 batches"]),
+WRONG: dict[str, tuple[Callable[[int, Batch], Iterator[Batch]], str]] = {
+    "a batch that is left out": (leave_out, "20 batches"),
+    "a batch that comes again": (again, "22 batches"),
+    "a row of the other rank": (of_the_other_rank, "other rows"),
+    "rows beyond the collection": (beyond, "other rows"),
+    "values of other cells": (other_values, "has read other cells than the store has for rows "),
+    "annotations of other cells": (other_annotations, "has read other cells than the store has for rows "),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_not_as_planned_is_found(collection: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_what_is_not_as_planned_is_found(
+    collection: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     change, expected = WRONG[what]
-    (plan,) = settings().plans(N_OBS)
-    OTHERS[:] = [plan.shard(0).rows.to_array()[5].item()]
     as_they_are = StatefulLoader.__iter__
 
     def changed(self: StatefulLoader) -> Iterator[Batch]:
@@ -159,9 +135,8 @@ def test_what_is_not_as_planned_is_found(collection: Path, monkeypatch: pytest.M
             yield from change(number, batch) if self.sampler.rank == 1 else [batch]
 
     monkeypatch.setattr(StatefulLoader, "__iter__", changed)
-    (ranks,) = read(collection, settings())
-    problems = problems_of(ranks)
-    assert problems
-    assert all(text in "\n".join(problems) for text in expected)
-    assert read_of(ranks)["problems"] == problems
-    assert not read_of(ranks)["ok"]
+    (epoch,) = checked(collection, capsys, code=1)
+    assert not epoch["ok"]
+    assert any("rank 1 " in problem and expected in problem for problem in epoch["problems"])
+    assert main(["check", str(collection), *OPTIONS]) == 1
+    assert capsys.readouterr().out.endswith("\n".join(epoch["problems"]) + "\n")

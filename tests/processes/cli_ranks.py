@@ -1,30 +1,31 @@
 """What ranks of the command line do in tests instead of streaming an epoch, or besides.
 
-Ranks are spawned, and find these functions by their names. What they need is imported in them, so that a rank that only
-waits is there at once.
+Ranks are spawned, and find these functions by their names.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from annbatch_distributed.cli import job
+from annbatch_distributed import StatefulLoader
+from annbatch_distributed.cli import check
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Generator
     from multiprocessing.connection import Connection
 
 #: Set before a test takes its place.
-_stream = job._stream
+_rank = check._rank
 
 
-def tampered(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
+def tampered(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
     """Stream as a rank; but in epoch 1, rank 1 is told of another row in one of its batches than it has read."""
-    from annbatch_distributed import StatefulLoader
-
     as_it_is = StatefulLoader.__iter__
 
     def changed(self: StatefulLoader) -> Generator[Any]:
@@ -36,13 +37,11 @@ def tampered(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
             yield batch
 
     StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
-    _stream(given, rank, pipe)
+    _rank(options, mask, rank, pipe)
 
 
-def killed(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
+def killed(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
     """Stream as a rank; but rank 1 is killed when it has read some batches."""
-    from annbatch_distributed import StatefulLoader
-
     as_it_is = StatefulLoader.__iter__
 
     def changed(self: StatefulLoader) -> Generator[Any]:
@@ -52,10 +51,12 @@ def killed(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
             yield batch
 
     StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
-    _stream(given, rank, pipe)
+    _rank(options, mask, rank, pipe)
 
 
-def without_end(given: job.Job, rank: int, pipe: Connection[Any, Any]) -> None:
+def without_end(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
     """Wait for ever, but end with the parent as a rank does."""
-    job._watch_parent()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=check._end_with, args=[parent], daemon=True).start()
     time.sleep(1_000)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from annbatch_distributed.cli import job, main
+from annbatch_distributed.cli import check, main
 from tests.cli.page import keys_in, not_named
 from tests.processes import cli_ranks
 from tests.processes.launch import ROOT, python
@@ -25,12 +25,12 @@ SMALL = "--chunk-size=8", "--batch-size=8", "--remainder=exact"
 
 #: A job whose ranks wait for ever.
 WAITING = """
-from annbatch_distributed.cli import job
+from annbatch_distributed.cli import check
 from tests.processes.cli_ranks import without_end
-job._stream = without_end
+check._rank = without_end
 if __name__ == "__main__":
-    from types import SimpleNamespace
-    job.Job("", SimpleNamespace(world_size=2, epochs=range(1))).run(print)
+    from argparse import Namespace
+    next(check._streamed(Namespace(ranks=2, epochs=1), None))
 """
 
 
@@ -45,7 +45,7 @@ def ranks_of(parent: psutil.Process) -> list[psutil.Process]:
 def test_ranks_read_what_was_planned_and_a_row_that_was_not_is_found(
     collection: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(job, "_stream", cli_ranks.tampered)
+    monkeypatch.setattr(check, "_rank", cli_ranks.tampered)
     code = main(["check", str(collection), "--epochs=2", "--json", *SMALL])
     out, err = capfd.readouterr()
     found = json.loads(out)
@@ -64,13 +64,13 @@ def test_ranks_read_what_was_planned_and_a_row_that_was_not_is_found(
 def test_a_rank_that_is_killed_ends_the_others_and_is_one_line(
     collection: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(job, "_stream", cli_ranks.killed)
+    monkeypatch.setattr(check, "_rank", cli_ranks.killed)
     code = main(["check", str(collection), *SMALL])
     out, err = capfd.readouterr()
 
     assert (code, out) == (1, "")
     (line,) = err.splitlines()
-    assert line.startswith("annbatch-distributed: rank 1 was ended by SIGKILL")
+    assert line.startswith("annbatch-distributed: rank 1 ended with SIGKILL")
     assert line.endswith("the other ranks were ended")
     assert not ranks_of(psutil.Process())
 

@@ -1,64 +1,103 @@
 """The command line: plans, and epochs that are streamed by processes of this machine and compared with them.
 
-It knows what users know, and the tallies of :mod:`checks <annbatch_distributed.checks>`. typer and rich, the extra
-``cli``, are imported when a command is run.
+It knows what users know, and the tallies of :mod:`checks <annbatch_distributed.checks>`. annbatch is imported when a
+command is run.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["main"]
+__all__ = ["CommandError", "main"]
 
-_NAME = "annbatch-distributed"
+
+class CommandError(Exception):
+    """A command can't be run, or not to its end; the message is one line that says why, and what to do."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit code; whatever is wrong is one line on stderr.
 
-    Parameters
-    ----------
-    arguments
-        What follows the name of the program; None takes what this process was started with.
-
-    Returns
-    -------
-    0 if all is right; 1 if a check has found a difference or could not be brought to its end; 2 if an argument, or what
-    it names, is wrong; 128 and the number of the signal that ended it.
+    ``arguments`` follow the name of the program; None takes those that this process was started with.
     """
     try:
-        from annbatch_distributed.cli.commands import app
-    except ModuleNotFoundError as error:
-        if error.name not in {"rich", "typer"}:
-            raise
-        return _said(f"{error.name} is not installed. The command line needs annbatch-distributed[cli]", 2)
+        options = _parser().parse_args(arguments)
 
-    import typer
+        from annbatch_distributed.cli import check, plan
 
-    from annbatch_distributed.cli.cells import InputError
-    from annbatch_distributed.cli.job import RankError
-
-    command = typer.main.get_command(app)
-    try:
-        code = command.main(arguments, prog_name=_NAME, standalone_mode=False)
-    except InputError as error:
-        return _said(error, 2)
-    except RankError as error:
-        return _said(error, 1)
+        return {"check": check.run, "plan": plan.run}[options.command](options)
+    except CommandError as error:
+        print(f"annbatch-distributed: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.code
     except KeyboardInterrupt:
         return 130
-    except Exception as error:
-        # what typer says of arguments, the class of which is elsewhere in some of its versions
-        if not hasattr(error, "format_message"):
-            raise
-        return _said(f"{error.format_message().rstrip('.')}. See --help.", 2)
-    return int(code or 0)
 
 
-def _said(problem: object, code: int) -> int:
-    print(f"{_NAME}: {' '.join(str(problem).split())}", file=sys.stderr)  # noqa: T201 it talks to a terminal
-    return code
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message}. See --help.")
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    """Return what reads an integer."""
+
+    def read(text: str) -> int:
+        if not (text.isdecimal() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def _stretch(text: str) -> slice:
+    start, colon, stop = text.partition(":")
+    if not (colon and f"0{start}{stop}".isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be START:STOP, such as 0:16000, got {text!r}")
+    return slice(int(start or 0), int(stop) if stop else None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    positive, natural = _at_least(1), _at_least(0)
+    shared = _Parser(add_help=False)
+    add = shared.add_argument
+    add("--chunk-size", type=positive, default=64, metavar="N", help="consecutive rows that are read at a time (64)")
+    add("--preload-nchunks", type=positive, metavar="N", help="chunks of a load request (32 or more, in whole batches)")
+    add("--batch-size", type=positive, default=256, metavar="N", help="rows of a batch on each rank (256)")
+    add("--sampler", choices=["random", "sequential"], default="random", help="the order of the batches (random)")
+    add("--remainder", choices=["drop", "keep", "exact", "pad"], default="drop", help="rows that don't divide (drop)")
+    add("--sharding", choices=["contiguous", "shuffled"], default="contiguous", help="whose rows (contiguous)")
+    add("--seed", type=natural, default=0, metavar="N", help="what all randomness begins from (0)")
+    add("--epoch", type=natural, default=0, metavar="N", help="the epoch, or the first of them (0)")
+    add("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
+    add("--virtual-ranks", type=positive, metavar="N", help="deal the rows to so many, a multiple of --ranks")
+    add("--mask", type=_stretch, action="append", metavar="START:STOP", help="only these rows; can be repeated")
+    add("--where", action="append", metavar="COLUMN=VALUE", help="only rows with this value in obs; can be repeated")
+    add("--json", action="store_true", help="print JSON, and nothing else")
+
+    about = "Who reads what of a collection of cells: planned, and read by processes of this machine."
+    parser = _Parser(prog="annbatch-distributed", description=about, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    about = "say which rank reads which rows, and which are lost or repeated; no row is read"
+    plan = commands.add_parser("plan", parents=[shared], allow_abbrev=False, help=about, description=about)
+    plan.add_argument("path", nargs="?", help="an annbatch collection")
+    plan.add_argument("--n-obs", type=positive, metavar="N", help="so many rows, instead of a collection")
+    plan.add_argument("--ranks", type=positive, default=8, metavar="N", help="how many ranks there are (8)")
+    plan.add_argument("--by", metavar="COLUMN", help="count each rank's cells by a column of obs")
+    plan.add_argument("--plot", metavar="FILE", help="draw the plans into a .png, .svg or .pdf")
+
+    about = "stream epochs in processes of this machine, and compare what they read with the plan"
+    check = commands.add_parser("check", parents=[shared], allow_abbrev=False, help=about, description=about)
+    check.add_argument("path", help="an annbatch collection")
+    check.add_argument("--ranks", type=positive, default=2, metavar="N", help="how many processes, one a rank (2)")
+    check.add_argument("--read-ahead", type=natural, default=0, metavar="N", help="load requests read ahead (0)")
+    return parser
