@@ -3,7 +3,7 @@
 With the same number of ranks, that is compared with the least that it can take: the wrapped sampler alone, run as far
 as this rank had come, because a generator's numbers can't be passed over. Times are CPU seconds of one process, the
 runs of the two alternate, and what is reported is the median of the ratios of neighbouring runs. With another number of
-ranks, every old rank has to be run through; reported are CPU seconds, and the peak of the memory that Python and numpy
+ranks, a rank's part begins in other streams; reported are CPU seconds, and the peak of the memory that Python and numpy
 allocate. (That is tracemalloc's, in a run of its own, which it slows down. The peak of the whole process would count
 what was imported, and could be taken only once.)
 

@@ -66,11 +66,10 @@ autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 # what keeps its name where it is an annotation, and where that is explained
 autodoc_type_aliases = {
-    "AnyMask": "annbatch_distributed.sharding.AnyMask",
+    "AnyMask": "annbatch_distributed.masks.AnyMask",
     "DistInfo": "annbatch_distributed.ranks.DistInfo",
     "Gather": "annbatch_distributed.checks.Gather",
-    "Piece": "annbatch_distributed.sharding.rows.Piece",
-    "Remainder": "annbatch_distributed.sharding.Remainder",
+    "Remainder": "annbatch_distributed.plan.Remainder",
     "StoreLike": "zarr.storage.StoreLike",
     "Timeout": "annbatch_distributed.checks.Timeout",
     "Tree": "annbatch_distributed.integrations.jax.Tree",
@@ -97,7 +96,7 @@ autosummary_context = {
             "n_repeated",
             "n_samples",
             "shares_draws",
-            "is_over",
+            "left",
             "rows_in_memory",
             "composition",
             "to_frame",

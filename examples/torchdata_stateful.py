@@ -52,9 +52,9 @@ def main(
         loader,
         batch_size=None,  # they are batches already
         num_workers=num_workers,
-        # zarrs's threads don't survive a fork
+        # zarrs's threads don't survive a fork; and workers that persisted would not hear of
+        # the epoch that is set
         multiprocessing_context="spawn" if num_workers else None,
-        persistent_workers=num_workers > 0,
     )
     torch.manual_seed(0)
     network = nn.Sequential(

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 # no deadline: tests never judge times, and a class sampler's tables take pandas a while
@@ -26,16 +25,6 @@ settings.register_profile(
     phases=(Phase.explicit, Phase.generate),
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-
-@pytest.fixture(scope="module")
-def small_blocks() -> Iterator[None]:
-    """Keep selections in blocks of 64 rows, so that those of a few hundred rows have several."""
-    from annbatch_distributed.sharding import selection
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "BLOCK", 64)
-        yield
 
 
 @pytest.fixture(scope="session")

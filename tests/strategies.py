@@ -11,15 +11,14 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 from hypothesis import strategies as st
 
 from annbatch_distributed import Shuffled
-from annbatch_distributed.sharding import Rows
-from annbatch_distributed.sharding.selection import Selected, Selection
+from annbatch_distributed.rows import Rows
 from tests.samplers import IndexArrays, MaskBlind, job
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
     from annbatch_distributed import DistributedSampler
-    from annbatch_distributed.sharding import AnyMask
+    from annbatch_distributed.masks import AnyMask
 
 POLICIES = ("drop", "keep", "exact", "pad")
 #: Samplers that read every row of their range once.
@@ -81,19 +80,14 @@ def _row_masks(draw: st.DrawFn, n_obs: int) -> AnyMask:
         start, value = stop, not value
     if not flags.any():
         flags[draw(st.integers(0, n_obs - 1))] = True
-    kind = draw(st.sampled_from(("boolean", "integers", "rows", "selection", "part of a selection")))
+    kind = draw(st.sampled_from(("boolean", "integers", "rows", "rows in any order")))
     if kind == "boolean":
         return flags
     if kind == "integers":
         order = np.random.default_rng(draw(st.integers(0, 3)))
         return order.permutation(np.flatnonzero(flags))
-    if kind == "rows":
-        return Rows.where(flags)
-    selection = Selection.of_flags(flags)  # which Rows.where makes of very many ranges only
-    first, last = 0, len(selection) - 1
-    if kind == "part of a selection":
-        first, last = sorted((draw(st.integers(first, last)), draw(st.integers(first, last))))
-    return Rows((Selected(selection, range(first, last + 1)),))
+    rows = Rows.where(flags)
+    return rows if kind == "rows" else rows.cyclic(draw(st.integers(0, len(rows))), len(rows))
 
 
 @st.composite

@@ -45,7 +45,7 @@ def test_every_exemption_has_its_reason_beside_it() -> None:
         with tokenize.open(path) as file:
             comments = [token for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT]
         found += [f"{path.relative_to(ROOT)}:{token.start[0]}" for token in comments if without_reason(token.string)]
-    assert len(FILES) > 200
+    assert len(FILES) > 150
     assert found == []
 
 

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from annbatch_distributed import DistributedSampler
 
 epochs = st.integers(0, 5)
-
-
-pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def runnable(drawn: Job, epoch: int = 0) -> list[DistributedSampler]:

@@ -14,7 +14,7 @@ from annbatch import Loader
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader, Tally, deferred, mesh_ranks, sizes
-from annbatch_distributed.sharding import Rows
+from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

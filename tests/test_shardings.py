@@ -6,20 +6,22 @@ from __future__ import annotations
 
 import math
 import warnings
+from itertools import groupby, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Shuffled
+from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Rows, Shuffled
 from annbatch_distributed.passes.traits import chunk_size, n_draws, set_draws
-from annbatch_distributed.sharding import Rows
 from tests.samplers import IndexArrays, MaskBlind, batches, flat, job, request_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
@@ -70,6 +72,74 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
 
 
 # shuffled
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> Rows:
+    """Rows of a mask in long stretches, or scattered."""
+    flags = np.random.default_rng(draw(st.integers(0, 9))).random(90) < draw(st.sampled_from([0.2, 0.7, 1.0]))
+    flags[draw(st.integers(0, 89)) :] = draw(st.booleans())
+    return Rows.where(flags)
+
+
+def blocks(rows: Iterable[int], block_size: int) -> list[tuple[int, ...]]:
+    """Rows as they come, those of a block together, which end at the multiples of its size."""
+    return [tuple(block) for _, block in groupby(rows, key=lambda row: row // block_size)]
+
+
+@given(windows(), st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))
+def test_a_shuffled_order_has_each_block_once_with_the_rows_that_the_window_leaves_of_it(
+    window: Rows, block_size: int, epoch: int, seed: int
+) -> None:
+    order = Shuffled(block_size)(window, epoch=epoch, seed=seed)
+    assert sorted(order) == list(window)
+    assert sorted(blocks(order, block_size)) == blocks(window, block_size)
+    assert Shuffled(block_size)(window, epoch=epoch, seed=seed) == order
+
+
+def test_blocks_come_in_every_order_and_every_epoch_and_seed_has_another() -> None:
+    orders = [tuple(Shuffled(2)(Rows((range(5),)), epoch=epoch, seed=0)) for epoch in range(100)]
+    parts = [(0, 1), (2, 3), (4,)]
+    assert {*orders} == {tuple(flat(order)) for order in permutations(parts)}
+    keys = [(epoch, seed) for epoch in range(5) for seed in range(5)]
+    assert len({tuple(Shuffled(10)(Rows((range(1000),)), epoch=epoch, seed=seed)) for epoch, seed in keys}) == 25
+
+
+def test_an_order_is_the_same_in_every_process_and_version() -> None:
+    rows = Rows((range(12),))
+    assert [blocks(Shuffled(2)(rows, epoch=epoch, seed=0), 2) for epoch in range(2)] == [
+        [(0, 1), (2, 3), (10, 11), (4, 5), (6, 7), (8, 9)],
+        [(6, 7), (2, 3), (8, 9), (4, 5), (0, 1), (10, 11)],
+    ]
+
+
+@given(windows(), st.integers(1, 12), st.integers(1, 4), st.sampled_from(["drop", "keep", "exact", "pad"]))
+def test_in_a_shard_whole_blocks_come_first_and_what_a_boundary_or_the_mask_has_cut_after_them(
+    window: Rows, block_size: int, world_size: int, remainder: Any
+) -> None:
+    assume(len(window) >= 2 * world_size)
+    options: dict[str, Any] = {"sharding": Shuffled(block_size), "seed": 0, "mask": window, "remainder": remainder}
+    plan = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, world_size), **options).plan(100)
+    for rank in range(world_size):
+        shard = plan.shard(rank)
+        own = list(shard.rows)[: shard.n_own]
+        n_whole = sum({*range(row, row + block_size)} <= {*own} for row in own if row % block_size == 0)
+        for start in range(0, n_whole * block_size, block_size):
+            assert own[start] % block_size == 0
+            assert own[start : start + block_size] == [*range(own[start], own[start] + block_size)]
+
+
+def test_shardings_take_rows_and_shuffled_alone_a_seed_and_a_block_size() -> None:
+    rows = Rows((range(4),))
+    assert Contiguous()(rows, epoch=3, seed=None) == Independent()(rows, epoch=3, seed=None) == rows
+    for sharding in (Contiguous(), Independent(), Shuffled(2)):
+        with pytest.raises(TypeError, match=r"rows must be Rows, got \[0, 1\] of type list"):
+            sharding([0, 1], epoch=0, seed=0)
+    with pytest.raises(ValueError, match="needs a seed"):
+        Shuffled(2)(rows, epoch=0, seed=None)
+    with pytest.raises(ValueError, match=r"Shuffled\(\) has no block size of its own"):
+        Shuffled()(rows, epoch=0, seed=0)
+    assert repr(Shuffled(np.int64(64))) == "Shuffled(block_size=64)"
 
 
 def test_shuffled_needs_a_seed() -> None:
@@ -261,7 +331,7 @@ def test_what_drop_last_leaves_out_alone_is_no_draw_to_share_out(world_size: int
 @pytest.mark.parametrize("remainder", ["drop", "pad", "exact", "keep"])
 def test_a_sampler_that_draws_nothing_is_an_error(remainder: Any) -> None:
     for rank in job(classes(num_samples=5, drop_last=True), 2, sharding="independent", remainder=remainder):
-        with pytest.raises(ValueError, match="ClassSampler draws 0 samples"):
+        with pytest.raises(ValueError, match="The wrapped sampler draws 0 samples"):
             rank.n_batches(N_OBS)
 
 
@@ -340,9 +410,9 @@ def test_independent_refuses_samplers_without_replacement_and_names_the_sharding
         (
             classes(num_samples=23),
             {},
-            "ClassSampler draws 23 samples, too few for one full batch on every rank: 3 ranks",
+            "The wrapped sampler draws 23 samples, too few for one full batch on every rank: 3 ranks",
         ),
-        (classes(num_samples=2), {"remainder": "exact"}, "ClassSampler draws 2 samples, too few for 3 ranks"),
+        (classes(num_samples=2), {"remainder": "exact"}, "The wrapped sampler draws 2 samples, too few for 3 ranks"),
         (
             classes(num_samples=250, drop_last=True),
             {"remainder": "exact"},

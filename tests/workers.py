@@ -27,20 +27,8 @@ def as_worker(worker: int, n_workers: int) -> Iterator[None]:
 
 
 def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Source:
-    """A copy that a worker would have if it were forked now. Those of an iteration are forked one after the other."""
-    duplicate = copy.deepcopy(source)
-    share(source.sampler, duplicate.sampler)
-    return duplicate
-
-
-def share(source: DistributedSampler, duplicate: DistributedSampler) -> None:
-    """Let one sampler have the cursor of another, as if that were one of another process."""
-    start = source._cursor._count_start()
-    journal = copy.copy(source._cursor._journal)
-    vars(duplicate._cursor).update(vars(source._cursor), _journal=journal, _owner=-1, _records=[])
-    duplicate._cursor._open = dict(source._cursor._open)
-    duplicate._cursor._n_begun = copy.copy(source._cursor._n_begun)
-    duplicate._cursor._start = start
+    """A copy that a worker would have if it were started now."""
+    return copy.deepcopy(source)
 
 
 class Workers:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from annbatch_distributed.checks.tally import Tally
     from annbatch_distributed.loader import StatefulLoader, sizes
+    from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
+    from annbatch_distributed.rows import Rows
     from annbatch_distributed.sampler import DistributedSampler
-    from annbatch_distributed.sharding import Contiguous, EpochPlan, Independent, Rows, Shuffled
+    from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
 
 __all__ = [
     "Contiguous",
@@ -37,7 +39,10 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("StatefulLoader", "sizes"), "loader"),
     **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
+    **dict.fromkeys(("Contiguous", "Independent", "Shuffled"), "sharding"),
     "DistributedSampler": "sampler",
+    "EpochPlan": "plan",
+    "Rows": "rows",
     "Tally": "checks.tally",
 }
 
@@ -46,7 +51,7 @@ if not TYPE_CHECKING:  # else type checkers take any name for one that is there
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'sharding')}"), name)
+            found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
             return found
         if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")

@@ -14,6 +14,7 @@ import copy
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +24,10 @@ import numpy as np
 from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Description, Reading
+from annbatch_distributed.checks import Description, Reading, Tally
+from annbatch_distributed.integers import BOUND, integer
+from annbatch_distributed.masks import Mask, resolve_mask
+from annbatch_distributed.names import names_of
 from annbatch_distributed.passes.compatibility import (
     check_batch_size,
     check_interface,
@@ -36,7 +40,6 @@ from annbatch_distributed.passes.compatibility import (
     resolve_remainder,
     resolve_sharding,
 )
-from annbatch_distributed.passes.counts import check_can_go_on
 from annbatch_distributed.passes.fingerprint import fingerprint
 from annbatch_distributed.passes.holes import LONGEST
 from annbatch_distributed.passes.private_copy import first_generator, make_numbers_ints, private_copy, samplers_in
@@ -45,27 +48,26 @@ from annbatch_distributed.passes.run import Pass
 from annbatch_distributed.passes.traits import (
     is_random,
 )
+from annbatch_distributed.planner import Planner, check_segments
+from annbatch_distributed.progress import Begun, Progress
 from annbatch_distributed.ranks import Deferred, Membership, member
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
-from annbatch_distributed.resume.cursor import Cursor
-from annbatch_distributed.resume.planner import Planner, check_done, check_segments
-from annbatch_distributed.resume.state import Position, check_identity, check_worker, from_state, to_state
-from annbatch_distributed.sharding import Independent, resolve_mask
-from annbatch_distributed.sharding.integers import BOUND, integer
-from annbatch_distributed.sharding.names import names_of
-from annbatch_distributed.sharding.window import RowMask, given_mask, mask_text, window
+from annbatch_distributed.state import Position, check_identity, check_worker, from_state, to_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from annbatch_distributed.checks import Gather, Tally, Timeout
+    from annbatch_distributed.checks import Gather, Timeout
+    from annbatch_distributed.lanes import Worker
+    from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.passes.compatibility import ShardingName
+    from annbatch_distributed.plan import EpochPlan, Remainder
     from annbatch_distributed.ranks import DistInfo
-    from annbatch_distributed.resume.state import Identity
-    from annbatch_distributed.sharding import AnyMask, EpochPlan, Mask, Remainder, Rows, Sharding
-    from annbatch_distributed.sharding.batches import Worker
+    from annbatch_distributed.rows import Rows
+    from annbatch_distributed.sharding import Sharding
+    from annbatch_distributed.state import Identity
 
 __all__ = ["DistributedSampler"]
 
@@ -175,7 +177,8 @@ class DistributedSampler(Sampler):
     ``num_samples`` rows, because that many were asked for: if they are no multiple of the batch size, its last batch is
     smaller, under ``"drop"`` and ``"pad"`` too.
 
-    In workers of torch's ``DataLoader``, each has a part of the rank's batches, and :meth:`set_epoch` reaches them.
+    In workers of torch's ``DataLoader``, each has a part of the rank's batches. Make it with
+    :meth:`StatefulLoader.to_dataloader`, whose workers hear of :meth:`set_epoch`.
 
     Examples
     --------
@@ -232,7 +235,7 @@ class DistributedSampler(Sampler):
             None if virtual_ranks is None else integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
         )
         if not isinstance(self._member, Deferred):
-            _ = self._own_ranks  # raises if they can't be run by as many
+            _ = self._own_lanes  # raises if they can't be run by as many
         self._remainder = resolve_remainder(remainder, enforce_equal_batches=enforce_equal_batches)
         check_batch_size(sampler, self._remainder)
         self._seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
@@ -247,7 +250,7 @@ class DistributedSampler(Sampler):
         self._own_rng = checked_rng(first_generator(self._sampler)) if self._seed is None else None
         self._root_seed = draw_root_seed(self._own_rng) if self._seed is None else self._seed
         self._fingerprint: str | None = None
-        self._cursor = Cursor(keeps_order=not self._sampler.shuffle)
+        self._progress = Progress(shuffles=self._sampler.shuffle)
         # the plan of which warnings were given
         self._last_plan: EpochPlan | None = None
         # which collection a state that was loaded is of, as far as it says
@@ -276,7 +279,7 @@ class DistributedSampler(Sampler):
         """Rows of a full batch, as the wrapped sampler has it; of virtual ranks, those of all that this rank runs."""
         if self._batch_size is None or self._virtual_ranks is None:  # a deferred rank may not be known yet
             return self._batch_size
-        return self._batch_size * len(self._own_ranks)
+        return self._batch_size * len(self._own_lanes)
 
     @property
     def _batch_size(self) -> int | None:
@@ -289,13 +292,13 @@ class DistributedSampler(Sampler):
         return self._virtual_ranks
 
     @property
-    def _n_dealt(self) -> int:
-        """How many ranks the rows are dealt to, virtual or not."""
-        return len(self._own_ranks) * self.world_size
+    def _n_lanes(self) -> int:
+        """How many lanes the job has: one for each rank, or each virtual rank."""
+        return len(self._own_lanes) * self.world_size
 
     @property
-    def _own_ranks(self) -> range:
-        """Which of them this rank is."""
+    def _own_lanes(self) -> range:
+        """Which of them this rank reads."""
         rank, world_size = self.rank, self.world_size
         if self._virtual_ranks is None:
             return range(rank, rank + 1)
@@ -320,20 +323,20 @@ class DistributedSampler(Sampler):
         Assigning it takes effect with the next pass, which reads all of it. What can be assigned is what ``mask=``
         takes; ``slice(0, None)`` stands for all that the wrapped sampler's own mask allows.
         """
-        return given_mask(self._window_mask)
+        return self._window_mask.given()
 
     @mask.setter
     def mask(self, value: AnyMask) -> None:
         check_not_within_annbatchs()
         self._window_mask: Mask = resolve_mask(value, self._allowed)
         # which cells the values are of, until a loader has compared it with its own
-        is_for_each_row = isinstance(self._window_mask, RowMask) and self._window_mask.n_obs is not None
-        self._mask_names = names_of("mask", value) if is_for_each_row else None
+        self._mask_names = None if self._window_mask.n_obs is None else names_of("mask", value)
         self._mask_text: tuple[int | None, str] | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._cursor.set(current_worker(), Position(self.epoch), has_changes=True)
+        self._progress.go_to(Position(self.epoch))
+        self._progress.n_changes += 1
         self._of_state, self._planner, self._last_plan = {}, self._new_planner(), None
 
     def _new_planner(self) -> Planner:
@@ -363,14 +366,9 @@ class DistributedSampler(Sampler):
         self._begin_anew()
 
     @property
-    def _position(self) -> Position:
-        """Where the next pass begins."""
-        return self._cursor.position(current_worker())
-
-    @property
     def epoch(self) -> int:
         """Which epoch the next pass belongs to: 0 until :meth:`set_epoch` says otherwise."""
-        return self._position.epoch
+        return self._progress.position.epoch
 
     @property
     def next_epoch(self) -> int:
@@ -379,13 +377,13 @@ class DistributedSampler(Sampler):
         After a state was loaded, this is where a training goes on:
         ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
-        position = self._cursor.next(current_worker(), self._n_dealt)
+        position = self._progress.position
         return position.epoch + bool(position.passes and not position.resumes)
 
     @property
     def batches_done(self) -> int:
         """How many batches of the epoch every rank had done before the next pass: 0 unless an epoch is resumed."""
-        return sum(segment.done for segment in self._position.segments)
+        return self._progress.position.done
 
     @property
     def sampler(self) -> Self:
@@ -420,7 +418,7 @@ class DistributedSampler(Sampler):
         4:6
         """
         epoch = integer("epoch", epoch, least=0, below=BOUND)
-        if self._cursor.set_epoch(current_worker(), epoch):
+        if self._progress.set_epoch(epoch):
             self._of_state = {}
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
@@ -455,7 +453,7 @@ class DistributedSampler(Sampler):
         (2, 6)
         """
         batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        return self._state(self._cursor.position_at(current_worker(), batches_done, self._n_dealt))
+        return self._state(self._progress.position_at(batches_done, self._n_lanes))
 
     def _state(self, position: Position) -> dict[str, Any]:
         return to_state(position, self._identity())
@@ -466,9 +464,9 @@ class DistributedSampler(Sampler):
         The next pass yields the batches that were left of its epoch, bit for bit as the pass that was interrupted would
         have. Until then :meth:`n_batches` is the number of those. Setting the same epoch once more changes nothing.
 
-        With another number of ranks than the state has, the rows that were left are shared out anew: what no rank has
-        read is still read once, as ``remainder`` says. It is found by running through what every old rank has done,
-        without reading any of it.
+        With another number of ranks than the state has, the batches that were left are cut into as many even stretches,
+        in the order of the epoch: each is still read once, row for row, however often that number changes. What doesn't
+        divide evenly becomes as ``remainder`` says: under ``"drop"`` fewer batches than there are ranks are lost.
 
         Parameters
         ----------
@@ -483,8 +481,7 @@ class DistributedSampler(Sampler):
         TypeError, ValueError
             If the state is damaged, of a newer format, or of a sampler with other settings: the message names each. If
             the epoch can't be gone on with, as far as that is known without the collection: because more batches are
-            done than it has, because too little is left for the ranks, or because their number is another one and the
-            wrapped sampler was given the number of rows that each rank is to draw. The sampler is then as it was.
+            done than it has, or because too little is left for the ranks. The sampler is then as it was.
         """
         self._load(state, strict=strict)
 
@@ -496,7 +493,7 @@ class DistributedSampler(Sampler):
         position, saved = from_state(state)
         position = position.without_idle_segments()
         check_worker(position, worker)
-        check_segments(position.going_on(self._n_dealt, 1))
+        check_segments(position.run_by(self._n_lanes, 1))
         if strict:
             identity = self._identity()
             n_saved, saved_mask = saved.get("n_obs"), saved.get("mask")
@@ -509,23 +506,25 @@ class DistributedSampler(Sampler):
             else:  # there is no order to bring back
                 identity |= {"data sets": None, "root": saved.get("root")}
             check_identity(saved, identity)
-        others = position.before(self._n_dealt)
-        if others and not isinstance(self._sharding, Independent):
-            check_can_go_on(self._sampler, others[-1].world_size, self._n_dealt)
         of_state = {name: saved.get(name) for name in ("n_obs", "data sets")} if strict else {}
         planner = copy.copy(self._planner)  # so that nothing is lost if it raises
         n_planned: Any = of_state.get("n_obs") if n_obs is None else n_obs  # a state may have anything
         if position.resumes and n_planned is not None:
             with self._hidden_from_samplers(worker):
-                planner.check_resumable(n_planned, position, self._n_dealt)
-        self._cursor.set(worker, position, was_loaded=True)
-        self._of_state = of_state
-        self._planner = planner
+                try:
+                    planner.lanes(n_planned, position.run_by(self._n_lanes, 1))
+                except ValueError as error:
+                    raise ValueError(
+                        f"The state can't be gone on with here. {error} To give up what is left of epoch "
+                        f"{position.epoch}, call set_epoch({position.epoch + 1}) instead."
+                    ) from error
+        self._progress.go_to(position, was_loaded=True)
+        self._of_state, self._planner = of_state, planner
 
     def _check_data_sets(self, data_sets: str | None) -> None:
         """Raise if the next pass goes on with the state of other data sets, or of those in another order."""
         of_state = self._of_state.get("data sets")
-        if self._position.resumes and None not in (of_state, data_sets) and of_state != data_sets:
+        if self._progress.position.resumes and None not in (of_state, data_sets) and of_state != data_sets:
             raise ValueError(
                 f"The state is of the data sets {of_state}, and these are {data_sets} (rows x columns of each). Add "
                 "the state's data sets in the same order, and load it after that."
@@ -533,10 +532,9 @@ class DistributedSampler(Sampler):
 
     def _identity(self) -> Identity:
         """What the rows and their order follow from, by name."""
-        last = self._cursor.last(current_worker())
         if self._fingerprint is None:  # which goes through all that the sampler holds
             self._fingerprint = fingerprint(self._sampler)
-        n_obs: Any = self._of_state.get("n_obs") if last is None or last.n_obs is None else last.n_obs
+        n_obs: Any = self._of_state.get("n_obs") if self._progress.begun is None else self._progress.begun.n_obs
         return {
             "n_obs": n_obs,
             "mask": self._selected(n_obs),
@@ -555,8 +553,8 @@ class DistributedSampler(Sampler):
             mask = self._window_mask
             if n_obs is not None:
                 with suppress(ValueError):  # a mask that doesn't fit is an error of the plan
-                    mask = RowMask(window(mask, n_obs))
-            self._mask_text = n_obs, _open(mask_text(mask), n_obs)
+                    mask = Mask(mask.window(n_obs))
+            self._mask_text = n_obs, _open(mask.text(), n_obs)
         return self._mask_text[1]
 
     def plan(self, n_obs: int) -> EpochPlan:
@@ -575,8 +573,16 @@ class DistributedSampler(Sampler):
         """
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
         with self._hidden_from_samplers(worker):
-            plan = self._plan(n_obs, self._cursor.position(worker))
-        return plan if self._virtual_ranks is None else replace(plan, n_processes=self.world_size)
+            plan, n_left = self._plan(n_obs, self._progress.position), None
+            if self._progress.position.resumes:
+                n_left = tuple(self._n_left(n_obs, self._progress.position))
+        return replace(plan, left=n_left, n_processes=None if self._virtual_ranks is None else self.world_size)
+
+    def _n_left(self, n_obs: int, position: Position) -> list[int]:
+        """How many batches each lane has left from a position on."""
+        position = position.run_by(self._n_lanes, 1)
+        done = position.segments[-1].done
+        return [max(0, len(lane) - done) for lane in self._planner.lanes(n_obs, position)]
 
     def _hidden_from_samplers(self, worker: Worker | None) -> AbstractContextManager[None]:
         """Hide a worker from samplers, once all ranks are known: a worker has them from its process."""
@@ -590,9 +596,9 @@ class DistributedSampler(Sampler):
                 f"The state is of a collection of {self._of_state['n_obs']} rows, and this one has {n_obs}. Load a "
                 "state of this collection."
             )
-        plan = self._planner.plan(n_obs, position, self._n_dealt)
+        plan = self._planner.plan(n_obs, position.epoch, position.n_streams(self._n_lanes))
         if plan is not self._last_plan:
-            classes = self._planner.classes or ()
+            classes = self._planner.classes
             if len({drawable for _, drawable in classes}) > 1:
                 self._warn_once(_other_classes(type(self._sampler).__name__, classes))
             self._last_plan = plan
@@ -617,11 +623,10 @@ class DistributedSampler(Sampler):
             As for :meth:`plan`.
         """
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
-        position = self._cursor.position(worker)
         with self._hidden_from_samplers(worker):
-            plan, done = self._plan(n_obs, position), position.done(self._n_dealt)
-        check_done(plan, done)
-        return max(0, max(map(plan.n_batches, self._own_ranks)) - done)
+            self._plan(n_obs, self._progress.position)
+            n_left = self._n_left(n_obs, self._progress.position)
+        return max(n_left[lane] for lane in self._own_lanes)
 
     def validate(self, n_obs: int) -> None:
         """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
@@ -739,17 +744,25 @@ class DistributedSampler(Sampler):
 
     def _description(self, job: Membership, n_obs: int, more: Mapping[str, int | str]) -> Description:
         """Return what this process says of its next pass, and what more must be the same in all processes."""
-        position = self._position
+        position = self._progress.position
         return self._described(job, n_obs, position, {"passes since set_epoch": position.passes, **more})
 
     def _reading(self, job: Membership, n_obs: int, read: Tally) -> Reading:
         """Return what this process says of its last pass."""
-        worker = current_worker()
-        last = self._cursor.last(worker)
-        position = self._cursor.position(worker) if last is None else last.position
+        last = self._progress.begun
+        if last is None and self._progress.workers_may_read:  # this process doesn't know more of them
+            last = Begun(self._progress.position.run_by(self._n_lanes, 1), n_obs, 0)
+        position = self._progress.position if last is None else last.position
         description, plan = self._described(job, n_obs, position, {}), self._plan(n_obs, position)
+        position = position.run_by(self._n_lanes, 1) if not position.segments else position
+        lanes = self._progress.left(self._planner.lanes(n_obs, position), None, position)
+        plan = replace(plan, left=tuple(map(len, lanes))) if position.resumes else plan
         return Reading.of(
-            description, last, read, plan, sampler=self._sampler, ranks=self._own_ranks, root_seed=self._root_seed
+            *(description, last, read, plan),
+            sampler=self._sampler,
+            lanes=lanes,
+            own=self._own_lanes,
+            root_seed=self._root_seed,
         )
 
     def _described(self, job: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
@@ -782,23 +795,39 @@ class DistributedSampler(Sampler):
         """
         check_not_within_annbatchs()
         n_obs, worker = integer("n_obs", n_obs, least=0), current_worker()
-        position = self._cursor.claim(worker, self._n_dealt)
+        position = self._progress.next_position(worker, self._n_lanes)
         with self._hidden_from_samplers(worker):
-            plan = self._plan(n_obs, position)
-        # workers that are started anew for every pass don't know that another one has warned
-        warns = position.passes > 0 if worker is None else position.passes == 1 and not worker.number
-        if warns and not position.resumes and not self._planner.is_same_next_epoch(plan):
+            plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
+        if worker is None or not worker.number:  # workers don't know that another one has warned
+            self._warn_of_same_rows(plan, position)
+        own = self._progress.left([lanes[lane] for lane in self._own_lanes], worker, position)
+        requests = Pass(self._sampler, plan, own, self._root_seed, position.passes, self._read_through)
+        begun = self._progress.begin(n_obs, position, lanes, worker)
+        begun.n_due = requests.n_batches
+        requests.on_end = partial(self._progress.end, begun)
+        return requests
+
+    def _begin_by_workers(self, n_obs: int, n_workers: int) -> Begun:
+        """Begin the next pass in this process, for workers that are told its position."""
+        position = self._progress.position.run_by(self._n_lanes, n_workers if self.shuffle else 1)
+        plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
+        self._warn_of_same_rows(plan, position)
+        begun = self._progress.begin(n_obs, position, lanes)
+        begun.n_due = max(len(lanes[lane]) for lane in self._own_lanes) - position.segments[-1].done
+        begun.is_by_workers = True
+        return begun
+
+    def _warn_of_same_rows(self, plan: EpochPlan, position: Position) -> None:
+        """Warn at a second pass where another epoch would have other rows on each rank."""
+        if position.passes and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(_SAME_ROWS)
-        check_done(plan, position.done(self._n_dealt))
-        requests = Pass(self._sampler, plan, self._own_ranks, self._root_seed, position.passes, self._read_through)
-        return self._cursor.begin(worker, position, requests)
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
-        vars(duplicate).update(vars(self), _cursor=copy.deepcopy(self._cursor), _planner=copy.copy(self._planner))
+        vars(duplicate).update(vars(self), _progress=copy.deepcopy(self._progress), _planner=copy.copy(self._planner))
         return duplicate
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from annbatch_distributed.checks.exchange import Gather
-    from annbatch_distributed.sharding import Rows
+    from annbatch_distributed.rows import Rows
 
 
 def described(rank: int, world_size: int, n_peers: int = 1) -> Description:
@@ -311,7 +311,7 @@ def test_masks_that_differ_in_a_row_are_named() -> None:
     ]
     (text,) = set(agreement(ranks, 10_000))
     line = text.splitlines()[1]
-    assert re.fullmatch(rf"  mask: {chosen.sum()} of .* on ranks 0 and 1; {chosen.sum()} of .* on rank 2", line)
+    assert re.fullmatch(rf"  mask: {chosen.sum()} rows .* on ranks 0 and 1; {chosen.sum()} rows .* on rank 2", line)
 
 
 def test_a_mask_is_the_same_one_as_booleans_and_as_row_numbers() -> None:

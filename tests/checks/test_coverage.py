@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from annbatch.samplers import RandomSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
 from annbatch_distributed.checks.agreement import Description
@@ -20,7 +22,6 @@ from tests.meeting import heard, met
 from tests.samplers import MaskBlind, batches, flat, job
 from tests.strategies import PASSING, Job, jobs
 from tests.test_laws import drops_rows, runnable
-from tests.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -117,7 +118,7 @@ def test_what_other_numbers_of_ranks_have_left_is_read_once_by_all() -> None:
     for one in after:
         one.load_state_dict(state)
     text = said(after, 100, [batches(one.sample(100)) for one in after])
-    rows = "64 rows in 16 batches, as planned. Each of the 64 rows was read once"
+    rows = "64 rows in 18 batches, as planned. With what was done before, each of the 100 rows was read once"
     assert text == f"what was left of epoch 0: 2 ranks have read {rows}"
 
 
@@ -125,9 +126,11 @@ def test_shares_that_are_not_the_whole_are_found_although_each_rank_has_read_its
     plan = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[0].plan(40)
     shares = [Tally.of_rows(plan.shard(rank).rows).to_dict() for rank in range(2)]
 
+    none: dict[str, Any] = {"before": {}, "again": {}, "is_share": True}
+
     def compared(*read: dict[str, int]) -> str:
         said = {
-            rank: Description(rank, 2, 1, {}, "", {}, {"read": share, "planned": share, "is_share": True})
+            rank: Description(rank, 2, 1, {}, "", {}, {**dict.fromkeys(("read", "planned"), share), **none})
             for rank, share in enumerate(read)
         }
         return compare_readings(said, plan)
@@ -157,22 +160,19 @@ def test_the_loader_counts_what_it_yields() -> None:
     assert loader.check_epoch_read().startswith("epoch 1: 1 rank has read 52 rows")
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3])
-def test_what_workers_have_read_is_counted_by_who_collects_it(n_workers: int) -> None:
-    ranks = job(RandomSampler(4, 2, 4, rng=np.random.default_rng(0)), 2, seed=0, remainder="exact")
-    read = [list(Workers(sampler, n_workers, n_obs=101)) for sampler in ranks]
-    rows = "101 rows in 26 batches, as planned. Each of the 101 rows was read once"
-    assert said(ranks, 101, read) == f"epoch 0: 2 ranks have read {rows}"
-
-
-def test_a_loader_whose_workers_read_asks_for_the_tally() -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("is_torchs", [False, True])
+def test_what_workers_have_read_is_counted_by_who_collects_it(is_torchs: bool) -> None:
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
     loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, return_index=True)
     loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-    read = list(Workers(loader, 2))
-    with pytest.raises(RuntimeError, match=r"Make a Tally, add each batch\['index'\] to it"):
+    loader.set_epoch(2)
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+    collected = DataLoader(loader, batch_size=None, **options) if is_torchs else loader.to_dataloader(**options)
+    read = [batch["index"].tolist() for batch in collected]
+    with pytest.raises(RuntimeError, match=r"make a Tally, add each batch\['index'\] to it"):
         loader.check_epoch_read()
-    assert "48 rows in 12 batches, as planned" in loader.check_epoch_read(tally(read))
+    assert loader.check_epoch_read(tally(read)).startswith("epoch 2: 1 rank has read 48 rows in 12 batches, as planned")
 
 
 def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], str]:
@@ -211,19 +211,6 @@ def test_a_tally_that_numpys_integers_were_put_into_counts_as_one_of_pythons(mon
     vars(read)["n_rows"] = np.int64(read.n_rows)
     (told,) = set(met([reading(0), reading(1, read=read)], monkeypatch))
     assert told.startswith("epoch 0: 2 ranks have read 100 rows in 26 batches, as planned.")
-
-
-def test_workers_on_one_rank_alone_are_the_same_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def checking(rank: int) -> Callable[[], str]:
-        sampler = job(RandomSampler(4, 2, 4), 2, seed=0)[rank]
-        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, return_index=True)
-        loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        list(Workers(loader, 2) if rank else loader)
-        return lambda: loader.check_epoch_read(timeout=20)
-
-    (told,) = set(met([checking(0), checking(1)], monkeypatch))
-    assert "RuntimeError: The workers of a DataLoader take the batches" in told
-    assert told.endswith("(rank 1)")
 
 
 class SameRows(MaskBlind):

@@ -13,10 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import Tally
+from annbatch_distributed import Shuffled, Tally
 from annbatch_distributed.checks.tally import _P, _X, _powers, _product
-from annbatch_distributed.sharding import Rows
-from annbatch_distributed.sharding.blocks import shuffled
+from annbatch_distributed.rows import Rows
 
 rows = st.lists(st.integers(0, 40) | st.integers(0, 2**40), max_size=40)
 
@@ -54,7 +53,9 @@ def test_a_range_counts_as_its_rows_do(ranges: list[tuple[int, int]]) -> None:
 
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(0, 50), st.integers(0, 200))
 def test_a_shard_counts_as_its_rows_do(n_rows: int, block_size: int, start: int, length: int) -> None:
-    part = shuffled(Rows((range(7, 7 + n_rows),)), block_size, (0,)).cyclic(start % n_rows, min(length, n_rows))
+    part = Shuffled(block_size)(Rows((range(7, 7 + n_rows),)), epoch=0, seed=0).cyclic(
+        start % n_rows, min(length, n_rows)
+    )
     assert Tally.of_rows(part) == of(part.to_array().tolist())
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from annbatch_distributed.sharding import Remainder
+    from annbatch_distributed.plan import Remainder
 
 SCRIPT = "examples/torchdata_stateful.py"
 
@@ -65,14 +65,10 @@ def rows(batches: Iterable[Any]) -> list[list[int]]:
     return [batch["index"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
-def test_a_state_that_is_saved_after_any_batch_of_any_epoch_leads_to_the_batch_after_it(
-    num_workers: int, persistent: bool
-) -> None:
-    options = {"persistent_workers": persistent and num_workers > 0}
+def test_a_state_that_is_saved_after_any_batch_of_any_epoch_leads_to_the_batch_after_it(num_workers: int) -> None:
     loader = in_memory()
-    batches = batches_of(loader, num_workers, **options)
+    batches = batches_of(loader, num_workers)
     for epoch in range(2):
         loader.set_epoch(epoch)
         whole, states = [], []
@@ -82,7 +78,7 @@ def test_a_state_that_is_saved_after_any_batch_of_any_epoch_leads_to_the_batch_a
         assert len(whole) == len(batches) == 13
         for done in (1, 2, 6, 12):
             again = in_memory()
-            after = batches_of(again, num_workers, **options)
+            after = batches_of(again, num_workers)
             after.load_state_dict(states[done - 1])
             again.set_epoch(epoch)
             assert rows(after) == whole[done:]

@@ -14,7 +14,7 @@ from lightning import LightningDataModule
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
 from annbatch_distributed.integrations.scvi import distribute
-from annbatch_distributed.sharding import Rows
+from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -149,14 +149,6 @@ def test_under_pad_a_batch_says_which_of_its_rows_are_repeats(done: int) -> None
     assert "repeated" not in next(iter(loader(remainder="exact")))
 
 
-def test_two_passes_side_by_side_have_their_own_repeats() -> None:
-    made = loader(1, remainder="pad")
-    alone = [[batch["repeated"].tolist() for batch in made] for _ in range(2)]
-    made.set_epoch(0)
-    both = list(zip(made, made, strict=True))
-    assert [[batch["repeated"].tolist() for batch in side] for side in zip(*both, strict=True)] == alone
-
-
 def test_what_is_set_or_loaded_on_the_sampler_itself_counts_too() -> None:
     before = loader()
     list(islice(before, 5))
@@ -307,7 +299,8 @@ def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_th
     batches = iter(made)
     next(batches)
     # as if the store had given other rows for this load request than were asked for
-    (pass_,) = made._passes
+    pass_ = made._pass
+    assert pass_ is not None
     asked = pass_._asked[0]
     asked.splits[1:2] = [asked.splits[1][::-1]]
     list(batches)
@@ -315,7 +308,8 @@ def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_th
     made.set_epoch(0)
     batches = iter(made)
     next(batches)["index"] += 1000  # whoever has the batch may change it
-    (pass_,) = made._passes
+    pass_ = made._pass
+    assert pass_ is not None
     rows_of_first = pass_._asked[0].delivered[0].copy()
     pass_._asked[0].delivered[0] = rows_of_first + 1
     list(batches)
@@ -336,7 +330,8 @@ def test_rows_that_a_load_request_has_twice_are_counted_twice(
     ).add_adata(ad.AnnData(np.arange(96.0).reshape(96, 1)))
     batches = iter(made)
     taken = [next(batches)]
-    (pass_,) = made._passes
+    pass_ = made._pass
+    assert pass_ is not None
     asked = pass_._asked[0]
     asked.splits[1], before = asked.splits[0], made._yielded()
     taken += batches
@@ -367,16 +362,6 @@ def test_a_state_in_the_last_load_request_is_that_of_the_epoch_though_all_of_it_
     assert again.sampler.batches_done == 10  # before the pass that is under way
     assert rows(resumed) == expected[11:]
     assert again.sampler.batches_done == 0
-
-
-def test_of_two_passes_the_state_is_that_of_the_one_that_was_taken_from_last_once_the_other_is_over() -> None:
-    made = loader()
-    first, second = iter(made), iter(made)
-    taken = [len(rows(islice(passed, 1))) for passed in (first, second)]
-    rows(second)
-    rows(islice(first, 4))
-    assert taken == [1, 1]
-    assert made.state_dict()["segments"] == [[2, 1, 5]]
 
 
 def test_a_batch_that_can_t_be_made_a_tensor_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,17 +504,33 @@ def passes(made: StatefulLoader, n: int = 3) -> list[list[list[int]]]:
     return [rows(made) for _ in range(n)]
 
 
-@pytest.mark.parametrize("look", [1, 3])
-def test_a_look_at_some_batches_in_mid_epoch_leaves_the_state_that_of_the_epoch(look: int) -> None:
-    expected = passes(loader())
+def test_to_begin_another_pass_ends_the_one_before_and_the_state_is_that_of_the_new_one() -> None:
     made = loader()
-    for done, _ in enumerate(made, start=1):
-        list(islice(made, look))
-        after = loader()
-        after.load_state_dict(made.state_dict())
-        assert rows(after) == (expected[0][done:] if done < len(made) else expected[1])
-        if done == 5:
-            break
+    first, second = iter(made), iter(made)
+    list(islice(first, 4))
+    assert made.state_dict()["segments"] == [[2, 1, 4]]  # the second has not begun yet
+    list(islice(second, 2))
+    with pytest.raises(RuntimeError, match="Another pass over this loader was begun"):
+        next(first)
+    assert (made.state_dict()["pass"], made.state_dict()["segments"]) == (1, [[2, 1, 2]])
+    after = loader()
+    after.load_state_dict(made.state_dict())
+    assert rows(after) == [batch["index"].tolist() for batch in second] == passes(loader())[1][2:]
+
+
+def test_a_pass_of_another_loader_with_the_same_sampler_is_none_of_this_one() -> None:
+    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
+    one, other = (
+        StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING).add_adata(
+            ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1))
+        )
+        for _ in range(2)
+    )
+    list(islice(one, 4))
+    next(iter(other))
+    assert other.state_dict()["segments"] == [[2, 1, 1]]
+    with pytest.raises(RuntimeError, match=r"is not one of this loader.*Give each loader a sampler of its own"):
+        one.state_dict()
 
 
 def test_a_look_before_the_epoch_or_after_it_is_not_under_way() -> None:
@@ -541,88 +542,6 @@ def test_a_look_before_the_epoch_or_after_it_is_not_under_way() -> None:
     after.load_state_dict(state)
     assert whole == passes(loader())[1]
     assert rows(after) == passes(loader())[2]
-
-
-def test_what_was_yielded_and_given_up_is_done_if_nothing_else_is_under_way() -> None:
-    made = loader()
-    list(islice(made, 2))
-    list(islice(made, 5))
-    after = loader()
-    after.load_state_dict(made.state_dict())
-    assert rows(after) == passes(loader())[1][5:]
-
-
-def test_where_two_passes_may_be_gone_on_with_a_state_is_an_error_until_one_of_them_is_not() -> None:
-    made = loader()
-    first, second = iter(made), iter(made)
-    list(islice(first, 4))
-    assert made.state_dict()["segments"] == [[2, 1, 4]]
-    list(islice(second, 2))
-    for ask in (made.state_dict, partial(made.state_dict, batches_done=4)):
-        with pytest.raises(RuntimeError, match=r"2 passes were begun .*Read a pass to its end or close its iterator"):
-            ask()
-    list(second)  # which of the two was the epoch?
-    with pytest.raises(RuntimeError, match="it isn't known which of them"):
-        made.state_dict()
-    first.close()
-    assert made.state_dict()["pass"] == 2
-    third, fourth = iter(made), iter(made)
-    list(islice(third, 4))
-    list(islice(fourth, 2))
-    fourth.close()
-    assert (made.state_dict()["pass"], made.state_dict()["segments"]) == (2, [[2, 1, 4]])
-    next(iter(made))
-    made.set_epoch(1)
-    assert (made.state_dict()["epoch"], made.state_dict()["segments"]) == (1, [[2, 1, 0]])
-    assert len(rows(third)) == 8
-
-
-def test_of_two_loaders_that_share_a_sampler_the_state_is_that_of_the_one_that_is_under_way_or_an_error() -> None:
-    sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
-    one, other = (
-        StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING).add_adata(
-            ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1))
-        )
-        for _ in range(2)
-    )
-    batches = iter(one)
-    list(islice(batches, 4))
-    next(iter(other))
-    assert one.state_dict()["segments"] == [[2, 1, 4]]
-    with pytest.raises(RuntimeError, match=r"is not one of this loader.*Give each loader a sampler of its own"):
-        other.state_dict()
-    list(other)
-    for made in (one, other):
-        with pytest.raises(RuntimeError, match="it isn't known which of them"):
-            made.state_dict()
-    list(batches)
-    with pytest.raises(RuntimeError, match="is not one of this loader"):
-        other.state_dict()
-
-
-def test_the_marks_of_repeats_are_those_of_their_batch_in_every_thread() -> None:
-    made = loader(1, remainder="pad")
-    repeated = {row for row in range(N_OBS) if row in set(made.sampler.plan(N_OBS).shard(1).repeated)}
-    assert repeated
-    wrong: list[Any] = []
-
-    def read() -> None:
-        for batch in made:
-            time.sleep(0)
-            if batch["repeated"].tolist() != [row in repeated for row in batch["index"].tolist()]:
-                wrong.append(batch)
-            n_read.append(len(batch["index"]))
-
-    for _ in range(5):
-        made.set_epoch(0)
-        n_read: list[int] = []
-        threads = [threading.Thread(target=read) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sum(n_read) == 4 * sum(map(len, passes(loader(1, remainder="pad"), 1)[0]))
-    assert wrong == []
 
 
 @pytest.mark.parametrize(

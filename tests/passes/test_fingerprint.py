@@ -28,7 +28,7 @@ from tests.samplers import MaskBlind
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import Rows
+    from annbatch_distributed.rows import Rows
 
 LABELS = pd.Categorical(np.repeat(["B", "T"], [20, 30]))
 

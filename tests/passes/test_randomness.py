@@ -12,22 +12,22 @@ from annbatch_distributed.passes.randomness import draw_root_seed, generator
 def test_different_coordinates_are_different_generators() -> None:
     coordinates = list(product(range(4), range(4), range(4), range(3)))
     states = {
-        generator(root, rank=rank, epoch=epoch, passes=passes).integers(2**63)
+        generator(root, stream=rank, epoch=epoch, passes=passes).integers(2**63)
         for root, rank, epoch, passes in coordinates
     }
     assert len(states) == len(coordinates)
 
 
 def test_the_same_coordinates_are_the_same_generator() -> None:
-    draws = [generator(7, rank=2, epoch=1, passes=3).random(5).tolist() for _ in range(2)]
+    draws = [generator(7, stream=2, epoch=1, passes=3).random(5).tolist() for _ in range(2)]
     assert draws[0] == draws[1]
 
 
 def test_the_first_pass_of_epoch_0_has_annbatchs_generator() -> None:
     for root in (0, 7, 2**40, draw_root_seed(np.random.default_rng(0))):
         theirs = np.random.default_rng([3, root])
-        assert generator(root, rank=3, epoch=0).bit_generator.state == theirs.bit_generator.state
-        assert generator(root, rank=3, epoch=1).bit_generator.state != theirs.bit_generator.state
+        assert generator(root, stream=3, epoch=0).bit_generator.state == theirs.bit_generator.state
+        assert generator(root, stream=3, epoch=1).bit_generator.state != theirs.bit_generator.state
 
 
 def test_drawing_a_root_does_not_advance_the_generator() -> None:

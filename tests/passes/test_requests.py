@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed.passes.requests import add_missing_splits, check, enforce_n_batches, mark_repeats, translate
-from annbatch_distributed.sharding import Rows
+from annbatch_distributed.rows import Rows
 from tests.samplers import MaskBlind, batches, flat, job, request_rows
 
 if TYPE_CHECKING:

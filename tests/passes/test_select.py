@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,18 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from annbatch_distributed.lanes import SharedStep
 from annbatch_distributed.passes.requests import (
     add_missing_splits,
     batches_of,
-    bounds_of,
+    bounds_of_slices,
     enforce_n_batches,
     mark_repeats,
     select,
+    share,
     translate,
 )
-from annbatch_distributed.sharding import Rows
-from annbatch_distributed.sharding.batches import WorkerBatches
-from tests.samplers import batches, request_rows
+from annbatch_distributed.rows import Rows
+from tests.samplers import batches, flat, repeats, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,116 +48,99 @@ def streams(draw: st.DrawFn) -> list[LoadRequest]:
     return requests
 
 
-def stretches(numbers: set[int]) -> list[list[int]]:
-    """Ascending numbers, those that follow each other together."""
-    return [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
-    ]
-
-
-def pieces(numbers: set[int]) -> tuple[range, ...]:
-    return tuple(range(part[0], part[-1] + 1) for part in stretches(numbers))
-
-
-@given(streams(), st.data())
-def test_exactly_the_batches_in_hand_are_kept_and_read(stream: list[LoadRequest], data: st.DataObject) -> None:
-    numbered: list[tuple[LoadRequest, list[int]]] = []
-    n = 0
-    for request in stream:
-        numbered.append((request, list(range(n, n + len(request["splits"])))))
-        n += len(request["splits"])
-    left = {number for number in range(n) if data.draw(st.booleans())}
-    own = {number for number in left if data.draw(st.booleans())}
-    found = [request for request in select(stream, WorkerBatches(pieces(left), pieces(own))) if request["splits"]]
-
-    expected = []
-    with_own = [(request, numbers) for request, numbers in numbered if own.intersection(numbers)]
-    for request, numbers in with_own:
-        kept = [split for number, split in zip(numbers, request["splits"], strict=True) if number in own]
-        expected += [[request_rows(request)[position] for position in split] for split in kept]
-    assert batches(found) == expected
-
-    for request, (whole, numbers) in zip(found, with_own, strict=True):
-        assert request["note"] == whole["note"]  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
-        rows = request_rows(whole)
-        marks = dict(zip(rows, whole["repeated"], strict=True))  # type: ignore[typeddict-item]  # a key of a user's own
-        assert request["repeated"].tolist() == [marks[row] for row in request_rows(request)]  # type: ignore[typeddict-item]  # a key of a user's own
-        due = {
-            int(position)
-            for number, split in zip(numbers, whole["splits"], strict=True)
-            if number in own
-            for position in split
-        }
-        if own.issuperset(numbers):
-            assert request is whole
+def cut(numbers: list[int], step: int) -> tuple[range, ...]:
+    """Ascending numbers as ranges with a step wherever they follow each other so."""
+    parts: list[range] = []
+    for number in numbers:
+        if parts and parts[-1].stop == number:
+            parts[-1] = range(parts[-1].start, number + step, step)
         else:
-            assert request_rows(request) == [rows[position] for position in sorted(due)]
+            parts.append(range(number, number + step, step))
+    return tuple(parts)
 
 
-def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_in_hand_unless_the_pass_ends_with_it() -> None:
+@given(streams(), st.integers(1, 3), st.data())
+def test_exactly_the_batches_of_some_numbers_are_kept_and_their_rows_read(
+    stream: list[LoadRequest], step: int, data: st.DataObject
+) -> None:
+    n = sum(len(request["splits"]) for request in stream)
+    own = [number for number in range(n) if data.draw(st.booleans())]
+    if not own:
+        return
+    found = list(select(stream, cut(own, step), n))
+    # a request without batches may come along
+    assert batches(found) == [batch for number, batch in enumerate(batches(stream)) if number in own]
+    first, due = 0, iter([request for request in found if request["splits"]])
+    for whole in stream:
+        here = [number - first for number in own if first <= number < first + len(whole["splits"])]
+        first += len(whole["splits"])
+        if not here:
+            continue
+        request: Any = next(due)
+        if len(here) == len(whole["splits"]):
+            assert request is whole
+            continue
+        needed = sorted({int(place) for number in here for place in whole["splits"][number]})
+        rows: Any = request_rows(whole)
+        assert request_rows(request) == [rows[place] for place in needed]
+        assert request["repeated"].tolist() == [whole["repeated"][place] for place in needed]  # type: ignore[typeddict-item]  # a key of a user's own
+        assert request["note"] == whole["note"]  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
+    assert next(due, None) is None
+
+
+def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_of_a_lane_unless_it_is_the_last_of_all() -> None:
     drawn = []
 
     def requests() -> Iterator[LoadRequest]:
         for number in range(4):
             drawn.append(number)
             yield {"requests": [slice(0, 4)], "splits": [np.arange(2), np.arange(2, 4)]}
-        drawn.append(-1)
+        drawn.append(-1)  # whoever comes here sees whether the sampler keeps its promise
 
-    for own, left, expected in [
-        (range(2, 4), range(8), [0, 1]),
-        (range(2, 5), range(8), [0, 1, 2]),
-        (range(1, 2), range(1, 8), [0]),
-        (range(2, 8), range(8), [0, 1, 2, 3, -1]),
-        (range(2, 4), range(4), [0, 1, 2, 3, -1]),
+    for own, expected in [
+        ((range(2, 4),), [0, 1]),
+        ((range(2, 5),), [0, 1, 2]),
+        ((range(1), range(3, 4)), [0, 1]),
+        ((range(1, 7, 3),), [0, 1, 2]),
+        ((range(2, 8),), [0, 1, 2, 3, -1]),
+        ((range(1), range(7, 8)), [0, 1, 2, 3, -1]),
     ]:
         drawn.clear()
-        kept = list(select(requests(), WorkerBatches((left,), (own,))))
-        assert sum(len(request["splits"]) for request in kept) == len(own)
+        kept = list(select(requests(), own, 8))
+        assert sum(len(request["splits"]) for request in kept) == sum(map(len, own))
         assert drawn == expected
-    drawn.clear()
-    assert list(select(requests(), WorkerBatches((range(8),), ()))) == []
-    assert drawn == [0]
-    single: Iterator[LoadRequest] = iter([{"requests": [slice(0, 2)], "splits": [np.arange(2)]}] * 4)
-    assert list(select(single, WorkerBatches((range(4),), ()))) == []
-    assert len(list(single)) == 3
-    drawn.clear()
-    assert list(select(requests(), WorkerBatches((), ()))) == []
-    assert drawn == [0, 1, 2, 3, -1]
 
 
-@given(streams(), st.booleans(), st.data())
-def test_bounds_are_those_of_the_rows_in_some_batches_that_are_no_repeats(
-    stream: list[LoadRequest], marked: bool, data: st.DataObject
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(1, 3))
+def test_lanes_that_share_a_batch_read_each_of_its_rows_once_in_parts_as_even_as_can_be(
+    n_parts: int, n_more: int, first: int
 ) -> None:
-    for whole in stream:
-        request: Any = whole if marked else {key: value for key, value in whole.items() if key != "repeated"}
-        splits = [split for split in request["splits"] if data.draw(st.booleans())]
-        if not splits:
-            continue
-        rows = request_rows(request)
-        marks = request.get("repeated", np.zeros(len(rows), dtype=bool))
-        expected = stretches({rows[position] for split in splits for position in split if not marks[position]})
-        for once in (True, False):
-            starts, stops = bounds_of(request, splits, once=once)
-            assert starts.dtype == stops.dtype == np.int64
-            assert Rows.of_bounds(starts, stops) == Rows(tuple(range(part[0], part[-1] + 1) for part in expected))
-            if not once:
-                assert list(zip(starts, stops, strict=True)) == [(part[0], part[-1] + 1) for part in expected]
+    n_rows = n_parts + n_more
+    split = np.random.default_rng(first).permutation(n_rows)
+    request: Any = {"requests": [slice(first, first + n_rows)], "splits": [split], "note": 1}
+    parts = [next(share([request], SharedStep(7, part, n_parts))) for part in range(n_parts)]
+    assert flat(flat(map(batches, ([part] for part in parts)))) == flat(batches([request]))
+    sizes = [len(request_rows(part)) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(sorted(flat(batches([part]))) == request_rows(part) for part in parts)
+    assert not any("repeated" in part for part in parts)
 
 
-def test_of_a_request_that_is_read_wholly_the_bounds_are_its_slices() -> None:
-    splits = [np.array([0, 2]), np.array([1, 3])]
+def test_of_a_batch_that_several_lanes_read_all_but_one_mark_it_as_a_repeat() -> None:
+    marks = np.array([False, False, True])
+    request: Any = {"requests": [slice(4, 7)], "splits": [np.array([2, 0, 1])], "repeated": marks}
+    (own,) = share([request], SharedStep(7))
+    (again,) = share([request], SharedStep(7, is_repeat=True))
+    assert batches([own]) == batches([again]) == [[6, 4, 5]]
+    assert repeats([own]) == [[True, False, False]]  # which "pad" has repeated before
+    assert repeats([again]) == [[True] * 3]
+
+
+def test_the_bounds_of_slices_are_there_for_slices_alone() -> None:
     for requests in ([slice(7, 9), slice(2, 4)], np.array([slice(7, 9), slice(2, 4)])):
-        request: LoadRequest = {"requests": requests, "splits": splits}
-        assert [bounds.tolist() for bounds in bounds_of(request, splits, once=True)] == [[7, 2], [9, 4]]
-        assert [bounds.tolist() for bounds in bounds_of(request, splits[:1], once=True)] == [[2, 7], [3, 8]]
-    twice = [np.array([0, 0, 0, 0])]
-    assert [bounds.tolist() for bounds in bounds_of(request, twice, once=False)] == [[7], [8]]
-    empty: LoadRequest = {"requests": [], "splits": []}
-    starts, stops = bounds_of(empty, [], once=True)
-    assert (starts.tolist(), stops.tolist()) == ([], [])
-    assert starts.dtype == stops.dtype == np.int64
+        found: Any = bounds_of_slices(requests)
+        assert [bounds.tolist() for bounds in found] == [[7, 2], [9, 4]]
+    assert bounds_of_slices(np.array([7, 8])) is None
 
 
 @given(streams())

@@ -13,7 +13,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.passes.shard import localize, needs_global_rows
-from annbatch_distributed.sharding import Rows
+from annbatch_distributed.rows import Rows
 from tests.samplers import MaskBlind, batches, flat, request_rows
 
 if TYPE_CHECKING:

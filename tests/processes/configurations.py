@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
     from annbatch_distributed.passes.compatibility import ShardingName
+    from annbatch_distributed.plan import Remainder
     from annbatch_distributed.ranks import DistInfo
-    from annbatch_distributed.sharding import Remainder
 
 N_OBS = 347
 BATCH_SIZE = 8

@@ -25,7 +25,7 @@ from annbatch_distributed import DistributedSampler, StatefulLoader
 from tests.processes.configurations import CHUNKS
 
 if TYPE_CHECKING:
-    from annbatch_distributed.sharding import Remainder
+    from annbatch_distributed.plan import Remainder
 
 EPOCHS = 3
 #: The donor whose cells are not trained on.
@@ -59,7 +59,7 @@ class Model:
     epochs: dict[int, list[int]]
     """For each epoch, the rows of all ranks that it was trained on."""
     lost: dict[int, list[int]]
-    """For each epoch that is done, the rows that the last plan gave to no rank."""
+    """For each epoch that is done, the rows that its plan gave to no rank."""
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold."""

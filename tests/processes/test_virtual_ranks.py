@@ -57,7 +57,6 @@ def test_the_loss_of_every_step_is_the_same_on_any_number_of_ranks(
     run(*forked_ranks(*JOB, collection, tmp_path, VIRTUAL_RANKS, 0, 0, ranks=ranks), seconds=SECONDS)
     check_same(steps_of(tmp_path), uninterrupted)
     assert len({step.loss for step in uninterrupted}) == len(uninterrupted) > 15
-    assert uninterrupted[-1].loss < uninterrupted[0].loss
 
 
 def test_after_a_rank_was_killed_any_number_of_ranks_goes_on_with_the_same_losses(

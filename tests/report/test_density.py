@@ -6,14 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import Shuffled
-from annbatch_distributed.report import density as module
+from annbatch_distributed import Rows, Shuffled
 from annbatch_distributed.report.density import density
-from annbatch_distributed.sharding import Rows
 
 
 def counted(rows: Rows, n_obs: int, n_bins: int) -> list[float]:
@@ -48,11 +45,3 @@ def test_blocks_and_selected_cells_count_row_by_row(block_size: int, epoch: int,
 def test_rows_beyond_what_32_bits_and_sums_of_64_hold_are_where_they_are() -> None:
     half = Rows((range(5 * 10**16),))
     np.testing.assert_allclose(density(half, 10**17, 1000), np.repeat([1.0, 0.0], 500))
-
-
-def test_of_very_many_rows_some_are_looked_at(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "_MOST", 10_000)
-    dealt = Shuffled(64)(Rows((range(10**9),)), epoch=0, seed=0)
-    parts = density(dealt.cyclic(0, len(dealt) // 4), 10**9, 20)
-    assert parts.sum() == pytest.approx(20 / 4)  # none of the rows is left out
-    np.testing.assert_allclose(parts, 1 / 4, atol=0.05)

@@ -58,7 +58,7 @@ def test_repeated_rows_are_hatched_in_the_lane_of_their_rank() -> None:
     bars = made.plot().axes[0].collections
     boxes = [path.get_extents().extents for bar in bars for path in bar.get_paths()]
     assert [(start, stop, round(low + 0.5)) for start, low, stop, _ in boxes] == [
-        (made.shard(rank).repeated.pieces[0].start, made.shard(rank).repeated.pieces[0].stop, rank) for rank in (0, 1)
+        (made.shard(rank).repeated.starts[0], made.shard(rank).repeated.stops[0], rank) for rank in (0, 1)
     ]
     assert all(bar.get_hatch() for bar in bars)
 

@@ -1,8 +1,9 @@
-"""Plans in notebooks and as tables of pandas', against what the plan answers rank by rank."""
+"""Plans as text, in notebooks and as tables of pandas', against what the plan answers rank by rank."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -10,12 +11,85 @@ import pytest
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, EpochPlan, Rank
+from tests.samplers import MaskBlind
 from tests.strategies import POLICIES
 
 
 def plan(n_obs: int, world_size: int, **kwargs: object) -> EpochPlan:
     sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=8)
     return DistributedSampler(sampler, dist_info=Rank(0, world_size), seed=0, **kwargs).plan(n_obs)
+
+
+def test_the_text_says_who_gets_what_and_what_is_lost() -> None:
+    assert str(plan(100, 3, mask=[slice(0, 40), slice(50, 90)])).splitlines() == [
+        'epoch 0: 3 ranks share 80 of 100 rows (remainder="drop", batch size 8)',
+        "rank  batches  rows  repeated  global rows",
+        "   0        3    24         0  0:24",
+        "   1        3    24         0  24:40, 50:58",
+        "   2        3    24         0  58:82",
+        "lost in this epoch: 8 rows, 10 % (82:90)",
+        'to lose none: remainder="exact", "keep" or "pad"',
+    ]
+
+
+def test_the_text_says_what_is_repeated() -> None:
+    assert str(plan(10, 2, remainder="pad")).splitlines()[2:] == [
+        "   0        1     8         3  0:8",
+        "   1        1     8         3  5:10, 0:3",
+        "lost in this epoch: 0 rows; repeated: 6",
+        "in memory: up to 8 rows on each rank",
+    ]
+
+
+def test_the_text_says_what_is_drawn() -> None:
+    sampler = RandomSampler(4, 2, 4, replacement=True, num_samples=50)
+    options = {"sharding": "independent", "remainder": "keep", "mask": [slice(10, 30), slice(40, 61)]}
+    assert str(DistributedSampler(sampler, dist_info=Rank(0, 3), **options).plan(100)).splitlines() == [
+        'epoch 0: 3 ranks draw 50 samples from 41 of 100 rows (sharding=Independent(), remainder="keep", batch size 4)',
+        "rank  batches  samples  repeated  global rows",
+        "   0        4       16         0  10:30, 40:61",
+        "   1        5       17         0  10:30, 40:61",
+        "   2        5       17         0  10:30, 40:61",
+        "alone, the wrapped sampler draws 50 samples",
+    ]
+
+
+def test_the_text_of_a_resumed_epoch_says_what_is_left_of_it() -> None:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=8)
+    saved = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0).state_dict(batches_done=2)
+    resumed = DistributedSampler(sampler, dist_info=Rank(0, 3), seed=0)
+    resumed.load_state_dict(saved)
+    assert str(resumed.plan(101)).splitlines()[2:] == [
+        "   0        6    48         0  0:48",
+        "   1        6    48         0  48:96",
+        "left of it: 2 batches on each of 3 ranks",
+        "lost in this epoch: 5 rows, 5 % (96:101)",
+        "in memory: up to 8 rows on each rank",
+    ]
+
+
+def test_the_text_of_16_ranks_shows_all_of_them_and_of_more_the_first_and_the_last() -> None:
+    for world_size in (16, 17, 1024):
+        lines = [line.split() for line in str(plan(10**9 + 1, world_size)).splitlines()[2:-3]]
+        if world_size > 16:
+            assert lines.pop(15) == ["..."] * 5
+        assert [line[0] for line in lines] == list(map(str, [*range(15), world_size - 1]))
+        size = 10**9 // world_size // 8 * 8
+        assert [line[-1] for line in lines] == [f"{int(line[0]) * size}:{(int(line[0]) + 1) * size}" for line in lines]
+
+
+def test_rows_in_three_ranges_are_shown_and_of_four_their_number() -> None:
+    for n_ranges, shown in [(3, "0:1, 2:3, 4:5"), (4, "4 of 0:7")]:
+        made = plan(20, 1, remainder="keep", mask=[slice(start, start + 1) for start in range(0, 2 * n_ranges, 2)])
+        assert str(made).splitlines()[2].endswith(f"  {shown}")
+
+
+@pytest.mark.parametrize("mask", [np.arange(40_000) % 3 > 0, [slice(0, 900), slice(1_000, 5_000)], None])
+def test_what_is_in_memory_is_not_said_of_a_window_with_holes_or_a_users_own_sampler(mask: Any) -> None:
+    sampler = MaskBlind(batch_size=8) if mask is None else RandomSampler(4, 2, 8)
+    made = DistributedSampler(sampler, dist_info=Rank(0, 2), mask=mask).plan(40_000)
+    assert made.rows_in_memory is None
+    assert "in memory" not in str(made)
 
 
 def html(made: EpochPlan) -> ET.Element:

@@ -32,7 +32,6 @@ from annbatch_distributed.integrations.jax import global_batch, pmap_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.passes import chunk_size, localize, n_draws, set_draws, settings
 from annbatch_distributed.ranks import Deferred, Membership
-from annbatch_distributed.sharding import Remainder
 from annbatch_distributed.sharding import Shuffled as ShuffledThere
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+    from annbatch_distributed.plan import Remainder
 
 
 def lazy_names_are_those_of_their_modules() -> None:

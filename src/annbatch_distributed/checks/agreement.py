@@ -18,15 +18,15 @@ import numpy as np
 
 from annbatch_distributed.checks.exchange import gather_texts, initialized, listed, seconds_of
 from annbatch_distributed.ranks import Membership, Rank
-from annbatch_distributed.resume.state import brief, shown
+from annbatch_distributed.state import brief, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Literal
 
     from annbatch_distributed.checks.exchange import Gather, Timeout
-    from annbatch_distributed.resume.state import Position
-    from annbatch_distributed.sharding import EpochPlan
+    from annbatch_distributed.plan import EpochPlan
+    from annbatch_distributed.state import Position
 
     type Kind = Literal["rank", "process"]
     type Values = Mapping[str, int | str | None]
@@ -82,8 +82,8 @@ class Description:
         """
         same = {name: brief(value) for name, value in identity.items() if name != "root"}
         done = [
-            f"{done} on {world_size} ranks" + f" of {n_workers} workers" * (n_workers > 1)
-            for world_size, n_workers, done in position.without_idle_segments().segments
+            f"{done} on {n_lanes} ranks" + f" of {n_workers} workers" * (n_workers > 1)
+            for n_lanes, n_workers, done in position.without_idle_segments().segments
         ]
         same |= {"epoch": position.epoch, "batches done": brief(", ".join(done) or "none")}
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}

@@ -11,20 +11,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from annbatch_distributed.checks.agreement import Description, disagreement, ranks_agree
 from annbatch_distributed.checks.tally import Tally
-from annbatch_distributed.sharding.batches import WorkerBatches, batches_left
+from annbatch_distributed.lanes import Lane
+from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.checks.exchange import Gather, Timeout
+    from annbatch_distributed.lanes import Numbers
+    from annbatch_distributed.plan import EpochPlan
+    from annbatch_distributed.progress import Begun
     from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.resume.cursor import PassRecord
-    from annbatch_distributed.sharding import EpochPlan
 
 __all__ = ["Reading", "compare_readings", "epoch_read"]
 
@@ -44,49 +48,67 @@ class Reading:
     def of(
         cls,
         description: Description,
-        last: PassRecord | None,
+        last: Begun | None,
         read: Tally,
         plan: EpochPlan,
         *,
         sampler: Sampler,
-        ranks: range,
+        lanes: Sequence[Lane],
+        own: range,
         root_seed: int,
     ) -> Self:
         """Return what a rank says of the pass that it began last, by a plan, with the wrapped sampler and a root seed.
 
-        ``ranks`` is which ranks of the plan it is, several if they are virtual. It raises a ValueError or a TypeError
-        if it isn't known what was planned or read.
+        ``lanes`` is what each lane of the job had to read, and ``own`` which of them are the rank's, several if they
+        are virtual ranks. It raises a ValueError or a TypeError if it isn't known what was planned or read.
         """
         if last is None:
             raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
-        if last.was_loaded:
-            raise ValueError("the workers have loaded a state each, which isn't known here")
-        if last.n_obs not in (None, plan.n_obs):
+        if last.n_obs != plan.n_obs:
             raise ValueError(f"n_obs must be that of the last pass, {last.n_obs}, got {plan.n_obs}")
         if not isinstance(read, Tally):
             raise TypeError(f"read must be a Tally, got {read!r}")
-        position, n_batches = last.position, max(map(plan.n_batches, ranks))
-        share = sum((Tally.of_rows(plan.shard(rank).rows) for rank in ranks), Tally())
-        collected = position.collected(plan.world_size)
-        due = [batches_left(plan.n_batches(rank), collected) for rank in ranks]
-        is_share = read == share and n_batches == max(sum(map(len, left)) for left in due) and not plan.shares_draws
-        if is_share:
-            planned = Tally(n_batches, share.n_rows, share.value)
-        else:  # a part of the share, or what the wrapped sampler draws of it
-            # imported here, since what only compares texts needs no annbatch
-            from annbatch_distributed.passes.run import Pass
+        # imported here, since what only compares texts needs no annbatch
+        from annbatch_distributed.passes.run import Pass
 
-            run = partial(Pass, sampler, plan, ranks, root_seed, position.passes)
-            planned = _counted(run(batches=tuple(WorkerBatches(left, left) for left in due)))
-            if _must_read_each_row(sampler, plan, share.n_rows) and _counted(run()) != share:
+        run = partial(Pass, sampler, plan, root_seed=root_seed, passes=last.position.passes)
+        own_lanes, before, again, is_share = [lanes[lane] for lane in own], Tally(), Tally(), False
+        if last.position.resumes:
+            planned = _counted(run(own_lanes))
+            before = _counted(run([Lane(_not_due(plan, lanes, own))]))
+            repeats = [Lane((), lane.last) for lane in own_lanes if lane.last is not None and lane.last.is_repeat]
+            again = _counted(run(repeats)) if repeats else Tally()
+        else:
+            n_batches = max(map(len, own_lanes))
+            share = sum((Tally.of_rows(plan.shard(rank).rows) for rank in own), Tally())
+            planned = Tally(n_batches, share.n_rows, share.value)
+            is_share = read == share and read.n_batches == n_batches and not plan.shares_draws
+            planned = planned if is_share else _counted(run(own_lanes))
+            if not is_share and _must_read_each_row(sampler, plan, share.n_rows) and planned != share:
                 name = type(sampler).__name__
                 raise ValueError(
                     f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend "
                     "it; or pass remainder='drop', which promises full batches only; or, if it draws rows with "
                     "replacement, register a function for its type with annbatch_distributed.passes.n_draws"
                 )
-        tallies = {"read": read.to_dict(), "planned": planned.to_dict(), "is_share": is_share}
-        return cls(replace(description, read=tallies), plan, len(ranks))
+        tallies = {"read": read, "planned": planned, "before": before, "again": again}
+        said = {name: tally.to_dict() for name, tally in tallies.items()} | {"is_share": is_share}
+        return cls(replace(description, read=said), plan, len(own))
+
+
+def _not_due(plan: EpochPlan, lanes: Sequence[Lane], own: range) -> Numbers:
+    """Return the batches that no lane has to read any more, of those streams that a rank counts for all."""
+    are_left = np.ones(plan.first_number(plan.world_size), dtype=np.bool_)
+    for lane in lanes:
+        for part in (*lane.numbers, *([] if lane.last is None else [range(lane.last.number, lane.last.number + 1)])):
+            are_left[part.start : part.stop : part.step] = False
+    numbers: list[range] = []
+    for stream in range(plan.world_size):
+        if stream % len(lanes) in own:
+            first = plan.first_number(stream)
+            left = Rows.where(are_left[first : plan.first_number(stream + 1)])
+            numbers += map(range, (left.starts + first).tolist(), (left.stops + first).tolist())
+    return tuple(numbers)
 
 
 def epoch_read(
@@ -137,7 +159,8 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, *, n_join
     # one counts of those that have the same share
     shares = {process.rank: process.read for process in said.values()}
     total = sum((Tally(**share["read"]) for share in shares.values()), Tally())
-    is_whole = not plan.shares_draws and _are_whole(total, plan)
+    before, again = (sum((Tally(**share[name]) for share in shares.values()), Tally()) for name in ("before", "again"))
+    is_whole = not plan.shares_draws and _are_whole(total + before, again, plan)
     if not problems and not is_whole and all(share["is_share"] for share in shares.values()):
         problems = [f"the shares of all ranks, {total.n_rows} rows, differ from the plan"]
     if problems:
@@ -146,10 +169,10 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, *, n_join
     return _summary(plan, total, len(shares), is_whole=is_whole)
 
 
-def _are_whole(shares: Tally, plan: EpochPlan) -> bool:
-    """Whether rows are those of the window, without what is lost, and with what is repeated."""
+def _are_whole(shares: Tally, again: Tally, plan: EpochPlan) -> bool:
+    """Whether rows are those of the window, without what is lost, with what is repeated, and what comes again."""
     repeated = [plan.shard(rank).repeated for rank in range(plan.world_size)] if plan.n_repeated else []
-    return shares + Tally.of_rows(plan.lost) == sum(map(Tally.of_rows, repeated), Tally.of_rows(plan.window))
+    return shares + Tally.of_rows(plan.lost) == sum(map(Tally.of_rows, repeated), Tally.of_rows(plan.window) + again)
 
 
 def _problem(number: int, process: Description, batch_size: int | None) -> str:
@@ -174,12 +197,14 @@ def _in_words(tally: Tally) -> str:
 
 def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> str:
     """Return what so many ranks have read as planned, in a line."""
-    epoch = f"what was left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
+    epoch = f"epoch {plan.epoch}" if plan.left is None else f"what was left of epoch {plan.epoch}"
     ranks = f"{n_ranks} ranks have" if n_ranks > 1 else "1 rank has"
     text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
-    if not is_whole:
+    # of another number of ranks, drop may lose whole batches
+    if not is_whole or (plan.left is not None and plan.remainder == "drop"):
         return text
-    text += f". Each of the {len(plan.window) - plan.n_lost} rows was read once"
+    text += ". " + ("Each" if plan.left is None else "With what was done before, each")
+    text += f" of the {len(plan.window) - plan.n_lost} rows was read once"
     text += f", {plan.n_repeated} were repeated" if plan.n_repeated else ""
     text += f", {plan.n_lost} of the {len(plan.window)} are lost in this epoch" if plan.n_lost else ""
     return text + (f"; {_masked(plan)}" if _masked(plan) else "")
@@ -187,6 +212,4 @@ def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, is_whole: bool) -> 
 
 def _masked(plan: EpochPlan) -> str:
     """Return which rows the mask selects, which tells loaders of one collection apart; empty if it selects all."""
-    # what is left of an epoch is no mask
-    is_masked = len(plan.window) < plan.n_obs and not plan.segment
-    return f"the mask selects {plan.window.in_short(3)}" if is_masked else ""
+    return f"the mask selects {plan.window.in_short(3)}" if len(plan.window) < plan.n_obs else ""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 from annbatch_distributed.checks.stores import store_of
 from annbatch_distributed.ranks import jax, torch
-from annbatch_distributed.resume.state import shown
+from annbatch_distributed.state import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

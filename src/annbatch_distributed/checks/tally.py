@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.resume.state import shown
-from annbatch_distributed.sharding import Rows
-from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.integers import integer
+from annbatch_distributed.rows import Rows
+from annbatch_distributed.state import shown
 
 __all__ = ["Tally"]
 
 if TYPE_CHECKING:
-    from annbatch_distributed.sharding.rows import Int64Array
+    from annbatch_distributed.rows import Int64Array
 
 type Words = npt.NDArray[np.uint64]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from annbatch_distributed import EpochPlan
-    from annbatch_distributed.sharding import Rows
+    from annbatch_distributed.rows import Rows
 
 __all__ = ["run"]
 
@@ -79,8 +79,8 @@ def _plan_of(plan: EpochPlan) -> dict[str, Any]:
 
 def _stretches(rows: Rows) -> dict[str, Any]:
     """Return the first stretches of consecutive rows, half-open, in the order of the rank, and whether they are all."""
-    bounds = np.column_stack(rows.bounds())
-    return {"stretches": bounds[:_STRETCHES].tolist(), "all_stretches": len(bounds) <= _STRETCHES}
+    bounds = np.column_stack([rows.starts[:_STRETCHES], rows.stops[:_STRETCHES]])
+    return {"stretches": bounds.tolist(), "all_stretches": len(rows.starts) <= _STRETCHES}
 
 
 def _composition_of(mix: pd.DataFrame | None) -> dict[str, Any]:

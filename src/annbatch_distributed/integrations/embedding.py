@@ -25,13 +25,13 @@ from annbatch import Loader
 from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed.checks.exchange import gather_texts, initialized, seconds_of
+from annbatch_distributed.integers import BOUND, integer
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader.inside import preloads_to_gpu
 from annbatch_distributed.ranks import Rank, resolve
 from annbatch_distributed.ranks.deferred import Deferred
 from annbatch_distributed.ranks.torch import default_group as torch_group
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sharding.integers import BOUND, integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -16,12 +16,12 @@ from annbatch import Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.checks.exchange import initialized
+from annbatch_distributed.integers import integer
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.passes.traits import n_draws
 from annbatch_distributed.ranks import Deferred, Rank, deferred
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sharding.integers import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

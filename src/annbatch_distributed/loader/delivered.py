@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.resume.cursor import PassRecord
-    from annbatch_distributed.sharding.rows import Int64Array
+    from annbatch_distributed.progress import Begun
+    from annbatch_distributed.rows import Int64Array
 
 __all__ = ["Delivered"]
 
@@ -31,7 +31,7 @@ __all__ = ["Delivered"]
 class Delivered:
     """A pass whose batches a loader yields."""
 
-    record: PassRecord
+    begun: Begun
     """What the sampler knows it by."""
     n_yielded: int = 0
     """How many batches were yielded."""
@@ -48,11 +48,6 @@ class Delivered:
         asked = _Asked(request)
         if asked.n_batches:
             self._asked.append(asked)
-
-    @property
-    def is_at_first(self) -> bool:
-        """Whether the next batch is the first one of a load request."""
-        return not self._asked[0].n_yielded
 
     def deliver(self, index: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_] | None:
         """Note that the next batch is yielded, with its rows if they are known; return which of them are repeats."""

@@ -15,7 +15,7 @@ import numpy as np
 from annbatch.utils import CSRContainer
 from zarr import Array
 
-from annbatch_distributed.resume.state import brief
+from annbatch_distributed.state import brief
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from annbatch import Loader
     from zarr import AsyncArray
 
-    from annbatch_distributed.sharding.rows import Int64Array
+    from annbatch_distributed.rows import Int64Array
 
 __all__ = [
     "Stored",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from zarr import AsyncArray
 
     from annbatch_distributed.loader.inside import Stored
-    from annbatch_distributed.sharding.rows import Int64Array
+    from annbatch_distributed.rows import Int64Array
 
 __all__ = ["check_zarrs_answers", "is_by_zarrs", "parts_of", "read", "runs_of"]
 

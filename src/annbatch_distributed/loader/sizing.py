@@ -17,16 +17,16 @@ import pandas as pd
 import zarr
 from annbatch import DatasetCollection
 
+from annbatch_distributed.integers import integer
 from annbatch_distributed.loader.layout import n_rows_of
+from annbatch_distributed.masks import resolve_mask
+from annbatch_distributed.names import check_names, names_of
 from annbatch_distributed.passes.holes import LONGEST
-from annbatch_distributed.sharding.integers import integer
-from annbatch_distributed.sharding.names import check_names, names_of
-from annbatch_distributed.sharding.window import RowMask, resolve_mask, window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from annbatch_distributed.sharding import AnyMask
+    from annbatch_distributed.masks import AnyMask
 
 __all__ = ["Sizes", "sizes"]
 
@@ -255,16 +255,15 @@ def _cells(given: int | DatasetCollection, row_bytes: float | None, store_chunk:
 def _check_names(collection: DatasetCollection, mask: AnyMask) -> None:
     """Raise if a mask was given for cells in another order, by their names."""
     resolved = resolve_mask(mask)
-    if isinstance(resolved, RowMask) and resolved.n_obs is not None and (names := names_of("mask", mask)) is not None:
+    if resolved.n_obs is not None and (names := names_of("mask", mask)) is not None:
         obs: list[Any] = [group["obs"] for group in collection]
         check_names("mask", names, [pd.Index(ad.io.read_elem(table[table.attrs["_index"]])) for table in obs])
 
 
 def _selected(cells: _Cells, mask: AnyMask) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
-    rows = window(resolve_mask(mask), cells.n_rows)
-    starts, stops = rows.bounds()
-    holes = starts[1:] - stops[:-1]
+    rows = resolve_mask(mask).window(cells.n_rows)
+    holes = rows.starts[1:] - rows.stops[:-1]
     n_read = len(rows) + int(holes[holes <= LONGEST].sum())
     return replace(cells, n_rows=len(rows), row_bytes=cells.row_bytes * n_read / len(rows))
 

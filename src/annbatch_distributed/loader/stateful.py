@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import zarr
@@ -21,6 +20,7 @@ from annbatch.utils import convert
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Tally
+from annbatch_distributed.integers import BOUND, integer
 from annbatch_distributed.loader import local
 from annbatch_distributed.loader.ahead import ahead
 from annbatch_distributed.loader.delivered import Delivered
@@ -37,14 +37,11 @@ from annbatch_distributed.loader.inside import (
     take_data_of,
 )
 from annbatch_distributed.loader.layout import check_layout
-from annbatch_distributed.loader.workers import WorkerDataLoader
+from annbatch_distributed.names import check_names
 from annbatch_distributed.passes.callers import check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
-from annbatch_distributed.resume.cursor import PassRecord
-from annbatch_distributed.resume.state import brief
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sharding.integers import BOUND, integer
-from annbatch_distributed.sharding.names import check_names
+from annbatch_distributed.state import brief
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
@@ -58,10 +55,12 @@ if TYPE_CHECKING:
     from annbatch.utils import CSRContainer
 
     from annbatch_distributed.checks import Description, Gather, Timeout
+    from annbatch_distributed.loader.workers import WorkerDataLoader
     from annbatch_distributed.passes.run import Pass
+    from annbatch_distributed.plan import EpochPlan
+    from annbatch_distributed.progress import Begun
     from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.resume.state import Position
-    from annbatch_distributed.sharding import EpochPlan
+    from annbatch_distributed.state import Position
 
 __all__ = ["StatefulLoader"]
 
@@ -145,8 +144,8 @@ class StatefulLoader(Loader[Any, Any]):
                 "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
         self._sampler = batch_sampler
-        # the passes of this loader that a state may still be about
-        self._passes: list[Delivered] = []
+        # the pass of this loader that was begun last, and whether another is about to begin
+        self._pass: Delivered | None = None
         self._is_new = False
         # of data sets whose cells have names only, of which annbatch keeps nothing
         self._names: dict[int, pd.Index[Any]] = {}
@@ -270,6 +269,11 @@ class StatefulLoader(Loader[Any, Any]):
         for number, cells in enumerate(data, len(shapes_of(self))):
             check_layout(cells, f"X of data set {number}")
 
+    def _check_cells(self) -> None:
+        """Raise if a state is of other data sets, or the mask was given for cells in another order."""
+        self._sampler._check_data_sets(data_sets_of(self))
+        self._check_names()
+
     def _check_names(self) -> None:
         """Raise if the mask was given for cells in another order, by their names."""
         names = self._sampler._mask_names
@@ -354,42 +358,34 @@ class StatefulLoader(Loader[Any, Any]):
         ValueError
             If the mask has the names of the cells in another order, or a state is of other data sets.
         """
-        self._sampler._check_data_sets(data_sets_of(self))
-        self._check_names()
+        self._check_cells()
         # whoever keeps the states of workers asks for one before the first batch
-        self._is_new = current_worker() is not None
+        self._is_new = True
         return self._batches()
 
     def _batches(self) -> Generator[Any]:
-        cursor = self._sampler._cursor
+        sampler = self._sampler
         # in this thread, which may be the only one that a framework tells its rank
-        requests = self._sampler.sample(self.n_obs)
-        record = requests.record
-        assert isinstance(record, PassRecord)
-        pass_ = Delivered(record)
-        self._passes = [known for known in self._passes if cursor.knows(known.record)] + [pass_]
+        requests = sampler.sample(self.n_obs)
+        requests.on_end = None  # the pass is as far as its consumer is, and that is said here
+        begun = sampler._progress.begun
+        assert begun is not None
+        self._pass = pass_ = Delivered(begun)
+        self._is_new = False
         load_requests = self._load_requests(requests, pass_)
-        if self._read_ahead:
-            requests.on_request = None  # the pass is as far as its consumer is, and that is said here
-            read = ahead(load_requests, self._read_ahead)
-        else:
-            read = _in_turn(load_requests)
+        read = ahead(load_requests, self._read_ahead) if self._read_ahead else _in_turn(load_requests)
         with iterated(self), closing(requests), closing(read) as batches:
-            first = next(batches, None)
-            self._is_new = False
-            batches_of_pass = batches if first is None else _beginning_with(first, batches)
-            del first  # it would be held to the end of the pass
-            for batch in batches_of_pass:
-                if self._read_ahead and pass_.is_at_first:
-                    cursor.note_request(current_worker(), is_end=False, record=record)
+            for batch in batches:
                 if self._to_be is not None:
                     batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
                 repeats = pass_.deliver(batch["index"])  # before it is yielded: whoever saves a state has this batch
-                if pass_.n_yielded == record.n_due:
-                    # a consumer who knows the number doesn't come to ask for more
-                    cursor.note_request(current_worker(), is_end=True, record=record)
+                if pass_.n_yielded == begun.n_due:
+                    sampler._progress.end(begun)  # a consumer who knows the number doesn't come to ask for more
                 yield batch if repeats is None else {**batch, "repeated": repeats}
-            cursor.note_request(current_worker(), is_end=True, record=record)
+                del batch  # else it would be held until the next one is read
+                if self._pass is not pass_:
+                    raise RuntimeError(_ENDED)
+            sampler._progress.end(begun)
 
     def _load_requests(self, requests: Pass, pass_: Delivered) -> Generator[Iterator[Any]]:
         """Return the batches of each load request of a pass, which is read when the first of them is asked for.
@@ -438,35 +434,35 @@ class StatefulLoader(Loader[Any, Any]):
             state is to be about. (A look at a batch, as ``next(iter(loader))``, is none: its iterator is gone at once.)
         """
         if batches_done is None:
-            state = self._sampler._state(self._position())
-        else:
-            state = self._sampler.state_dict(batches_done=batches_done)
+            return self._state(None)
+        batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
+        return self._state(self._sampler._progress.position_at(batches_done, self._sampler._n_lanes))
+
+    def _state(self, position: Position | None) -> dict[str, Any]:
+        state = self._sampler._state(self._position() if position is None else position)
         return state | {"identity": state["identity"] | {"data sets": data_sets_of(self)}}
 
     def _position(self) -> Position:
         """How far this loader's consumer is."""
-        worker, cursor = current_worker(), self._sampler._cursor
-        last = cursor.last(worker)
-        if last is not None and last.is_by_workers:
-            raise RuntimeError(
-                "The workers of a DataLoader take the batches, so that it isn't known here how many were trained on. "
-                "Pass it as state_dict(batches_done=...), or use torchdata's StatefulDataLoader, which knows."
-            )
-        record = None if self._is_new else cursor.under_way(worker)
-        if record is None:  # something was set or loaded since, or nothing was begun
-            position = cursor.next(worker, self._sampler._n_dealt)
-            return replace(position, worker=cursor.part(worker, position))
-        pass_ = self._pass_of(record)
-        if pass_ is None:
+        sampler, worker = self._sampler, current_worker()
+        begun = sampler._progress.begun
+        if begun is None or (self._is_new and worker is not None):
+            if begun is None and sampler._progress.workers_may_read:
+                raise RuntimeError(_NOT_KNOWN)
+            position = sampler._progress.next_position(worker, sampler._n_lanes)
+            return replace(position, worker=sampler._progress.part(worker, position))
+        return begun.position_after(self._read_of(begun).n_yielded)
+
+    def _read_of(self, begun: Begun) -> Delivered:
+        """Return what this loader has delivered of a pass."""
+        if begun.is_by_workers:
+            raise RuntimeError(_NOT_KNOWN)
+        if self._pass is None or self._pass.begun is not begun:
             raise RuntimeError(
                 "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
                 "or of sampler.sample(...). Give each loader a sampler of its own."
             )
-        return record.position_after(pass_.n_yielded)
-
-    def _pass_of(self, record: PassRecord | None) -> Delivered | None:
-        """The pass of this loader that has a record; None if it is that of another loader, or of no loader."""
-        return next((pass_ for pass_ in self._passes if pass_.record is record), None)
+        return self._pass
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
@@ -540,14 +536,10 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _yielded(self) -> Tally:
         """The rows that this loader has yielded of the last pass."""
-        last = self._sampler._cursor.last(current_worker())
-        if last is not None and last.is_by_workers:
-            raise RuntimeError(
-                "The workers of a DataLoader take the batches, so that it isn't known here which rows were read. "
-                "Make a Tally, add each batch['index'] to it, and pass it."
-            )
-        pass_ = self._pass_of(last)
-        return Tally() if pass_ is None else pass_.read
+        begun = self._sampler._progress.begun
+        if begun is None and self._sampler._progress.workers_may_read:
+            raise RuntimeError(_NOT_KNOWN)
+        return Tally() if begun is None else self._read_of(begun).read
 
     def to_dataloader(self, *, num_workers: int, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
@@ -587,6 +579,8 @@ class StatefulLoader(Loader[Any, Any]):
         >>> batches.state_dict()["epoch"], batches.state_dict()["segments"]
         (1, [[2, 1, 1]])
         """
+        from annbatch_distributed.loader.workers import WorkerDataLoader
+
         return WorkerDataLoader(self, num_workers=num_workers, **options)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -596,6 +590,17 @@ class StatefulLoader(Loader[Any, Any]):
         and not when the next pass begins.
         """
         self._sampler._load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+
+
+_ENDED = (
+    "Another pass over this loader was begun, which has ended this one: a loader has one pass at a time. For a look at "
+    "batches in the middle of an epoch, make another loader, with a sampler of its own."
+)
+_NOT_KNOWN = (
+    "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Make it with "
+    "loader.to_dataloader(num_workers=...), and ask its state_dict(); or use torchdata's StatefulDataLoader. To check "
+    "what was read, make a Tally, add each batch['index'] to it, and pass it."
+)
 
 
 def _in_turn(load_requests: Generator[Iterator[Any]]) -> Generator[Any]:
@@ -608,11 +613,6 @@ def _in_turn(load_requests: Generator[Iterator[Any]]) -> Generator[Any]:
 async def _returning[Found](found: Found) -> Found:
     """Return what is there, for whoever awaits it."""
     return found
-
-
-def _beginning_with(first: Any, batches: Iterator[Any]) -> Iterator[Any]:  # noqa: ANN401 a batch
-    """Put a batch before others; once it is taken, it isn't held here, as a list that is chained would be."""
-    return chain(iter([first]), batches)
 
 
 class _OneRequest(Sampler):

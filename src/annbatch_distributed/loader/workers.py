@@ -6,17 +6,22 @@ batches are counted as they come out of the workers, whatever was fetched ahead.
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import batched, chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from annbatch_distributed.integers import integer
+from annbatch_distributed.lanes import Segment
 from annbatch_distributed.ranks.worker import current_worker
-from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.state import MOST_SEGMENTS, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from annbatch_distributed.loader import StatefulLoader
-    from annbatch_distributed.resume.state import Position
+    from annbatch_distributed.progress import Begun
     from annbatch_distributed.sampler import DistributedSampler
 
 __all__ = ["WorkerDataLoader"]
@@ -24,7 +29,34 @@ __all__ = ["WorkerDataLoader"]
 #: What torch would divide rows by, or collect batches out of order with.
 _REFUSED = "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"
 
-_END: Any = object()
+_ENDED = (
+    "Another iteration over this DataLoader was begun, so that this one can't go on: its workers read for that one. "
+    "For a look at a batch in the middle of an epoch, make another loader."
+)
+
+
+class _Part(IterableDataset[Any]):
+    """What each worker reads: its part of the pass that the process of the rank has begun."""
+
+    def __init__(self, loader: StatefulLoader) -> None:
+        self._loader = loader
+        # shared by the process of the rank and its workers, those that persist included
+        self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
+
+    def write(self, position: Position) -> None:
+        """Say where the pass begins."""
+        numbers = [position.epoch, position.passes, len(position.segments), *chain.from_iterable(position.segments)]
+        self._numbers[: len(numbers)] = torch.tensor(numbers)
+
+    def __iter__(self) -> Iterator[Any]:
+        if current_worker() is None:
+            return iter(self._loader)
+        epoch, passes, n_segments, *numbers = self._numbers.tolist()
+        segments = tuple(starmap(Segment, islice(batched(numbers, 3), n_segments)))
+        progress = self._loader.sampler._progress
+        progress.go_to(Position(epoch, passes, segments))
+        progress.is_set = True
+        return iter(self._loader)
 
 
 class WorkerDataLoader:
@@ -41,8 +73,6 @@ class WorkerDataLoader:
     """
 
     def __init__(self, loader: StatefulLoader, *, num_workers: int, **options: Any) -> None:  # noqa: ANN401 torch's own
-        from torch.utils.data import DataLoader
-
         num_workers = integer("num_workers", num_workers, least=0)
         if refused := [name for name in _REFUSED if name in options]:
             raise TypeError(
@@ -52,12 +82,14 @@ class WorkerDataLoader:
         if num_workers:
             # zarrs's threads don't survive a fork, and a worker that is started anew takes seconds to import
             options = {"multiprocessing_context": "spawn", "persistent_workers": True} | options
-        self._dataloader = DataLoader(loader, batch_size=None, num_workers=num_workers, **options)
+        self._part = _Part(loader)
+        self._dataloader = DataLoader(self._part, batch_size=None, num_workers=num_workers, **options)
         self._loader = loader
-        self._n_iterations = 0
-        # the iteration that was begun last: where it began, how many batches are done, and whether it has ended
-        self._began_at: Position | None = None
-        self._n_done, self._is_finished = 0, False
+        # the pass that was begun last, and how many batches of it came out of the workers
+        self._begun: Begun | None = None
+        self._n_yielded = 0
+        # how often a mask or rng had been assigned when workers were started that persist
+        self._n_changes: int | None = None
 
     @property
     def dataset(self) -> StatefulLoader:
@@ -95,26 +127,32 @@ class WorkerDataLoader:
         RuntimeError
             While iterating, if another iteration was begun since: workers that persist can't go back to this one.
         """
-        self._n_iterations += 1
-        number, sampler = self._n_iterations, self._loader.sampler
-        n_before, n_left = sampler.batches_done, sampler.n_batches(self._loader.n_obs)
-        batches = iter(self._dataloader)
-        for n_taken in count():
-            if number != self._n_iterations:
-                raise RuntimeError(
-                    "Another iteration over this DataLoader was begun, so that this one can't go on: its workers read "
-                    "for that one now. For a look at a batch in the middle of an epoch, make another loader."
-                )
-            batch = next(batches, _END)
-            if not n_taken:  # later on, the one that was begun last may be that of another DataLoader
-                last = sampler._cursor.last(current_worker())
-                self._began_at = None if last is None else last.position
-            if batch is _END:
-                self._is_finished = True
-                return
+        if not self.num_workers:
+            yield from self._dataloader
+            return
+        self._loader._check_cells()
+        sampler, n_obs = self._loader.sampler, self._loader.n_obs
+        if self._n_changes not in (None, sampler._progress.n_changes):
+            raise RuntimeError(
+                "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
+                "which can't learn of it. Make a new DataLoader."
+            )
+        if self._dataloader.persistent_workers:
+            self._n_changes = sampler._progress.n_changes
+        begun = self._begun = sampler._begin_by_workers(n_obs, self.num_workers)
+        self._n_yielded = 0
+        self._part.write(begun.position)
+        for n_yielded, batch in enumerate(self._dataloader, start=1):
+            if self._begun is not begun:
+                raise RuntimeError(_ENDED)
             # before it is yielded: whoever saves a state has been given this batch
-            self._n_done, self._is_finished = n_before + n_taken + 1, n_taken + 1 == n_left
+            self._n_yielded = n_yielded
+            if n_yielded == begun.n_due:
+                sampler._progress.end(begun)
             yield batch
+            if self._begun is not begun:
+                raise RuntimeError(_ENDED)
+        sampler._progress.end(begun)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch is, by the batches that came out of the workers.
@@ -124,16 +162,15 @@ class WorkerDataLoader:
         RuntimeError
             If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
         """
-        record = self._loader.sampler._cursor.under_way(current_worker())
-        if record is None or self._began_at is None:
-            return self._loader.state_dict()
-        if record.position != self._began_at:
+        begun = self._loader.sampler._progress.begun
+        if begun is None or not begun.is_by_workers:
+            return self._loader._state(None)
+        if begun is not self._begun:
             raise RuntimeError(
                 "The pass that was begun last is not one of this DataLoader, but of another one around the same "
-                "loader, or of the loader itself. Give each a loader and a sampler of its own."
+                "loader. Give each a loader and a sampler of its own."
             )
-        n_done = record.n_batches if self._is_finished and record.n_batches is not None else self._n_done
-        return self._loader.state_dict(batches_done=n_done)
+        return self._loader._state(begun.position_after(self._n_yielded))
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""

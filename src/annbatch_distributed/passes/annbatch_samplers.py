@@ -6,7 +6,7 @@ counts.py and nowhere else; tests/passes/test_annbatch_samplers.py fails if annb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
@@ -24,12 +24,13 @@ from annbatch_distributed.passes.traits import (
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import Rows
+    from annbatch_distributed.rows import Rows
 
 __all__ = [
     "SETTINGS",
     "has_fixed_n_samples",
     "is_annbatchs_own",
+    "is_restricted",
     "labels_and_weights",
     "restrict_by_mask",
 ]
@@ -56,19 +57,22 @@ def is_annbatchs_own(sampler: Sampler) -> bool:
     return type(sampler) in SETTINGS
 
 
-def restrict_by_mask(sampler: Sampler, rows: Rows) -> bool:
-    """Restrict a private copy of a class sampler to the global rows of a shard by its mask; return whether it could be.
+def is_restricted(sampler: Sampler, rows: Rows) -> bool:
+    """Whether a sampler is restricted to the rows of a shard by its mask: a class sampler, to one stretch.
 
-    Its ``sample`` then takes the collection's ``n_obs``, and gives global rows. This is a shortcut: where the shard is
-    one stretch, a mask gives bit for bit the requests that local rows and their translation give, and labels need not
-    be copied.
+    This is a shortcut: a mask gives bit for bit the requests that local rows and their translation give, and labels
+    need not be copied.
     """
-    match rows.pieces:
-        case (range() as stretch,) if isinstance(sampler, ClassSampler) and is_annbatchs_own(sampler):
-            _close_passes(sampler)
-            sampler.mask = slice(stretch.start, stretch.stop)
-            return True
-    return False
+    return isinstance(sampler, ClassSampler) and is_annbatchs_own(sampler) and len(rows.starts) == 1
+
+
+def restrict_by_mask(sampler: Sampler, rows: Rows) -> None:
+    """Restrict a private copy of a class sampler to the global rows of a stretch.
+
+    Its ``sample`` then takes the collection's ``n_obs``, and gives global rows.
+    """
+    _close_passes(cast("ClassSampler", sampler))
+    sampler.mask = slice(int(rows.starts[0]), int(rows.stops[0]))
 
 
 def has_fixed_n_samples(sampler: Sampler) -> bool:

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from annbatch.samplers import DistributedSampler
 
+from annbatch_distributed.masks import resolve_mask
 from annbatch_distributed.passes.private_copy import attributes
 from annbatch_distributed.passes.shard import needs_global_rows
 from annbatch_distributed.passes.traits import chunk_size, drawable_classes, is_random, n_draws, set_draws
-from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, resolve_mask
-from annbatch_distributed.sharding.contract import checked_sharding
-from annbatch_distributed.sharding.remainder import POLICIES
+from annbatch_distributed.plan import POLICIES
+from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, checked_sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import Mask, Remainder, Sharding
+    from annbatch_distributed.masks import Mask
+    from annbatch_distributed.plan import Remainder
+    from annbatch_distributed.sharding import Sharding
 
 __all__ = [
     "ShardingName",

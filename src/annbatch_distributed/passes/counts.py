@@ -12,29 +12,25 @@ one, before any has read a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from annbatch.samplers import RandomSampler
 
+from annbatch_distributed.integers import BOUND
 from annbatch_distributed.passes.annbatch_samplers import has_fixed_n_samples
 from annbatch_distributed.passes.private_copy import private_copy
 from annbatch_distributed.passes.run import follow_epoch
 from annbatch_distributed.passes.shard import localize, needs_global_rows
 from annbatch_distributed.passes.traits import drawable_classes, n_draws, set_draws
-from annbatch_distributed.sharding.integers import BOUND
-from annbatch_distributed.sharding.remainder import check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding.division import Dealt, Division
+    from annbatch_distributed.plan import EpochPlan
 
-__all__ = ["Counts", "check_can_go_on", "count"]
+__all__ = ["Classes", "Counts", "count"]
 
 #: A rank, and the classes that it can draw.
 type Classes = tuple[int, frozenset[str]]
@@ -45,117 +41,88 @@ class Counts(NamedTuple):
 
     sampler_batches: tuple[int, ...]
     """For each rank, the batches that the sampler gives for its shard by itself."""
-    rotates: bool = False
-    """Whether the rows that ``drop`` loses move from epoch to epoch."""
-    classes: tuple[Classes, ...] = ()
+    classes: tuple[Classes, ...]
     """What each rank can draw, if the sampler is a class sampler."""
 
 
-def count(sampler: Sampler, division: Division, n_obs: int) -> Counts:
-    """Ask a sampler about every rank's shard of a collection of ``n_obs`` rows. It is left as it is.
+def count(sampler: Sampler, plan: EpochPlan) -> Counts:
+    """Ask a sampler about every rank's shard of a plan. It is left as it is.
+
+    Of ranks whose shards make no difference to the sampler, one is asked about.
 
     Raises
     ------
     ValueError
         If any rank could not run, or could not have the number of batches that the policy promises.
     """
-    what = f"The window has {len(division.window)} rows"
-    if division.n_samples is not None:
-        what = f"{type(sampler).__name__} draws {division.n_samples} samples"
-    check(division.even, what)
-    dealt = division.dealt(0)
-    asked = _Asked(sampler, division, n_obs)
-    counts, classes = asked.count(dealt)
-    if dealt.is_drawn:
-        return Counts(counts, classes=classes)
-    # where moving would cut runs of a class, an epoch that fails after hours would be worse than to lose the same rows
-    return Counts(counts, rotates=not needs_global_rows(sampler), classes=classes)
+    is_any_rank_other = needs_global_rows(sampler) and not plan.shares_draws
+    kinds = range(plan.world_size) if is_any_rank_other else plan.sizes
+    counts: dict[int, int] = {}
+    classes: list[Classes] = []
+    for rank, kind in enumerate(kinds):
+        if kind not in counts:
+            local, counts[kind] = _count(sampler, plan, rank)
+            classes += [(rank, drawable) for drawable in drawable_classes(local)]
+    sampler_batches = tuple(map(counts.__getitem__, kinds))
+    _check_equal(sampler, plan, sampler_batches)
+    return Counts(sampler_batches, tuple(classes))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What a sampler is asked about."""
-
-    sampler: Sampler
-    division: Division
-    n_obs: int
-
-    def count(self, dealt: Dealt) -> tuple[tuple[int, ...], tuple[Classes, ...]]:
-        """Return the batches of each rank, and what each rank that was asked about can draw, if it draws classes.
-
-        Of ranks whose shards make no difference to the sampler, one is asked about.
-        """
-        kinds = self._kinds(dealt)
-        counts: dict[object, int] = {}
-        classes: list[Classes] = []
-        for rank, kind in enumerate(kinds):
-            if kind not in counts:
-                local, counts[kind] = self._count(dealt, rank)
-                classes += [(rank, drawable) for drawable in drawable_classes(local)]
-        sampler_batches = tuple(map(counts.__getitem__, kinds))
-        self._check_equal(dealt, sampler_batches)
-        return sampler_batches, tuple(classes)
-
-    def _kinds(self, dealt: Dealt) -> Sequence[object]:
-        """For each rank, what makes a difference to the sampler."""
-        is_any_rank_other = needs_global_rows(self.sampler) and not dealt.is_drawn
-        return range(self.division.world_size) if is_any_rank_other else dealt.sizes
-
-    def _count(self, dealt: Dealt, rank: int) -> tuple[Sampler, int]:
-        """Ask about one rank."""
-        sampler, shard, size = self.sampler, dealt.shard(rank), dealt.size(rank)
-        try:
-            local = localize(private_copy(sampler), shard.rows, self.n_obs)
-            if dealt.is_drawn:
-                set_draws(local, size)
-            follow_epoch(local, self.division.epoch)
-            local.validate(len(shard))
-            _refuse_short_draws(local, len(shard))
-            n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
-            if dealt.is_drawn or (reads_every_row(sampler) and self.division.remainder in ("exact", "pad")):
-                _refuse_impossible(n_batches, self.division, size, "samples" if dealt.is_drawn else "rows")
-        except ValueError as error:
-            hint = ""
-            if drawable_classes(sampler):  # what is cut short is a run of a class
-                hint = (
-                    " A mask cuts runs too: write rows that are held out to a collection of their own."
-                    if dealt.is_drawn
-                    else " With sharding='independent' every rank draws from all rows, and no boundary between ranks "
-                    "cuts a run."
-                )
-            raise ValueError(
-                f"{type(sampler).__name__} can't run on the rows of rank {rank} of {self.division.world_size}, which "
-                f"are {shard.rows} of the collection's {self.n_obs} (remainder={self.division.remainder!r}). Given "
-                f"them as [0, {len(shard)}), it says: {error}{hint}"
-            ) from error
-        return local, n_batches
-
-    def _check_equal(self, dealt: Dealt, counts: tuple[int, ...]) -> None:
-        """Raise if the ranks can't have the same number of batches where that is promised."""
-        most, remainder = max(counts), self.division.remainder
-        if remainder == "keep" or min(counts) == most:
-            return
-        short = [rank for rank, count in enumerate(counts) if count < most]
-        if remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
-            short = [rank for rank in short if not self._is_full(dealt, counts[rank], dealt.size(rank))]
-        if not short:
-            return
-        rank, what = short[0], "samples" if dealt.is_drawn else "rows"
-        halved = (
-            "A rank that is one batch short can make up for it only if all its batches are full, of two rows or more. "
-        )
+def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
+    """Ask about one rank."""
+    shard, size = plan.shard(rank), plan.size(rank)
+    try:
+        local = localize(private_copy(sampler), shard.rows, plan.n_obs)
+        if plan.shares_draws:
+            set_draws(local, size)
+        follow_epoch(local, plan.epoch)
+        local.validate(len(shard))
+        _refuse_short_draws(local, len(shard))
+        n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
+        if plan.shares_draws or (reads_every_row(sampler) and plan.remainder in ("exact", "pad")):
+            _refuse_impossible(n_batches, plan, size, "samples" if plan.shares_draws else "rows")
+    except ValueError as error:
+        hint = ""
+        if drawable_classes(sampler):  # what is cut short is a run of a class
+            hint = (
+                " A mask cuts runs too: write rows that are held out to a collection of their own."
+                if plan.shares_draws
+                else " With sharding='independent' every rank draws from all rows, and no boundary between ranks "
+                "cuts a run."
+            )
         raise ValueError(
-            f"remainder={remainder!r} promises the same number of batches on each of the {len(counts)} ranks, but "
-            f"{type(self.sampler).__name__} makes {counts[rank]} of the {dealt.size(rank)} {what} of rank {rank}, and "
-            f"{most} on rank {counts.index(most)}. {halved if remainder == 'exact' else ''}Use another batch_size, "
-            "mask or number of ranks, or remainder='keep' without a collective in each step."
-        )
+            f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.world_size}, which are "
+            f"{shard.rows} of the collection's {plan.n_obs} (remainder={plan.remainder!r}). Given them as "
+            f"[0, {len(shard)}), it says: {error}{hint}"
+        ) from error
+    return local, n_batches
 
-    def _is_full(self, dealt: Dealt, count: int, size: int) -> bool:
-        """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be halved."""
-        batch_size = self.sampler.batch_size
-        assert batch_size is not None
-        return (dealt.is_drawn or reads_every_row(self.sampler)) and batch_size > 1 and 0 < size == count * batch_size
+
+def _check_equal(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ...]) -> None:
+    """Raise if the ranks can't have the same number of batches where that is promised."""
+    most, remainder = max(counts), plan.remainder
+    if remainder == "keep" or min(counts) == most:
+        return
+    short = [rank for rank, count in enumerate(counts) if count < most]
+    if remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
+        short = [rank for rank in short if not _is_full(sampler, plan, counts[rank], plan.size(rank))]
+    if not short:
+        return
+    rank, what = short[0], "samples" if plan.shares_draws else "rows"
+    halved = "A rank that is one batch short can make up for it only if all its batches are full, of two rows or more. "
+    raise ValueError(
+        f"remainder={remainder!r} promises the same number of batches on each of the {len(counts)} ranks, but "
+        f"{type(sampler).__name__} makes {counts[rank]} of the {plan.size(rank)} {what} of rank {rank}, and "
+        f"{most} on rank {counts.index(most)}. {halved if remainder == 'exact' else ''}Use another batch_size, "
+        "mask or number of ranks, or remainder='keep' without a collective in each step."
+    )
+
+
+def _is_full(sampler: Sampler, plan: EpochPlan, count: int, size: int) -> bool:
+    """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be halved."""
+    batch_size = plan.batch_size
+    assert batch_size is not None
+    return (plan.shares_draws or reads_every_row(sampler)) and batch_size > 1 and 0 < size == count * batch_size
 
 
 def reads_every_row(sampler: Sampler) -> bool:
@@ -163,9 +130,9 @@ def reads_every_row(sampler: Sampler) -> bool:
     return not has_fixed_n_samples(sampler) and n_draws(sampler, 1) is None
 
 
-def _refuse_impossible(n_batches: int, division: Division, n_rows: int, what: str) -> None:
+def _refuse_impossible(n_batches: int, plan: EpochPlan, n_rows: int, what: str) -> None:
     """Raise a ValueError if batches can't hold all rows of a rank. ``what`` they hold is the plural of a noun."""
-    policy, size = division.remainder, division.batch_size
+    policy, size = plan.remainder, plan.batch_size
     if size is None:
         return
     if n_batches * size < n_rows:
@@ -194,18 +161,6 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
         advice = "Round a quotient up with math.ceil where the last batch may be short, else down with //."
         raise ValueError(f"{expected}{n_batches}. {advice}")
     return int(n_batches)
-
-
-def check_can_go_on(sampler: Sampler, old: int, new: int) -> None:
-    """Raise if an epoch of a sampler can't go on with ``new`` ranks in place of ``old`` ones."""
-    if reads_every_row(sampler):
-        return
-    raise ValueError(
-        f"The state is of a job of {old} ranks, and this one has {new}. {type(sampler).__name__} was given the number "
-        "of rows to draw on each rank, so that what is left depends on the number of ranks. With "
-        "sharding='independent' the job makes the draws that are left, if it draws with replacement. Or begin the next "
-        "epoch with set_epoch."
-    )
 
 
 # What annbatch's samplers are set to is not public. Where their counts alone don't tell, it is looked at here;

@@ -29,8 +29,8 @@ from annbatch.samplers import ClassSampler
 
 from annbatch_distributed.passes.annbatch_samplers import SETTINGS, labels_and_weights
 from annbatch_distributed.passes.private_copy import attributes
+from annbatch_distributed.plan import POLICIES
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
-from annbatch_distributed.sharding.remainder import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.sharding.rows import Int64Array
+    from annbatch_distributed.rows import Int64Array
 
 __all__ = ["LONGEST", "are_between", "of_ranges", "of_rows"]
 

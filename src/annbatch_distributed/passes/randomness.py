@@ -1,4 +1,4 @@
-"""The generator for (root seed, epoch, rank, pass): randomness keyed by coordinates.
+"""The generator for (root seed, epoch, stream, pass): randomness keyed by coordinates.
 
 A *root seed* stands for the job's randomness: the user's seed, or a number drawn from the wrapped sampler's generator.
 The coordinates stand side by side in numpy's seed sequence. Nothing is added up, so that (seed 0, epoch 1) and
@@ -11,7 +11,7 @@ import copy
 
 import numpy as np
 
-from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.integers import integer
 
 __all__ = ["draw_root_seed", "generator"]
 
@@ -30,24 +30,22 @@ def draw_root_seed(rng: np.random.Generator | None) -> int:
     return int(source.integers(np.iinfo(np.int64).max))
 
 
-def generator(root_seed: int, *, rank: int, epoch: int, passes: int = 0, segment: int = 0) -> np.random.Generator:
-    """Return the generator of one rank's pass over its shard; all arguments are integers of at least 0.
+def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np.random.Generator:
+    """Return the generator of a pass over one stream; all arguments are integers of at least 0.
 
-    ``passes`` is the number of passes that this rank has begun since the epoch was set, ``segment`` how many times the
-    epoch went on with another number of ranks.
+    ``passes`` is the number of passes that were begun since the epoch was set.
 
     In the first pass of epoch 0 it is, bit for bit, annbatch 0.3.1's ``default_rng([rank, root_seed])``: numpy pads a
     seed sequence with zeros. Later passes go in as a spawn key, which numpy keeps apart from the rest. Within a job all
     coordinates give different generators. Root seeds of 2^32 and more take two words of the sequence, so that such a
     root seed may share a generator with another job's smaller one in a later epoch.
 
-    >>> generator(7, rank=1, epoch=0).random() == np.random.default_rng([1, 7]).random()
+    >>> generator(7, stream=1, epoch=0).random() == np.random.default_rng([1, 7]).random()
     True
-    >>> generator(0, rank=0, epoch=1).random() == generator(1, rank=0, epoch=0).random()
+    >>> generator(0, stream=0, epoch=1).random() == generator(1, stream=0, epoch=0).random()
     False
     """
-    coordinates = {"root_seed": root_seed, "rank": rank, "epoch": epoch, "passes": passes, "segment": segment}
-    for name, value in coordinates.items():
+    for name, value in {"root_seed": root_seed, "stream": stream, "epoch": epoch, "passes": passes}.items():
         integer(name, value, least=0)
-    key = (passes, segment) if segment else (passes,) if passes else ()
-    return np.random.default_rng(np.random.SeedSequence([rank, root_seed, epoch], spawn_key=key))
+    key = (passes,) if passes else ()
+    return np.random.default_rng(np.random.SeedSequence([stream, root_seed, epoch], spawn_key=key))

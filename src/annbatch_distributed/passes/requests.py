@@ -5,7 +5,7 @@ Each step is a generator over load requests, and they are put together in this o
 1. ``check`` refuses load requests that can't be read, or would be misread.
 2. ``add_missing_splits`` adds the splits that a sampler left out.
 3. ``enforce_n_batches`` makes the number of batches the planned one.
-4. ``select`` leaves out batches that are done, if an epoch is resumed, and batches of other ``DataLoader`` workers.
+4. ``select`` leaves out the batches that are not in a lane, and ``share`` takes a part of one that lanes share.
 5. ``mark_repeats`` says which rows are repeats, if the policy repeats any.
 6. ``translate`` turns local rows into global ones, and has :mod:`holes` between rows that lie close together read too.
 
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import numpy as np
 
 from annbatch_distributed.passes import holes
-from annbatch_distributed.sharding.batches import contains
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,25 +33,24 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.sharding import Rows
-    from annbatch_distributed.sharding.batches import WorkerBatches
-    from annbatch_distributed.sharding.rows import Int64Array
+    from annbatch_distributed.lanes import Numbers, SharedStep
+    from annbatch_distributed.rows import Int64Array, Rows
 
 
 __all__ = [
     "add_missing_splits",
     "aligned",
     "batches_of",
-    "bounds_of",
     "bounds_of_slices",
     "check",
     "enforce_n_batches",
     "is_index_array",
     "mark_repeats",
     "n_rows_of",
-    "part",
+    "narrowed",
     "rows_of",
     "select",
+    "share",
     "translate",
 ]
 
@@ -239,26 +237,39 @@ def _halved(splits: list[npt.NDArray[Any]], name: str) -> list[npt.NDArray[Any]]
     return [*splits[:index], *np.array_split(splits[index], 2), *splits[index + 1 :]]
 
 
-def select(requests: Iterable[LoadRequest], batches: WorkerBatches) -> Iterator[LoadRequest]:
-    """Keep the batches that are left of a pass, or the part of one ``DataLoader`` worker, and the rows they need."""
-    n_before = 0
-    last, end = (max((part[-1] for part in numbers), default=-1) for numbers in (batches.own, batches.left))
+def select(requests: Iterable[LoadRequest], numbers: Numbers, n_batches: int) -> Iterator[LoadRequest]:
+    """Keep the batches of some numbers, which ascend, of ``n_batches``, and the rows that they need."""
+    wanted = iter(numbers)
+    part, n_before = next(wanted), 0
     for request in requests:
         n_here = len(request["splits"])
-        numbers = range(n_before, n_before + n_here)
-        n_before += n_here
-        kept = [index for index, number in enumerate(numbers) if contains(batches.own, number)]
+        kept: list[int] = []
+        while part and part.start < n_before + n_here:
+            here = range(part.start, min(part.stop, n_before + n_here), part.step)
+            kept += range(here.start - n_before, here.stop - n_before, here.step)
+            part = part[len(here) :] or next(wanted, range(0))
         if len(kept) == n_here:
             yield request
         elif kept:
-            yield part(request, kept)
-        if last < n_before and last < end:  # whoever has the last batch sees whether the sampler keeps its promise
+            yield narrowed(request, [request["splits"][index] for index in kept])
+        n_before += n_here
+        # whoever has the last batch sees whether the sampler keeps its promise
+        if not part and numbers[-1][-1] < n_batches - 1:
             return
 
 
-def part(request: LoadRequest, kept: Sequence[int]) -> LoadRequest:
-    """Return a request with the batches of these indices, and an index array of the rows that they need."""
-    splits = [request["splits"][index] for index in kept]
+def share(requests: Iterable[LoadRequest], step: SharedStep) -> Iterator[LoadRequest]:
+    """Keep the part of the one batch that a lane shares with others, or mark it as a repeat."""
+    for request in requests:
+        (split,) = request["splits"]
+        found: Any = narrowed(request, [np.array_split(split, step.n_parts)[step.part]])
+        if step.is_repeat:
+            found["repeated"] = np.ones(len(found["requests"]), dtype=np.bool_)
+        yield found
+
+
+def narrowed(request: LoadRequest, splits: Sequence[npt.NDArray[Any]]) -> LoadRequest:
+    """Return a request with some splits of it, or parts of them, and an index array of the rows that they need."""
     positions = rows_of(request["requests"])
     due = np.unique(np.concatenate(splits))
     found: Any = {
@@ -374,28 +385,6 @@ def _check_bounds(lowest: int, highest: int, n_rows: int, name: str) -> None:
             "must stay within the n_obs that sample(n_obs) gets. If it holds something for each row of the "
             "collection, register a function for its type with annbatch_distributed.passes.localize."
         )
-
-
-def bounds_of(request: LoadRequest, splits: list[npt.NDArray[Any]], *, once: bool) -> tuple[Int64Array, Int64Array]:
-    """Return the starts and stops of the global rows that some splits of a request consist of, repeats left out.
-
-    ``once`` says that no row of the request is in its splits more than once.
-    """
-    requests = request["requests"]
-    repeated: Any = request.get("repeated")
-    if once and not is_index_array(requests) and repeated is None:
-        starts = np.array([part.start for part in requests], dtype=np.int64)
-        stops = np.array([part.stop for part in requests], dtype=np.int64)
-        if sum(map(len, splits)) == (stops - starts).sum():  # all of them
-            return starts, stops
-    positions = np.concatenate(splits)
-    if repeated is not None:
-        positions = positions[~repeated[positions]]
-    chosen = np.unique(rows_of(requests)[positions]).astype(np.int64)
-    if not len(chosen):
-        return chosen, chosen
-    gaps = np.flatnonzero(np.diff(chosen) > 1)
-    return chosen[np.append(0, gaps + 1)], chosen[np.append(gaps, -1)] + 1
 
 
 def batches_of(request: LoadRequest) -> Iterator[npt.NDArray[np.integer[Any]]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.sharding import Rows
+    from annbatch_distributed.rows import Rows
 
 __all__ = ["localize", "localized", "needs_global_rows"]
 

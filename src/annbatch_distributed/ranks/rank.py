@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from annbatch_distributed.sharding.integers import integer
+from annbatch_distributed.integers import integer
 
 __all__ = ["MOST_RANKS", "Rank"]
 

@@ -10,15 +10,16 @@ import os
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING
 
-from annbatch_distributed.sharding.batches import Worker
+from annbatch_distributed.lanes import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-__all__ = ["current_worker", "worker_info_hidden"]
+__all__ = ["base_seed", "current_worker", "n_started", "note_started", "worker_info_hidden"]
 
 #: What is hidden is hidden from all threads, so that they take turns.
 _hiding = threading.RLock()
@@ -45,6 +46,37 @@ def current_worker() -> Worker | None:
     with _hiding:
         info = torch.utils.data.get_worker_info()
     return None if info is None else Worker(info.id, info.num_workers)
+
+
+def base_seed() -> int:
+    """Return the seed that torch has drawn for all workers of this iteration, in one of them."""
+    import torch
+
+    with _hiding:
+        info = torch.utils.data.get_worker_info()
+    assert info is not None
+    return (info.seed - info.id) % (1 << 62)
+
+
+def n_started() -> int:
+    """Return how many processes this one has started that may be workers."""
+    return _n_started
+
+
+def note_started() -> None:
+    """Note that one is being started, if that is what something is pickled for."""
+    if get_spawning_popen() is not None:
+        _count_started()
+
+
+def _count_started() -> None:
+    global _n_started  # noqa: PLW0603 it is of the process
+    _n_started += 1
+
+
+_n_started = 0
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_count_started)
 
 
 def worker_info_hidden(worker: Worker | None) -> AbstractContextManager[None]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from matplotlib.axes import Axes
 
-    from annbatch_distributed.sharding import EpochPlan
+    from annbatch_distributed.plan import EpochPlan
 
     type Floats = npt.NDArray[np.floating[Any]]
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from annbatch_distributed.sharding import EpochPlan, Rows
+    from annbatch_distributed.plan import EpochPlan
+    from annbatch_distributed.rows import Rows
 
 __all__ = ["as_frame", "as_html", "as_text", "percent", "title"]
 
@@ -54,7 +55,7 @@ def title(plan: EpochPlan) -> str:
     if repr(plan.sharding) != "Contiguous()":  # the default goes without saying
         settings.insert(0, f"sharding={getattr(plan.sharding, '__name__', plan.sharding)}")
     settings.append("no batch size" if plan.batch_size is None else f"batch size {plan.batch_size}")
-    epoch = f"what is left of epoch {plan.epoch}" if plan.segment else f"epoch {plan.epoch}"
+    epoch = f"epoch {plan.epoch}"
     what = f"draw {sum(plan.sizes)} samples from" if plan.shares_draws else "share"
     who = f"{plan.world_size} {'' if plan.n_processes is None else 'virtual '}ranks"
     who += "" if plan.n_processes is None else f" on {plan.n_processes} ranks"
@@ -128,8 +129,8 @@ def _lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[_Line]:
     for rank in ranks:
         shard = plan.shard(rank)
         runs = () if plan.n_processes is None else (rank * plan.n_processes // plan.world_size,)
-        rows = _in_short(plan.dealt.in_order(rank))
-        yield _Line((*runs, rank), plan.n_batches(rank), plan.dealt.size(rank), len(shard) - shard.n_own, rows)
+        rows = _in_short(plan.in_order(rank))
+        yield _Line((*runs, rank), plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows)
 
 
 def _cells(line: _Line) -> tuple[str, ...]:
@@ -165,14 +166,18 @@ def _bar(rows: Rows, n_obs: int, colour: str, label: str) -> str:
 
 
 def _notes(plan: EpochPlan) -> Iterable[str]:
-    """What is lost and repeated, what would lose none, and what that takes of memory."""
+    """What is left, what is lost and repeated, what would lose none, and what that takes of memory."""
+    if plan.left is not None:
+        least, most = min(plan.left), max(plan.left)
+        batches = f"{most}" if least == most else f"{least} to {most}"
+        yield f"left of it: {batches} batches on each of {len(plan.left)} {'virtual ' * bool(plan.n_processes)}ranks"
     if plan.shares_draws:
         yield f"alone, the wrapped sampler draws {plan.n_samples} samples"
     else:
         lost = f"lost in this epoch: {plan.n_lost} rows"
         lost += f", {percent(plan)} ({_in_short(plan.lost)})" if plan.n_lost else ""
         yield lost + (f"; repeated: {plan.n_repeated}" if plan.n_repeated else "")
-    if plan.n_lost and not plan.segment:
+    if plan.n_lost and plan.left is None:
         yield 'to lose none: remainder="exact", "keep" or "pad"'
     if plan.rows_in_memory is not None:
         yield f"in memory: up to {plan.rows_in_memory} rows on each rank"

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from annbatch_distributed.sharding.selection import chunks
-
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from annbatch_distributed.sharding.plan import EpochPlan
-    from annbatch_distributed.sharding.rows import Int64Array, IntArray, Rows
+    from annbatch_distributed.plan import EpochPlan
+    from annbatch_distributed.rows import Int64Array, IntArray, Rows
 
 __all__ = ["Composition", "composition"]
 
@@ -93,8 +91,8 @@ def _encoded(labels: object, n_obs: int) -> tuple[IntArray, list[Any]]:
 
 def _count(rows: Rows, codes: IntArray, n_labels: int) -> Int64Array:
     counts = np.zeros(n_labels, dtype=np.int64)
-    for positions in chunks(len(rows)):
-        counts += np.bincount(codes[rows.to_global(positions)], minlength=n_labels)
+    for part in rows.arrays():
+        counts += np.bincount(codes[part], minlength=n_labels)
     return counts
 
 

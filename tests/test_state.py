@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from annbatch_distributed.resume.state import Position, Segment, differences, from_state, to_state
-from annbatch_distributed.sharding.batches import Worker
+from annbatch_distributed.lanes import Worker
+from annbatch_distributed.state import Position, Segment, differences, from_state, to_state
 
 #: As a file would have it, written by hand.
 STATE: dict[str, Any] = {
@@ -35,8 +35,8 @@ def test_what_is_read_of_a_state_is_what_is_written_in_it() -> None:
     at, identity = from_state(STATE)
     assert (at.epoch, at.passes) == (2, 1)
     first, second = at.segments
-    assert (first.world_size, first.n_workers, first.done) == (3, 1, 5)
-    assert (second.world_size, second.n_workers, second.done) == (4, 2, 7)
+    assert (first.n_lanes, first.n_workers, first.done) == (3, 1, 5)
+    assert (second.n_lanes, second.n_workers, second.done) == (4, 2, 7)
     assert at.worker is not None
     assert (at.worker.number, at.worker.n_workers) == (0, 2)
     assert identity == IDENTITY
@@ -44,7 +44,7 @@ def test_what_is_read_of_a_state_is_what_is_written_in_it() -> None:
 
 
 def test_what_is_written_to_a_state_is_what_was_said() -> None:
-    segments = (Segment(world_size=3, n_workers=1, done=5), Segment(world_size=4, n_workers=2, done=7))
+    segments = (Segment(n_lanes=3, n_workers=1, done=5), Segment(n_lanes=4, n_workers=2, done=7))
     position = Position(epoch=2, passes=1, segments=segments, worker=Worker(number=0, n_workers=2))
     assert json.loads(json.dumps(to_state(position, IDENTITY))) == STATE
     whole = to_state(Position(epoch=2, passes=1, segments=segments), IDENTITY)
@@ -99,9 +99,9 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"segments": [4, 1, 3]}, "cannot unpack non-iterable int object"),
     ({"segments": [[4, 3]]}, r"not enough values to unpack \(expected 3, got 2\), in .*\[\[4, 3\]\]"),
     ({"segments": [[4, 1, 3, 0]]}, "too many values to unpack"),
-    ({"segments": ["413"]}, "world size must be an integer from 1 to 1048576, got '4'"),
-    ({"segments": [[0, 1, 3]]}, "world size must be an integer from 1 to 1048576, got 0"),
-    ({"segments": [[2**20 + 1, 1, 3]]}, "world size must be an integer from 1 to 1048576, got 1048577"),
+    ({"segments": ["413"]}, "number of lanes must be an integer from 1 to 1048576, got '4'"),
+    ({"segments": [[0, 1, 3]]}, "number of lanes must be an integer from 1 to 1048576, got 0"),
+    ({"segments": [[2**20 + 1, 1, 3]]}, "number of lanes must be an integer from 1 to 1048576, got 1048577"),
     ({"segments": [[2, 10**8, 3]]}, "number of workers must be an integer from 1 to 1048576, got 100000000"),
     ({"segments": [[2, 1, -3]]}, "batches done must be an integer from 0 to 9223372036854775807, got -3"),
     ({"worker": [2, 2]}, "worker must be an integer from 0 to 1, got 2"),

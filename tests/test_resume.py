@@ -5,28 +5,26 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler, SequentialSampler
-from hypothesis import assume, event, given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from annbatch_distributed.resume.remaining import remaining
-from tests.resume.test_state import DAMAGED, NO_STATES
-from tests.resume.test_state import STATE as OTHER_STATE
 from tests.samplers import batches, job, repeats, request_rows
 from tests.strategies import jobs
+from tests.test_state import DAMAGED, NO_STATES
+from tests.test_state import STATE as OTHER_STATE
+from tests.workers import as_worker, in_turn
 
 if TYPE_CHECKING:
-    from annbatch_distributed.sharding import Rows
+    from annbatch_distributed.rows import Rows
     from tests.strategies import Job
-
-
-pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def random(**options: Any) -> DistributedSampler:
@@ -45,46 +43,124 @@ def resumed(before: DistributedSampler, done: int, **options: Any) -> Distribute
     return after
 
 
-@given(jobs(), st.integers(0, 3), st.integers(0, 2), st.data())
-def test_the_rest_of_an_epoch_is_bit_for_bit_the_rest_of_the_uninterrupted_run(
-    drawn: Job, epoch: int, passes: int, data: st.DataObject
-) -> None:
-    ranks = drawn.ranks()
-    try:
-        ranks[0].validate(drawn.n_obs)
-    except ValueError:
-        assume(False)
-    plan = ranks[0].plan(drawn.n_obs)
-    total = max(plan.sampler_batches)
-    done = data.draw(st.integers(0, total), label="done")
-    states = []
-    for rank in ranks:
-        rank.set_epoch(epoch)
-        for _ in range(passes):
-            rank.sample(drawn.n_obs)
-        requests = list(rank.sample(drawn.n_obs))
-        following = batches(rank.sample(drawn.n_obs))
-        again = drawn.ranks()[rank.rank]
-        rank.set_epoch(epoch)
-        for _ in range(passes + 1):
-            rank.sample(drawn.n_obs)
-        state = json.loads(json.dumps(rank.state_dict(batches_done=done)))
-        states.append(state)
-        again.load_state_dict(state)
-        event(f"{drawn.kind}, {drawn.options['remainder']}, {drawn.options['sharding'].__class__.__name__}")
+#: A batch: its rows, and which of them are repeats.
+type Batch = tuple[tuple[int, ...], tuple[bool, ...]]
 
-        expected = following if done == total else batches(requests)[done:]
-        assert again.n_batches(drawn.n_obs) == len(expected)
-        if 0 < done < total and expected:  # a look at the first batch changes nothing
-            next(again.sample(drawn.n_obs))
-        assert again.n_batches(drawn.n_obs) == len(expected)
-        rest_requests = list(again.sample(drawn.n_obs))
-        assert batches(rest_requests) == expected
-        if drawn.options["remainder"] == "pad" and done < total:
-            assert repeats(rest_requests) == repeats(requests)[done:]
-        if done < total:
-            assert batches(again.sample(drawn.n_obs)) == following
-    assert all(state == states[0] for state in states)
+
+def read_by(sampler: DistributedSampler, n_obs: int) -> list[Batch]:
+    """The batches of a pass."""
+    requests = list(sampler.sample(n_obs))
+    rows = batches(requests)
+    marks = (
+        repeats(requests) if any("repeated" in request for request in requests) else [[False] * len(r) for r in rows]
+    )
+    return [(tuple(own), tuple(own_marks)) for own, own_marks in zip(rows, marks, strict=True)]
+
+
+def read_by_workers(sampler: DistributedSampler, n_obs: int, n_workers: int) -> list[Batch]:
+    """The batches of a pass of workers, as torch collects them."""
+    streams = []
+    for worker in range(n_workers):
+        with as_worker(worker, n_workers):
+            streams.append(iter(read_by(copy.deepcopy(sampler), n_obs)))
+    return list(in_turn(streams))
+
+
+def asked(samplers: list[DistributedSampler], n_obs: int) -> list[int] | str:
+    """How many batches each rank has left, or the error, which is the same on all of them."""
+    answers: set[str] = set()
+    counts = []
+    for sampler in samplers:
+        try:
+            counts.append(sampler.n_batches(n_obs))
+        except ValueError as error:
+            answers.add(str(error))
+    assert len(answers) + bool(counts) == 1
+    return counts or answers.pop()
+
+
+@given(
+    jobs(),
+    st.integers(0, 2),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=4),
+)
+def test_the_batches_of_an_epoch_are_those_of_the_uninterrupted_one_whatever_interrupts_it(
+    drawn: Job, epoch: int, parts: list[tuple[int, int, int]]
+) -> None:
+    """Each part is run by a number of ranks and of workers; the last one runs to the end."""
+    n_obs, policy = drawn.n_obs, drawn.options["remainder"]
+    whole, read = Counter[Batch](), Counter[Batch]()
+    segments: list[list[int]] = []
+    for which, (world_size, n_workers, n_done) in enumerate(parts):
+        ranks = of_epoch(drawn, world_size, epoch, segments)
+        counts = asked(ranks, n_obs)
+        if isinstance(counts, str):
+            assert not segments or "would have to be shared out" in counts
+            return
+        assert policy == "keep" or len(set(counts)) == 1
+        if not segments:  # nothing is done yet
+            whole = Counter(batch for rank in of_epoch(drawn, world_size, epoch, []) for batch in read_by(rank, n_obs))
+        done = n_done if which < len(parts) - 1 else max(counts)
+        for rank, count in zip(ranks, counts, strict=True):
+            found = read_by_workers(rank, n_obs, n_workers) if n_workers else read_by(rank, n_obs)
+            assert len(found) == count
+            read.update(found[:done])
+        if done >= max(counts):
+            break
+        part = [world_size, max(1, n_workers) if ranks[0].shuffle else 1]
+        if segments and segments[-1][:2] == part:
+            segments[-1][2] += done
+        elif done:
+            segments.append([*part, done])
+    event(f"{drawn.kind}, {policy}, {len(segments)} segments before the last")
+    check_same_batches(whole, read, policy, world_size)
+
+
+def check_same_batches(whole: Counter[Batch], read: Counter[Batch], policy: str, n_ranks: int) -> None:
+    """Check that what was read are the batches of an uninterrupted epoch, as far as a policy promises it."""
+    missing, others = whole - read, read - whole
+    if policy == "drop":
+        assert not others
+        assert missing.total() < n_ranks
+    elif policy == "pad":
+        assert not missing
+        assert all(all(marks) and any(rows == own for own, _ in whole) for rows, marks in others)
+    elif policy == "exact":  # parts of batches that were shared out
+        assert sorted(rows_in(missing)) == sorted(rows_in(others))
+        assert others.total() in (0, n_ranks)
+    else:
+        assert not missing
+        assert not others
+
+
+def of_epoch(drawn: Job, world_size: int, epoch: int, segments: list[list[int]]) -> list[DistributedSampler]:
+    """The ranks of a job that begins an epoch, or goes on with it."""
+    ranks = job(drawn.sampler, world_size, **drawn.options | {"seed": drawn.options["seed"] or 0})
+    for rank in ranks:
+        if segments:
+            rank.load_state_dict(rank.state_dict(batches_done=0) | {"epoch": epoch, "segments": segments})
+        rank.set_epoch(epoch)
+    return ranks
+
+
+def rows_in(counted: Counter[Batch]) -> list[int]:
+    return [row for rows, _ in counted.elements() for row in rows]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_batches_too_small_to_be_shared_out_are_an_error_that_names_numbers_of_ranks_that_fit(n_ranks: int) -> None:
+    state = random(remainder="exact", mask=slice(0, 69)).state_dict(batches_done=8)
+    assert state["segments"] == [[2, 1, 8]]
+    # each of two ranks has one batch left, of 3 and of 2 rows, and a last one
+    messages = set()
+    for rank in range(7):
+        sampler = DistributedSampler(
+            RandomSampler(4, 4, 4), dist_info=Rank(rank, 7), seed=0, remainder="exact", mask=slice(0, 69)
+        )
+        with pytest.raises(ValueError, match="would have to be shared out") as error:
+            sampler.load_state_dict(state | {"identity": state["identity"] | {"n_obs": 96}})
+        messages.add(str(error.value))
+    assert len(messages) == 1
 
 
 def test_of_the_request_in_the_middle_only_the_rows_still_due_are_read() -> None:
@@ -316,7 +392,7 @@ def everything(source: Any) -> list[Any]:
     following = copy.deepcopy(sampler)
     passes = [batches(following.sample(N_OBS)) for _ in range(2)]
     plan = str(copy.deepcopy(sampler).plan(N_OBS))
-    held = [dict(vars(thing)) for thing in (source, sampler, sampler._cursor)]
+    held = [dict(vars(thing)) for thing in (source, sampler)]
     return [state, sampler.epoch, sampler.batches_done, plan, passes, held]
 
 
@@ -361,7 +437,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "more batches in all than there are": (
         {},
         of_epoch_3([[2, 3, 7], [2, 2, 6]]),
-        "13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12",
+        "6 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 5",
     ),
     "a number that no collection could have": (
         {},
@@ -393,10 +469,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         of_epoch_3([[1, 1, 24], [2, 1, 1]], identity={"remainder": "exact"}),
         "1 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 0",
     ),
-    "a rank that can't have as many batches as the other": (
+    "a batch that can't be shared out": (
         {"remainder": "exact", "mask": slice(0, 69)},
         of_epoch_3([[1, 1, 17]], identity={"remainder": "exact", "mask": "0:69"}),
-        "The window has 1 rows, too few for 2 ranks",
+        "1 would have to be shared out, some of 1 rows. Go on with 1 ranks",
     ),
     "as many changes as a state can hold": (
         {},
@@ -445,23 +521,6 @@ def test_a_loader_knows_its_rows_and_refuses_what_they_cannot_be_gone_on_with(st
     else:
         made.load_state_dict(of_more_rows, strict=False)
         assert made.sampler.n_batches(N_OBS) == 8
-
-
-def test_what_was_worked_out_to_load_a_state_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return remaining(*args, **kwargs)
-
-    monkeypatch.setattr("annbatch_distributed.resume.planner.remaining", counted)
-    made = random()
-    made.load_state_dict(of_epoch_3([[3, 1, 4], [4, 1, 1]]))
-    assert len(calls) == 2
-    assert made.n_batches(N_OBS) == 4
-    list(made.sample(N_OBS))
-    made.state_dict(batches_done=5)
-    assert len(calls) == 2
 
 
 def test_the_last_change_that_a_state_can_hold_can_be_made_and_none_after_it() -> None:

@@ -8,8 +8,9 @@ collection is:
 ``epoch``, ``pass``
     Which epoch, and which of the passes that were begun since the epoch was set.
 ``segments``
-    The stretches of the epoch that were run so far: world size, number of ``DataLoader`` workers where it makes a
-    difference, and batches that every rank has done.
+    The parts of the epoch that were run so far: number of lanes (ranks, or virtual ones), number of ``DataLoader``
+    workers where it makes a difference, and batches that every lane has done. The epoch has as many streams as its
+    first segment has lanes.
 ``worker``
     Which worker's state it is, if it is only that of one.
 ``identity``
@@ -25,11 +26,11 @@ from hashlib import blake2b
 from numbers import Integral
 from operator import index
 from reprlib import Repr
-from typing import Any, NamedTuple
+from typing import Any
 
+from annbatch_distributed.integers import BOUND
+from annbatch_distributed.lanes import Segment, Worker
 from annbatch_distributed.ranks.rank import MOST_RANKS
-from annbatch_distributed.sharding.batches import Collected, Worker
-from annbatch_distributed.sharding.integers import BOUND
 
 __all__ = [
     "MOST_SEGMENTS",
@@ -61,17 +62,6 @@ _NEED_NOT_KNOW = "n_obs", "data sets", "align"
 type Identity = dict[str, int | str | None]
 
 
-class Segment(NamedTuple):
-    """A stretch of an epoch that was run with one world size and one number of workers."""
-
-    world_size: int
-    """How many ranks there were."""
-    n_workers: int
-    """How many ``DataLoader`` workers shared each rank's batches: 1 if there are none, or it doesn't matter."""
-    done: int
-    """How many batches every rank has done."""
-
-
 @dataclass(frozen=True)
 class Position:
     """Where a pass begins."""
@@ -94,29 +84,25 @@ class Position:
         """Return the same position, without segments in which nothing was done."""
         return replace(self, segments=tuple(segment for segment in self.segments if segment.done))
 
-    def before(self, world_size: int) -> tuple[Segment, ...]:
-        """Return the segments but for the last ones, as far as they have this world size."""
-        n_others = len(self.segments)
-        while n_others and self.segments[n_others - 1].world_size == world_size:
-            n_others -= 1
-        return self.segments[:n_others]
+    def n_streams(self, n_lanes: int) -> int:
+        """Return how many streams the epoch has that so many lanes go on with, or begin."""
+        return self.segments[0].n_lanes if self.resumes else n_lanes
 
-    def collected(self, world_size: int) -> Collected:
-        """Return the number of workers and the batches done of each of the last segments with this world size."""
-        last = self.segments[len(self.before(world_size)) :]
-        return tuple((segment.n_workers, segment.done) for segment in last)
+    @property
+    def done(self) -> int:
+        """How many batches of the epoch every lane has done, over all segments."""
+        return sum(segment.done for segment in self.segments)
 
-    def done(self, world_size: int) -> int:
-        """Return how many batches were done in the last segments with this world size."""
-        return sum(done for _, done in self.collected(world_size))
-
-    def going_on(self, world_size: int, n_workers: int) -> Position:
-        """Return the same position, with a last segment of this world size and number of workers."""
-        if self.segments and self.segments[-1][:2] == (world_size, n_workers):
+    def run_by(self, n_lanes: int, n_workers: int) -> Position:
+        """Return the same position, with a last segment of this number of lanes and workers."""
+        if self.segments and self.segments[-1][:2] == (n_lanes, n_workers):
             return self
-        return replace(self, segments=(*self.segments, Segment(world_size, n_workers, 0)))
+        segments = self.without_idle_segments().segments
+        if not segments or segments[-1][:2] != (n_lanes, n_workers):
+            segments = (*segments, Segment(n_lanes, n_workers, 0))
+        return replace(self, segments=segments)
 
-    def moved_to(self, done: int) -> Position:
+    def at(self, done: int) -> Position:
         """Return the same position, with ``done`` batches in the last segment."""
         *others, last = self.segments
         return replace(self, segments=(*others, last._replace(done=done)))
@@ -157,7 +143,7 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
     >>> state
     {'version': 1, 'epoch': 3, 'pass': 0, 'segments': [[8, 1, 120]], 'identity': {'n_obs': 10000}}
     >>> from_state(state)[0].segments
-    (Segment(world_size=8, n_workers=1, done=120),)
+    (Segment(n_lanes=8, n_workers=1, done=120),)
     """
     return {
         "version": VERSION,
@@ -183,11 +169,11 @@ def from_state(state: object) -> tuple[Position, Identity]:
         _integer("version", version, least=VERSION, most=VERSION)
         segments = tuple(
             Segment(
-                _integer("world size", world_size, least=1, most=MOST_RANKS),
+                _integer("number of lanes", n_lanes, least=1, most=MOST_RANKS),
                 _integer("number of workers", n_workers, least=1, most=MOST_RANKS),
                 _integer("batches done", done),
             )
-            for world_size, n_workers, done in state["segments"]
+            for n_lanes, n_workers, done in state["segments"]
         )
         _integer("number of segments", len(segments), least=1, most=MOST_SEGMENTS)
         if worker is not None:

@@ -1,0 +1,433 @@
+"""The plan of an epoch: every rank's rows and batches, and what is lost or repeated.
+
+A sharding puts the rows of the window into one order, and that is cut into a stretch for each rank. The plan is a
+description, works out a rank's shard when asked for it, and gives the same answers on every rank.
+
+Let the window have N rows, W ranks, batch size b, and q = N // W. The stretch of a rank has
+
+=========  ==================================================  ==========================================
+policy     rows of a rank                                      batches of a rank
+=========  ==================================================  ==========================================
+``drop``   q // b * b                                          q // b, all full
+``keep``   q; the last N mod W ranks have q + 1                ceil(rows / b): may differ by one
+``exact``  q; the last N mod W ranks have q + 1                B = ceil(N / (W * b)) on every rank
+``pad``    B * b: its own as under ``exact``, then repeats     B, all full
+=========  ==================================================  ==========================================
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+from annbatch_distributed.integers import integer
+from annbatch_distributed.names import check_names, names_of
+from annbatch_distributed.report import table
+from annbatch_distributed.report.composition import composition
+from annbatch_distributed.rows import Rows, whole_chunks_first
+from annbatch_distributed.sharding import Contiguous, Shuffled, ordered
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from annbatch_distributed.sharding import Sharding
+
+__all__ = ["POLICIES", "EpochPlan", "Remainder", "Shard"]
+
+type Remainder = Literal["drop", "keep", "exact", "pad"]
+
+POLICIES: tuple[Remainder, ...] = get_args(Remainder.__value__)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows that one rank reads in one epoch; local row ``p`` is the ``p``-th of them."""
+
+    rows: Rows
+    """All of them, as global rows."""
+    n_own: int
+    """How many of them, the leading ones, are this rank's own. Those after them are repeats."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def repeated(self) -> Rows:
+        """The rows that are repeats (under ``remainder="pad"``): they are some rank's own rows as well."""
+        return self.rows.cut(self.n_own, len(self))
+
+
+@dataclass(frozen=True, repr=False)
+class EpochPlan:
+    """What every rank reads in one epoch; made by :meth:`DistributedSampler.plan`.
+
+    ``str(plan)`` is a small table, and what would lose fewer rows; in a notebook, each rank has a bar that shows where
+    its rows are.
+    :meth:`to_frame` and :meth:`plot` make a table of pandas' and a picture of it.
+
+    Examples
+    --------
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import DistributedSampler, Rank
+    >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+    >>> plan = DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000)
+    >>> print(plan)
+    epoch 0: 2 ranks share 20000 of 20000 rows (remainder="drop", batch size 256)
+    rank  batches  rows  repeated  global rows
+       0       39  9984         0  0:9984
+       1       39  9984         0  9984:19968
+    lost in this epoch: 32 rows, 0.16 % (19968:20000)
+    to lose none: remainder="exact", "keep" or "pad"
+    in memory: up to 2048 rows on each rank
+    >>> plan.n_batches(1), len(plan.shard(1)), list(plan.lost)[0]
+    (39, 9984, 19968)
+    """
+
+    n_obs: int
+    """Rows of the whole collection."""
+    epoch: int
+    """Which epoch this is the plan of."""
+    world_size: int
+    """The number of ranks, or of virtual ranks if there are such."""
+    window: Rows
+    """The rows that the ranks share out: those that the mask selects."""
+    remainder: Remainder
+    """What becomes of the rows that don't divide evenly."""
+    batch_size: int | None
+    """Rows of a full batch; None where the wrapped sampler has none."""
+    sharding: Sharding
+    """What deals the rows to the ranks."""
+    seed: int | None
+    """What the sharding's own randomness begins from, the same on every rank."""
+    n_samples: int | None
+    """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
+    order: Rows = field(repr=False)
+    """The rows that are not lost, in the order of the sharding."""
+    lost: Rows = field(repr=False)
+    """The rows of the window that no rank is given in this epoch.
+
+    What the wrapped sampler itself leaves out of a rank's rows (``drop_last``, ``num_samples``) is not among them.
+    """
+    grid: int | None = None
+    """Of which number the first rows of whole chunks are multiples; None leaves rows in the order of the sharding."""
+    sampler_batches: tuple[int, ...] = field(default=(), repr=False)
+    """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
+    left: tuple[int, ...] | None = field(default=None, repr=False)
+    """For each rank of a job that goes on with an epoch, how many batches it has left; None where it begins."""
+    n_processes: int | None = None
+    """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
+    rows_per_request: int | None = field(default=None, repr=False, compare=False)
+    """Rows that a loader holds at most: those of a load request, and of those that are read ahead; None if unknown."""
+    cells: tuple[pd.Index[Any], ...] | None = field(default=None, repr=False, compare=False)
+    """The names of the cells of each data set, where a loader has made the plan and knows them."""
+
+    @classmethod
+    def of(
+        cls,
+        sharding: Sharding,
+        window: Rows,
+        *,
+        rotates: bool,
+        align: int | None,
+        **settings: Any,  # noqa: ANN401 fields
+    ) -> Self:
+        """Return the plan of an epoch; the settings are the other fields.
+
+        ``rotates`` says whether the rows that ``drop`` loses move from epoch to epoch: in epoch 0 the last rows are
+        lost, as annbatch has it, and each epoch loses the rows before those that the last one lost, going round. So
+        every row is lost equally often, and where fewer than half of the rows are lost at once, any two consecutive
+        epochs together read every row.
+        """
+        bare = cls(sharding=sharding, window=window, order=Rows(), lost=Rows(), **settings)
+        bare.check_enough()
+        kept, lost, n_rows, n_lost = window, Rows(), len(window), bare.n_lost
+        if n_lost:
+            start = -bare.epoch * n_lost % n_rows if rotates else 0
+            kept, lost = window.cyclic(start, n_rows - n_lost), window.cyclic(start - n_lost, n_lost)
+        if (
+            isinstance(sharding, Shuffled)
+            and sharding.block_size is not None
+            and (align is None or sharding.block_size % align)
+        ):
+            align = sharding.block_size
+        if bare._has_annbatchs_layout:
+            align = None
+        order = ordered(sharding, kept, epoch=bare.epoch, seed=bare.seed)
+        return replace(bare, order=order, lost=lost, grid=align)
+
+    @property
+    def _has_annbatchs_layout(self) -> bool:
+        """Whether annbatch's own ``DistributedSampler`` gives each rank the same rows, whose order stays the same."""
+        is_whole = self.remainder == "drop" or (self.remainder == "keep" and self.n_obs % self.world_size == 0)
+        is_open = len(self.window) == self.n_obs
+        return not self.epoch and is_open and is_whole and isinstance(self.sharding, Contiguous)
+
+    def check_enough(self) -> None:
+        """Raise a ValueError if there are too few rows, or samples, for the policy: the same on every rank.
+
+        Under ``exact`` it takes the sampler to tell whether a rank is a batch short, so that this only looks for a row
+        per rank there.
+        """
+        n_rows, world_size, size = self._n_shared, self.world_size, self.batch_size
+        drawn = f"The wrapped sampler draws {n_rows} samples"
+        what = drawn if self.shares_draws else f"The window has {n_rows} rows"
+        if self.remainder == "drop":
+            assert size is not None
+            if n_rows < world_size * size:
+                raise ValueError(
+                    f"{what}, too few for one full batch on every rank: {world_size} ranks times batch size {size} is "
+                    f"{world_size * size}. Use fewer ranks or a smaller batch_size, or remainder='exact' or 'pad'."
+                )
+        elif self.remainder != "pad" and n_rows < world_size:
+            raise ValueError(
+                f"{what}, too few for {world_size} ranks: under remainder={self.remainder!r} every rank needs at least "
+                "one. Use fewer ranks, or remainder='pad', which has full batches on all of them."
+            )
+        elif n_rows < 1:
+            raise ValueError(f"{what}, and there must be at least one.")
+
+    @property
+    def shares_draws(self) -> bool:
+        """Whether the ranks share out draws, each of which may be of any row of the window, instead of the rows."""
+        return self.n_samples is not None
+
+    @property
+    def _n_shared(self) -> int:
+        """How many rows are shared out, or samples."""
+        return len(self.window) if self.n_samples is None else self.n_samples
+
+    def _stretch(self, rank: int) -> tuple[int, int, int]:
+        """Return where in the order the stretch of a rank starts, how much of it is its own, and how long it is."""
+        size = self.batch_size or 1
+        rows, extra = divmod(self._n_shared, self.world_size)
+        if self.remainder == "drop":
+            length = rows // size * size
+            return rank * length, length, length
+        n_small = self.world_size - extra  # the ranks that don't have a row more come first
+        start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
+        if self.remainder == "pad":
+            return start, own, -(-self._n_shared // (self.world_size * size)) * size
+        return start, own, own
+
+    def shard(self, rank: int) -> Shard:
+        """Return the rows of a rank.
+
+        Raises
+        ------
+        TypeError
+            If the rank is no integer.
+        IndexError
+            If there is no such rank.
+        """
+        return self._shard(self._checked(rank), self.grid)
+
+    def _shard(self, rank: int, grid: int | None) -> Shard:
+        if self.shares_draws:
+            return Shard(self.order, len(self.order))
+        start, n_own, length = self._stretch(rank)
+        own, repeats = self.order.cut(start, start + n_own), self.order.cyclic(start + n_own, length - n_own)
+        if grid is not None:
+            own, repeats = whole_chunks_first(own, grid), whole_chunks_first(repeats, grid, after=n_own)
+        return Shard(own + repeats, n_own)
+
+    def in_order(self, rank: int) -> Rows:
+        """Return the rows of a rank in the order of the sharding, whatever comes first in its shard."""
+        return self._shard(rank, None).rows
+
+    def n_batches(self, rank: int) -> int:
+        """Return the number of batches of a rank: the same for every rank, unless ``remainder`` is ``"keep"``.
+
+        Raises
+        ------
+        TypeError
+            If the rank is no integer.
+        IndexError
+            If there is no such rank.
+        """
+        rank = self._checked(rank)
+        return self.sampler_batches[rank] if self.remainder == "keep" else self.most_batches
+
+    @cached_property
+    def most_batches(self) -> int:
+        """The number of batches of the rank that has the most."""
+        return max(self.sampler_batches)
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """For each stream, the number of its first batch in the epoch, and how many there are in all."""
+        return list(accumulate(map(self.n_batches, range(self.world_size)), initial=0))
+
+    def first_number(self, stream: int) -> int:
+        """Return the number of the first batch of a stream, all streams laid end to end."""
+        return self._firsts[stream]
+
+    def stream_of(self, number: int) -> int:
+        """Return which stream a batch is of."""
+        return bisect_right(self._firsts, number) - 1
+
+    def size(self, rank: int) -> int:
+        """Return how many rows the shard of a rank has; or samples, where ranks share out draws."""
+        return self._stretch(rank)[2]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """For each rank, how many rows its shard has; or samples, where ranks share out draws."""
+        n_longer = self._n_shared % self.world_size
+        return (self.size(0),) * (self.world_size - n_longer) + (self.size(self.world_size - 1),) * n_longer
+
+    @property
+    def n_lost(self) -> int:
+        """How many rows of the window no rank is given in this epoch."""
+        is_whole = self.remainder != "drop" or self.shares_draws
+        return 0 if is_whole else self._n_shared % (self.world_size * (self.batch_size or 1))
+
+    @property
+    def n_repeated(self) -> int:
+        """How many rows are read a second time, over all ranks."""
+        return 0 if self.shares_draws else sum(self.sizes) - len(self.order)
+
+    @property
+    def rows_in_memory(self) -> int | None:
+        """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
+
+        To read takes about as much memory again. None if the size of a load request isn't known, or the window has
+        holes, of which short ones are read as well.
+        """
+        if self.rows_per_request is None or not self.window.is_stretch:
+            return None
+        n_own = 1 if self.n_processes is None else self.world_size // self.n_processes
+        return min(self.rows_per_request, max(self.sizes)) * n_own
+
+    def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
+        """Return which cells every rank has: how many rows of each label, and how far that is from the window's mix.
+
+        Parameters
+        ----------
+        labels
+            A value for each row of the collection in order, such as its donor or cell type: an array, a Categorical or
+            a Series. The names in the index of a Series are compared with those of the cells if a loader has made the
+            plan; all else is by position. Missing values are a label of their own, NaN. A Categorical is counted
+            fastest, since nothing of it is copied.
+
+        Returns
+        -------
+        A table with a line for each rank, and in its columns ``"rows"``, for each label, the number of rows that the
+        rank reads, repeats included, or draws from; and ``"distance"``, the total variation distance of the rank's mix
+        of labels to that of the window: the part of its rows that would have to be others, from 0 to 1. Of a rank
+        without rows it is 0.5.
+
+        Raises
+        ------
+        ValueError
+            If there is not one value for each row, in one dimension, or the names of a Series are in another order.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+        >>> plan = DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000)
+        >>> donors = np.repeat(["d1", "d2", "d3"], [8_000, 8_000, 4_000])
+        >>> plan.composition(donors)
+              rows              distance
+                d1    d2    d3
+        rank
+        0     8000  1984     0  0.401282
+        1        0  6016  3968  0.400000
+        """
+        import pandas as pd
+
+        labels_names = names_of("labels", labels)
+        if labels_names is not None and self.cells is not None:
+            check_names("labels", labels_names, self.cells)
+        found, names = composition(self, labels)
+        ranks = pd.RangeIndex(self.world_size, name="rank" if self.n_processes is None else "virtual rank")
+        table = pd.DataFrame(found.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
+        table["distance", ""] = found.distances
+        return table
+
+    def _checked(self, rank: int) -> int:
+        rank = integer("rank", rank)
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"rank must be in [0, {self.world_size}), the ranks of this plan, got {rank}.")
+        return rank
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table with a line for each rank: its batches, rows, repeated rows, and the first stretches of rows.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+        >>> DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000).to_frame()
+              batches  rows  repeated global rows
+        rank
+        0          39  9984         0      0:9984
+        1          39  9984         0  9984:19968
+        """
+        return table.as_frame(self)
+
+    def plot(self, *others: EpochPlan) -> Figure:
+        """Draw which rank reads which rows, where some are lost or repeated, and what the mask leaves out.
+
+        Rows of the collection lie along one axis; each rank has a lane and a colour of its own. Where blocks of rows
+        are smaller than a point of the picture, a lane is as dark as its part of the rows is large.
+
+        Parameters
+        ----------
+        others
+            Plans of other epochs, or of other settings, which are drawn under each other.
+
+        Returns
+        -------
+        A figure of matplotlib (extra ``plot``), which notebooks show; ``savefig`` writes it to a file.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If matplotlib is not installed.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
+        >>> distributed = DistributedSampler(
+        ...     sampler, dist_info=Rank(0, 2), sharding="shuffled", seed=0
+        ... )
+        >>> plans = []
+        >>> for epoch in range(3):
+        ...     distributed.set_epoch(epoch)
+        ...     plans.append(distributed.plan(20_000))
+        >>> picture = plans[0].plot(*plans[1:])
+        >>> len(picture.axes)
+        3
+        """
+        try:
+            from annbatch_distributed.report.picture import Picture
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{error}. Pictures need annbatch-distributed[plot].", name=error.name) from error
+        return Picture([self, *others])
+
+    def __repr__(self) -> str:
+        what = "samples drawn" if self.shares_draws else "rows"
+        lost = f", {self.n_lost} lost" if self.n_lost else ""
+        repeated = f", {self.n_repeated} repeated" if self.n_repeated else ""
+        ranks = f"{self.world_size} {'ranks' if self.n_processes is None else 'virtual ranks'}"
+        return (
+            f"<EpochPlan of epoch {self.epoch}: {ranks}, {sum(self.sizes)} {what} of {self.n_obs}, "
+            f"up to {self.most_batches} batches each{lost}{repeated}>"
+        )
+
+    def __str__(self) -> str:
+        return table.as_text(self)
+
+    def _repr_html_(self) -> str:
+        return table.as_html(self)

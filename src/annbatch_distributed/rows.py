@@ -1,0 +1,386 @@
+"""Rows: global rows in some order, as two arrays of where ranges start and stop.
+
+A window, a shard, the rows lost in an epoch: all are rows in some order. Position ``p`` of ``Rows`` (a *local* row) is
+its ``p``-th row (a *global* row). Every operation costs in the number of ranges, never in the rows.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import chain
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from annbatch_distributed.integers import BOUND, integer, integers
+from annbatch_distributed.names import names_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Int64Array", "IntArray", "Rows", "cut_at_multiples", "whole_chunks_first"]
+
+type IntArray = npt.NDArray[np.integer[Any]]
+type Int64Array = npt.NDArray[np.int64]
+
+#: How many ranges a text shows, and how many rows are worked out at once.
+_SHOWN, _AT_ONCE = 8, 1 << 20
+
+
+class Rows:
+    """Global rows in the order of their local positions.
+
+    Parameters
+    ----------
+    ranges
+        Half-open ranges of global rows with step 1, in order. Rows may go down from one range to the next, and a row
+        may be in several of them. Ranges that continue each other are joined, empty ones left out.
+
+    Raises
+    ------
+    TypeError
+        If they are something else.
+    ValueError
+        If a range has another step, or holds what is no number of a row: one below 0, or ``2**63 - 1`` and more.
+
+    Examples
+    --------
+    >>> window = Rows((range(0, 3), range(10, 14)))
+    >>> len(window), list(window)
+    (7, [0, 1, 2, 10, 11, 12, 13])
+    >>> window.cyclic(5, 4)
+    Rows(12:14, 0:2)
+    >>> window.starts, window.stops
+    (array([ 0, 10]), array([ 3, 14]))
+    """
+
+    starts: Int64Array
+    """Where each range starts."""
+    stops: Int64Array
+    """Where each range stops."""
+
+    def __init__(self, ranges: tuple[range, ...] | list[range] = ()) -> None:
+        ranges = _checked_ranges(ranges)
+        starts, stops = ([one.start for one in ranges], [one.stop for one in ranges])
+        self._set(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
+
+    def _set(self, starts: Int64Array, stops: Int64Array) -> None:
+        some = starts < stops
+        if not some.all():
+            starts, stops = starts[some], stops[some]
+        apart = starts[1:] != stops[:-1]
+        if not apart.all():
+            starts, stops = starts[np.append(True, apart)], stops[np.append(apart, True)]
+        self.starts, self.stops = starts.view(), stops.view()
+        self.starts.flags.writeable = self.stops.flags.writeable = False
+
+    @classmethod
+    def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Self:
+        """Return the rows of half-open ranges, in order, of which the bounds are known to be rows.
+
+        >>> Rows.of_bounds(np.array([4, 7, 9, 3]), np.array([7, 8, 9, 5]))
+        Rows(4:8, 3:5)
+        """
+        rows = object.__new__(cls)
+        rows._set(starts, stops)
+        return rows
+
+    @classmethod
+    def of(cls, rows: npt.ArrayLike | range) -> Self:
+        """Return any rows, one by one, as ranges wherever they follow each other.
+
+        Parameters
+        ----------
+        rows
+            Integers of at least 0, in order. For a boolean array, see :meth:`where`.
+
+        Raises
+        ------
+        TypeError
+            If they are not integers.
+        ValueError
+            If one is no number of a row, or they have more than one dimension.
+
+        Examples
+        --------
+        >>> Rows.of([4, 5, 6, 2, 9])
+        Rows(4:7, 2:3, 9:10)
+        """
+        listed = integers("Rows", rows)
+        if listed.ndim != 1:
+            raise ValueError(f"Rows must have one dimension, got shape {listed.shape}. Flatten them with reshape(-1).")
+        if listed.size and listed.min() < 0:
+            raise ValueError(f"Rows count from 0, the front of the collection, got {listed.min()}.")
+        if listed.size and listed.max() >= BOUND - 1:  # behind it there must be room for a stop
+            raise ValueError(f"Rows must be below 2**63 - 1, got {listed.max()}.")
+        first = np.flatnonzero(np.diff(listed, prepend=listed[:1] - 2) != 1)
+        starts = listed[first]
+        return cls.of_bounds(starts, starts + np.diff(first, append=len(listed)))
+
+    @classmethod
+    def where(cls, flags: npt.ArrayLike) -> Self:
+        """Return the rows whose flag is set, in ascending order.
+
+        Parameters
+        ----------
+        flags
+            A boolean array of one dimension with a value for each row of the collection. 10^8 of them take 24 bytes for
+            each range of rows: 220 MB where one in ten is left out at random.
+
+        Raises
+        ------
+        TypeError
+            If it is no such array, or a Series with names, which rows don't have: a mask can be such a Series itself.
+
+        Examples
+        --------
+        >>> Rows.where(np.array([False, True, True, False, True]))
+        Rows(1:3, 4:5)
+        """
+        given = flags
+        flags = np.asarray(given)
+        if flags.dtype != np.bool_ or flags.ndim != 1:
+            raise TypeError(f"Rows.where takes a boolean array of one dimension, got {shortened(given)}.")
+        if (names := names_of("flags", given)) is not None:
+            raise TypeError(
+                "Rows have no names that could be compared with those of a collection's cells, got a Series with the "
+                f"index {shortened(list(names[:3]))}. Pass the Series itself as mask; or, if it is right by position, "
+                "flags.to_numpy()."
+            )
+        edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
+        return cls.of_bounds(edges[::2].copy(), edges[1::2].copy())
+
+    @cached_property
+    def _ends(self) -> Int64Array:
+        """The local row at which each range stops."""
+        return np.cumsum(self.stops - self.starts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self.starts) else 0
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(map(range, self.starts.tolist(), self.stops.tolist()))
+
+    def __add__(self, other: Rows) -> Rows:
+        if not isinstance(other, Rows):
+            raise TypeError(f"Only Rows can be put behind Rows, got {other!r}. Make Rows of row numbers with Rows.of.")
+        return Rows.of_bounds(np.append(self.starts, other.starts), np.append(self.stops, other.stops))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rows):
+            return NotImplemented
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.stops, other.stops)
+
+    def __hash__(self) -> int:
+        return hash((len(self.starts), *self.starts[:1].tolist(), *self.stops[-1:].tolist()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows.of_bounds, (self.starts, self.stops)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # it never changes
+
+    def __repr__(self) -> str:
+        return f"Rows({self})"
+
+    def __str__(self) -> str:
+        return self.in_short(_SHOWN)
+
+    def in_short(self, most: int) -> str:
+        """Return the rows as a text: at most so many ranges, or how many rows there are between which."""
+        if len(self.starts) > most:
+            return f"{len(self)} of {self.starts.min()}:{self.stops.max()}"
+        ranges = zip(self.starts.tolist(), self.stops.tolist(), strict=True)
+        return ", ".join(f"{start}:{stop}" for start, stop in ranges) or "none"
+
+    @property
+    def is_stretch(self) -> bool:
+        """Whether these are consecutive rows, or none."""
+        return len(self.starts) < 2
+
+    def to_array(self) -> Int64Array:
+        """Return the global rows as an array, in order; it takes memory for each of them."""
+        return np.concatenate([np.arange(0), *self.arrays()])
+
+    def arrays(self) -> Iterator[Int64Array]:
+        """Return the global rows in arrays of a bounded length, in order."""
+        for start in range(0, len(self), _AT_ONCE):
+            yield self._to_global(np.arange(start, min(start + _AT_ONCE, len(self))))
+
+    def take[Value: np.generic](self, values: npt.NDArray[Value]) -> npt.NDArray[Value]:
+        """Return the values that an array with one for each row of the collection has for these rows, in order."""
+        if len(self.starts) == 1:
+            return values[self.starts[0] : self.stops[0]]  # not copied
+        return np.concatenate([values[:0], *(values[rows] for rows in self.arrays())])
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """Return the rows at positions ``[start, stop)``, which are within ``[0, len(self)]``."""
+        if start >= stop:
+            return Rows()
+        first, last = np.searchsorted(self._ends, [start, stop - 1], side="right").tolist()
+        starts, stops = self.starts[first : last + 1].copy(), self.stops[first : last + 1].copy()
+        # from the ends, while those are the own ones of the range
+        starts[0] = stops[0] - (int(self._ends[first]) - start)
+        stops[-1] -= int(self._ends[last]) - stop
+        return Rows.of_bounds(starts, stops)
+
+    def cyclic(self, start: int, length: int) -> Rows:
+        """Return a stretch of these rows, which goes on at the front whenever it reaches the end.
+
+        Parameters
+        ----------
+        start
+            The local row to begin with, modulo the number of rows.
+        length
+            How many rows to take; more than there are means that rows come again.
+
+        Raises
+        ------
+        TypeError
+            If either is no integer.
+        ValueError
+            If ``length`` is negative, or there are no rows to take.
+        """
+        start, length = integer("start", start), integer("length", length, least=0)
+        if not length:
+            return Rows()
+        if not len(self):
+            raise ValueError(
+                f"No rows can be taken where there are none, got a length of {length}. Look at len(rows) before."
+            )
+        start %= len(self)
+        if start + length <= len(self):
+            return self.cut(start, start + length)
+        times, left = divmod(length - (len(self) - start), len(self))
+        parts = [self.cut(start, len(self)), *[self] * times, self.cut(0, left)]
+        return Rows.of_bounds(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "stops"))
+        )
+
+    def within(self, start: int, stop: int) -> Rows:
+        """Return the rows that lie in the half-open range ``[start, stop)`` of global rows, in order.
+
+        >>> Rows((range(0, 3), range(10, 14))).within(2, 12)
+        Rows(2:3, 10:12)
+        """
+        return Rows.of_bounds(np.maximum(self.starts, start), np.minimum(self.stops, stop))
+
+    def to_global(self, local: IntArray) -> Int64Array:
+        """Return the global rows of an array of local rows, each within ``[0, len(self))``.
+
+        Raises
+        ------
+        TypeError
+            If they are not integers.
+        IndexError
+            If one is not among those.
+        """
+        return self._to_global(integers("Local rows", local, below=len(self)))
+
+    def _to_global(self, positions: Int64Array) -> Int64Array:
+        # the first one is all of them where rows are consecutive, which takes less time to see
+        which = 0 if len(self.starts) == 1 else np.searchsorted(self._ends, positions, side="right")
+        rows: Int64Array = positions + (self.stops[which] - self._ends[which])
+        return rows
+
+    def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the global rows of half-open slices of local rows within ``[0, len(self))``, in order.
+
+        They are the starts and stops of slices of global rows, and for each of these the index of the given slice that
+        it is of: a slice is cut where its rows don't follow each other, and left out if it is empty.
+
+        >>> rows = Rows((range(0, 3), range(10, 14)))
+        >>> [
+        ...     found.tolist()
+        ...     for found in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))
+        ... ]
+        [[11, 1, 10], [13, 3, 12], [0, 1, 1]]
+        """
+        given = np.flatnonzero(starts < stops)
+        starts, stops = starts[given], stops[given]
+        if len(given) and (starts.min() < 0 or stops.max() > len(self)):
+            raise IndexError(
+                f"Slices of local rows must be within [0, {len(self)}), got some from [{starts.min()}, {stops.max()})."
+            )
+        if len(self.starts) == 1:
+            return starts + self.starts[0], stops + self.starts[0], given
+        first, last = np.searchsorted(self._ends, [starts, stops - 1], side="right")
+        which, ranges = _repeated(first, last)
+        ends = self._ends[ranges]
+        shifts = self.stops[ranges] - ends
+        starts = np.maximum(starts[which] + shifts, self.starts[ranges])
+        stops = np.minimum(stops[which], ends) + shifts
+        return starts, stops, given[which]
+
+
+def _checked_ranges(ranges: object) -> list[range]:
+    if not isinstance(ranges, tuple | list):
+        raise TypeError(
+            f"Rows takes a tuple of ranges, such as Rows((range(5),)), got {ranges!r} of type "
+            f"{type(ranges).__name__}. Make Rows of row numbers with Rows.of."
+        )
+    for one in ranges:
+        if not isinstance(one, range):
+            raise TypeError(
+                f"Rows are made of ranges, got {one!r} of type {type(one).__name__} among them. Make Rows of row "
+                "numbers with Rows.of."
+            )
+        if one.step != 1:
+            raise ValueError(
+                f"Rows are ranges with step 1, got {one!r}. Make Rows of other rows with Rows.of({one!r})."
+            )
+        if one and (one.start < 0 or one.stop >= BOUND):
+            raise ValueError(f"Rows count from 0, and are below 2**63 - 1, got {one!r}.")
+    return [one for one in ranges if one]
+
+
+def _repeated(first: Int64Array, last: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """For each pair of a first and a last number, which pair it is, and each of the numbers."""
+    counts = last - first + 1
+    which = np.repeat(np.arange(len(first)), counts)
+    return which, np.arange(len(which)) + (first - (np.cumsum(counts) - counts))[which]
+
+
+def cut_at_multiples(rows: Rows, size: int) -> tuple[Int64Array, Int64Array]:
+    """Return the starts and stops of rows whose ranges are cut at the multiples of a size.
+
+    >>> cut_at_multiples(Rows((range(5, 13), range(20, 22))), 4)
+    (array([ 5,  8, 12, 20]), array([ 8, 12, 13, 22]))
+    """
+    first = rows.starts // size
+    counts = (rows.stops - 1) // size + 1 - first
+    ends = np.cumsum(counts)
+    # in place, as there may be very many
+    starts = np.repeat(first - (ends - counts), counts)
+    starts += np.arange(len(starts))
+    starts *= size
+    stops = starts + size
+    starts[ends - counts], stops[ends - 1] = rows.starts, rows.stops
+    return starts, stops
+
+
+def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:
+    """Return rows with whole chunks first, which begin at multiples of a size, and the ragged ends of ranges after.
+
+    A store is written in chunks, and a read that begins within one decodes one more. Local rows ``[k * size, (k + 1) *
+    size)`` begin at a multiple of it then, but for the last few. ``after`` is how many local rows come before these; if
+    they are no multiple of the size, some of the ragged ones come first.
+
+    >>> whole_chunks_first(Rows((range(5, 30), range(41, 44))), 8)
+    Rows(8:24, 5:8, 24:30, 41:44)
+    >>> whole_chunks_first(Rows((range(5, 30),)), 8, after=6)
+    Rows(5:7, 8:24, 7:8, 24:30)
+    """
+    first, last = -(-rows.starts // size) * size, rows.stops // size * size
+    first, last = np.where(first < last, [first, last], [rows.stops, rows.stops])
+    bounds = np.array([[rows.starts, last], [first, rows.stops]]).transpose(0, 2, 1).reshape(2, -1)
+    whole, ragged = Rows.of_bounds(first, last), Rows.of_bounds(*bounds)
+    n_before = -after % size if len(whole) else 0
+    if n_before > len(ragged):
+        whole, ragged = whole.cut(0, len(whole) - size), ragged + whole.cut(len(whole) - size, len(whole))
+    return ragged.cut(0, n_before) + whole + ragged.cut(n_before, len(ragged))

@@ -1,0 +1,185 @@
+"""The rows that masks select, against enumerating them, and every way in which a mask can be wrong."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from reprlib import repr as shortened
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import Rows
+from annbatch_distributed.masks import resolve_mask
+from tests.strategies import masks, selected
+
+N_OBS = 100
+
+
+@given(masks(N_OBS).filter(lambda mask: mask is not None))
+def test_a_mask_selects_the_rows_of_the_collection_that_it_would_select_of_an_array(mask: Any) -> None:
+    resolved = resolve_mask(mask)
+    window = resolved.window(N_OBS)
+    assert list(window) == selected(mask, N_OBS)
+    assert window == Rows.of(selected(mask, N_OBS))
+    assert resolve_mask(resolved.given()).window(N_OBS) == window
+
+
+@given(st.lists(st.booleans(), min_size=60, max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
+def test_masks_have_the_same_text_if_they_select_the_same_rows_and_only_then(
+    one: list[bool], other: list[bool]
+) -> None:
+    texts = []
+    for flags in (one, other):
+        rows = [row for row, flag in enumerate(flags) if flag]
+        if not rows:
+            return
+        bounds = [[row for row, _ in run] for flag, run in groupby(enumerate(flags), key=lambda pair: pair[1]) if flag]
+        forms: list[Any] = [
+            np.array(flags),
+            pd.Series(flags),
+            pd.Series(flags, dtype="boolean"),
+            np.array(rows[::-1]),
+            Rows.of(rows[::-1]),
+            [slice(run[0], run[-1] + 1) for run in bounds],
+        ]
+        (text,) = {resolve_mask(form).text() for form in forms}
+        texts.append(text)
+    assert (texts[0] == texts[1]) == (one == other)
+
+
+def test_the_text_of_a_mask_lists_its_ranges_or_is_a_digest_of_many() -> None:
+    assert resolve_mask([slice(50, None), slice(0, 10)]).text() == "0:10, 50:"
+    numbers = np.arange(0, 34, 2)
+    assert resolve_mask(numbers[:16]).text().endswith("28:29, 30:31")
+    found = re.fullmatch(r"17 rows in 17 ranges, digest [0-9a-f]{32}", resolve_mask(numbers).text())
+    assert found
+    assert resolve_mask(numbers + 1).text() != resolve_mask(numbers).text()
+    longer = np.append(numbers, 33)  # whose ranges start alike
+    assert resolve_mask(longer).text()[-32:] != resolve_mask(numbers).text()[-32:]
+
+
+@pytest.mark.parametrize(
+    ("mask", "given_back", "rows"),
+    [
+        (slice(None), slice(0, None), "0:100"),
+        (slice(0, None, 1), slice(0, None), "0:100"),
+        (slice(30), slice(0, 30), "0:30"),
+        (slice(30, 100, 1), slice(30, 100), "30:100"),
+        (slice(np.int32(3), np.int64(9)), slice(3, 9), "3:9"),
+        ([slice(50, None), slice(0, 10)], [slice(0, 10), slice(50, None)], "0:10, 50:100"),
+        ((slice(0, 10), slice(10, 20)), slice(0, 20), "0:20"),
+        ([slice(5, 7)], slice(5, 7), "5:7"),
+        (np.array([7, 3, 4]), Rows((range(3, 5), range(7, 8))), "3:5, 7:8"),
+        (Rows((range(7, 9), range(2))), Rows((range(2), range(7, 9))), "0:2, 7:9"),
+    ],
+)
+def test_a_mask_is_given_back_as_slices_or_rows_with_what_was_left_open_filled_in(
+    mask: Any, given_back: Any, rows: str
+) -> None:
+    resolved = resolve_mask(mask)
+    assert resolved.given() == given_back
+    assert str(resolved.window(N_OBS)) == rows
+    assert resolved.is_open == (str(resolved.window(2 * N_OBS)) != rows)
+
+
+@given(masks(N_OBS), masks(N_OBS), st.booleans())
+def test_a_mask_may_narrow_another_down_and_not_reach_beyond_it(wider: Any, mask: Any, within: bool) -> None:
+    allowed = selected(wider, N_OBS)
+    asked = [row for row in selected(mask, N_OBS) if row in allowed or not within]
+    beyond = [row for row in asked if row not in allowed]
+    outer = resolve_mask(slice(None) if wider is None else wider)
+    for own in (Rows.of(asked), np.array(asked, dtype=np.int64), [slice(row, row + 1) for row in asked]):
+        if asked and not beyond:
+            assert list(resolve_mask(own, within=outer).window(N_OBS)) == asked
+        elif asked:
+            with pytest.raises(ValueError, match=r"reaches beyond .*, the mask of the wrapped sampler") as raised:
+                resolve_mask(own, within=outer)
+            found = re.search(r"rows in \[(\d+), (\d+)\) are not within", str(raised.value))
+            assert found
+            assert int(found[1]) <= beyond[0] < int(found[2])
+
+
+def test_all_that_is_open_is_the_other_mask_itself() -> None:
+    within = resolve_mask([slice(0, 20), slice(40, None)])
+    for everything in (slice(None), slice(0, None), [slice(None, None, 1)], slice(np.int64(0), None)):
+        assert resolve_mask(everything, within=within) is within
+    assert resolve_mask(slice(50, None), within=within).given() == slice(50, None)
+    narrow = resolve_mask(slice(10, 60))
+    assert [resolve_mask(part, within=narrow).given() for part in (slice(30), slice(30, None))] == [
+        slice(10, 30),
+        slice(30, 60),
+    ]
+    with pytest.raises(ValueError, match=re.escape("[10, end) reaches beyond [0, 20), [40, end)")):
+        resolve_mask(slice(10, None), within=within)
+
+
+@pytest.mark.parametrize("mask", [slice(0, 101), slice(100, None), slice(100, 120), [slice(0, 10), slice(90, 101)]])
+@pytest.mark.parametrize("form", ["slices", "rows"])
+def test_a_mask_beyond_the_collection_is_a_value_error_that_says_how_many_rows_there_are(mask: Any, form: str) -> None:
+    rows = Rows.of(selected(mask, 200))
+    with pytest.raises(ValueError, match=r"must lie within the collection's rows \[0, 100\)"):
+        resolve_mask(mask if form == "slices" else rows).window(N_OBS)
+
+
+def test_flags_are_those_of_a_collection_of_as_many_rows() -> None:
+    flags = np.arange(N_OBS) < 30
+    assert str(resolve_mask(flags).window(N_OBS)) == "0:30"
+    for n_obs in (N_OBS - 1, N_OBS + 1):
+        with pytest.raises(ValueError, match=rf"The mask has 100 values, .* the collection has {n_obs} rows"):
+            resolve_mask(flags).window(n_obs)
+
+
+WRONG: list[tuple[Any, str]] = [
+    (slice(-5, None), "must be >= 0, got slice(-5, None, None)"),
+    (slice(0, -5), "must be >= 0, got slice(0, -5, None)"),
+    (slice(9, 3), "start < stop"),
+    (slice(5, 5), "holds no rows"),
+    (slice(0, 0), "holds no rows"),
+    (slice(2**70, None), "holds no rows"),
+    (slice(0, 10, 2), "must not have a step"),
+    (slice(10, 0, -1), "must not have a step"),
+    ([slice(0, 10), slice(9, 20)], "must not overlap, got [0, 10) and [9, 20)"),
+    ([slice(5, None), slice(90, 95)], "must not overlap, got [5, end) and [90, 95)"),
+    ([slice(5, None), slice(5, 10)], "must not overlap, got [5, 10) and [5, end)"),
+    ([slice(0, 5), slice(0, 5)], "must not overlap"),
+    ([slice(0, 5), slice(7, 6)], "start < stop"),
+    ([], "at least one slice"),
+    (Rows(), "at least one row, got Rows without any"),
+    (Rows((range(5), range(3, 9))), "got 11 of which 2 come again"),
+    (np.zeros(9, dtype=bool), "9 values that are all False"),
+    (np.ones((3, 3), dtype=bool), "one dimension, got an array of shape (3, 3)"),
+    (np.array([], dtype=int), "at least one row, got an array of none"),
+    (np.array([3, -1]), "count from 0, the front of the collection, got -1"),
+    (np.array([2**63 - 1], dtype=np.uint64), "must be below 2**63 - 1"),
+    (np.array([3, 5, 3]), "come again. A row would be read twice"),
+    (np.array([0, 1, 1, 0]), "come again. If they are flags, one for each row, pass them as booleans"),
+    (pd.Series([True, None, False], dtype="boolean"), "got 1 missing values among 3"),
+    (np.ma.MaskedArray([True, False], mask=[False, True]), "got 1 missing values among 2"),
+    (pd.Series([True, False, True]).iloc[::-1], "in their order"),
+]
+
+
+@pytest.mark.parametrize(("mask", "message"), WRONG)
+def test_a_mask_that_selects_nothing_or_a_row_twice_is_a_value_error(mask: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        resolve_mask(mask)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [slice(0.0, 5), slice("a", None), slice(True, 5), [slice(0, 5), 7], [True], range(5), 5, "train", np.ones(3)],
+)
+def test_anything_but_slices_of_integers_is_a_type_error_that_shows_it(mask: Any) -> None:
+    with pytest.raises(TypeError, match="mask") as raised:
+        resolve_mask(mask)
+    assert shortened(mask[-1] if isinstance(mask, list) else mask) in str(raised.value)
+
+
+def test_a_series_of_floats_says_that_values_are_missing() -> None:
+    with pytest.raises(TypeError, match=r"values of float64, NaN among them.*obs\['split'\] == 'train'"):
+        resolve_mask(pd.Series([1.0, np.nan]))

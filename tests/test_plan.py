@@ -1,0 +1,284 @@
+"""Plans against dealing the rows out one by one, and at sizes where nothing can be enumerated."""
+
+from __future__ import annotations
+
+import pickle
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import (
+    Contiguous,
+    DistributedSampler,
+    EpochPlan,
+    Independent,
+    Rank,
+    Rows,
+    Shuffled,
+    StatefulLoader,
+)
+from tests.samplers import flat
+from tests.strategies import POLICIES
+
+if TYPE_CHECKING:
+    from annbatch.abc import Sampler
+
+    from annbatch_distributed.plan import Remainder
+
+
+def made(window: Rows, remainder: Remainder, world_size: int, batch_size: int | None, **options: Any) -> EpochPlan:
+    settings = {"n_obs": 1000, "epoch": 0, "seed": None, "n_samples": None, "rotates": True, "align": None} | options
+    sharding = settings.pop("sharding", Contiguous())
+    return EpochPlan.of(sharding, window, remainder=remainder, world_size=world_size, batch_size=batch_size, **settings)
+
+
+def deal(order: list[int], remainder: Remainder, world_size: int, batch_size: int) -> list[list[int]]:
+    """What each rank reads: its own rows, and under "pad" those that it repeats behind them."""
+    if remainder == "drop":
+        n_full = 0
+        while (n_full + 1) * world_size * batch_size <= len(order):
+            n_full += 1
+        return [order[rank * n_full * batch_size :][: n_full * batch_size] for rank in range(world_size)]
+    sizes = [0] * world_size
+    for number in range(len(order)):  # the last ranks have a row more
+        sizes[-1 - number % world_size] += 1
+    starts = [sum(sizes[:rank]) for rank in range(world_size)]
+    if remainder == "pad":
+        sizes = [ceil(max(sizes) / batch_size) * batch_size] * world_size
+    return [
+        [order[(start + place) % len(order)] for place in range(size)]
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> Rows:
+    """Rows with up to three holes in them."""
+    flags = [draw(st.booleans())] * draw(st.integers(0, 9))
+    for _ in range(draw(st.integers(1, 3))):
+        flags += [True] * draw(st.integers(1, 60)) + [False] * draw(st.integers(0, 9))
+    return Rows.where(np.array(flags))
+
+
+@pytest.mark.parametrize("remainder", POLICIES)
+@given(windows(), st.integers(1, 6), st.integers(1, 12), st.integers(0, 30))
+def test_each_rank_has_a_stretch_of_the_order_as_the_policy_says(
+    remainder: Any, window: Rows, world_size: int, batch_size: int, epoch: int
+) -> None:
+    rows = list(window)
+    assume(len(rows) >= world_size * {"drop": batch_size, "pad": 0}.get(remainder, 1))
+    plan, after = (made(window, remainder, world_size, batch_size, epoch=number) for number in (epoch, epoch + 1))
+    n_lost = len(rows) - len(flat(deal(rows, remainder, world_size, batch_size))) if remainder == "drop" else 0
+    order = rows
+    for _ in range(epoch if n_lost else 0):  # each epoch loses the rows before those that the last one lost
+        order = order[-n_lost:] + order[:-n_lost]
+    expected = deal(order, remainder, world_size, batch_size)
+    assert [list(plan.shard(rank).rows) for rank in range(world_size)] == expected
+    assert list(plan.lost) == order[len(rows) - n_lost :]
+    assert not {*plan.lost} & {*after.lost}
+    stays = made(window, remainder, world_size, batch_size, epoch=epoch, rotates=False)
+    assert list(stays.lost) == rows[len(rows) - n_lost :]
+
+    assert plan.sizes == tuple(map(plan.size, range(world_size))) == tuple(map(len, expected))
+    n_own = [plan.shard(rank).n_own for rank in range(world_size)]
+    assert sum(n_own) == len(rows) - n_lost
+    assert [list(plan.shard(rank).repeated) for rank in range(world_size)] == [
+        read[own:] for read, own in zip(expected, n_own, strict=True)
+    ]
+    assert (plan.n_lost, plan.n_repeated) == (n_lost, len(flat(expected)) - sum(n_own))
+
+
+@pytest.mark.parametrize("remainder", POLICIES)
+@given(st.integers(40, 90), st.integers(1, 5), st.integers(1, 8))
+def test_independent_ranks_have_the_whole_window_and_share_out_the_draws(
+    remainder: Any, n_samples: int, world_size: int, batch_size: int
+) -> None:
+    window = Rows((range(10, 30), range(40, 61)))
+    plan = made(window, remainder, world_size, batch_size, sharding=Independent(), n_samples=n_samples)
+    assert (plan.shares_draws, plan.lost, plan.n_lost, plan.n_repeated) == (True, Rows(), 0, 0)
+    for rank in range(world_size):
+        assert (plan.shard(rank).rows, plan.shard(rank).n_own) == (window, len(window))
+    draws = [*range(n_samples)]
+    assert list(plan.sizes) == list(map(len, deal(draws, remainder, world_size, batch_size)))
+
+
+@given(windows(), st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.sampled_from(POLICIES))
+def test_whole_chunks_of_a_shard_come_first_and_its_other_rows_and_repeats_stay_in_order(
+    window: Rows, world_size: int, align: int, epoch: int, remainder: Any
+) -> None:
+    assume(len(window) >= 2 * world_size)
+    bare, aligned = (made(window, remainder, world_size, 2, align=grid, epoch=epoch) for grid in (None, align))
+    assert aligned.grid == align
+    for rank in range(world_size):
+        rows, found = bare.shard(rank).rows, aligned.shard(rank)
+        assert aligned.in_order(rank) == rows
+        own = list(rows)[: found.n_own]
+        chunks = [range(start, start + align) for start in own if not start % align]
+        whole = [row for chunk in chunks if {*chunk} <= {*own} for row in chunk]
+        assert list(found.rows) == whole + [row for row in own if row not in whole] + list(found.repeated)
+        assert found.repeated == bare.shard(rank).repeated
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "remainder", "epoch", "is_annbatchs"),
+    [
+        (100, "drop", 0, True),
+        (99, "keep", 0, True),
+        (100, "keep", 0, False),
+        (100, "drop", 1, False),
+        (99, "exact", 0, False),
+        (99, "pad", 0, False),
+    ],
+)
+def test_where_annbatch_deals_the_same_rows_they_stay_in_its_order(
+    n_rows: int, remainder: Any, epoch: int, is_annbatchs: bool
+) -> None:
+    window = Rows((range(n_rows),))
+    assert (made(window, remainder, 3, 4, n_obs=n_rows, epoch=epoch, align=8).grid is None) == is_annbatchs
+    assert made(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).grid == 8  # there is a mask
+
+
+@pytest.mark.parametrize(("align", "grid"), [(None, 8), (3, 8), (4, 4), (16, 8)])
+def test_blocks_are_not_cut_by_another_grid_than_one_that_divides_them(align: int | None, grid: int) -> None:
+    plan = made(Rows((range(100),)), "drop", 3, 4, sharding=Shuffled(8), seed=0, align=align)
+    assert plan.grid == grid
+
+
+SIZES = {"chunk_size": 8, "preload_nchunks": 4, "batch_size": 16}
+
+
+def shard(sampler: Sampler, **options: Any) -> list[int]:
+    distributed = DistributedSampler(sampler, dist_info=Rank(1, 3), seed=0, mask=slice(3, 490), **options)
+    distributed.set_epoch(1)
+    return list(distributed.plan(500).shard(1).rows)
+
+
+def test_only_of_samplers_that_read_chunks_in_any_order_do_rows_move_and_by_their_chunks_unless_it_is_said() -> None:
+    kept: list[Sampler] = [
+        SequentialSampler(**SIZES),
+        RandomSampler(**SIZES, replacement=True),
+        ClassSampler(**SIZES, classes=pd.Categorical(["B"] * 500), num_samples=64),
+    ]
+    for sampler in kept:
+        assert shard(sampler) == sorted(shard(sampler))
+    random = RandomSampler(**SIZES)
+    assert shard(random, align=1) == sorted(shard(random)) != shard(random)
+    for align, options in ((8, {}), (32, {"align": 32})):
+        found = shard(random, **options)
+        n_whole = len(found) // align - 1
+        assert all(start % align == 0 for start in found[: n_whole * align : align])
+
+
+def test_the_grid_is_a_part_of_a_state_and_must_be_the_same_on_all_ranks() -> None:
+    sampler, other = (
+        DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, align=align) for align in (None, 16)
+    )
+    with pytest.raises(ValueError, match="align is 8 in the state and 16 here"):
+        other.load_state_dict(sampler.state_dict(batches_done=1))
+    with pytest.raises(ValueError, match="align: 8 on rank 0; 1 on rank 1"):
+        sampler.check_ranks_agree(
+            500, gather=lambda text: [text, text.replace('"rank": 0', '"rank": 1').replace('"align": 8', '"align": 1')]
+        )
+
+
+@pytest.mark.parametrize(
+    ("remainder", "sizes", "message"),
+    [
+        (
+            "drop",
+            (99, 10, 10),
+            "has 99 rows, too few for one full batch on every rank: 10 ranks times batch size 10 is 100",
+        ),
+        ("keep", (3, 4, 2), "has 3 rows, too few for 4 ranks"),
+        ("keep", (3, 4, None), "has 3 rows, too few for 4 ranks"),
+        ("exact", (3, 4, 2), "has 3 rows, too few for 4 ranks"),
+        ("pad", (0, 2, 3), "has 0 rows, and there must be at least one"),
+    ],
+)
+def test_too_few_rows_or_draws_is_an_error_that_counts_them(remainder: Any, sizes: Any, message: str) -> None:
+    n_rows, world_size, batch_size = sizes
+    with pytest.raises(ValueError, match=message):
+        made(Rows((range(n_rows),)), remainder, world_size, batch_size)
+    made(Rows((range(n_rows + 1),)), remainder, world_size, batch_size)
+    draws: dict[str, Any] = {"sharding": Independent(), "n_samples": n_rows}
+    with pytest.raises(ValueError, match=message.replace("has", "draws").replace("rows", "samples")):
+        made(Rows((range(500),)), remainder, world_size, batch_size, **draws)
+
+
+def test_numbers_of_batches_are_laid_end_to_end_and_equal_unless_rows_are_kept_as_they_are() -> None:
+    window = Rows((range(50),))
+    for remainder in POLICIES:
+        plan = made(window, remainder, 4, 4, sampler_batches=(3, 0, 5, 4))
+        counts = [plan.n_batches(rank) for rank in range(4)]
+        assert counts == ([3, 0, 5, 4] if remainder == "keep" else [5] * 4)
+        assert [plan.first_number(stream) for stream in range(5)] == [sum(counts[:stream]) for stream in range(5)]
+        streams = [stream for stream, count in enumerate(counts) for _ in range(count)]
+        assert [plan.stream_of(number) for number in range(len(streams))] == streams
+
+
+def plan_of(n_obs: int, world_size: int, **options: Any) -> EpochPlan:
+    return DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(0, world_size), **options).plan(n_obs)
+
+
+@pytest.mark.parametrize("remainder", POLICIES)
+def test_a_plan_of_10_billion_rows_is_a_few_integers(remainder: str) -> None:
+    plan = plan_of(10**10, 1024, remainder=remainder)
+    assert len(pickle.dumps(plan)) < 10_000
+    assert sum(plan.shard(rank).n_own for rank in range(1024)) + plan.n_lost == 10**10
+    assert plan.shard(1023).rows.stops[0] == 10**10 - plan.n_lost
+    assert len({plan.n_batches(rank) for rank in range(1024)}) == 1
+
+
+def test_a_row_that_is_repeated_in_batches_of_a_million_can_be_read() -> None:
+    sampler = DistributedSampler(RandomSampler(10**6, 1, 10**6), dist_info=Rank(1, 2), remainder="pad")
+    plan = sampler.plan(3)
+    assert [(len(plan.shard(rank)), plan.shard(rank).n_own) for rank in range(2)] == [(10**6, 1), (10**6, 2)]
+    [request] = sampler.sample(3)
+    assert request["requests"][:3] == [slice(1, 3), slice(0, 3), slice(0, 3)]
+    assert sum(part.stop - part.start for part in request["requests"]) == 10**6
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("sharding", ["contiguous", "independent"])
+def test_a_plan_of_100000_ranks_that_differ_by_a_batch_takes_no_time_for_each_pair_of_them(sharding: str) -> None:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4, replacement=sharding == "independent")
+    plan = DistributedSampler(sampler, dist_info=Rank(0, 10**5), remainder="exact", sharding=sharding).plan(850_000)
+    assert {plan.n_batches(rank) for rank in (0, 10**5 - 1)} == {3}
+    assert (plan.sizes[0], plan.sizes[-1]) == (8, 9)
+
+
+def test_a_plan_has_no_other_ranks() -> None:
+    plan = plan_of(100, 3)
+    for rank in (-1, 3):
+        for ask in (plan.shard, plan.n_batches):
+            with pytest.raises(IndexError, match=rf"rank must be in \[0, 3\), the ranks of this plan, got {rank}"):
+                ask(rank)
+
+
+def test_plans_are_equal_and_hash_alike_on_every_rank() -> None:
+    plans = [
+        DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(rank, 3), remainder="exact").plan(n_obs)
+        for rank, n_obs in ((0, 100), (1, 100), (2, 100), (0, 101))
+    ]
+    assert [plan == plans[0] for plan in plans] == [True, True, True, False]
+    assert len(set(plans)) == 2
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1])
+@pytest.mark.parametrize("virtual_ranks", [None, 4])
+def test_a_loader_holds_no_more_rows_than_the_plan_says(read_ahead: int, virtual_ranks: int | None) -> None:
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=6, batch_size=8)
+    distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0, virtual_ranks=virtual_ranks)
+    loader = StatefulLoader(batch_sampler=distributed, preload_to_gpu=False, read_ahead=read_ahead)
+    loader.add_adata(ad.AnnData(np.zeros((500, 1))))
+    asked_for = [sum(part.stop - part.start for part in request["requests"]) for request in distributed.sample(500)]
+    assert loader.plan() == distributed.plan(500)
+    assert loader.plan().rows_in_memory == max(asked_for) * (1 + read_ahead)
+    assert distributed.plan(40).rows_in_memory == 16  # all that a rank has
