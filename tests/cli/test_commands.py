@@ -205,6 +205,7 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         shutil.copytree(collection, folder / name)
         (folder / name / file).write_text("{broken")
     obs = pd.DataFrame({"name": [f"cell {number}" for number in range(1_200)]}, index=np.arange(1_200).astype(str))
+    obs["kind"] = pd.Categorical(["a" if number % 4 else None for number in range(1_200)])
     ad.AnnData(np.ones((1_200, 1), np.float32), obs=obs).write_h5ad(folder / "names.h5ad")
     DatasetCollection(folder / "names.zarr").add_adatas([folder / "names.h5ad"])
     ad.AnnData(sp.csc_matrix(np.eye(30, 7, dtype=np.float32))).write_h5ad(folder / "csc.h5ad")
@@ -220,6 +221,16 @@ def test_rows_are_selected_by_columns_of_any_number_of_values(
     (epoch,) = planned(capsys, *options, *SMALL)["epochs"]
     wanted = DatasetCollection(names, mode="r").obs()["name"].isin(["cell 7", "cell 9"]).to_numpy().nonzero()[0]
     assert rows_of(epoch["shards"][0]["stretches"]) == wanted.tolist()
+
+
+def test_cells_without_a_value_are_selected_by_none_and_counted(
+    capsys: pytest.CaptureFixture[str], unusable: dict[str, Path]
+) -> None:
+    options = unusable["folder"] / "names.zarr", "--by", "kind", "--ranks", 1, "--remainder", "keep", *SMALL
+    (all_cells,) = planned(capsys, *options)["epochs"]
+    (selected,) = planned(capsys, *options, "--where", "kind=a")["epochs"]
+    assert selected["selected"] == 900
+    assert all_cells["composition"] == {"labels": ["a", None], "rows": [[900, 300]], "distance": [0.0]}
 
 
 @pytest.mark.parametrize("what", WRONG)

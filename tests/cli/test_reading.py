@@ -49,7 +49,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     obs["type"] = pd.Categorical(["a" if number % 5 else None for number in range(100)])
     obs["count"] = pd.array([number if number % 7 else None for number in range(100)], dtype="Int64")
     values = np.arange(200, dtype=np.float32).reshape(100, 2)
-    values[7] = np.nan
+    values[::3] = np.nan
     ad.AnnData(values, obs=obs).write_h5ad(folder / "cells.h5ad")
     path = folder / "cells.zarr"
     written = DatasetCollection(path).add_adatas([folder / "cells.h5ad"], dataset_size=60, shuffle_chunk_size=10)
