@@ -15,6 +15,7 @@ from annbatch.samplers import RandomSampler
 from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.loader.workers import WorkerDataLoader
 from benchmarks.libraries.cells import matrix
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ def epoch_of(made: Loader[Any, Any], epoch: int) -> Iterator[Any]:
         yield batch["X"]
 
 
-def epoch_of_workers(made: Loader[Any, Any], workers: DataLoader[Any], epoch: int) -> Iterator[Any]:
+def epoch_of_workers(workers: DataLoader[Any] | WorkerDataLoader, epoch: int) -> Iterator[Any]:
     """Read an epoch in workers."""
-    if isinstance(made, StatefulLoader):
-        made.set_epoch(epoch)
+    if isinstance(workers, WorkerDataLoader):
+        workers.set_epoch(epoch)
     for batch in workers:
         yield batch["X"]
 
@@ -77,15 +78,13 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
     for name in ("annbatch", "annbatch-distributed"):
         made = loader(folder, configuration, Rank(rank, world_size), name)
         # zarrs's threads don't survive a fork
-        workers: DataLoader[Any] = DataLoader(
-            made,
-            batch_size=None,
-            num_workers=WORKERS,
-            persistent_workers=True,
-            multiprocessing_context="spawn",
-            worker_init_fn=with_zarrs,
-        )
-        ways[f"{name}, DataLoader"] = partial(epoch_of_workers, made, workers)
+        options: dict[str, Any] = {"num_workers": WORKERS, "multiprocessing_context": "spawn"}
+        options |= {"persistent_workers": True, "worker_init_fn": with_zarrs}
+        if isinstance(made, StatefulLoader):
+            workers: DataLoader[Any] | WorkerDataLoader = made.to_dataloader(**options)
+        else:
+            workers = DataLoader(made, batch_size=None, **options)
+        ways[f"{name}, DataLoader"] = partial(epoch_of_workers, workers)
     return ways
 
 

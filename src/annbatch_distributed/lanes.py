@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.plan import Remainder
 
-__all__ = ["Lane", "Numbers", "Segment", "SharedStep", "Worker", "lanes"]
+__all__ = ["Lane", "Numbers", "Segment", "SharedStep", "Worker", "each_segment", "lanes"]
 
 #: Numbers of batches, in the order in which they are read.
 type Numbers = tuple[range, ...]
@@ -126,17 +126,25 @@ def lanes(
     [Lane(numbers=(range(1, 3),), last=None), Lane(numbers=(range(3, 4), range(5, 6)), last=None), \
 Lane(numbers=(range(6, 8),), last=None)]
     """
+    *_, found = each_segment(counts, (*segments, Segment(n_lanes, 1, 0)), policy)
+    return found
+
+
+def each_segment(
+    counts: Sequence[int], segments: Iterable[Segment], policy: Remainder
+) -> Iterator[tuple[list[Lane], Numbers]]:
+    """Yield the lanes that an epoch has when each segment begins, and the numbers that none of them has."""
     own = [Lane(part) for part in _cut((range(sum(counts)),), counts)[:-1]]
     over: Numbers = ()
-    for segment in (*segments, Segment(n_lanes, 1, 0)):
+    for segment in segments:
         if len(own) != segment.n_lanes:
             left = _joined(chain(chain.from_iterable(lane.numbers for lane in own), over))
             own, over = _recut(left, segment.n_lanes, policy)
+        yield own, over
         if segment.done:
             own = [lane.after(segment.n_workers, segment.done) for lane in own]
         if policy in ("exact", "pad") and all(lane.last is None for lane in own):
-            over = ()  # read, or there are none
-    return own, over
+            over = ()  # read
 
 
 def _recut(left: Numbers, n_lanes: int, policy: Remainder) -> tuple[list[Lane], Numbers]:

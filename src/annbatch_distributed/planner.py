@@ -9,7 +9,7 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from annbatch_distributed.lanes import lanes
+from annbatch_distributed.lanes import Lane, each_segment
 from annbatch_distributed.passes.counts import Counts, count
 from annbatch_distributed.passes.run import batch_sizes
 from annbatch_distributed.passes.shard import needs_global_rows
@@ -21,7 +21,7 @@ from annbatch_distributed.state import MOST_SEGMENTS
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.lanes import Lane, Segment
+    from annbatch_distributed.lanes import Segment
     from annbatch_distributed.masks import Mask
     from annbatch_distributed.passes.counts import Classes
     from annbatch_distributed.plan import Remainder
@@ -120,10 +120,10 @@ class Planner:
 
     def _lanes(self, plan: EpochPlan, position: Position) -> list[Lane]:
         counts = [plan.n_batches(stream) for stream in range(plan.world_size)]
-        *before, last = position.segments
-        for number, segment in enumerate(before):
-            _check_done(plan, segment, lanes(counts, before[:number], segment.n_lanes, plan.remainder)[0])
-        own, _ = lanes(counts, before, last.n_lanes, plan.remainder)
+        last, own = position.segments[-1], list[Lane]()
+        begun = each_segment(counts, position.segments, plan.remainder)
+        for segment, (own, _) in zip(position.segments, begun, strict=True):
+            _check_done(plan, segment, own)
         most = {lane.last.number: lane.last.n_parts for lane in own if lane.last is not None}
         if max(most.values(), default=1) > 1:
             sizes = batch_sizes(self._sampler, plan, list(most), self._root_seed, position.passes)
