@@ -245,15 +245,6 @@ def test_a_row_that_is_repeated_in_batches_of_a_million_can_be_read() -> None:
     assert sum(part.stop - part.start for part in request["requests"]) == 10**6
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("sharding", ["contiguous", "independent"])
-def test_a_plan_of_100000_ranks_that_differ_by_a_batch_takes_no_time_for_each_pair_of_them(sharding: str) -> None:
-    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4, replacement=sharding == "independent")
-    plan = DistributedSampler(sampler, dist_info=Rank(0, 10**5), remainder="exact", sharding=sharding).plan(850_000)
-    assert {plan.n_batches(rank) for rank in (0, 10**5 - 1)} == {3}
-    assert (plan.sizes[0], plan.sizes[-1]) == (8, 9)
-
-
 def test_a_plan_has_no_other_ranks() -> None:
     plan = plan_of(100, 3)
     for rank in (-1, 3):

@@ -16,7 +16,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from tests.samplers import batches, job, repeats, request_rows
+from tests.samplers import batches, job, repeats
 from tests.strategies import jobs
 from tests.test_state import DAMAGED, NO_STATES
 from tests.test_state import STATE as OTHER_STATE
@@ -147,46 +147,6 @@ def rows_in(counted: Counter[Batch]) -> list[int]:
     return [row for rows, _ in counted.elements() for row in rows]
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
-def test_batches_too_small_to_be_shared_out_are_an_error_that_names_numbers_of_ranks_that_fit(n_ranks: int) -> None:
-    state = random(remainder="exact", mask=slice(0, 69)).state_dict(batches_done=8)
-    assert state["segments"] == [[2, 1, 8]]
-    # each of two ranks has one batch left, of 3 and of 2 rows, and a last one
-    messages = set()
-    for rank in range(7):
-        sampler = DistributedSampler(
-            RandomSampler(4, 4, 4), dist_info=Rank(rank, 7), seed=0, remainder="exact", mask=slice(0, 69)
-        )
-        with pytest.raises(ValueError, match="would have to be shared out") as error:
-            sampler.load_state_dict(state | {"identity": state["identity"] | {"n_obs": 96}})
-        messages.add(str(error.value))
-    assert len(messages) == 1
-
-
-def test_of_the_request_in_the_middle_only_the_rows_still_due_are_read() -> None:
-    before = random()
-    requests = list(before.sample(N_OBS))
-    sizes = [len(request["splits"]) for request in requests]
-    assert sizes == [4, 4, 4]
-    for done in range(12):
-        rest = list(resumed(before, done, read_through=0).sample(N_OBS))
-        assert [len(request["splits"]) for request in rest] == [
-            size - max(0, min(size, done - sum(sizes[:which]))) for which, size in enumerate(sizes)
-        ][done // 4 :]
-        for request in rest:
-            assert len(request_rows(request)) == sum(len(split) for split in request["splits"])
-
-
-def test_a_resumed_epoch_can_be_left_and_resumed_again() -> None:
-    before = random()
-    whole = batches(before.sample(N_OBS))
-    for first, second in ((1, 2), (3, 9), (4, 4), (5, 11)):
-        middle = resumed(before, first)
-        next(iter(middle.sample(N_OBS)))
-        last = resumed(middle, second)
-        assert batches(last.sample(N_OBS)) == whole[second:]
-
-
 @pytest.mark.parametrize("done", [0, 5, 12])
 @pytest.mark.parametrize("passes", [0, 1])
 def test_a_state_that_was_just_loaded_is_the_state(done: int, passes: int) -> None:
@@ -285,13 +245,6 @@ def test_a_resumed_pass_is_copied_and_pickled_in_the_middle() -> None:
         assert first + batches(duplicate) == whole[5:]
     for duplicate in (copy.deepcopy(resumed(before, 5)), pickle.loads(pickle.dumps(resumed(before, 5)))):
         assert batches(duplicate.sample(N_OBS)) == whole[5:]
-
-
-def test_a_state_is_a_few_hundred_bytes_whatever_the_collection() -> None:
-    masks = [slice(10**6 * i, 10**6 * i + 17) for i in range(1000)]
-    before = random(mask=masks)
-    before.n_batches(10**9)
-    assert len(json.dumps(before.state_dict(batches_done=10))) < 2_000
 
 
 @pytest.mark.parametrize(
@@ -596,9 +549,3 @@ def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_rando
     again = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=Rank(0, 2))
     again.load_state_dict(ordered[1].state_dict(batches_done=2))
     assert batches(again.sample(N_OBS)) == whole[2:]
-
-
-@pytest.mark.parametrize("done", [-1, 1.5, None])
-def test_batches_done_count_from_0(done: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="batches_done must be"):
-        random().state_dict(batches_done=done)

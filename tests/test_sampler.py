@@ -56,20 +56,6 @@ def test_it_is_an_annbatch_sampler_with_the_wrapped_samplers_batches() -> None:
     assert "RandomSampler, rank=1, world_size=2, remainder='drop'" in repr(sampler)
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler, None, "random", object()])
-def test_what_is_no_sampler_is_a_type_error_that_leaves_it_alone(sampler: Any) -> None:
-    before = dict(vars(RandomSampler))
-    with pytest.raises(TypeError, match="must be an annbatch Sampler"):
-        one(sampler=sampler) if sampler is not None else DistributedSampler(None, dist_info=Rank(0, 2))
-    assert dict(vars(RandomSampler)) == before
-
-
-def test_the_users_own_mask_is_honoured() -> None:
-    for rank in range(2):
-        assert set(order(one(random(mask=slice(0, 60)), rank))) <= set(range(60))
-        assert set(order(one(random(mask=slice(60, None)), rank))) <= set(range(60, 100))
-
-
 @pytest.mark.parametrize(
     ("mask", "rows"),
     [
@@ -111,25 +97,6 @@ def test_a_mask_beyond_the_wrapped_samplers_is_an_error_that_shows_both(mask: An
     with pytest.raises(ValueError, match=re.escape(message)):
         sampler.mask = mask
     assert sampler.mask == slice(10, 60)
-
-
-def test_a_mask_in_a_hole_of_the_wrapped_samplers_is_an_error() -> None:
-    wrapped = MaskBlind(2)
-    wrapped.mask = [slice(0, 20), slice(40, None)]  # type: ignore[assignment]  # annbatch's type is a single slice
-    assert one(wrapped, mask=slice(50, None)).mask == slice(50, None)
-    with pytest.raises(ValueError, match=re.escape("[10, 90) reaches beyond [0, 20), [40, end)")):
-        one(wrapped, mask=slice(10, 90))
-
-
-def test_a_mask_is_the_same_one_in_every_form_it_can_be_given_in() -> None:
-    every = np.arange(200_000)
-    for period, length in ((30_000, 600), (1_300, 600), (100, 30), (7, 3)):
-        chosen = every % period < length
-        starts = every[::period]
-        slices = [slice(start, min(start + length, 200_000)) for start in starts.tolist()]
-        masks: list[Any] = [chosen, np.flatnonzero(chosen)[::-1], Rows.of(np.flatnonzero(chosen)), slices]
-        states = [one(mask=mask, seed=0).state_dict(batches_done=2) for mask in masks]
-        assert all(state == states[0] for state in states)
 
 
 def test_a_mask_can_be_read_and_assigned_between_passes() -> None:
@@ -183,23 +150,6 @@ class Bare(IndexArrays):
 def test_samplers_without_a_generator_and_without_splits_are_reproducible_by_the_seed() -> None:
     assert order(one(Bare(4), seed=3)) == order(one(Bare(4), seed=3)) != order(one(Bare(4), seed=4))
     assert order(one(Bare(4))) != order(one(Bare(4)))
-
-
-@pytest.mark.parametrize(
-    ("seed", "error"), [(-1, ValueError), (2**63, ValueError), (0.5, TypeError), ("7", TypeError), (True, TypeError)]
-)
-def test_a_seed_is_an_integer_of_at_least_0(seed: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"seed must be .*got"):
-        one(seed=seed)
-
-
-@pytest.mark.parametrize(("epoch", "error"), [(-1, ValueError), (1.0, TypeError), (None, TypeError)])
-def test_an_epoch_is_an_integer_of_at_least_0(epoch: Any, error: type[Exception]) -> None:
-    sampler = one()
-    sampler.set_epoch(np.int64(2))
-    with pytest.raises(error, match=r"epoch must be .*got"):
-        sampler.set_epoch(epoch)
-    assert sampler.epoch == 2
 
 
 def test_the_generator_can_be_read_without_effect_and_assigned_with_effect() -> None:
@@ -263,12 +213,6 @@ def test_a_subclass_is_deep_copied_with_what_it_holds() -> None:
     assert sampler.log == []
 
 
-def test_lightning_reaches_set_epoch_through_the_batch_samplers_sampler() -> None:
-    sampler = one()
-    sampler.sampler.set_epoch(4)
-    assert sampler.epoch == 4
-
-
 def test_changing_the_wrapped_sampler_later_changes_nothing() -> None:
     wrapped = random()
     expected = order(one(wrapped))
@@ -297,28 +241,10 @@ def test_a_copied_or_pickled_sampler_goes_its_own_way() -> None:
     assert order(sampler) == order(one(seed=3))
 
 
-@pytest.mark.parametrize("kwargs", [{"remainder": "exact", "enforce_equal_batches": False}, {"remainder": "most"}])
-def test_a_remainder_is_one_of_four_and_does_not_contradict_enforce_equal_batches(kwargs: Any) -> None:
-    with pytest.raises(ValueError, match=r"remainder"):
-        one(**kwargs)
-
-
 def test_enforce_equal_batches_is_drop_or_keep() -> None:
     assert one(enforce_equal_batches=True).plan(100) == one(remainder="drop").plan(100)
     assert one(enforce_equal_batches=False).plan(100) == one(remainder="keep").plan(100)
     assert one(remainder="keep").plan(100) != one(remainder="drop").plan(100)
-
-
-@pytest.mark.parametrize(("n_obs", "message"), [(0, "within the collection's rows"), (-1, "n_obs must be at least 0")])
-def test_no_rows_are_an_error(n_obs: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        one().n_batches(n_obs)
-
-
-def test_the_number_of_rows_is_an_integer() -> None:
-    with pytest.raises(TypeError, match=r"n_obs must be an integer, got 99\.5"):
-        one().n_batches(99.5)
-    assert one().n_batches(np.int64(99)) == 6
 
 
 @pytest.mark.parametrize(
@@ -376,19 +302,6 @@ def test_a_wrapped_sampler_with_epochs_of_its_own_follows() -> None:
     sampler.set_epoch(7)
     assert {request["epoch"] for request in sampler.sample(100)} == {7}  # type: ignore[typeddict-item]  # a key of a user's own
     assert wrapped.epoch == 0
-
-
-@pytest.mark.parametrize("value", ["no", "", None, [], 0, 1, 0.0, np.array([True])])
-def test_enforce_equal_batches_is_a_bool_and_not_what_would_be_taken_for_one(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"enforce_equal_batches must be True or False, got .* Pass"):
-        one(enforce_equal_batches=value)
-    assert one(enforce_equal_batches=np.bool_(False)).plan(100) == one(remainder="keep").plan(100)
-
-
-@pytest.mark.parametrize("remainder", [["drop"], b"drop", 1, np.array(["drop", "pad"]), object(), str])
-def test_a_remainder_that_is_no_text_is_a_type_error(remainder: Any) -> None:
-    with pytest.raises(TypeError, match=r"remainder must be one of 'drop', .* or None, got"):
-        one(remainder=remainder)
 
 
 def needs_more(rank: int) -> tuple[int, int]:

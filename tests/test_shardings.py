@@ -55,22 +55,6 @@ def test_a_sharding_is_a_name_or_an_object(name: Any, sampler: Sampler, expected
         assert f"sharding={expected}" in repr(rank)
 
 
-@pytest.mark.parametrize("wrong", [Contiguous, 3, None, Rows((range(3),))])
-def test_what_is_no_sharding_is_a_type_error(wrong: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"sharding must be one of 'contiguous', 'shuffled', 'independent', or a function"
-    ) as e:
-        job(RandomSampler(4, 2, 8), 2, sharding=wrong)
-    assert ("Pass an instance" in str(e.value)) is (wrong is Contiguous)
-
-
-def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=r"Unknown sharding 'random'. Expected one of 'contiguous', 'shuffled', 'indep"
-    ):
-        job(RandomSampler(4, 2, 8), 2, sharding="random")
-
-
 # shuffled
 
 
@@ -142,13 +126,6 @@ def test_shardings_take_rows_and_shuffled_alone_a_seed_and_a_block_size() -> Non
     assert repr(Shuffled(np.int64(64))) == "Shuffled(block_size=64)"
 
 
-def test_shuffled_needs_a_seed() -> None:
-    with pytest.raises(
-        ValueError, match=r"'shuffled' needs a seed: without one, every rank would shuffle the rows diff"
-    ):
-        job(RandomSampler(4, 2, 8), 2, sharding="shuffled")
-
-
 def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() -> None:
     class Chunked(MaskBlind):
         pass
@@ -209,12 +186,6 @@ def test_a_chunk_is_two_reads_at_most_but_for_a_few(remainder: Any) -> None:
             rank.set_epoch(epoch)
             n_pieces = sum(len(request["requests"]) for request in rank.sample(N_OBS))
             assert n_pieces <= 2 * math.ceil(len(rank.plan(N_OBS).shard(rank.rank)) / 16) + 10
-
-
-def test_where_everything_divides_every_read_is_one_block() -> None:
-    for rank in job(RandomSampler(8, 4, 16), 5, sharding="shuffled", seed=1, read_through=0):
-        pieces = [part for request in rank.sample(N_OBS) for part in request["requests"]]
-        assert {(part.start % 8, part.stop - part.start) for part in pieces} == {(0, 8)}
 
 
 def test_a_second_pass_without_set_epoch_has_the_same_rows_in_another_order_and_warns_once() -> None:

@@ -331,12 +331,6 @@ def test_the_state_of_a_loader_goes_on_with_another_number_of_ranks() -> None:
     assert [flat(step) for step in zip(*rest, strict=True)] == whole[3:]
 
 
-@pytest.mark.parametrize("virtual_ranks", [0, -4, 1.5, "4", True, 2**20 + 1])
-def test_the_number_of_virtual_ranks_is_an_integer_of_at_least_1(virtual_ranks: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"virtual_ranks must be .*, got"):
-        job(RandomSampler(4, 2, 4), 1, virtual_ranks=virtual_ranks)
-
-
 @pytest.mark.parametrize(
     ("world_size", "virtual_ranks", "fitting"), [(7, 24, "1, 2, 3, 4, 6, 8, 12 or 24"), (4, 2, "1 or 2"), (2, 1, "1")]
 )

@@ -274,16 +274,6 @@ def test_a_process_whose_rank_is_not_known_waits_for_the_others_as_long_as_it_wa
     assert waited == [1]
 
 
-def test_a_wrong_timeout_is_told_through_gather_too() -> None:
-    ranks = [DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(rank, 2)) for rank in range(2)]
-
-    def check(rank: int, gather: Gather) -> None:
-        ranks[rank].check_ranks_agree(100, timeout=float("nan") if rank else 5, gather=gather)
-
-    (told,) = set(heard([partial(check, rank) for rank in range(2)]))
-    assert "timeout must be more than 0 seconds" in told
-
-
 @pytest.mark.parametrize("n_obs", [None, "100", -1, 100.0])
 def test_a_wrong_number_of_rows_on_one_rank_is_the_same_error_on_all(
     n_obs: Any, monkeypatch: pytest.MonkeyPatch
@@ -312,12 +302,3 @@ def test_masks_that_differ_in_a_row_are_named() -> None:
     (text,) = set(agreement(ranks, 10_000))
     line = text.splitlines()[1]
     assert re.fullmatch(rf"  mask: {chosen.sum()} rows .* on ranks 0 and 1; {chosen.sum()} rows .* on rank 2", line)
-
-
-def test_a_mask_is_the_same_one_as_booleans_and_as_row_numbers() -> None:
-    chosen = np.random.default_rng(0).random(10_000) < 0.8
-    ranks = [
-        DistributedSampler(RandomSampler(8, 2, 8), dist_info=Rank(rank, 2), mask=mask, seed=0)
-        for rank, mask in enumerate([chosen, np.flatnonzero(chosen)[::-1]])
-    ]
-    assert agreement(ranks, 10_000) == ["", ""]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Shuffled, Tally
-from annbatch_distributed.checks.tally import _P, _X, _powers, _product
+from annbatch_distributed.checks.tally import _P, _X
 from annbatch_distributed.rows import Rows
 
 rows = st.lists(st.integers(0, 40) | st.integers(0, 2**40), max_size=40)
@@ -62,18 +61,6 @@ def test_a_shard_counts_as_its_rows_do(n_rows: int, block_size: int, start: int,
 def test_more_rows_than_are_looked_at_at_once_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("annbatch_distributed.checks.tally._ROWS_OF_RANGES", 10)
     assert Tally.of_rows(Rows((range(5, 98),))) == of(list(range(5, 98)))
-
-
-@pytest.mark.parametrize("row", [0, 1, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**48, 2**62])
-def test_powers_are_those_of_pythons_integers(row: int) -> None:
-    assert _powers(np.array([row, 3])).tolist() == [pow(_X, row, _P), pow(_X, 3, _P)]
-
-
-@given(st.lists(st.tuples(st.integers(0, _P - 1), st.integers(0, _P - 1)), min_size=1))
-def test_products_are_those_of_pythons_integers(factors: list[tuple[int, int]]) -> None:
-    factors += [(_P - 1, _P - 1), (0, _P - 1)]
-    left, right = np.array(factors, dtype=np.uint64).T
-    assert _product(left, right).tolist() == [one * other % _P for one, other in factors]
 
 
 def test_sums_of_many_large_numbers_do_not_overflow() -> None:
@@ -164,22 +151,6 @@ def test_a_single_row_and_the_last_one_there_can_be_are_batches_too() -> None:
     assert (tally.n_batches, tally.n_rows, tally.largest) == (2, 2, 1)
     assert tally.value == (pow(_X, 7, _P) + pow(_X, 2**60 - 2, _P)) % _P
     assert pow(_X, 2**60 - 1, _P) == 1  # which is why there are no more
-
-
-def test_any_number_of_rows_takes_little_memory() -> None:
-    n_rows = 10**7
-    rows = np.broadcast_to(np.int64(5), n_rows)
-    Tally().add(rows[:10])  # tables are made once
-    tracemalloc.start()
-    try:
-        tally = Tally()
-        tally.add(rows)
-        for start in range(0, 10**5, 100):
-            tally.add(rows[start : start + 100])
-        assert tally.value == (n_rows + 10**5) * pow(_X, 5, _P) % _P
-        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("size", [99, 100, 101, 205])

@@ -96,15 +96,6 @@ def test_a_table_of_the_columns_is_left_out_and_a_column_of_that_name_is_not() -
         assert placed["obs"]["var"].tolist() == list(range(8))
 
 
-@pytest.mark.parametrize("dtype", ["Int64", "UInt8", "Float32", "boolean"])
-def test_a_nullable_column_has_the_same_type_whether_a_batch_misses_something_or_not(dtype: str) -> None:
-    whole, missing = pd.Series([1, 0, 1, 1] * 2, dtype=dtype), pd.Series([1, None, 1, 1] * 2, dtype=dtype)
-    for one, other in zip(both(whole), both(missing), strict=True):
-        assert one.dtype == other.dtype == np.float32
-        assert one.tolist() == [1, 0, 1, 1] * 2
-        assert np.array_equal(np.isnan(other), [False, True, False, False] * 2)
-
-
 def test_tuples_and_lists_stay_what_they_are_and_each_part_of_them_is_an_array() -> None:
     labels = np.arange(8)
     for found in both((labels, [labels + 1, {"z": pd.Categorical(["a", "b"] * 4)}])):
@@ -193,28 +184,6 @@ def test_a_column_without_numbers_is_a_type_error_that_names_it_and_a_way_out(co
     for place in (lambda batch: global_batch(batch, over("data")), pmap_batch):
         with pytest.raises(TypeError, match=r"batch\['obs'\]\['donor'\] has dtype .* make it categorical"):
             place({"obs": pd.DataFrame({"donor": column})})
-
-
-@pytest.mark.parametrize(
-    ("dtype", "fits", "does_not"),
-    [
-        (np.int64, [-(2**31), 2**31 - 1], [0, 2**31]),
-        (np.int64, [0, 5], [-(2**31) - 1, 0]),
-        (np.uint64, [0, 2**32 - 1], [0, 2**32]),
-    ],
-)
-def test_an_integer_that_32_bits_cannot_hold_is_an_error_unless_jax_has_64(
-    dtype: type, fits: list[int], does_not: list[int]
-) -> None:
-    for placed in both({"index": np.array(fits * 2, dtype)}):
-        assert placed["index"].tolist() == fits * 2
-    batch = {"index": np.array(does_not * 2, dtype)}
-    for place in (lambda batch: global_batch(batch, over("data")), pmap_batch):
-        with pytest.raises(ValueError, match=r"batch\['index'\] has integers .* 32 bits of them, .*jax_enable_x64"):
-            place(batch)
-    with jax.enable_x64(True):
-        for placed in both(batch):
-            assert placed["index"].tolist() == does_not * 2
 
 
 def placements(batch: Any) -> Iterator[Callable[[], Any]]:

@@ -73,16 +73,6 @@ def test_what_is_wrong_for_one_rank_is_the_same_error_on_all(
     assert len(raised) == 1
 
 
-def test_a_class_sampler_that_could_not_run_on_other_rows_loses_the_same_ones_in_every_epoch() -> None:
-    """Three ranks of 32 rows: 8 rows further on, the boundary at 40 would leave two rows of a run."""
-    runs = (42, 62)
-    for sampler in job(classes(*runs), 3):
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            assert list(sampler.plan(104).lost) == list(range(96, 104))
-            assert len(batches(sampler.sample(104))) == sampler.n_batches(104) == 5
-
-
 def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
     for epoch in range(4):
         ranks = job(classes(26, 26, 26, 26), 3)

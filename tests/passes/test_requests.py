@@ -50,12 +50,6 @@ def test_splits_that_are_left_out_are_all_rows_cut_to_batches(rows: Any, shuffle
     assert "splits" not in given_request
 
 
-def test_splits_that_are_there_stay() -> None:
-    request = cut([3, 1])
-    [completed] = add_missing_splits([request], batch_size=2, shuffle=True, rng=np.random.default_rng(0), name="It")
-    assert completed is request
-
-
 def test_without_splits_and_batch_size_there_is_nothing_to_cut_to() -> None:
     with pytest.raises(ValueError, match="It yields load requests without splits, so it must have a batch_size"):
         list(
@@ -86,15 +80,6 @@ def test_single_rows_cannot_be_halved() -> None:
         list(enforce_n_batches([cut([1, 1])], promised=2, planned=3, name="It"))
 
 
-@pytest.mark.parametrize(
-    ("promised", "message"),
-    [(3, r"It promised 3 batches \(n_batches\) and yielded only 2"), (1, "It promised 1 batches .* yielded 2 or more")],
-)
-def test_a_broken_promise_is_an_error_that_names_the_sampler(promised: int, message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        list(enforce_n_batches([cut([4, 4])], promised=promised, planned=promised, name="It"))
-
-
 @given(st.data())
 def test_translated_rows_are_the_shards(data: st.DataObject) -> None:
     rows = list(ROWS)
@@ -122,32 +107,12 @@ def test_requests_translated_ahead_are_those_translated_one_by_one(several: list
     assert [request_rows(request) for request in ahead] == [request_rows(request) for [request] in one_by_one]
 
 
-def test_a_sampler_is_run_ahead_by_no_more_than_some_rows_and_only_if_it_may_be() -> None:
-    taken = []
-
-    def requests() -> Any:
-        for number in range(5_000):
-            taken.append(number)
-            yield {"requests": [slice(0, 10)], "splits": [np.arange(1000)]}
-
-    next(translate(requests(), ROWS, name="It"))
-    assert len(taken) == 1
-    next(translate(requests(), ROWS, name="It", rows_ahead=1 << 20))
-    assert 1_000 < len(taken) < 1_100
-
-
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32])
 @pytest.mark.parametrize("offset", [200, 60_000, 4 * 10**9])
 def test_an_index_array_of_any_type_is_translated_to_rows_that_this_type_does_not_hold(dtype: Any, offset: int) -> None:
     request: LoadRequest = {"requests": np.arange(100, dtype=dtype), "splits": []}
     [translated] = translate([request], Rows((range(offset, offset + 100),)), name="It")
     assert request_rows(translated) == list(range(offset, offset + 100))
-
-
-@pytest.mark.parametrize("requests", [[1, 2, 3], np.array([0.5])])
-def test_what_is_neither_slices_nor_integers_is_a_type_error_that_names_the_sampler(requests: Any) -> None:
-    with pytest.raises(TypeError, match="The requests of It must be slices or an integer array of rows, got"):
-        list(translate([{"requests": requests, "splits": []}], ROWS, name="It"))
 
 
 def test_without_splits_and_shuffle_nothing_says_whether_to_shuffle() -> None:
@@ -169,17 +134,6 @@ def test_other_keys_are_passed_on() -> None:
     [translated] = mark_repeats(translate([request], ROWS, name="It"), first=24)
     assert translated["note"] == 1  # type: ignore[typeddict-item]  # a key of a user's own, not in LoadRequest
     assert translated["repeated"].tolist() == [False, False, True, True]  # type: ignore[typeddict-item]  # a key of ours
-
-
-@pytest.mark.parametrize(
-    "requests",
-    [[slice(8, 11)], [slice(0, 2), slice(-1, 3)], np.array([0, 10]), np.array([-1]), np.array([slice(3, 99)])],
-)
-@pytest.mark.parametrize("rows", [ROWS, Rows((range(50, 60),))])
-def test_rows_outside_the_shard_are_an_error_that_names_the_sampler(requests: Any, rows: Rows) -> None:
-    request: LoadRequest = {"requests": requests, "splits": []}
-    with pytest.raises(RuntimeError, match=r"It was given the rows \[0, 10\) and asked for rows from \["):
-        list(translate([request], rows, name="It"))
 
 
 class Yielding(MaskBlind):
@@ -295,17 +249,6 @@ def test_what_annbatchs_loader_cannot_read_or_would_misread_is_an_error_that_nam
     assert "Yielding" in str(raised.value)
 
 
-def test_what_annbatchs_loader_refuses_alone_is_refused() -> None:
-    """And most of what it doesn't refuse it reads as something else than was asked for."""
-    refused = 0
-    for request, _, _ in MALFORMED:
-        try:
-            read_alone(Yielding(request))
-        except Exception:  # noqa: BLE001 it checks nothing, so that it can be anything
-            refused += 1
-    assert 20 < refused < len(MALFORMED)
-
-
 @given(st.data())
 def test_a_request_in_order_is_passed_on_with_the_same_rows_in_the_same_batches(data: st.DataObject) -> None:
     if data.draw(st.booleans(), label="index array"):
@@ -378,14 +321,3 @@ def test_load_requests_with_splits_and_without_are_passed_on_one_after_the_other
     assert [split.tolist() for split in found[1]["splits"]] == [[0, 2], [1]]
     assert dict(found[1])["note"] == 7
     assert given[1]["splits"] == [[0, 2], (1,)]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "others"),
-    [(slice(4, 8, 2), [slice(0, 2), slice(2, 4, 1)]), (slice(6, 4), [slice(0, 2), slice(2, 2)])],
-)
-def test_of_several_slices_the_one_that_is_wrong_is_named(wrong: slice, others: list[slice]) -> None:
-    with pytest.raises(RuntimeError) as raised:
-        list(check([{"requests": [*others, wrong], "splits": [[0]]}], n_rows=10, name="S"))
-    assert repr(wrong) in str(raised.value) or f"{wrong.start}" in str(raised.value)
-    assert not any(repr(other) in str(raised.value) for other in others)

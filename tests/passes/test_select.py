@@ -15,9 +15,7 @@ from annbatch_distributed.lanes import SharedStep
 from annbatch_distributed.passes.requests import (
     add_missing_splits,
     batches_of,
-    bounds_of_slices,
     enforce_n_batches,
-    mark_repeats,
     select,
     share,
     translate,
@@ -136,13 +134,6 @@ def test_of_a_batch_that_several_lanes_read_all_but_one_mark_it_as_a_repeat() ->
     assert repeats([again]) == [[True] * 3]
 
 
-def test_the_bounds_of_slices_are_there_for_slices_alone() -> None:
-    for requests in ([slice(7, 9), slice(2, 4)], np.array([slice(7, 9), slice(2, 4)])):
-        found: Any = bounds_of_slices(requests)
-        assert [bounds.tolist() for bounds in found] == [[7, 2], [9, 4]]
-    assert bounds_of_slices(np.array([7, 8])) is None
-
-
 @given(streams())
 def test_the_rows_of_batches_are_those_at_the_positions_of_their_splits(stream: list[LoadRequest]) -> None:
     for request in stream:
@@ -190,12 +181,3 @@ def test_of_requests_translated_ahead_the_one_that_strays_is_named_whatever_is_b
     ]
     with pytest.raises(RuntimeError, match=r"was given the rows \[0, 10\) and asked for rows from \[8, 11\)"):
         list(translate(requests, Rows((range(10),)), name="It", rows_ahead=1 << 20))
-
-
-def test_repeats_are_marked_in_every_request() -> None:
-    requests: list[LoadRequest] = [
-        {"requests": [slice(0, 3)], "splits": []},
-        {"requests": np.array([5, 1]), "splits": []},
-    ]
-    marks = [request["repeated"].tolist() for request in mark_repeats(requests, first=2)]  # type: ignore[typeddict-item]  # a key of a user's own
-    assert marks == [[False, False, True], [True, False]]

@@ -99,12 +99,6 @@ def test_what_is_pickled_asks_for_itself_since_another_process_may_be_another_ra
     assert pickle.loads(pickle.dumps(sampler)).rank == 0
 
 
-@pytest.mark.parametrize("wrong", ["trch", None, (0, 2), 3])
-def test_what_is_nothing_that_can_be_asked_is_an_error_at_once(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="Unknown dist_info"):
-        deferred(wrong)
-
-
 def test_however_many_copies_there_are_the_rank_is_asked_for_once() -> None:
     launcher = Launcher()
     sampler = make(deferred(launcher))
@@ -113,11 +107,6 @@ def test_however_many_copies_there_are_the_rank_is_asked_for_once() -> None:
     for duplicate in copies:
         list(duplicate.sample(N_OBS))
     assert launcher.n_asked == 1
-
-
-@pytest.mark.parametrize("dist_info", [Rank(1, 2), lambda: (1, 2), lambda: Rank(1, 2)])
-def test_anything_can_be_deferred(dist_info: Any) -> None:
-    assert deferred(dist_info).membership().rank == Rank(1, 2)
 
 
 _HERE: dict[str, Any] = {}
