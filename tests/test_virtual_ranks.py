@@ -182,28 +182,6 @@ def test_a_state_without_virtual_ranks_goes_on_with_them_and_the_other_way_round
             assert joined(rest, 1) == [whole[5:]]
 
 
-class Uneven(MaskBlind):
-    """Has other numbers of batches in its load requests for another number of rows."""
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        batches_of_request = 1 + n_obs % 3
-        size = batches_of_request * self.batch_size
-        for start in range(0, n_obs, size):
-            n_rows = min(size, n_obs - start)
-            splits = [np.arange(at, min(at + self.batch_size, n_rows)) for at in range(0, n_rows, self.batch_size)]
-            yield {"requests": [slice(start, start + n_rows)], "splits": splits}
-
-
-@pytest.mark.parametrize("n_obs", range(40, 60))
-def test_nothing_is_read_twice_where_load_requests_have_unequal_numbers_of_batches(n_obs: int) -> None:
-    read = [batches(rank.sample(n_obs)) for rank in job(Uneven(2), 4, remainder="keep")]
-    for world_size in (1, 2):
-        ranks = job(Uneven(2), world_size, remainder="keep", virtual_ranks=4)
-        requests = [list(rank.sample(n_obs)) for rank in ranks]
-        assert [batches(own) for own in requests] == joined(read, world_size)
-        assert sorted(row for own in requests for request in own for row in request_rows(request)) == list(range(n_obs))
-
-
 class Ragged(MaskBlind):
     """Has any number of batches in its load requests, and uses the memory of splits again."""
 
@@ -218,26 +196,29 @@ class Ragged(MaskBlind):
             start += n_rows
 
 
-def read_one_by_one(sampler: DistributedSampler, n_obs: int) -> tuple[Read, int]:
-    """What is read if each load request is read before the next is asked for, and the rows of the largest."""
-    found, most = [], 0
+def read_one_by_one(sampler: DistributedSampler, n_obs: int) -> tuple[Read, list[int]]:
+    """What is read if each load request is read before the next is asked for, and how many rows each one loads."""
+    found, sizes = [], []
     for request in sampler.sample(n_obs):
         found += batches([request])
-        most = max(most, len(request_rows(request)))
-    return found, most
+        sizes.append(len(request_rows(request)))
+    return found, sizes
 
 
 @pytest.mark.parametrize("read_through", [0, 64])
 @pytest.mark.parametrize("virtual_ranks", [2, 4, 8])
-def test_however_many_batches_load_requests_have_the_memory_is_bounded(virtual_ranks: int, read_through: int) -> None:
+def test_however_many_batches_load_requests_have_nothing_is_read_twice_and_the_memory_is_bounded(
+    virtual_ranks: int, read_through: int
+) -> None:
     n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that they differ from each other
     options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
     read = [read_one_by_one(rank, n_obs)[0] for rank in job(Ragged(2), virtual_ranks, **options)]
     for world_size in divisors(virtual_ranks):
         for rank, sampler in enumerate(job(Ragged(2), world_size, virtual_ranks=virtual_ranks, **options)):
-            found, most = read_one_by_one(sampler, n_obs)
+            found, sizes = read_one_by_one(sampler, n_obs)
             assert found == joined(read, world_size)[rank]
-            assert most <= 4 * 8 * virtual_ranks // world_size
+            assert read_through or sum(sizes) == len(flat(found))
+            assert max(sizes) <= 4 * 8 * virtual_ranks // world_size
 
 
 def test_workers_of_virtual_ranks_of_unequal_length_hold_no_more_than_a_few_load_requests() -> None:
@@ -246,8 +227,8 @@ def test_workers_of_virtual_ranks_of_unequal_length_hold_no_more_than_a_few_load
     sizes: list[int] = []
 
     def read(duplicate: DistributedSampler) -> Read:
-        found, most = read_one_by_one(duplicate, n_obs)
-        sizes.append(most)
+        found, own = read_one_by_one(duplicate, n_obs)
+        sizes.extend(own)
         return found
 
     assert sorted(flat(Workers(sampler, 2, read=read))) == list(range(n_obs))

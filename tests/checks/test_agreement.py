@@ -127,14 +127,6 @@ def test_the_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
     assert agreement(ranks, drawn.n_obs) == [""] * drawn.world_size
 
 
-def test_settings_of_numpys_types_are_compared_as_those_of_pythons() -> None:
-    ranks = [
-        DistributedSampler(RandomSampler(4, 2, size(4)), dist_info=Rank(rank, 2), seed=0)
-        for rank, size in enumerate((int, np.int64))
-    ]
-    assert agreement(ranks) == ["", ""]
-
-
 def test_ranks_with_other_generators_agree_unless_they_have_the_same_share() -> None:
     def rank(number: int, n_peers: int) -> DistributedSampler:
         share = Membership(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)

@@ -203,16 +203,6 @@ def test_what_is_wrong_on_one_rank_is_the_same_error_on_all(name: str, monkeypat
     assert told.endswith("(rank 1)")
 
 
-def test_a_tally_that_numpys_integers_were_put_into_counts_as_one_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Tally()
-    for rows in batches(job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[1].sample(100)):
-        read.add(rows)
-    read = Tally(np.int64(read.n_batches), np.int64(read.n_rows), np.int64(read.value))
-    vars(read)["n_rows"] = np.int64(read.n_rows)
-    (told,) = set(met([reading(0), reading(1, read=read)], monkeypatch))
-    assert told.startswith("epoch 0: 2 ranks have read 100 rows in 26 batches, as planned.")
-
-
 class SameRows(MaskBlind):
     """Reads the same rows in every request, and is otherwise as it should be."""
 
