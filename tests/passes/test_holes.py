@@ -120,9 +120,3 @@ def test_what_a_loader_reads_is_the_same_with_holes_and_without(sampler: Any, re
             assert all(index == values for index, values in read[-1])
         assert read[0] == read[1] == read[2]
         assert all(chosen[row] for index, _ in read[0] for row in index)
-
-
-@pytest.mark.parametrize("longest", [-1, 1.5, None, "64", True])
-def test_the_longest_hole_is_an_integer_of_at_least_0(longest: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"read_through must be .*, got"):
-        DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), read_through=longest)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
-from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+from annbatch.samplers import ClassSampler, WeightedClassSampler
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.passes.shard import localize, needs_global_rows
@@ -47,11 +47,6 @@ def test_class_weights_are_those_of_the_classes_in_its_rows() -> None:
     assert counts["B"] == 0
     # 100 groups of a class each: 25 of NK expected, with a standard deviation of 4.3
     assert 5 * 8 < counts["NK"] < 5 * 47
-
-
-def test_labels_of_one_stretch_are_not_copied() -> None:
-    local = localize(class_sampler(), Rows((range(25, 75),)), 100)
-    assert np.shares_memory(local._rle_manager._classes.codes, LABELS.codes)  # type: ignore[attr-defined]  # annbatch's private one
 
 
 def test_a_mask_that_cannot_be_assigned_is_an_error_that_names_the_sampler() -> None:
@@ -148,9 +143,3 @@ def test_class_samplers_draw_the_rows_of_their_classes_that_a_mask_selects() -> 
             assert chosen[rows].all()
             assert {*labels[rows]} == {"B", "T"}
             assert all(len(set(labels[batch])) == 1 for batch in drawn)
-
-
-def test_only_class_samplers_need_global_rows() -> None:
-    free = [RandomSampler(5, 2, 5), SequentialSampler(5, 2, 5), MaskBlind(2)]
-    assert [needs_global_rows(sampler) for sampler in free] == [False] * 3
-    assert needs_global_rows(class_sampler())

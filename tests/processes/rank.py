@@ -137,11 +137,11 @@ def _read(
         n_batches=n_batches,
         shards=[plan.shard(rank).rows.to_array().tolist() for rank in range(plan.world_size)],
         lost=plan.lost.to_array().tolist(),
-        repeated=_marked(sampler),
+        repeated=marked(sampler),
     )
 
 
-def _marked(sampler: DistributedSampler) -> list[int]:
+def marked(sampler: DistributedSampler) -> list[int]:
     """Give the rows that the load requests of one more pass mark as repeats."""
     if sampler.plan(N_OBS).remainder != "pad":
         return []

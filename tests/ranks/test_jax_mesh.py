@@ -88,11 +88,6 @@ def test_the_error_says_which_processes_hold_which_places(processes: list[list[i
         shares(np.array(processes), [0])
 
 
-def test_many_places_are_told_in_short() -> None:
-    with pytest.raises(ValueError, match=r"Process 0 holds place 0, 1, 2, \.\.\., 8, and process 1 holds place 9:"):
-        shares(np.array([0] * 9 + [1]), [0])
-
-
 def test_the_axis_named_first_varies_slowest() -> None:
     processes = np.arange(6).reshape(2, 3)
     assert [share.processes[0] for share in shares(processes, [0, 1])] == [0, 1, 2, 3, 4, 5]

@@ -22,10 +22,6 @@ def test_a_callable_says_who_this_is(pair: Any) -> None:
     assert type(resolve(lambda: pair).rank.rank) is int
 
 
-def test_a_rank_is_taken_as_it_is() -> None:
-    assert resolve(Rank(0, 1)).rank == Rank(0, 1)
-
-
 @pytest.mark.parametrize(
     "returned",
     [None, 3, "01", {0: 1}, (0.0, 2), (0, 2.0), ("0", "2"), (True, 2), (0, None), np.array([0, 2])],
@@ -48,18 +44,6 @@ def test_what_is_no_rank_of_a_job_is_a_value_error_that_shows_it(returned: Any) 
     with pytest.raises(ValueError, match=r"must return a tuple of two integers \(rank, world_size\)") as raised:
         resolve(lambda: returned)
     assert repr(returned) in str(raised.value)
-
-
-@pytest.mark.parametrize("name", ["mpi", "", "Torch"])
-def test_an_unknown_name_is_a_value_error_that_lists_the_known_ones(name: Any) -> None:
-    with pytest.raises(ValueError, match=rf"Unknown dist_info '{name}'\. Expected one of 'torch', 'jax', 'env'"):
-        resolve(name)
-
-
-@pytest.mark.parametrize("dist_info", [None, (0, 2), 1])
-def test_anything_else_is_a_type_error(dist_info: Any) -> None:
-    with pytest.raises(TypeError, match="Unknown dist_info"):
-        resolve(dist_info)
 
 
 def test_torch_must_be_initialised() -> None:

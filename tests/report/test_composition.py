@@ -62,9 +62,3 @@ def test_a_missing_label_is_one_and_one_that_no_row_has_counts_as_none() -> None
     assert table["rows"].to_numpy().tolist() == [[50, 0, 0, 0], [10, 0, 20, 20]]
     assert list(table["rows"].columns[:3]) == ["a", "b", "c"]
     assert pd.isna(table["rows"].columns[3])
-
-
-@pytest.mark.parametrize("labels", [np.arange(99), ["a"] * 101, np.zeros((100, 2)), [], "a", None])
-def test_there_is_a_label_for_each_row(labels: Any) -> None:
-    with pytest.raises(ValueError, match=r"labels must have a value for each of the 100 rows, got"):
-        plan_of().composition(labels)

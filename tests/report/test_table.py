@@ -78,12 +78,6 @@ def test_the_text_of_16_ranks_shows_all_of_them_and_of_more_the_first_and_the_la
         assert [line[-1] for line in lines] == [f"{int(line[0]) * size}:{(int(line[0]) + 1) * size}" for line in lines]
 
 
-def test_rows_in_three_ranges_are_shown_and_of_four_their_number() -> None:
-    for n_ranges, shown in [(3, "0:1, 2:3, 4:5"), (4, "4 of 0:7")]:
-        made = plan(20, 1, remainder="keep", mask=[slice(start, start + 1) for start in range(0, 2 * n_ranges, 2)])
-        assert str(made).splitlines()[2].endswith(f"  {shown}")
-
-
 @pytest.mark.parametrize("mask", [np.arange(40_000) % 3 > 0, [slice(0, 900), slice(1_000, 5_000)], None])
 def test_what_is_in_memory_is_not_said_of_a_window_with_holes_or_a_users_own_sampler(mask: Any) -> None:
     sampler = MaskBlind(batch_size=8) if mask is None else RandomSampler(4, 2, 8)
@@ -132,12 +126,6 @@ def test_a_notebook_shows_a_line_and_a_bar_for_each_rank() -> None:
     assert spans == [[(0, 24)], [(24, 16), (50, 8)], [(58, 24)], [(82, 8)]]
 
 
-def test_a_bar_of_many_rows_has_240_parts() -> None:
-    *_, lost = html(plan(100_004, 2)).findall(".//tbody/tr")
-    assert lost.find(".//svg").get("viewBox") == "0 0 240 12"
-    assert [(r.get("x"), r.get("width")) for r in lost.iter("rect")] == [("239", "1")]
-
-
 @pytest.mark.parametrize("world_size", [2, 256])
 def test_what_a_notebook_shows_is_short_whatever_the_mask_and_the_number_of_ranks(world_size: int) -> None:
     flags = np.random.default_rng(0).random(100_000) < 0.9
@@ -145,12 +133,6 @@ def test_what_a_notebook_shows_is_short_whatever_the_mask_and_the_number_of_rank
     assert len(html(made).findall(".//tbody/tr")) <= 19
     assert len(made._repr_html_()) < 300_000
     assert len(repr(made)) < 200
-
-
-def test_the_short_form_says_what_an_epoch_is() -> None:
-    assert repr(plan(100, 3)) == "<EpochPlan of epoch 0: 3 ranks, 96 rows of 100, up to 4 batches each, 4 lost>"
-    assert repr(plan(100, 3, remainder="pad")).endswith("120 rows of 100, up to 5 batches each, 20 repeated>")
-    assert "4 virtual ranks" in repr(plan(100, 2, virtual_ranks=4))
 
 
 def test_what_a_plan_says_would_lose_none_loses_none() -> None:
