@@ -78,7 +78,7 @@ class Rows:
 
     @classmethod
     def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Self:
-        """Return the rows of half-open ranges, in order, of which the bounds are known to be rows.
+        """Return the rows of half-open ranges, in order; the bounds are known to be rows, and stay as they are.
 
         >>> Rows.of_bounds(np.array([4, 7, 9, 3]), np.array([7, 8, 9, 5]))
         Rows(4:8, 3:5)

@@ -348,6 +348,8 @@ class StatefulLoader(Loader[Any, Any]):
     def __iter__(self) -> Generator[Any]:
         """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
 
+        A loader has one pass at a time: to begin another ends the one before.
+
         Returns
         -------
         An iterator of batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under
@@ -357,6 +359,8 @@ class StatefulLoader(Loader[Any, Any]):
         ------
         ValueError
             If the mask has the names of the cells in another order, or a state is of other data sets.
+        RuntimeError
+            While iterating, if another pass was begun since.
         """
         self._check_cells()
         # whoever keeps the states of workers asks for one before the first batch
@@ -430,8 +434,8 @@ class StatefulLoader(Loader[Any, Any]):
         Raises
         ------
         RuntimeError
-            If it isn't known; or if more than one pass may be gone on with, so that it isn't known which of them the
-            state is to be about. (A look at a batch, as ``next(iter(loader))``, is none: its iterator is gone at once.)
+            If it isn't known; or if the pass that was begun last is not one of this loader, but of another one with the
+            same sampler.
         """
         if batches_done is None:
             return self._state(None)
