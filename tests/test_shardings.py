@@ -221,11 +221,6 @@ def test_another_generator_is_another_order_of_the_same_blocks() -> None:
     assert [sorted(rows) for rows in before] == [sorted(rows) for rows in after]
 
 
-def test_samplers_that_give_index_arrays_can_be_shuffled() -> None:
-    ranks = job(IndexArrays(8), 3, sharding=Shuffled(5), seed=0, remainder="exact")
-    assert sorted(flat(flat(batches(rank.sample(N_OBS))) for rank in ranks)) == list(range(N_OBS))
-
-
 class Reusing(MaskBlind):
     """Yields the same list in each request, with other slices in it."""
 

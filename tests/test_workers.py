@@ -344,22 +344,6 @@ def test_workers_that_make_their_loaders_themselves_take_as_many_passes_as_they_
 
 
 @forks
-def test_a_dataloader_of_a_loader_has_its_epoch_its_length_and_its_sampler_in_front() -> None:
-    made = loader(sharding="shuffled")
-    collected = made.to_dataloader(num_workers=2, multiprocessing_context="fork")
-    assert (collected.sampler, collected.dataset, collected.num_workers) == (made.sampler, made, 2)
-    for epoch in (0, 3, 1):
-        collected.sampler.set_epoch(epoch)  # as Lightning does
-        alone = loader(sharding="shuffled")
-        alone.set_epoch(epoch)
-        found = rows(collected)
-        assert sorted(found) == sorted(rows(alone))
-        assert len(found) == len(collected)
-    collected.set_epoch(0)
-    assert collected.sampler.epoch == 0
-
-
-@forks
 @pytest.mark.parametrize("remainder", ["keep", "exact"])
 @pytest.mark.parametrize("n_workers", [0, 1, 3])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -397,16 +381,6 @@ def test_an_iteration_over_a_dataloader_ends_with_an_error_when_another_one_is_b
     with pytest.raises(RuntimeError, match=r"Another iteration over this DataLoader was begun.*make another loader"):
         next(first)
     assert collected.state_dict()["pass"] == 2
-
-
-@pytest.mark.parametrize("wrong", [None, 1.5, True, "2", np.float64(1), -1])
-def test_a_dataloader_without_a_number_of_workers_is_an_error(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"^num_workers must be (an integer|at least 0), got "):
-        loader().to_dataloader(num_workers=wrong)
-
-
-def test_a_dataloader_takes_a_number_of_workers_of_numpys() -> None:
-    assert loader().to_dataloader(num_workers=np.int64(0)).num_workers == 0
 
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])

@@ -240,14 +240,3 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     arguments, problem = WRONG[what]
     line = said(capsys, *(argument.format(**unusable) for argument in arguments), code=2)
     assert problem in line
-
-
-@pytest.mark.parametrize(
-    ("command", "words"), [([], ["plan", "check"]), (["plan"], ["--by", "--json"]), (["check"], ["--read-ahead"])]
-)
-def test_help_says_what_there_is(capsys: pytest.CaptureFixture[str], command: list[str], words: list[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([*command, "--help"])
-    assert not end.value.code
-    out = capsys.readouterr().out
-    assert all(word in out for word in words)

@@ -165,6 +165,9 @@ class Several(Cells):
     def val_dataloader(self) -> Any:
         return super().val_dataloader(), DataLoader([1])
 
+    def test_dataloader(self) -> Any:
+        return super().val_dataloader()
+
     def predict_dataloader(self) -> Any:
         return [super().val_dataloader()]
 
@@ -177,6 +180,7 @@ def test_each_of_several_loaders_is_shared_out() -> None:
     validation, other = made.val_dataloader()
     assert [row for batch in validation for row in batch["index"].tolist()] == list(range(90, N_OBS))
     assert isinstance(other, DataLoader)
+    assert [row for batch in made.test_dataloader() for row in batch["index"].tolist()] == list(range(90, N_OBS))
     assert made.predict_dataloader()[0].sampler.rank == 1
     next(iter(training["first"]))
     (state,) = made.state_dict()["annbatch_distributed"]
@@ -216,24 +220,6 @@ def test_cells_that_are_shared_out_already_are_an_error() -> None:
         distribute(Shared(), dist_info=Rank(0, 2)).train_dataloader()
 
 
-class Folds(Cells):
-    """Cells of which other ones are held out in each epoch."""
-
-    def train_dataloader(self) -> Loader:
-        assert self.trainer is not None
-        start = 40 * (self.trainer.current_epoch % 2)
-        return self.of(RandomSampler(**SIZES, mask=slice(start, start + 40)))
-
-
-def test_loaders_are_made_anew_where_the_user_says_so() -> None:
-    reader = Reader()
-    trainer(max_epochs=4, reload_dataloaders_every_n_epochs=1).fit(reader, distribute(Folds()))
-    for epoch, read in reader.read.items():
-        start = 40 * (epoch % 2)
-        assert sorted(row for rows in read for row in rows) == list(range(start, start + 40))
-    assert len(reader.read) == 4
-
-
 @pytest.mark.parametrize("who", ["the same trainer", "another one"])
 def test_a_state_that_was_only_validated_is_not_gone_on_with(who: str, tmp_path: Path) -> None:
     reader, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
@@ -244,18 +230,6 @@ def test_a_state_that_was_only_validated_is_not_gone_on_with(who: str, tmp_path:
     validating.validate(Reader(), made, ckpt_path=checkpoint)
     (validating if who == "the same trainer" else trainer(max_epochs=1)).fit(anew, made)
     assert anew.read == {0: reader.read[0]}
-
-
-class Tested(Cells):
-    """Cells with some to test on."""
-
-    def test_dataloader(self) -> Loader:
-        return self.of(SequentialSampler(**SIZES, mask=slice(90, N_OBS)))
-
-
-def test_what_is_tested_on_is_shared_out_too() -> None:
-    loader = distribute(Tested(), dist_info=Rank(1, 2)).test_dataloader()
-    assert [row for batch in loader for row in batch["index"].tolist()] == list(range(95, N_OBS))
 
 
 class TrainingOnly(LightningDataModule):
@@ -380,18 +354,6 @@ def test_a_checkpoint_goes_on_in_the_middle_of_an_epoch(who: str, tmp_path: Path
     assert made.loaded == {"own": 3}
 
 
-def test_an_epoch_that_began_on_other_ranks_is_as_long_as_what_is_left_and_later_ones_as_long_as_ever() -> None:
-    on_two = distribute(Cells(), dist_info=Rank(0, 2))
-    batches = iter(on_two.train_dataloader())
-    for _ in range(7):
-        next(batches)
-    alone, reader = distribute(Cells()), Reader()
-    alone.load_state_dict(on_two.state_dict())
-    trainer(max_epochs=2).fit(reader, alone)
-    # 56 rows of 80 were read, and 6 batches are left
-    assert [len(read) for read in reader.read.values()] == [6, 20]
-
-
 class Validating(Reader):
     """Saves a checkpoint when an epoch was validated, too."""
 
@@ -474,20 +436,6 @@ def test_a_state_that_is_loaded_by_hand_is_gone_on_with_whatever_was_done_before
     assert rest.read == {1: whole.read[1][4:]}
 
 
-def test_a_loader_that_is_asked_for_in_a_resumed_epoch_is_that_of_the_training(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "middle.ckpt"
-    trainer(max_epochs=2).fit(Reader(checkpoint), distribute(Cells()))
-    made, asked = distribute(Cells()), []
-
-    class Asking(Reader):
-        def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
-            asked.append(made.train_dataloader())
-
-    trainer(max_epochs=2).fit(Asking(), made, ckpt_path=checkpoint)
-    assert len(asked) == 16
-    assert all(loader is asked[0] for loader in asked)
-
-
 def test_a_copy_has_a_training_of_its_own() -> None:
     made = distribute(Cells())
     trainer(max_epochs=1).fit(Reader(), made)
@@ -538,11 +486,3 @@ def test_a_copy_goes_on_with_a_state_that_was_loaded_by_hand() -> None:
     made.load_state_dict(on_two.state_dict())
     for copied in (copy.copy(made), pickle.loads(pickle.dumps(made))):
         assert training_of(copied).sampler.batches_done == 1
-
-
-def test_it_can_be_pickled_as_launchers_do() -> None:
-    made = pickle.loads(pickle.dumps(distribute(Cells(), dist_info=Rank(1, 2))))
-    assert isinstance(made, Cells)
-    assert training_of(made).sampler.rank == 1
-    with pytest.raises(TypeError, match="distributed before"):
-        distribute(made)

@@ -117,15 +117,6 @@ def test_an_error_of_what_makes_the_stretches_comes_after_the_items_before_it() 
         next(items)
 
 
-def test_where_no_thread_can_be_started_that_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_thread: threading.Thread, *_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        next(ahead(Made().stretches(), 1))
-
-
 def test_items_are_made_in_the_context_of_whoever_takes_them() -> None:
     variable = contextvars.ContextVar("variable", default="of no one")
     token = variable.set("of the consumer")

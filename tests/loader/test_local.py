@@ -55,10 +55,6 @@ def test_the_parts_of_chunks_are_the_rows_in_their_order_and_none_has_rows_of_tw
     assert found == rows
 
 
-def test_runs_without_rows_have_no_parts() -> None:
-    assert list(local.parts_of([3, 8, 9, 16], [3, 8, 10, 16], 8)) == [(1, 1, 2, 0)]
-
-
 type Cells = Any
 
 
@@ -192,17 +188,6 @@ def test_zarrs_reads_here_what_annbatch_reads_with_it(
     check_same_bytes(batches, list(theirs))
 
 
-@pytest.mark.parametrize("layout", ["dense, chunks", "sparse, chunks", "sparse, shards"])
-def test_rows_are_read_in_any_order_and_more_than_once(layout: str, tmp_path: Path) -> None:
-    ours, _ = loaders(READ_HERE[layout](tmp_path))
-    next(iter(ours))  # so that rows of sparse cells are known
-    rows = np.array([5, 5, 3, 4, 149, 0, 20, 19, 18, 60])
-    found: Any = local.read(ours, {0: rows})
-    if not isinstance(found, np.ndarray):
-        found = sp.csr_matrix(found.elems, shape=found.shape).toarray()
-    np.testing.assert_array_equal(found, FLOATS[rows])
-
-
 @pytest.mark.parametrize("layout", ["dense, shards", "sparse, shards"])
 @pytest.mark.parametrize("to", ["torch", "jax"])
 @pytest.mark.parametrize("read_ahead", [0, 1])
@@ -289,23 +274,6 @@ def test_an_array_whose_missing_chunks_are_errors_is_left_to_annbatch(tmp_path: 
     with pytest.raises(TypeError, match="NoneType"):  # by zarr, of whatever zarrs reads
         list(ours)
     assert reads == {"here": 0, "annbatch": 1}
-
-
-def test_other_stores_that_zarrs_reads_are_left_to_annbatch_which_waits_for_arrays_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: dict[str, int]
-) -> None:
-    monkeypatch.setattr(local, "LocalStore", MemoryStore)  # as if the folder were far away
-    ours, theirs = loaders([dense(tmp_path)])
-    batches = list(ours)
-    assert reads["here"] == 0
-    check_same(batches, list(theirs))
-
-
-def test_chunks_of_several_sizes_are_left_to_annbatch(tmp_path: Path) -> None:
-    with zarr.config.set({"array.rectilinear_chunks": True}):
-        chunks = zarr.create_array(MemoryStore(), shape=(30, 4), chunks=([10, 5, 15], [4]), dtype="float32")
-    assert not local._is_regular(chunks.async_array)
-    assert local._is_regular(dense(tmp_path).async_array)
 
 
 class Part:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pytest
-from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+from annbatch.samplers import ClassSampler, RandomSampler
 
 from annbatch_distributed.passes.shard import localize
 from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
@@ -82,14 +82,6 @@ def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
             assert all(plan.shard(rank).rows.is_stretch for rank in range(3))
             assert set(flat(batches(sampler.sample(104)))) <= set(plan.shard(sampler.rank).rows)
         assert list(plan.lost) == list(range(96, 104))
-
-
-def test_drop_last_of_the_wrapped_sampler_is_kept_under_keep() -> None:
-    counts = [
-        (rank.n_batches(23), len(batches(rank.sample(23))))
-        for rank in job(SequentialSampler(4, 2, 4, drop_last=True), 2, remainder="keep")
-    ]
-    assert counts == [(2, 2), (3, 3)]
 
 
 def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -> None:
