@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,8 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[Read]]:  # noqa: A
         for rank in range(options.ranks):
             here, there = context.Pipe()
             process = context.Process(target=_rank, args=(options, mask, rank, there), name=f"rank {rank}", daemon=True)
-            process.start()
+            with _interrupts_held():  # else a rank could be left with half of what it is told
+                process.start()
             there.close()
             ranks[here] = process
         n_read = 0
@@ -102,6 +103,19 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[Read]]:  # noqa: A
         for rank_process in ranks.values():
             rank_process.kill()
             rank_process.join()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Have an interrupt wait until a context is left, where the system can."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
