@@ -128,6 +128,7 @@ class Sequences(RuleBasedStateMachine):
         ranks, messages = self.made(world_size), set()
         for loader in ranks:
             try:
+                loader.sampler.validate(self.drawn.n_obs)  # so many ranks can have the epoch after it, too
                 loader.load_state_dict(json.loads(checkpoint.state))
                 loader.sampler.validate(self.drawn.n_obs)
                 messages.add("")
