@@ -42,8 +42,6 @@ class Begun:
     """Whose part it is, in a ``DataLoader`` worker."""
     is_by_workers: bool = False
     """Whether the workers of this process read it."""
-    is_finished: bool = False
-    """Whether it has come to its end here."""
 
     @property
     def next_position(self) -> Position:
@@ -141,10 +139,8 @@ class Progress:
 
     def end(self, begun: Begun) -> None:
         """Note that a pass has come to its end."""
-        if begun is self.begun and not begun.is_finished:
-            begun.is_finished = True
-            if begun.position.resumes:
-                self.position = begun.position.after()
+        if begun is self.begun and begun.position.resumes:
+            self.position = begun.position.after()
 
     def position_at(self, batches_done: int, n_lanes: int) -> Position:
         """Return the position when every lane has done a number of batches of the epoch, those before resumes too."""

@@ -581,8 +581,7 @@ class DistributedSampler(Sampler):
     def _n_left(self, n_obs: int, position: Position) -> list[int]:
         """How many batches each lane has left from a position on."""
         position = position.run_by(self._n_lanes, 1)
-        done = position.segments[-1].done
-        return [max(0, len(lane) - done) for lane in self._planner.lanes(n_obs, position)]
+        return list(map(len, self._progress.left(self._planner.lanes(n_obs, position), None, position)))
 
     def _hidden_from_samplers(self, worker: Worker | None) -> AbstractContextManager[None]:
         """Hide a worker from samplers, once all ranks are known: a worker has them from its process."""
