@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.lanes import Lane, Segment, Worker, lanes
+from annbatch_distributed.lanes import Lane, Segment, Worker, each_segment
 from tests.strategies import POLICIES
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check(counts: Sequence[int], segments: list[Segment], n_lanes: int, policy: 
         model.recut(segment.n_lanes)
         model.read(segment.n_workers, segment.done)
     model.recut(n_lanes)
-    found, over = lanes(counts, segments, n_lanes, policy)
+    *_, (found, over) = each_segment(counts, (*segments, Segment(n_lanes, 1, 0)), policy)
     assert [listed(lane) for lane in found] == model.lanes
     assert [number for part in over for number in part] == model.over
     assert [len(lane) for lane in found] == list(map(len, model.lanes))

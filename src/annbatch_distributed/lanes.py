@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.plan import Remainder
 
-__all__ = ["Lane", "Numbers", "Segment", "SharedStep", "Worker", "each_segment", "lanes"]
+__all__ = ["Lane", "Numbers", "Segment", "SharedStep", "Worker", "each_segment"]
 
 #: Numbers of batches, in the order in which they are read.
 type Numbers = tuple[range, ...]
@@ -115,25 +115,17 @@ class Lane:
         return _cut(self.numbers, sizes)[:n_workers]
 
 
-def lanes(
-    counts: Sequence[int], segments: Iterable[Segment], n_lanes: int, policy: Remainder
-) -> tuple[list[Lane], Numbers]:
-    """Return the lanes that an epoch has after some segments, and the numbers that none of them has.
-
-    ``counts`` is how many batches each stream has.
-
-    >>> lanes([4, 4], [Segment(2, 1, 1)], 3, "drop")[0]
-    [Lane(numbers=(range(1, 3),), last=None), Lane(numbers=(range(3, 4), range(5, 6)), last=None), \
-Lane(numbers=(range(6, 8),), last=None)]
-    """
-    *_, found = each_segment(counts, (*segments, Segment(n_lanes, 1, 0)), policy)
-    return found
-
-
 def each_segment(
     counts: Sequence[int], segments: Iterable[Segment], policy: Remainder
 ) -> Iterator[tuple[list[Lane], Numbers]]:
-    """Yield the lanes that an epoch has when each segment begins, and the numbers that none of them has."""
+    """Yield the lanes that an epoch has when each segment begins, and the numbers that none of them has.
+
+    ``counts`` is how many batches each stream has.
+
+    >>> *_, (own, _) = each_segment([4, 4], [Segment(2, 1, 1), Segment(3, 1, 0)], "drop")
+    >>> [lane.numbers for lane in own]
+    [(range(1, 3),), (range(3, 4), range(5, 6)), (range(6, 8),)]
+    """
     own = [Lane(part) for part in _cut((range(sum(counts)),), counts)[:-1]]
     over: Numbers = ()
     for segment in segments:
