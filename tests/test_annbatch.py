@@ -11,10 +11,8 @@ import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 from hypothesis import assume, event, given
-from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.passes import run as pass_module
 from tests.strategies import Job, jobs
 
 if TYPE_CHECKING:
@@ -94,23 +92,6 @@ def test_whatever_runs_under_both_is_the_same(drawn: Job) -> None:
         )
         ours = DistributedSampler(drawn.sampler, dist_info=Rank(rank, drawn.world_size), enforce_equal_batches=equal)
         assert same(list(ours.sample(drawn.n_obs)), list(theirs.sample(drawn.n_obs)))
-
-
-@given(jobs(kinds=("random", "sequential", "class", "weighted-class", "random-replacement")), st.integers(0, 3))
-def test_shortcuts_for_annbatchs_own_samplers_change_nothing(drawn: Job, epoch: int) -> None:
-    """The same requests come of running each sampler on local rows, and translating them."""
-    read = []
-    with pytest.MonkeyPatch.context() as patch:
-        for _ in range(2):
-            ranks = drawn.ranks(read_through=0, align=1)
-            for sampler in ranks:
-                sampler.set_epoch(epoch)
-            try:
-                read.append([list(sampler.sample(drawn.n_obs)) for sampler in ranks])
-            except ValueError:
-                assume(False)
-            patch.setattr(pass_module, "is_restricted", lambda *_: False)
-    assert all(same(one, other) for one, other in zip(*read, strict=True))
 
 
 def test_annbatchs_tutorial_has_39_batches_on_each_of_two_ranks() -> None:

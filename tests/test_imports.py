@@ -17,7 +17,20 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Highest first: a room imports from itself and from those below it.
 ROOMS = [
-    *("cli", "integrations", "loader", "sampler", "checks", "planner", "passes", "plan", "report"),
+    *(
+        "cli",
+        "integrations",
+        "loader",
+        "sampler",
+        "job",
+        "checks",
+        "planner",
+        "arguments",
+        "counts",
+        "passes",
+        "stream",
+    ),
+    *("requests", "fingerprint", "known", "copies", "callers", "randomness", "plan", "report"),
     *("progress", "state", "ranks", "lanes", "sharding", "masks", "rows", "names", "integers"),
 ]
 #: What knows neither samplers nor what frameworks make of batches.
@@ -114,9 +127,9 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_a_room_is_an_attribute_of_the_package_before_anybody_has_imported_it() -> None:
-    rooms = ", ".join(f"package.{name}.__name__" for name in ("sharding", "passes"))
+    rooms = ", ".join(f"package.{name}.__name__" for name in ("sharding", "ranks"))
     (modules,) = loaded(f"import annbatch_distributed as package; assert all([{rooms}])")
-    assert "annbatch_distributed.passes" in modules
+    assert "annbatch_distributed.ranks" in modules
 
 
 def test_a_name_that_is_not_public_is_not_there() -> None:

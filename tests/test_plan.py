@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 
 def made(window: Rows, remainder: Remainder, world_size: int, batch_size: int | None, **options: Any) -> EpochPlan:
-    settings = {"n_obs": 1000, "epoch": 0, "seed": None, "n_samples": None, "rotates": True, "align": None} | options
-    sharding = settings.pop("sharding", Contiguous())
-    return EpochPlan.of(sharding, window, remainder=remainder, world_size=world_size, batch_size=batch_size, **settings)
+    settings = {"n_obs": 1000, "epoch": 0, "seed": None, "n_draws": None, "sharding": Contiguous()} | options
+    dealt = {"rotates": settings.pop("rotates", True), "align": settings.pop("align", None)}
+    plan = EpochPlan(window=window, remainder=remainder, world_size=world_size, batch_size=batch_size, **settings)
+    return plan.dealt(**dealt)
 
 
 def deal(order: list[int], remainder: Remainder, world_size: int, batch_size: int) -> list[list[int]]:
@@ -98,14 +99,14 @@ def test_each_rank_has_a_stretch_of_the_order_as_the_policy_says(
 @pytest.mark.parametrize("remainder", POLICIES)
 @given(st.integers(40, 90), st.integers(1, 5), st.integers(1, 8))
 def test_independent_ranks_have_the_whole_window_and_share_out_the_draws(
-    remainder: Any, n_samples: int, world_size: int, batch_size: int
+    remainder: Any, n_draws: int, world_size: int, batch_size: int
 ) -> None:
     window = Rows((range(10, 30), range(40, 61)))
-    plan = made(window, remainder, world_size, batch_size, sharding=Independent(), n_samples=n_samples)
-    assert (plan.shares_draws, plan.lost, plan.n_lost, plan.n_repeated) == (True, Rows(), 0, 0)
+    plan = made(window, remainder, world_size, batch_size, sharding=Independent(), n_draws=n_draws)
+    assert (plan.n_draws, plan.lost, plan.n_lost, plan.n_repeated) == (n_draws, Rows(), 0, 0)
     for rank in range(world_size):
         assert (plan.shard(rank).rows, plan.shard(rank).n_own) == (window, len(window))
-    draws = [*range(n_samples)]
+    draws = [*range(n_draws)]
     assert list(plan.sizes) == list(map(len, deal(draws, remainder, world_size, batch_size)))
 
 
@@ -207,7 +208,7 @@ def test_too_few_rows_or_draws_is_an_error_that_counts_them(remainder: Any, size
     with pytest.raises(ValueError, match=message):
         made(Rows((range(n_rows),)), remainder, world_size, batch_size)
     made(Rows((range(n_rows + 1),)), remainder, world_size, batch_size)
-    draws: dict[str, Any] = {"sharding": Independent(), "n_samples": n_rows}
+    draws: dict[str, Any] = {"sharding": Independent(), "n_draws": n_rows}
     with pytest.raises(ValueError, match=message.replace("has", "draws").replace("rows", "samples")):
         made(Rows((range(500),)), remainder, world_size, batch_size, **draws)
 

@@ -453,7 +453,7 @@ def test_a_state_that_cannot_be_gone_on_with_is_refused_when_it_is_loaded_and_le
 
 def test_a_refused_state_says_how_to_give_up_what_is_left() -> None:
     made = random()
-    with pytest.raises(ValueError, match=r"To give up what is left of epoch 3, call set_epoch\(4\) instead\."):
+    with pytest.raises(ValueError, match=r"To give up the rest of epoch 3, call set_epoch\(4\) instead\."):
         made.load_state_dict(of_epoch_3([[2, 1, 13]]))
     made.set_epoch(4)
     assert made.n_batches(N_OBS) == 12

@@ -17,7 +17,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Rows, Shuffled
-from annbatch_distributed.passes.traits import chunk_size, n_draws, set_draws
 from tests.samplers import IndexArrays, MaskBlind, batches, flat, job, request_rows
 
 if TYPE_CHECKING:
@@ -113,12 +112,9 @@ def test_in_a_shard_whole_blocks_come_first_and_what_a_boundary_or_the_mask_has_
             assert own[start : start + block_size] == [*range(own[start], own[start] + block_size)]
 
 
-def test_shardings_take_rows_and_shuffled_alone_a_seed_and_a_block_size() -> None:
+def test_shuffled_alone_takes_a_seed_and_a_block_size() -> None:
     rows = Rows((range(4),))
     assert Contiguous()(rows, epoch=3, seed=None) == Independent()(rows, epoch=3, seed=None) == rows
-    for sharding in (Contiguous(), Independent(), Shuffled(2)):
-        with pytest.raises(TypeError, match=r"rows must be Rows, got \[0, 1\] of type list"):
-            sharding([0, 1], epoch=0, seed=0)
     with pytest.raises(ValueError, match="needs a seed"):
         Shuffled(2)(rows, epoch=0, seed=None)
     with pytest.raises(ValueError, match=r"Shuffled\(\) has no block size of its own"):
@@ -133,8 +129,10 @@ def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() ->
     with pytest.raises(ValueError, match=r"isn't known of Chunked. Pass Shuffled\(block_size=\.\.\.\)"):
         job(Chunked(4), 2, sharding="shuffled", seed=0)
 
-    chunk_size.register(Chunked, lambda sampler: 16)
-    assert job(Chunked(4), 2, sharding="shuffled", seed=0)[0].plan(100).sharding == Shuffled(16)
+    class Known(Chunked):
+        chunk_size = 16
+
+    assert job(Known(4), 2, sharding="shuffled", seed=0)[0].plan(100).sharding == Shuffled(16)
 
 
 @pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
@@ -420,16 +418,22 @@ class Bootstrap(MaskBlind):
             yield {"requests": self.rng.integers(n_obs, size=min(self.batch_size, self.n_samples - start))}
 
 
-def test_a_users_sampler_that_draws_with_replacement_is_taken_once_registered() -> None:
+def test_a_users_sampler_that_draws_with_replacement_is_taken_once_it_says_so() -> None:
     with pytest.raises(ValueError, match="Bootstrap isn't known to"):
         job(Bootstrap(4, 50), 3, sharding="independent")
 
-    n_draws.register(Bootstrap, lambda sampler, n_rows: sampler.n_samples)
-    with pytest.raises(TypeError, match="How many samples a Bootstrap draws can't be set"):
-        job(Bootstrap(4, 50), 3, sharding="independent")
+    class Known(Bootstrap):
+        def n_draws(self, n_rows: int) -> int:
+            return self.n_samples
 
-    set_draws.register(Bootstrap, lambda sampler, n_draws: setattr(sampler, "n_samples", n_draws))
-    ranks = job(Bootstrap(4, 50), 3, sharding="independent", remainder="exact")
+    with pytest.raises(ValueError, match=r"give it the methods n_draws\(n_rows\), .* and set_draws\(n_draws\)"):
+        job(Known(4, 50), 3, sharding="independent")
+
+    class Settable(Known):
+        def set_draws(self, n_draws: int) -> None:
+            self.n_samples = n_draws
+
+    ranks = job(Settable(4, 50), 3, sharding="independent", remainder="exact")
     read = [batches(rank.sample(N_OBS)) for rank in ranks]
     assert [len(rank) for rank in read] == [5, 5, 5]
     assert [len(flat(rank)) for rank in read] == [16, 17, 17]

@@ -42,6 +42,7 @@ __all__ = ["POLICIES", "EpochPlan", "Remainder", "Shard"]
 type Remainder = Literal["drop", "keep", "exact", "pad"]
 
 POLICIES: tuple[Remainder, ...] = get_args(Remainder.__value__)
+_NO_ROWS = Rows()
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ class EpochPlan:
     """What deals the rows to the ranks."""
     seed: int | None
     """What the sharding's own randomness begins from, the same on every rank."""
-    n_samples: int | None
+    n_draws: int | None
     """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
-    order: Rows = field(repr=False)
+    order: Rows = field(default=_NO_ROWS, repr=False)
     """The rows that are not lost, in the order of the sharding."""
-    lost: Rows = field(repr=False)
+    lost: Rows = field(default=_NO_ROWS, repr=False)
     """The rows of the window that no rank is given in this epoch.
 
     What the wrapped sampler itself leaves out of a rank's rows (``drop_last``, ``num_samples``) is not among them.
@@ -126,39 +127,26 @@ class EpochPlan:
     cells: tuple[pd.Index[Any], ...] | None = field(default=None, repr=False, compare=False)
     """The names of the cells of each data set, where a loader has made the plan and knows them."""
 
-    @classmethod
-    def of(
-        cls,
-        sharding: Sharding,
-        window: Rows,
-        *,
-        rotates: bool,
-        align: int | None,
-        **settings: Any,  # noqa: ANN401 fields
-    ) -> Self:
-        """Return the plan of an epoch; the settings are the other fields.
+    def dealt(self, *, rotates: bool, align: int | None) -> Self:
+        """Return the same plan with the rows that are lost, and the others in the order of the sharding.
 
         ``rotates`` says whether the rows that ``drop`` loses move from epoch to epoch: in epoch 0 the last rows are
         lost, as annbatch has it, and each epoch loses the rows before those that the last one lost, going round. So
         every row is lost equally often, and where fewer than half of the rows are lost at once, any two consecutive
         epochs together read every row.
         """
-        bare = cls(sharding=sharding, window=window, order=Rows(), lost=Rows(), **settings)
-        bare.check_enough()
-        kept, lost, n_rows, n_lost = window, Rows(), len(window), bare.n_lost
+        self.check_enough()
+        kept, lost, n_rows, n_lost = self.window, Rows(), len(self.window), self.n_lost
         if n_lost:
-            start = -bare.epoch * n_lost % n_rows if rotates else 0
-            kept, lost = window.cyclic(start, n_rows - n_lost), window.cyclic(start - n_lost, n_lost)
-        if (
-            isinstance(sharding, Shuffled)
-            and sharding.block_size is not None
-            and (align is None or sharding.block_size % align)
-        ):
-            align = sharding.block_size
-        if bare._has_annbatchs_layout:
+            start = -self.epoch * n_lost % n_rows if rotates else 0
+            kept, lost = self.window.cyclic(start, n_rows - n_lost), self.window.cyclic(start - n_lost, n_lost)
+        block_size = self.sharding.block_size if isinstance(self.sharding, Shuffled) else None
+        if block_size is not None and (align is None or block_size % align):
+            align = block_size
+        if self._has_annbatchs_layout:
             align = None
-        order = ordered(sharding, kept, epoch=bare.epoch, seed=bare.seed)
-        return replace(bare, order=order, lost=lost, grid=align)
+        order = ordered(self.sharding, kept, epoch=self.epoch, seed=self.seed)
+        return replace(self, order=order, lost=lost, grid=align)
 
     @property
     def _has_annbatchs_layout(self) -> bool:
@@ -175,7 +163,7 @@ class EpochPlan:
         """
         n_rows, world_size, size = self._n_shared, self.world_size, self.batch_size
         drawn = f"The wrapped sampler draws {n_rows} samples"
-        what = drawn if self.shares_draws else f"The window has {n_rows} rows"
+        what = f"The window has {n_rows} rows" if self.n_draws is None else drawn
         if self.remainder == "drop":
             assert size is not None
             if n_rows < world_size * size:
@@ -192,14 +180,9 @@ class EpochPlan:
             raise ValueError(f"{what}, and there must be at least one.")
 
     @property
-    def shares_draws(self) -> bool:
-        """Whether the ranks share out draws, each of which may be of any row of the window, instead of the rows."""
-        return self.n_samples is not None
-
-    @property
     def _n_shared(self) -> int:
         """How many rows are shared out, or samples."""
-        return len(self.window) if self.n_samples is None else self.n_samples
+        return len(self.window) if self.n_draws is None else self.n_draws
 
     def _stretch(self, rank: int) -> tuple[int, int, int]:
         """Return where in the order the stretch of a rank starts, how much of it is its own, and how long it is."""
@@ -227,7 +210,7 @@ class EpochPlan:
         return self._shard(self._checked(rank), self.grid)
 
     def _shard(self, rank: int, grid: int | None) -> Shard:
-        if self.shares_draws:
+        if self.n_draws is not None:
             return Shard(self.order, len(self.order))
         start, n_own, length = self._stretch(rank)
         own, repeats = self.order.cut(start, start + n_own), self.order.cyclic(start + n_own, length - n_own)
@@ -283,13 +266,13 @@ class EpochPlan:
     @property
     def n_lost(self) -> int:
         """How many rows of the window no rank is given in this epoch."""
-        is_whole = self.remainder != "drop" or self.shares_draws
+        is_whole = self.remainder != "drop" or self.n_draws is not None
         return 0 if is_whole else self._n_shared % (self.world_size * (self.batch_size or 1))
 
     @property
     def n_repeated(self) -> int:
         """How many rows are read a second time, over all ranks."""
-        return 0 if self.shares_draws else sum(self.sizes) - len(self.order)
+        return sum(self.sizes) - len(self.order) if self.n_draws is None else 0
 
     @property
     def rows_in_memory(self) -> int | None:
@@ -417,7 +400,7 @@ class EpochPlan:
         return Picture([self, *others])
 
     def __repr__(self) -> str:
-        what = "samples drawn" if self.shares_draws else "rows"
+        what = "rows" if self.n_draws is None else "samples drawn"
         lost = f", {self.n_lost} lost" if self.n_lost else ""
         repeated = f", {self.n_repeated} repeated" if self.n_repeated else ""
         ranks = f"{self.world_size} {'ranks' if self.n_processes is None else 'virtual ranks'}"

@@ -1,4 +1,4 @@
-"""The planner: every rank's rows and batches in an epoch, and the lanes in which what is left of it goes on.
+"""The planner: every stream's rows and batches in an epoch, and the lanes in which a job goes through them.
 
 Nothing is communicated: every rank works out the same.
 """
@@ -9,148 +9,127 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from annbatch_distributed.counts import Counts, count
+from annbatch_distributed.known import n_draws, needs_global_rows, rows_per_request
 from annbatch_distributed.lanes import Lane, each_segment
-from annbatch_distributed.passes.counts import Counts, count
-from annbatch_distributed.passes.run import batch_sizes
-from annbatch_distributed.passes.shard import needs_global_rows
-from annbatch_distributed.passes.traits import n_draws, rows_per_request
+from annbatch_distributed.passes import Pass
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, ordered
 from annbatch_distributed.state import MOST_SEGMENTS
 
 if TYPE_CHECKING:
-    from annbatch.abc import Sampler
-
+    from annbatch_distributed.arguments import Arguments
+    from annbatch_distributed.counts import Classes
     from annbatch_distributed.lanes import Segment
-    from annbatch_distributed.masks import Mask
-    from annbatch_distributed.passes.counts import Classes
-    from annbatch_distributed.plan import Remainder
     from annbatch_distributed.rows import Rows
-    from annbatch_distributed.sharding import Sharding
     from annbatch_distributed.state import Position
 
 __all__ = ["Planner", "check_segments"]
 
 
 class Planner:
-    """Plans epochs of one configuration; it keeps the last plan, and what the sampler has answered.
+    """Plans epochs by some arguments; it keeps the last plan, and what the sampler has answered."""
 
-    ``sampler`` is the wrapped sampler, of which only private copies are run, and ``root_seed`` the job's root seed.
-    """
-
-    def __init__(
-        self,
-        sampler: Sampler,
-        *,
-        mask: Mask,
-        remainder: Remainder,
-        sharding: Sharding,
-        seed: int | None,
-        root_seed: int,
-        align: int | None,
-    ) -> None:
-        self._sampler, self._mask, self._remainder, self._align = sampler, mask, remainder, align
-        self._sharding, self._seed, self._root_seed = sharding, seed, root_seed
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
         # where moving lost rows would cut runs of a class, an epoch that fails after hours would be worse
-        self._rotates = not needs_global_rows(sampler)
+        self._rotates = not needs_global_rows(arguments.sampler)
         self._window: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[int, int, int], EpochPlan] | None = None
-        self._cut: tuple[tuple[object, ...], list[Lane]] | None = None
+        self._lanes: tuple[tuple[object, ...], list[Lane]] | None = None
 
     def plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
         """Return the plan of an epoch that begins with so many streams.
 
-        Raises
-        ------
-        ValueError
-            If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
-            rank.
+        A ValueError if the window is too small, or the wrapped sampler can't run on some stream's rows: the same error
+        on every rank.
         """
-        asked = n_obs, epoch, n_streams
-        if self._planned is None or self._planned[0] != asked:
-            self._planned = asked, self._plan(n_obs, epoch, n_streams)
+        key = n_obs, epoch, n_streams
+        if self._planned is None or self._planned[0] != key:
+            self._planned = key, self._plan(n_obs, epoch, n_streams)
         return self._planned[1]
 
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
+        arguments = self._arguments
+        sampler, sharding = arguments.sampler, arguments.sharding
         if self._window is None or self._window[0] != n_obs:
-            self._window = n_obs, self._mask.window(n_obs)
-        window, batch_size = self._window[1], self._sampler.batch_size
-        plan = EpochPlan.of(
-            self._sharding,
-            window,
-            rotates=self._rotates,
-            align=self._align,
+            self._window = n_obs, arguments.mask.window(n_obs)
+        window = self._window[1]
+        plan = EpochPlan(
             n_obs=n_obs,
             epoch=epoch,
             world_size=n_streams,
-            remainder=self._remainder,
-            batch_size=None if batch_size is None else int(batch_size),
-            seed=self._seed,
-            n_samples=n_draws(self._sampler, len(window)) if isinstance(self._sharding, Independent) else None,
-            rows_per_request=rows_per_request(self._sampler),
-        )
+            window=window,
+            remainder=arguments.remainder,
+            batch_size=arguments.batch_size,
+            sharding=sharding,
+            seed=arguments.seed,
+            n_draws=n_draws(sampler, len(window)) if isinstance(sharding, Independent) else None,
+            rows_per_request=rows_per_request(sampler),
+        ).dealt(rotates=self._rotates, align=arguments.align)
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
-        asked = n_obs, n_streams, epoch if hasattr(self._sampler, "set_epoch") else 0, self._moves(plan) and epoch
-        if self._counted is None or self._counted[0] != asked:
-            self._counted = asked, count(self._sampler, plan)
+        moves = not self._rotates and not isinstance(sharding, Contiguous | Independent)
+        key = n_obs, n_streams, epoch if moves or hasattr(sampler, "set_epoch") else 0
+        if self._counted is None or self._counted[0] != key:
+            self._counted = key, count(sampler, plan)
         return replace(plan, sampler_batches=self._counted[1].sampler_batches)
-
-    def _moves(self, plan: EpochPlan) -> bool:
-        """Whether other epochs may have other rows on a rank, and that makes a difference to the sampler."""
-        return not self._rotates and not isinstance(plan.sharding, Contiguous | Independent)
-
-    def lanes(self, n_obs: int, position: Position) -> list[Lane]:
-        """Return what each lane reads of the epoch from the beginning of a position's last segment on.
-
-        Raises
-        ------
-        ValueError
-            As for :meth:`plan`; or if the position is none of this collection, or what is left can't be shared out
-            among so many: the same error on every rank.
-        """
-        check_segments(position)
-        *before, last = position.segments
-        plan = self.plan(n_obs, position.epoch, position.n_streams(last.n_lanes))
-        asked = n_obs, position.epoch, position.passes, tuple(before), last.n_lanes
-        if self._cut is None or self._cut[0] != asked:
-            self._cut = asked, self._lanes(plan, position)
-        _check_done(plan, last, self._cut[1])
-        return self._cut[1]
-
-    def _lanes(self, plan: EpochPlan, position: Position) -> list[Lane]:
-        counts = [plan.n_batches(stream) for stream in range(plan.world_size)]
-        last, own = position.segments[-1], list[Lane]()
-        begun = each_segment(counts, position.segments, plan.remainder)
-        for segment, (own, _) in zip(position.segments, begun, strict=True):
-            _check_done(plan, segment, own)
-        most = {lane.last.number: lane.last.n_parts for lane in own if lane.last is not None}
-        if max(most.values(), default=1) > 1:
-            sizes = batch_sizes(self._sampler, plan, list(most), self._root_seed, position.passes)
-            if any(sizes[number] < n_parts for number, n_parts in most.items()):
-                n_left = sum(len(lane) - 1 for lane in own) + len(most)
-                fitting = [number for number in range(1, 2 * last.n_lanes) if n_left % number == 0]
-                raise ValueError(
-                    f"What is left of epoch {plan.epoch} are {n_left} batches, and {last.n_lanes} ranks can't have "
-                    f"equally many of them: {len(most)} would have to be shared out, some of {min(sizes.values())} "
-                    f"rows. Go on with {', '.join(map(str, fitting))} ranks, or begin the next epoch with "
-                    f"set_epoch({plan.epoch + 1})."
-                )
-        return own
 
     @property
     def classes(self) -> tuple[Classes, ...]:
         """What each rank can draw, if the sampler is a class sampler."""
         return () if self._counted is None else self._counted[1].classes
 
+    def lanes(self, n_obs: int, position: Position) -> list[Lane]:
+        """Return what each lane reads of the epoch from the beginning of a position's last segment on.
+
+        A ValueError as for :meth:`plan`; or if the position is none of this collection, or the rest of the epoch can't
+        be shared out among so many lanes: the same error on every rank.
+        """
+        check_segments(position)
+        *before, last = position.segments
+        plan = self.plan(n_obs, position.epoch, position.n_streams(last.n_lanes))
+        key = n_obs, position.epoch, position.passes, tuple(before), last.n_lanes
+        if self._lanes is None or self._lanes[0] != key:
+            self._lanes = key, self._of_position(plan, position)
+        _check_done(plan, last, self._lanes[1])
+        return self._lanes[1]
+
+    def _of_position(self, plan: EpochPlan, position: Position) -> list[Lane]:
+        counts = [plan.n_batches(stream) for stream in range(plan.world_size)]
+        last, lanes = position.segments[-1], list[Lane]()
+        begun = each_segment(counts, position.segments, plan.remainder)
+        for segment, (lanes, _) in zip(position.segments, begun, strict=True):
+            _check_done(plan, segment, lanes)
+        n_parts = {lane.last.number: lane.last.n_parts for lane in lanes if lane.last is not None}
+        if max(n_parts.values(), default=1) > 1:
+            sizes = self._batch_sizes(plan, list(n_parts), position.passes)
+            if any(sizes[number] < parts for number, parts in n_parts.items()):
+                n_left = sum(len(lane) - 1 for lane in lanes) + len(n_parts)
+                fitting = [number for number in range(1, 2 * last.n_lanes) if n_left % number == 0]
+                raise ValueError(
+                    f"What is left of epoch {plan.epoch} are {n_left} batches, and {last.n_lanes} ranks can't have "
+                    f"equally many of them: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
+                    f"rows. Go on with {', '.join(map(str, fitting))} ranks, or begin the next epoch with "
+                    f"set_epoch({plan.epoch + 1})."
+                )
+        return lanes
+
+    def _batch_sizes(self, plan: EpochPlan, numbers: list[int], passes: int) -> dict[int, int]:
+        """Return how many rows some batches have, for which their streams are run and nothing is read."""
+        lane = Lane(tuple(range(number, number + 1) for number in numbers))
+        requests = Pass(self._arguments.sampler, plan, [lane], self._arguments.root_seed, passes)
+        return dict(zip(numbers, map(len, requests.batches()), strict=True))
+
     def is_same_next_epoch(self, plan: EpochPlan) -> bool:
         """Whether every rank has the same rows in the epoch after that of a plan."""
+        sharding = self._arguments.sharding
         if plan.n_lost and self._rotates:
             return False
-        if isinstance(self._sharding, Contiguous | Independent | Shuffled):
-            return not isinstance(self._sharding, Shuffled)
+        if isinstance(sharding, Contiguous | Independent | Shuffled):
+            return not isinstance(sharding, Shuffled)
         try:
-            return ordered(self._sharding, plan.window, epoch=plan.epoch + 1, seed=self._seed) == plan.order
+            return ordered(sharding, plan.window, epoch=plan.epoch + 1, seed=plan.seed) == plan.order
         except ValueError:  # the sharding can't deal the rows then
             return False
 
@@ -159,9 +138,9 @@ class Planner:
         return copy.copy(self)
 
 
-def _check_done(plan: EpochPlan, segment: Segment, own: list[Lane]) -> None:
+def _check_done(plan: EpochPlan, segment: Segment, lanes: list[Lane]) -> None:
     """Raise if no lane has as many batches as a state says are done."""
-    longest = max(map(len, own))
+    longest = max(map(len, lanes))
     if segment.done > longest:
         raise ValueError(
             f"The state says that {segment.done} batches of epoch {plan.epoch} are done, but for {plan.n_obs} rows and "
@@ -170,7 +149,7 @@ def _check_done(plan: EpochPlan, segment: Segment, own: list[Lane]) -> None:
 
 
 def check_segments(position: Position) -> None:
-    """Raise if an epoch has gone on with other numbers of ranks and workers too often for a state to hold it."""
+    """Raise if an epoch was resumed with other numbers of ranks and workers too often for a state to hold it."""
     if len(position.segments) > MOST_SEGMENTS:
         raise ValueError(
             f"Epoch {position.epoch} was run by {MOST_SEGMENTS} numbers of ranks and workers after another, the most "

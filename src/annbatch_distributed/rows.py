@@ -63,7 +63,7 @@ class Rows:
 
     def __init__(self, ranges: tuple[range, ...] | list[range] = ()) -> None:
         ranges = _checked_ranges(ranges)
-        starts, stops = ([one.start for one in ranges], [one.stop for one in ranges])
+        starts, stops = ([part.start for part in ranges], [part.stop for part in ranges])
         self._set(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
 
     def _set(self, starts: Int64Array, stops: Int64Array) -> None:
@@ -296,8 +296,8 @@ class Rows:
 
         >>> rows = Rows((range(0, 3), range(10, 14)))
         >>> [
-        ...     found.tolist()
-        ...     for found in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))
+        ...     bounds.tolist()
+        ...     for bounds in rows.slices_to_global(np.array([4, 1]), np.array([6, 5]))
         ... ]
         [[11, 1, 10], [13, 3, 12], [0, 1, 1]]
         """
@@ -319,24 +319,17 @@ class Rows:
 
 
 def _checked_ranges(ranges: object) -> list[range]:
-    if not isinstance(ranges, tuple | list):
+    if not isinstance(ranges, tuple | list) or not all(isinstance(part, range) for part in ranges):
         raise TypeError(
-            f"Rows takes a tuple of ranges, such as Rows((range(5),)), got {ranges!r} of type "
-            f"{type(ranges).__name__}. Make Rows of row numbers with Rows.of."
+            f"Rows takes a tuple of ranges, such as Rows((range(5),)), got {shortened(ranges)}. Make Rows of row "
+            "numbers with Rows.of."
         )
-    for one in ranges:
-        if not isinstance(one, range):
-            raise TypeError(
-                f"Rows are made of ranges, got {one!r} of type {type(one).__name__} among them. Make Rows of row "
-                "numbers with Rows.of."
-            )
-        if one.step != 1:
-            raise ValueError(
-                f"Rows are ranges with step 1, got {one!r}. Make Rows of other rows with Rows.of({one!r})."
-            )
-        if one and (one.start < 0 or one.stop >= BOUND):
-            raise ValueError(f"Rows count from 0, and are below 2**63 - 1, got {one!r}.")
-    return [one for one in ranges if one]
+    for part in ranges:
+        if part.step != 1:
+            raise ValueError(f"Rows are ranges with step 1, got {part}. Make Rows of other rows with Rows.of({part}).")
+        if part and (part.start < 0 or part.stop >= BOUND):
+            raise ValueError(f"Rows count from 0, and are below 2**63 - 1, got {part}.")
+    return [part for part in ranges if part]
 
 
 def _repeated(first: Int64Array, last: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -48,7 +48,7 @@ class Contiguous:
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
         """Return the rows in the order that they have."""
         del epoch, seed  # the same for all of them
-        return _checked(rows)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,6 @@ class Shuffled:
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
         """Return the rows with their blocks in the epoch's order."""
-        _checked(rows)
         self.check_seed(seed)
         if self.block_size is None:
             raise ValueError(
@@ -168,17 +167,7 @@ class Independent:
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
         """Return the rows, which are every rank's to draw from."""
         del epoch, seed  # the same for all of them
-        return _checked(rows)
-
-
-def _checked(rows: object) -> Rows:
-    """Return the rows that a sharding was asked about; raise a TypeError unless they are Rows."""
-    if not isinstance(rows, Rows):
-        raise TypeError(
-            f"rows must be Rows, got {rows!r} of type {type(rows).__name__}. Make Rows of ranges with "
-            "Rows((range(5),)), and of row numbers with Rows.of."
-        )
-    return rows
+        return rows
 
 
 def checked_sharding(thing: object, expected: str) -> Sharding:

@@ -22,7 +22,7 @@ from tests.processes.configurations import GOOD
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from annbatch_distributed.passes.run import Pass
+    from annbatch_distributed.passes import Pass
 
     type Wrap = Callable[[StatefulLoader], object]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.passes.compatibility import ShardingName
+    from annbatch_distributed.arguments import ShardingName
     from annbatch_distributed.plan import Remainder
     from annbatch_distributed.ranks import DistInfo
 

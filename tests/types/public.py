@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, assert_type
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
 import annbatch_distributed
@@ -30,13 +29,13 @@ from annbatch_distributed import (
 )
 from annbatch_distributed.integrations.jax import global_batch, pmap_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
-from annbatch_distributed.passes import chunk_size, localize, n_draws, set_draws, settings
 from annbatch_distributed.ranks import Deferred, Membership
 from annbatch_distributed.sharding import Shuffled as ShuffledThere
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from annbatch.abc import Sampler
     from jax.sharding import Mesh, NamedSharding
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -170,30 +169,6 @@ def a_sharding_of_ones_own_is_one(wrapped: Sampler) -> None:
     assert_type(next(iter(Rows.of([1, 2]))), int)
     DistributedSampler(wrapped, dist_info="env", sharding=own)
     DistributedSampler(wrapped, dist_info="env", sharding=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it orders nothing
-
-
-class Mine(Sampler):
-    """A sampler of a user's own."""
-
-    chunk_size: int
-
-
-@localize.register
-def _(sampler: Mine, rows: Rows, n_obs: int) -> Sampler:
-    return sampler
-
-
-@chunk_size.register
-def _(sampler: Mine) -> int:
-    return sampler.chunk_size
-
-
-def a_sampler_of_ones_own_says_what_is_special_about_it(sampler: Sampler) -> None:
-    assert_type(localize(sampler, Rows.of([1]), 9), Sampler)
-    assert_type(chunk_size(sampler), int | None)
-    assert_type(n_draws(sampler, 9), int | None)
-    assert_type(settings(sampler), dict[str, Any])
-    set_draws(sampler, 3)
 
 
 def batches_become_arrays_of_jax(batch: Mapping[str, object], sharding: NamedSharding, mesh: Mesh) -> None:

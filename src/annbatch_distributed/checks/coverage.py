@@ -19,13 +19,13 @@ from annbatch_distributed.lanes import Lane
 from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from annbatch.abc import Sampler
-    from annbatch.types import LoadRequest
 
     from annbatch_distributed.checks.exchange import Gather, Timeout
     from annbatch_distributed.lanes import Numbers
+    from annbatch_distributed.passes import Pass
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.progress import Begun
     from annbatch_distributed.ranks import Membership
@@ -69,7 +69,7 @@ class Reading:
         if not isinstance(read, Tally):
             raise TypeError(f"read must be a Tally, got {read!r}")
         # imported here, since what only compares texts needs no annbatch
-        from annbatch_distributed.passes.run import Pass
+        from annbatch_distributed.passes import Pass
 
         run = partial(Pass, sampler, plan, root_seed=root_seed, passes=last.position.passes)
         own_lanes, before, again, is_share = [lanes[lane] for lane in own], Tally(), Tally(), False
@@ -82,14 +82,14 @@ class Reading:
             n_batches = max(map(len, own_lanes))
             share = sum((Tally.of_rows(plan.shard(rank).rows) for rank in own), Tally())
             planned = Tally(n_batches, share.n_rows, share.value)
-            is_share = read == share and read.n_batches == n_batches and not plan.shares_draws
+            is_share = read == share and read.n_batches == n_batches and plan.n_draws is None
             planned = planned if is_share else _counted(run(own_lanes))
             if not is_share and _must_read_each_row(sampler, plan, share.n_rows) and planned != share:
                 name = type(sampler).__name__
                 raise ValueError(
                     f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend "
                     "it; or pass remainder='drop', which promises full batches only; or, if it draws rows with "
-                    "replacement, register a function for its type with annbatch_distributed.passes.n_draws"
+                    "replacement, give it a method n_draws(n_rows) that says how many"
                 )
         tallies = {"read": read, "planned": planned, "before": before, "again": again}
         said = {name: tally.to_dict() for name, tally in tallies.items()} | {"is_share": is_share}
@@ -129,21 +129,17 @@ def epoch_read(
     return compare_readings(said, own[0].plan, n_joined=own[0].n_joined)
 
 
-def _counted(requests: Iterable[LoadRequest]) -> Tally:
+def _counted(requests: Pass) -> Tally:
     """Count the rows of all batches of load requests, without reading them."""
-    from annbatch_distributed.passes.requests import batches_of
-
     found = Tally()
-    for request in requests:
-        for rows in batches_of(request):
-            found.add(rows)
+    for rows in requests.batches():
+        found.add(rows)
     return found
 
 
 def _must_read_each_row(sampler: Sampler, plan: EpochPlan, n_rows: int) -> bool:
     """Whether a sampler of a user's own has to read each row of its share once."""
-    from annbatch_distributed.passes.annbatch_samplers import is_annbatchs_own
-    from annbatch_distributed.passes.traits import n_draws
+    from annbatch_distributed.known import is_annbatchs_own, n_draws
 
     is_known = is_annbatchs_own(sampler)
     return not is_known and plan.remainder != "drop" and n_draws(sampler, n_rows) is None
@@ -160,7 +156,7 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, *, n_join
     shares = {process.rank: process.read for process in said.values()}
     total = sum((Tally(**share["read"]) for share in shares.values()), Tally())
     before, again = (sum((Tally(**share[name]) for share in shares.values()), Tally()) for name in ("before", "again"))
-    is_whole = not plan.shares_draws and _are_whole(total + before, again, plan)
+    is_whole = plan.n_draws is None and _are_whole(total + before, again, plan)
     if not problems and not is_whole and all(share["is_share"] for share in shares.values()):
         problems = [f"the shares of all ranks, {total.n_rows} rows, differ from the plan"]
     if problems:

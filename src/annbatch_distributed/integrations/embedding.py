@@ -286,7 +286,7 @@ class _Run:
         self._compute, self._n_obs = _compute(self._model, self._data), self._loader.n_obs
         sampler, size = self._loader.batch_sampler, self._asked_size
         if size is None:  # of virtual ranks, each has batches of its own, whatever their number
-            size = sampler._batch_size if isinstance(sampler, DistributedSampler) else sampler.batch_size
+            size = sampler._job.arguments.batch_size if isinstance(sampler, DistributedSampler) else sampler.batch_size
         if size is None:
             raise ValueError(f"The sampler of the loader, {sampler!r}, has no batch size: pass batch_size.")
         self._batch_size = integer("batch_size", size, least=1, below=BOUND)

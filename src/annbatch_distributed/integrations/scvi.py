@@ -18,8 +18,8 @@ from annbatch.samplers import RandomSampler
 from annbatch_distributed.checks.exchange import initialized
 from annbatch_distributed.integers import integer
 from annbatch_distributed.integrations.embedding import embed
+from annbatch_distributed.known import n_draws
 from annbatch_distributed.loader import StatefulLoader
-from annbatch_distributed.passes.traits import n_draws
 from annbatch_distributed.ranks import Deferred, Rank, deferred
 from annbatch_distributed.sampler import DistributedSampler
 

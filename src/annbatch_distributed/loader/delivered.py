@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from annbatch_distributed.checks import Tally
-from annbatch_distributed.passes.requests import bounds_of_slices, is_index_array, n_rows_of, rows_of
+from annbatch_distributed.requests import rows_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -104,8 +104,8 @@ class _Asked:
     @property
     def may_be_ranges(self) -> bool:
         """Whether all batches were yielded, and have as many rows as its slices."""
-        is_done = self.n_yielded == self.n_batches and not is_index_array(self.requests)
-        return is_done and n_rows_of(self.requests) == self.n_positions
+        n_rows = sum(part.stop - part.start for part in self.requests)
+        return self.n_yielded == self.n_batches and n_rows == self.n_positions
 
 
 def _count(asked: list[_Asked], read: Tally) -> None:
@@ -116,14 +116,14 @@ def _count(asked: list[_Asked], read: Tally) -> None:
         read.add_ranges(*bounds, n_batches=len(splits), largest=max(map(len, splits)))
         asked = [one for one in asked if not one.may_be_ranges]
     for one in asked:
-        rows = rows_of(one.requests)
+        rows = rows_of(*_bounds(one.requests))
         for batch in one.delivered or [rows[split] for split in one.splits[: one.n_yielded]]:
             read.add(batch)
 
 
 def _bounds_of(asked: list[_Asked]) -> tuple[Int64Array, Int64Array] | None:
     """Return the bounds of the slices of load requests, if their batches have all rows of them, each once; or None."""
-    starts, stops = map(np.concatenate, zip(*(bounds_of_slices(one.requests) for one in asked), strict=True))
+    starts, stops = map(np.concatenate, zip(*(_bounds(one.requests) for one in asked), strict=True))
     n_rows = [one.n_positions for one in asked]
     # one load request after the other
     positions = np.concatenate([split for one in asked for split in one.splits], dtype=np.intp)
@@ -139,6 +139,10 @@ def _bounds_of(asked: list[_Asked]) -> tuple[Int64Array, Int64Array] | None:
         if not np.array_equal(np.concatenate(delivered), rows[positions]):
             return None
     return starts, stops
+
+
+def _bounds(slices: list[slice]) -> tuple[Int64Array, Int64Array]:
+    return np.array([part.start for part in slices]), np.array([part.stop for part in slices])
 
 
 #: Of how many rows load requests are counted together: those of 1,024 take mostly as long as one by itself.

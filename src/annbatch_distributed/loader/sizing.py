@@ -21,7 +21,7 @@ from annbatch_distributed.integers import integer
 from annbatch_distributed.loader.layout import n_rows_of
 from annbatch_distributed.masks import resolve_mask
 from annbatch_distributed.names import check_names, names_of
-from annbatch_distributed.passes.holes import LONGEST
+from annbatch_distributed.requests import LONGEST_HOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,7 +264,7 @@ def _selected(cells: _Cells, mask: AnyMask) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
     rows = resolve_mask(mask).window(cells.n_rows)
     holes = rows.starts[1:] - rows.stops[:-1]
-    n_read = len(rows) + int(holes[holes <= LONGEST].sum())
+    n_read = len(rows) + int(holes[holes <= LONGEST_HOLE].sum())
     return replace(cells, n_rows=len(rows), row_bytes=cells.row_bytes * n_read / len(rows))
 
 

@@ -7,56 +7,41 @@ say which of its rows are repeats.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import zarr
 from annbatch import Loader
-from annbatch.abc import Sampler
 from annbatch.utils import convert
 
 from annbatch_distributed import checks
+from annbatch_distributed.callers import check_not_dispatched
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.integers import BOUND, integer
-from annbatch_distributed.loader import local
 from annbatch_distributed.loader.ahead import ahead
+from annbatch_distributed.loader.checked import CheckedLoader
 from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.loader.inside import (
-    arrays_in,
     data_in,
     data_sets_of,
-    has_room_for_pointers,
     iterated,
-    obs_of,
     options_of,
     preloads_to_gpu,
     shapes_of,
     take_data_of,
 )
-from annbatch_distributed.loader.layout import check_layout
 from annbatch_distributed.names import check_names
-from annbatch_distributed.passes.callers import check_not_dispatched
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from typing import Self
-
-    import anndata as ad
-    import numpy.typing as npt
-    import pandas as pd
-    from annbatch import DatasetCollection
-    from annbatch.types import LoadRequest
-    from annbatch.utils import CSRContainer
 
     from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.loader.workers import WorkerDataLoader
-    from annbatch_distributed.passes.run import Pass
+    from annbatch_distributed.passes import Pass
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.progress import Begun
     from annbatch_distributed.ranks import Membership
@@ -65,8 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["StatefulLoader"]
 
 
-class StatefulLoader(Loader[Any, Any]):
-    """An annbatch Loader that can be saved in the middle of an epoch, and go on there.
+class StatefulLoader(CheckedLoader):
+    """An annbatch Loader that can be saved in the middle of an epoch, and resumed there.
 
     It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`.
 
@@ -134,10 +119,9 @@ class StatefulLoader(Loader[Any, Any]):
             )
         self._given = {"read_ahead": read_ahead, **kwargs}
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
-        self._one_request = _OneRequest(batch_sampler)
         # what frameworks are set to can hold for a thread only, so that batches are theirs where they are taken
         self._to_be = kwargs.pop("to", None) if self._read_ahead else None
-        super().__init__(batch_sampler=self._one_request, **kwargs)
+        super().__init__(batch_sampler=batch_sampler, **kwargs)
         if self._read_ahead and preloads_to_gpu(self):
             raise ValueError(
                 f"read_ahead={self._read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
@@ -147,8 +131,6 @@ class StatefulLoader(Loader[Any, Any]):
         # the pass of this loader that was begun last, and whether another is about to begin
         self._pass: Delivered | None = None
         self._is_new = False
-        # of data sets whose cells have names only, of which annbatch keeps nothing
-        self._names: dict[int, pd.Index[Any]] = {}
 
     @classmethod
     def from_loader(
@@ -158,10 +140,9 @@ class StatefulLoader(Loader[Any, Any]):
         batch_sampler: DistributedSampler | None = None,
         **options: Any,  # noqa: ANN401 annbatch's own, too
     ) -> Self:
-        """Make one of an annbatch ``Loader`` that has its data sets already, which stays as it is.
+        """Make one of an annbatch ``Loader`` that has its data sets already.
 
-        Nothing is opened or copied: both read the same data sets. Data sets that are added to one of them later on
-        are not added to the other.
+        Nothing is opened or copied. Data sets that are added to one of them later on are not added to the other.
 
         Parameters
         ----------
@@ -176,8 +157,7 @@ class StatefulLoader(Loader[Any, Any]):
         Raises
         ------
         TypeError
-            If ``loader`` is no loader, or one of a class of its own, whose methods would be lost; or as
-            :class:`StatefulLoader` does, for instance if the sampler is not a :class:`DistributedSampler`.
+            If ``loader`` is no loader, or a subclass, whose methods would be lost; or as :class:`StatefulLoader` does.
 
         Examples
         --------
@@ -196,8 +176,8 @@ class StatefulLoader(Loader[Any, Any]):
         """
         if type(loader) not in {Loader, StatefulLoader, cls}:
             raise TypeError(
-                f"from_loader takes an annbatch Loader, got {loader!r} of type {type(loader).__name__}. Of a class of "
-                "its own it would lose the methods: make that a subclass of StatefulLoader instead."
+                f"from_loader takes an annbatch Loader, got {loader!r} of type {type(loader).__name__}, whose methods "
+                "would be lost: make that a subclass of StatefulLoader instead."
             )
         sampler = loader.batch_sampler if batch_sampler is None else batch_sampler
         if not isinstance(sampler, DistributedSampler):
@@ -212,81 +192,17 @@ class StatefulLoader(Loader[Any, Any]):
         take_data_of(loader, into=made, without=of_passes)
         return made
 
-    def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
-        """Read a collection, as ``use_collection`` of :class:`annbatch.Loader` does.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`add_adatas`, or as annbatch raises them.
-        RuntimeError
-            If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
-        """
-        local.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
-        if "load_adata" not in options:
-            self._check_layouts(group["X"] for group in collection)
-        return super().use_collection(collection, **options)
-
-    def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
-        """Add data sets, as ``add_adatas`` of :class:`annbatch.Loader` does.
-
-        Raises
-        ------
-        TypeError
-            If the cells of one lie column by column, as a CSC matrix does; or as annbatch raises it.
-        ValueError
-            If the cells of one lie in chunks that don't have all columns of their rows, which annbatch reads wrongly;
-            or as annbatch raises it.
-        """
-        first = len(shapes_of(self))
-        self._check_layouts(adata.X for adata in adatas)
-        super().add_adatas(adatas)
-        self._names |= {number: adata.obs_names for number, adata in enumerate(adatas, first)}
-        return self
-
-    def add_adata(self, adata: ad.AnnData) -> Self:
-        """Add a data set: see :meth:`add_adatas`."""
-        return self.add_adatas([adata])
-
-    def add_datasets(self, datasets: list[Any], obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
-        """Add data sets without annotations, or with them, as ``add_datasets`` of :class:`annbatch.Loader` does.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`add_adatas`.
-        """
-        self._check_layouts(datasets)
-        return super().add_datasets(datasets, obs, var)
-
-    def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
-        """Add a data set: see :meth:`add_datasets`."""
-        self._check_layouts([dataset])
-        return super().add_dataset(dataset, obs, var)
-
-    def _check_layouts(self, data: Iterable[object]) -> None:
-        """Raise if some data can't be read by rows, before any of it is added."""
-        for number, cells in enumerate(data, len(shapes_of(self))):
-            check_layout(cells, f"X of data set {number}")
-
     def _check_cells(self) -> None:
         """Raise if a state is of other data sets, or the mask was given for cells in another order."""
-        self._sampler._check_data_sets(data_sets_of(self))
+        self._sampler._job.check_data_sets(data_sets_of(self))
         self._check_names()
 
     def _check_names(self) -> None:
         """Raise if the mask was given for cells in another order, by their names."""
-        names = self._sampler._mask_names
+        names = self._sampler._job.mask_names
         if names is not None and (cells := self._cells) is not None:
             check_names("mask", names, cells)
-            self._sampler._mask_names = None
-
-    @property
-    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
-        """The names of the cells of each data set; None if some have none that are known."""
-        known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
-        found = [known[number] for number in range(len(shapes_of(self))) if number in known]
-        return tuple(found) if len(found) == len(shapes_of(self)) else None
+            self._sampler._job.mask_names = None
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -316,11 +232,6 @@ class StatefulLoader(Loader[Any, Any]):
 
     def plan(self) -> EpochPlan:
         """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
-
-        Raises
-        ------
-        ValueError
-            As for :meth:`DistributedSampler.plan`.
 
         Examples
         --------
@@ -372,7 +283,7 @@ class StatefulLoader(Loader[Any, Any]):
         # in this thread, which may be the only one that a framework tells its rank
         requests = sampler.sample(self.n_obs)
         requests.on_end = None  # the pass is as far as its consumer is, and that is said here
-        begun = sampler._progress.begun
+        begun = sampler._job.progress.begun
         assert begun is not None
         self._pass = pass_ = Delivered(begun)
         self._is_new = False
@@ -384,12 +295,12 @@ class StatefulLoader(Loader[Any, Any]):
                     batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
                 repeats = pass_.deliver(batch["index"])  # before it is yielded: whoever saves a state has this batch
                 if pass_.n_yielded == begun.n_due:
-                    sampler._progress.end(begun)  # a consumer who knows the number doesn't come to ask for more
+                    sampler._job.progress.end(begun)  # a consumer who knows the number doesn't come to ask for more
                 yield batch if repeats is None else {**batch, "repeated": repeats}
                 del batch  # else it would be held until the next one is read
                 if self._pass is not pass_:
                     raise RuntimeError(_ENDED)
-            sampler._progress.end(begun)
+            sampler._job.progress.end(begun)
 
     def _load_requests(self, requests: Pass, pass_: Delivered) -> Generator[Iterator[Any]]:
         """Return the batches of each load request of a pass, which is read when the first of them is asked for.
@@ -398,29 +309,8 @@ class StatefulLoader(Loader[Any, Any]):
         """
         for request in requests:
             pass_.ask(request)
-            with closing(self._read(request)) as batches:
+            with closing(self.read(request)) as batches:
                 yield batches
-
-    def _read(self, request: LoadRequest) -> Generator[Any]:
-        """Read a load request as annbatch does."""
-        self._one_request.given[threading.get_ident()] = request
-        yield from super().__iter__()
-
-    def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
-        """Read what a load request asks for: here, if zarrs has it on a local disk, or as annbatch does.
-
-        annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
-        """
-        local.check_zarrs_answers(lambda: any(map(local.is_by_zarrs, arrays_in(self))))
-        found = local.read(self, dataset_index_to_rows)
-        return super()._index_datasets(dataset_index_to_rows) if found is None else _returning(found)
-
-    def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
-        return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
-
-    def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
-        outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
-        return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
@@ -440,21 +330,21 @@ class StatefulLoader(Loader[Any, Any]):
         if batches_done is None:
             return self._state(None)
         batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        return self._state(self._sampler._progress.position_at(batches_done, self._sampler._n_lanes))
+        return self._state(self._sampler._job.progress.position_at(batches_done, self._sampler._job.n_lanes))
 
     def _state(self, position: Position | None) -> dict[str, Any]:
-        state = self._sampler._state(self._position() if position is None else position)
+        state = self._sampler._job.state(self._position() if position is None else position)
         return state | {"identity": state["identity"] | {"data sets": data_sets_of(self)}}
 
     def _position(self) -> Position:
         """How far this loader's consumer is."""
         sampler, worker = self._sampler, current_worker()
-        begun = sampler._progress.begun
+        begun = sampler._job.progress.begun
         if begun is None or (self._is_new and worker is not None):
-            if begun is None and sampler._progress.workers_may_read:
+            if begun is None and sampler._job.progress.workers_may_read:
                 raise RuntimeError(_NOT_KNOWN)
-            position = sampler._progress.next_position(worker, sampler._n_lanes)
-            return replace(position, worker=sampler._progress.part(worker, position))
+            position = sampler._job.progress.next_position(worker, sampler._job.n_lanes)
+            return replace(position, worker=sampler._job.progress.part(worker, position))
         return begun.position_after(self._read_of(begun).n_yielded)
 
     def _read_of(self, begun: Begun) -> Delivered:
@@ -471,52 +361,34 @@ class StatefulLoader(Loader[Any, Any]):
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
 
-        Every process of the job calls it, best of all once before training: see
-        :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
-
-        Parameters
-        ----------
-        timeout, gather
-            As for :meth:`DistributedSampler.check_ranks_agree`.
-
-        Raises
-        ------
-        ValueError, TimeoutError, RuntimeError
-            As for :meth:`DistributedSampler.check_ranks_agree`.
+        See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
         """
-        checks.ranks_agree(self._sampler._job, self._description, timeout=timeout, gather=gather)
+        checks.ranks_agree(self._sampler._job.agreeing, self._description, timeout=timeout, gather=gather)
 
-    def _description(self, job: Membership) -> Description:
+    def _description(self, place: Membership) -> Description:
         """Return what this process says of its sampler and its data sets."""
         self._check_names()
         shapes = shapes_of(self)
         rows = ", ".join(str(n_rows) for n_rows, *_ in shapes)
         n_var = shapes[0][1] if shapes else 0
         more: dict[str, int | str] = {"data sets": len(shapes), "rows of each data set": brief(rows) or "none"}
-        return self._sampler._description(job, self.n_obs, more | {"n_var": n_var})
+        return self._sampler._job.description(place, self.n_obs, more | {"n_var": n_var})
 
     def check_epoch_read(
         self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
         """Check that all ranks together have read in the last pass what was planned.
 
-        Every process of the job calls it, at the end of an epoch and before ``set_epoch``: see
-        :meth:`DistributedSampler.check_epoch_read`.
+        See :meth:`DistributedSampler.check_epoch_read`.
 
         Parameters
         ----------
         read
             The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
             loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
-            known where it is iterated over, and not where the workers of a ``DataLoader`` do so.
+            known where the loader itself is iterated over, and not where the workers of a ``DataLoader`` do so.
         timeout, gather
             As for :meth:`DistributedSampler.check_ranks_agree`.
-
-        Raises
-        ------
-        ValueError, TimeoutError, RuntimeError
-            As for :meth:`DistributedSampler.check_epoch_read`. Or if the rows aren't known in some process: a
-            ``ValueError`` in all of them, and a ``RuntimeError`` in a process without others.
 
         Examples
         --------
@@ -532,16 +404,16 @@ class StatefulLoader(Loader[Any, Any]):
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
         return checks.epoch_read(
-            self._sampler._job,
-            lambda job: self._sampler._reading(job, self.n_obs, self._yielded() if read is None else read),
+            self._sampler._job.agreeing,
+            lambda place: self._sampler._job.reading(place, self.n_obs, self._yielded() if read is None else read),
             timeout=timeout,
             gather=gather,
         )
 
     def _yielded(self) -> Tally:
         """The rows that this loader has yielded of the last pass."""
-        begun = self._sampler._progress.begun
-        if begun is None and self._sampler._progress.workers_may_read:
+        begun = self._sampler._job.progress.begun
+        if begun is None and self._sampler._job.progress.workers_may_read:
             raise RuntimeError(_NOT_KNOWN)
         return Tally() if begun is None else self._read_of(begun).read
 
@@ -588,12 +460,12 @@ class StatefulLoader(Loader[Any, Any]):
         return WorkerDataLoader(self, num_workers=num_workers, **options)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`.
+        """Resume where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`.
 
-        Add all data sets before, in the order that they had: what a state can't be gone on with then is refused here,
-        and not when the next pass begins.
+        Add all data sets before, in the order that they had, so that a state that doesn't fit is refused here, and not
+        when the next pass begins.
         """
-        self._sampler._load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+        self._sampler._job.load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
 
 
 _ENDED = (
@@ -612,37 +484,3 @@ def _in_turn(load_requests: Generator[Iterator[Any]]) -> Generator[Any]:
     with closing(load_requests):
         for batches in load_requests:
             yield from batches
-
-
-async def _returning[Found](found: Found) -> Found:
-    """Return what is there, for whoever awaits it."""
-    return found
-
-
-class _OneRequest(Sampler):
-    """A sampler whose passes have one load request each."""
-
-    def __init__(self, sampler: DistributedSampler) -> None:
-        self._sampler = sampler
-        #: For each thread, the load request of the pass that it is about to begin.
-        self.given: dict[int, LoadRequest] = {}
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._sampler.batch_size
-
-    @property
-    def shuffle(self) -> bool:
-        return self._sampler.shuffle
-
-    def n_batches(self, n_obs: int) -> int:
-        return self._sampler.n_batches(n_obs)
-
-    def validate(self, n_obs: int) -> None:
-        self._sampler.validate(n_obs)
-
-    def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
-        return iter([self.given.pop(threading.get_ident())])
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        return self.sample(n_obs)

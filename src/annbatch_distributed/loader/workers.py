@@ -53,7 +53,7 @@ class _Part(IterableDataset[Any]):
             return iter(self._loader)
         epoch, passes, n_segments, *numbers = self._numbers.tolist()
         segments = tuple(starmap(Segment, islice(batched(numbers, 3), n_segments)))
-        progress = self._loader.sampler._progress
+        progress = self._loader.sampler._job.progress
         progress.go_to(Position(epoch, passes, segments))
         progress.is_set = True
         return iter(self._loader)
@@ -132,14 +132,14 @@ class WorkerDataLoader:
             return
         self._loader._check_cells()
         sampler, n_obs = self._loader.sampler, self._loader.n_obs
-        if self._n_changes not in (None, sampler._progress.n_changes):
+        if self._n_changes not in (None, sampler._job.progress.n_changes):
             raise RuntimeError(
                 "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
                 "which can't learn of it. Make a new DataLoader."
             )
         if self._dataloader.persistent_workers:
-            self._n_changes = sampler._progress.n_changes
-        begun = self._begun = sampler._begin_by_workers(n_obs, self.num_workers)
+            self._n_changes = sampler._job.progress.n_changes
+        begun = self._begun = sampler._job.begin_by_workers(n_obs, self.num_workers)
         self._n_yielded = 0
         self._part.write(begun.position)
         for n_yielded, batch in enumerate(self._dataloader, start=1):
@@ -148,11 +148,11 @@ class WorkerDataLoader:
             # before it is yielded: whoever saves a state has been given this batch
             self._n_yielded = n_yielded
             if n_yielded == begun.n_due:
-                sampler._progress.end(begun)
+                sampler._job.progress.end(begun)
             yield batch
             if self._begun is not begun:
                 raise RuntimeError(_ENDED)
-        sampler._progress.end(begun)
+        sampler._job.progress.end(begun)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch is, by the batches that came out of the workers.
@@ -162,7 +162,7 @@ class WorkerDataLoader:
         RuntimeError
             If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
         """
-        begun = self._loader.sampler._progress.begun
+        begun = self._loader.sampler._job.progress.begun
         if begun is None or not begun.is_by_workers:
             return self._loader._state(None)
         if begun is not self._begun:

@@ -41,12 +41,12 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
         found = next((its for known, its in counted if known is rows), None)
         if found is None:
             found = _count(rows, codes, len(names))
-            if plan.shares_draws:
+            if plan.n_draws is not None:
                 counted.append((rows, found))
         return found
 
     counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.world_size)])
-    if plan.shares_draws or plan.n_repeated:
+    if plan.n_draws is not None or plan.n_repeated:
         window = count(plan.window)
     else:  # which has each row once, on a rank or on none
         window = counts.sum(axis=0) + _count(plan.lost, codes, len(names))

@@ -56,7 +56,7 @@ def title(plan: EpochPlan) -> str:
         settings.insert(0, f"sharding={getattr(plan.sharding, '__name__', plan.sharding)}")
     settings.append("no batch size" if plan.batch_size is None else f"batch size {plan.batch_size}")
     epoch = f"epoch {plan.epoch}"
-    what = f"draw {sum(plan.sizes)} samples from" if plan.shares_draws else "share"
+    what = "share" if plan.n_draws is None else f"draw {sum(plan.sizes)} samples from"
     who = f"{plan.world_size} {'' if plan.n_processes is None else 'virtual '}ranks"
     who += "" if plan.n_processes is None else f" on {plan.n_processes} ranks"
     return f"{epoch}: {who} {what} {len(plan.window)} of {plan.n_obs} rows ({', '.join(settings)})"
@@ -104,7 +104,7 @@ def as_frame(plan: EpochPlan) -> pd.DataFrame:
     *index, _, _, _, _ = _names(plan)
     columns = {
         "batches": [line.n_batches for line in lines],
-        "samples" if plan.shares_draws else "rows": [line.n_rows for line in lines],
+        "rows" if plan.n_draws is None else "samples": [line.n_rows for line in lines],
         "repeated": [line.n_repeated for line in lines],
         "global rows": [line.rows for line in lines],
     }
@@ -116,7 +116,7 @@ def as_frame(plan: EpochPlan) -> pd.DataFrame:
 
 def _names(plan: EpochPlan) -> tuple[str, ...]:
     ranks = ("rank",) if plan.n_processes is None else ("rank", "virtual")
-    return *ranks, "batches", "samples" if plan.shares_draws else "rows", "repeated", "global rows"
+    return *ranks, "batches", "rows" if plan.n_draws is None else "samples", "repeated", "global rows"
 
 
 def _shown(plan: EpochPlan) -> tuple[Sequence[int], Sequence[int]]:
@@ -171,8 +171,8 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
         least, most = min(plan.left), max(plan.left)
         batches = f"{most}" if least == most else f"{least} to {most}"
         yield f"left of it: {batches} batches on each of {len(plan.left)} {'virtual ' * bool(plan.n_processes)}ranks"
-    if plan.shares_draws:
-        yield f"alone, the wrapped sampler draws {plan.n_samples} samples"
+    if plan.n_draws is not None:
+        yield f"alone, the wrapped sampler draws {plan.n_draws} samples"
     else:
         lost = f"lost in this epoch: {plan.n_lost} rows"
         lost += f", {percent(plan)} ({_in_short(plan.lost)})" if plan.n_lost else ""

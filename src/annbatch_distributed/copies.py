@@ -3,9 +3,8 @@
 1. What the sampler holds is searched for large arrays and for random generators, however deep.
 2. Large arrays (labels of 10^8 rows, say) are shared instead of copied, and numpy's can't be written through the copy.
 3. Generators are replaced where new ones are given, so that no pass repeats another's order.
-4. Everything else is deep-copied.
-5. If the sampler refuses that (it holds an open file or a lock, or forbids it), its attributes are copied one by one,
-   those of samplers within it as well, and what then still can't be copied is shared.
+4. Everything else is deep-copied. Of a sampler that refuses that (it holds an open file or a lock, or forbids it), the
+   attributes are copied one by one, and what then still can't be copied is shared.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pandas as pd
 from annbatch.abc import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["SHARED_BYTES", "attributes", "first_generator", "make_numbers_ints", "private_copy", "samplers_in"]
 
@@ -34,23 +33,16 @@ def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None)
     """Return a copy of a sampler, for one pass or to be kept. The sampler is left as it is.
 
     ``rng`` takes the place of the sampler's own generator in the copy, wherever that is held; other generators that the
-    sampler holds are replaced by generators spawned from it. None keeps them all as they are. A ValueError if the
-    sampler holds what is nested too deep.
+    sampler holds are replaced by generators spawned from it. None keeps them all as they are.
     """
     memo: dict[Any, Any] = {}
-    for thing in _arrays_and_generators(sampler):
-        if isinstance(thing, np.random.Generator):
-            if rng is not None:
-                memo[id(thing)] = rng if thing is sampler.rng else rng.spawn(1)[0]
-        else:
-            memo[id(thing)] = _shared(thing)
-    try:
-        duplicate: S = _copied(sampler, memo)
-    except RecursionError:
-        raise ValueError(
-            f"{type(sampler).__name__} holds what is nested too deep to be copied, lists within lists for instance. "
-            "Hold it in a flat form, or give the sampler a __deepcopy__ of its own."
-        ) from None
+    for thing in _held(sampler):
+        if not isinstance(thing, np.random.Generator):
+            if (_n_bytes(thing) or 0) >= SHARED_BYTES:
+                memo[id(thing)] = _shared(thing)
+        elif rng is not None:
+            memo[id(thing)] = rng if thing is sampler.rng else rng.spawn(1)[0]
+    duplicate: S = _copied(sampler, memo)
     return duplicate
 
 
@@ -58,25 +50,20 @@ def first_generator(sampler: Sampler) -> np.random.Generator | None:
     """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first one that it holds."""
     if sampler.rng is not None:
         return sampler.rng
-    found = _arrays_and_generators(sampler)
-    return next((thing for thing in found if isinstance(thing, np.random.Generator)), None)
+    return next((thing for thing in _held(sampler) if isinstance(thing, np.random.Generator)), None)
+
+
+def samplers_in(sampler: Sampler) -> list[Sampler]:
+    """Return a sampler and those that it holds, however deep."""
+    return [thing for thing in _held(sampler) if isinstance(thing, Sampler)]
 
 
 def make_numbers_ints(sampler: Sampler) -> None:
     """Make numpy's integers that a private copy holds Python's: JSON can't hold others, and their sums overflow."""
-    for held in samplers_in(sampler, closed=type(None)):
+    for held in samplers_in(sampler):
         for name, value in getattr(held, "__dict__", {}).items():
             if isinstance(value, np.integer):
                 vars(held)[name] = int(value)
-
-
-def samplers_in(sampler: Sampler, closed: type) -> Iterator[Sampler]:
-    """Find a sampler and those that it holds in attributes and containers, however deep; not within ``closed`` ones."""
-
-    def is_closed(thing: object) -> bool:
-        return isinstance(thing, closed) or not isinstance(thing, Sampler | dict | list | tuple | set | frozenset)
-
-    return (thing for thing in _held(sampler, is_closed) if isinstance(thing, Sampler))
 
 
 def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the same type
@@ -84,12 +71,10 @@ def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the 
     if id(thing) in memo:
         return memo[id(thing)]
     # deepcopy writes into the memo it is given, half-filled objects too where it fails
-    duplicate: Any
+    duplicate: Any = thing
     attempt = dict(memo)
     try:
         duplicate = copy.deepcopy(thing, attempt)
-    except RecursionError:
-        raise
     except Exception:  # noqa: BLE001 whatever forbids the copy: its own __deepcopy__ may raise anything
         pass
     else:
@@ -112,7 +97,7 @@ def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the 
             duplicate.update((key, _copied(part, memo)) for key, part in thing.items())
         case _:
             # a lock, a file: a copy would not be one, and closing it would close the original
-            duplicate = memo[id(thing)] = thing
+            memo[id(thing)] = thing
     return duplicate
 
 
@@ -129,15 +114,8 @@ def _shared(array: object) -> object:
             return array
 
 
-def _arrays_and_generators(sampler: Sampler) -> Iterator[Any]:
-    """Find the large arrays and the generators that a sampler holds."""
-    for thing in _held(sampler, lambda thing: isinstance(thing, np.random.Generator) or _n_bytes(thing) is not None):
-        if isinstance(thing, np.random.Generator) or (_n_bytes(thing) or 0) >= SHARED_BYTES:
-            yield thing
-
-
-def _held(sampler: Sampler, is_closed: Callable[[Any], bool]) -> Iterator[Any]:
-    """Find a sampler and what it holds in attributes and containers, however deep, but not within what is closed."""
+def _held(sampler: Sampler) -> Iterator[Any]:
+    """Yield a sampler and what it holds in attributes and containers, but not what arrays and generators hold."""
     seen: set[int] = set()
     pending: list[Any] = [sampler]
     while pending:
@@ -146,8 +124,12 @@ def _held(sampler: Sampler, is_closed: Callable[[Any], bool]) -> Iterator[Any]:
             continue
         seen.add(id(thing))
         yield thing
-        if not is_closed(thing):
-            pending.extend(_parts(thing))
+        if isinstance(thing, np.random.Generator) or _n_bytes(thing) is not None:
+            continue
+        if isinstance(thing, list | tuple | set | frozenset):
+            pending.extend(thing)
+        else:
+            pending.extend((thing if isinstance(thing, dict) else attributes(thing)).values())
 
 
 def _n_bytes(thing: object) -> int | None:
@@ -159,16 +141,6 @@ def _n_bytes(thing: object) -> int | None:
     except Exception:  # noqa: BLE001 an array of a file that is closed can't tell, whatever its library raises
         return None
     return n_bytes if isinstance(n_bytes, int) else None
-
-
-def _parts(thing: object) -> Iterable[Any]:
-    match thing:
-        case dict():
-            return list(thing.values())
-        case list() | tuple() | set() | frozenset():
-            return thing
-        case _:
-            return attributes(thing).values()
 
 
 def attributes(thing: object) -> dict[str, Any]:
@@ -183,6 +155,9 @@ def _slots(cls: type) -> list[str]:
     """The names of a class's slots, as Python spells them on instances."""
     slots = vars(cls).get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
-    own = [name for name in names if name not in ("__dict__", "__weakref__")]
     private = f"_{cls.__name__.lstrip('_')}"
-    return [private + name if name.startswith("__") and not name.endswith("__") else name for name in own]
+    return [
+        private + name if name.startswith("__") and not name.endswith("__") else name
+        for name in names
+        if name not in ("__dict__", "__weakref__")
+    ]

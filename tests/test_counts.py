@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler
 
-from annbatch_distributed.passes.shard import localize
 from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
 from tests.strategies import POLICIES
 
@@ -127,17 +126,16 @@ class PerRow(MaskBlind):
         super().__init__(1)
         self.weights = np.array(weights)
 
+    def localize(self, rows: Rows, n_obs: int) -> None:
+        assert len(self.weights) == n_obs
+        self.weights = rows.take(self.weights)
+
     def n_batches(self, n_obs: int) -> int:
         return int(self.weights.sum())
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         for row in np.flatnonzero(self.weights).tolist():
             yield {"requests": [slice(row, row + 1)], "splits": [np.arange(1)]}
-
-
-@localize.register(PerRow)
-def _localize_per_row(sampler: PerRow, rows: Rows, n_obs: int) -> PerRow:
-    return PerRow(sampler.weights[rows.to_array()].tolist())
 
 
 def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_needs_global_rows() -> None:

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from annbatch_distributed.passes.randomness import draw_root_seed, generator
+from annbatch_distributed.randomness import draw_root_seed, generator
 
 
 def test_different_coordinates_are_different_generators() -> None:

@@ -21,8 +21,8 @@ import torch
 from annbatch.samplers import ClassSampler, RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.passes.fingerprint import fingerprint
-from annbatch_distributed.passes.private_copy import private_copy
+from annbatch_distributed.copies import private_copy
+from annbatch_distributed.fingerprint import fingerprint
 from tests.samplers import MaskBlind
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def test_a_path_that_was_used_makes_no_difference() -> None:
 
 
 def test_a_fingerprint_is_the_same_in_another_process() -> None:
-    code = "from tests.passes.test_fingerprint import *; print(*map(fingerprint, map(Holding, HELD)), sep='\\n')"
+    code = "from tests.test_fingerprint import *; print(*map(fingerprint, map(Holding, HELD)), sep='\\n')"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert there.stdout.splitlines() == [fingerprint(Holding(held)) for held in HELD]
 
@@ -217,22 +217,6 @@ def test_the_numbers_that_annbatchs_samplers_are_set_to_are_shown() -> None:
     text = "RandomSampler(batch_size=8, chunk_size=4, drop_last=False, in_memory_size=8, num_samples=None, "
     text += "preload_nchunks=2, replacement=False, shuffle=True)"
     assert fingerprint(sampler) == text
-
-
-def deep(levels: int) -> list[Any]:
-    """A list within a list within a list."""
-    found: list[Any] = []
-    for _ in range(levels):
-        found = [found]
-    return found
-
-
-def test_what_is_nested_too_deep_to_be_copied_or_described_is_an_error_that_says_so() -> None:
-    held = Holding(deep(10_000))
-    with pytest.raises(ValueError, match="Holding holds what is nested too deep to be copied"):
-        DistributedSampler(held, dist_info=Rank(0, 2))
-    with pytest.raises(ValueError, match="Holding holds what is nested too deep to be described"):
-        fingerprint(held)
 
 
 def test_a_sampler_that_holds_itself_is_described() -> None:

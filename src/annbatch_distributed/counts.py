@@ -1,11 +1,10 @@
 """Counts: how many batches the wrapped sampler gives for every rank's shard, or why it can't.
 
 Every rank asks for all ranks, in the same order. What is wrong for one of them therefore raises the same error on every
-one, before any has read a row.
+rank, before any has read a row.
 
-1. There must be rows enough for the policy, or draws, where it is draws that the ranks share out.
-2. The wrapped sampler must accept the shards: one of each length if it runs on local rows, every one of them if it
-   needs global rows.
+1. The wrapped sampler must accept the shards: one of each length, or every shard if it holds something for each row.
+2. Where the policy promises every row, its batches must hold them all.
 3. Where the policy promises equal counts, the sampler's own must be equal, or, under ``exact``, such that a short rank
    can make up for a batch.
 """
@@ -19,11 +18,8 @@ import numpy as np
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.integers import BOUND
-from annbatch_distributed.passes.annbatch_samplers import has_fixed_n_samples
-from annbatch_distributed.passes.private_copy import private_copy
-from annbatch_distributed.passes.run import follow_epoch
-from annbatch_distributed.passes.shard import localize, needs_global_rows
-from annbatch_distributed.passes.traits import drawable_classes, n_draws, set_draws
+from annbatch_distributed.known import drawable_classes, needs_global_rows, reads_every_row
+from annbatch_distributed.stream import prepared
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
@@ -48,21 +44,18 @@ class Counts(NamedTuple):
 def count(sampler: Sampler, plan: EpochPlan) -> Counts:
     """Ask a sampler about every rank's shard of a plan. It is left as it is.
 
-    Of ranks whose shards make no difference to the sampler, one is asked about.
-
-    Raises
-    ------
-    ValueError
-        If any rank could not run, or could not have the number of batches that the policy promises.
+    Of ranks whose shards make no difference to the sampler, one is asked about. A ValueError if any rank could not run,
+    or could not have the number of batches that the policy promises.
     """
-    is_any_rank_other = needs_global_rows(sampler) and not plan.shares_draws
-    kinds = range(plan.world_size) if is_any_rank_other else plan.sizes
+    differs = needs_global_rows(sampler) and plan.n_draws is None
+    kinds = range(plan.world_size) if differs else plan.sizes
     counts: dict[int, int] = {}
     classes: list[Classes] = []
     for rank, kind in enumerate(kinds):
         if kind not in counts:
             local, counts[kind] = _count(sampler, plan, rank)
-            classes += [(rank, drawable) for drawable in drawable_classes(local)]
+            if (drawable := drawable_classes(local)) is not None:
+                classes.append((rank, drawable))
     sampler_batches = tuple(map(counts.__getitem__, kinds))
     _check_equal(sampler, plan, sampler_batches)
     return Counts(sampler_batches, tuple(classes))
@@ -72,23 +65,19 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
     """Ask about one rank."""
     shard, size = plan.shard(rank), plan.size(rank)
     try:
-        local = localize(private_copy(sampler), shard.rows, plan.n_obs)
-        if plan.shares_draws:
-            set_draws(local, size)
-        follow_epoch(local, plan.epoch)
+        local = prepared(sampler, plan, rank, shard)
         local.validate(len(shard))
         _refuse_short_draws(local, len(shard))
         n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
-        if plan.shares_draws or (reads_every_row(sampler) and plan.remainder in ("exact", "pad")):
-            _refuse_impossible(n_batches, plan, size, "samples" if plan.shares_draws else "rows")
+        if plan.n_draws is not None or (reads_every_row(sampler) and plan.remainder in ("exact", "pad")):
+            _refuse_impossible(n_batches, plan, size)
     except ValueError as error:
         hint = ""
-        if drawable_classes(sampler):  # what is cut short is a run of a class
+        if drawable_classes(sampler) is not None:  # what is cut short is a run of a class
             hint = (
-                " A mask cuts runs too: write rows that are held out to a collection of their own."
-                if plan.shares_draws
-                else " With sharding='independent' every rank draws from all rows, and no boundary between ranks "
-                "cuts a run."
+                " With sharding='independent' every rank draws from all rows, and no boundary between ranks cuts a run."
+                if plan.n_draws is None
+                else " A mask cuts runs too: write rows that are held out to a collection of their own."
             )
         raise ValueError(
             f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.world_size}, which are "
@@ -98,41 +87,41 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
     return local, n_batches
 
 
+def _what(plan: EpochPlan) -> str:
+    """Return what ranks share out."""
+    return "rows" if plan.n_draws is None else "samples"
+
+
 def _check_equal(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ...]) -> None:
     """Raise if the ranks can't have the same number of batches where that is promised."""
     most, remainder = max(counts), plan.remainder
     if remainder == "keep" or min(counts) == most:
         return
-    short = [rank for rank, count in enumerate(counts) if count < most]
+    short = [rank for rank, n_batches in enumerate(counts) if n_batches < most]
     if remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
         short = [rank for rank in short if not _is_full(sampler, plan, counts[rank], plan.size(rank))]
     if not short:
         return
-    rank, what = short[0], "samples" if plan.shares_draws else "rows"
+    rank = short[0]
     halved = "A rank that is one batch short can make up for it only if all its batches are full, of two rows or more. "
     raise ValueError(
         f"remainder={remainder!r} promises the same number of batches on each of the {len(counts)} ranks, but "
-        f"{type(sampler).__name__} makes {counts[rank]} of the {plan.size(rank)} {what} of rank {rank}, and "
+        f"{type(sampler).__name__} makes {counts[rank]} of the {plan.size(rank)} {_what(plan)} of rank {rank}, and "
         f"{most} on rank {counts.index(most)}. {halved if remainder == 'exact' else ''}Use another batch_size, "
         "mask or number of ranks, or remainder='keep' without a collective in each step."
     )
 
 
-def _is_full(sampler: Sampler, plan: EpochPlan, count: int, size: int) -> bool:
+def _is_full(sampler: Sampler, plan: EpochPlan, n_batches: int, n_rows: int) -> bool:
     """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be halved."""
-    batch_size = plan.batch_size
-    assert batch_size is not None
-    return (plan.shares_draws or reads_every_row(sampler)) and batch_size > 1 and 0 < size == count * batch_size
+    size = plan.batch_size
+    assert size is not None
+    return (plan.n_draws is not None or reads_every_row(sampler)) and size > 1 and 0 < n_rows == n_batches * size
 
 
-def reads_every_row(sampler: Sampler) -> bool:
-    """Whether a sampler is one that is meant to read all of its rows once, rather than to draw some of them."""
-    return not has_fixed_n_samples(sampler) and n_draws(sampler, 1) is None
-
-
-def _refuse_impossible(n_batches: int, plan: EpochPlan, n_rows: int, what: str) -> None:
-    """Raise a ValueError if batches can't hold all rows of a rank. ``what`` they hold is the plural of a noun."""
-    policy, size = plan.remainder, plan.batch_size
+def _refuse_impossible(n_batches: int, plan: EpochPlan, n_rows: int) -> None:
+    """Raise a ValueError if so many batches can't hold all rows, or samples, of a rank."""
+    policy, size, what = plan.remainder, plan.batch_size, _what(plan)
     if size is None:
         return
     if n_batches * size < n_rows:
@@ -163,14 +152,11 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
     return int(n_batches)
 
 
-# What annbatch's samplers are set to is not public. Where their counts alone don't tell, it is looked at here;
-# tests/passes/test_counts.py fails when annbatch changes it.
-
-
 def _refuse_short_draws(sampler: Sampler, n_rows: int) -> None:
     """Raise where annbatch's RandomSampler yields fewer batches than its ``n_batches`` says.
 
     With ``replacement`` and ``drop_last`` it draws whole chunks only, and counts as if it drew the rest as well.
+    tests/test_counts.py fails when annbatch changes it.
     """
     if not (isinstance(sampler, RandomSampler) and sampler._replacement and sampler._drop_last):
         return

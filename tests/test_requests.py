@@ -1,0 +1,103 @@
+"""Load requests keep their batches, whatever becomes of the ranges that are read for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from annbatch import Loader
+from annbatch.samplers import RandomSampler, SequentialSampler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.requests import LONGEST_HOLE, Request, bounds_of, concatenated, rows_of
+from tests.samplers import IndexArrays, batches, flat, repeats
+
+
+@st.composite
+def requests(draw: st.DrawFn, n_batches: int | None = None) -> Request:
+    """A request for ranges in any order, which may come again, with marks or without."""
+    parts = draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6)), min_size=1, max_size=8))
+    starts, lengths = np.array(draw(st.sampled_from([parts, sorted(parts)])), dtype=np.int64).T
+    n_rows = int(lengths.sum())
+    split = st.lists(st.integers(0, n_rows - 1), min_size=1, max_size=9).map(np.array)
+    splits = draw(st.lists(split, min_size=n_batches or 1, max_size=n_batches or 4))
+    marks = np.random.default_rng(draw(st.integers(0, 3))).random(n_rows) < 0.5
+    return Request(starts, starts + lengths, splits, draw(st.sampled_from([None, marks])))
+
+
+def delivered(request: Request) -> list[tuple[list[int], list[bool]]]:
+    """The rows of each batch, and which of them are repeats."""
+    given_ = request.to_annbatch()
+    marks = repeats([given_]) if "repeated" in given_ else [[False] * len(split) for split in request.splits]
+    return list(zip(batches([given_]), marks, strict=True))
+
+
+def gaps(request: Request) -> Any:
+    return request.starts[1:] - request.stops[:-1]
+
+
+@given(requests(), st.integers(1, 70))
+def test_batches_stay_where_holes_are_read_and_no_range_is_left_that_could_go_on(
+    request_: Request, longest: int
+) -> None:
+    are_read = (gaps(request_) > 0) & (gaps(request_) <= longest)
+    through = request_.read_through(are_read)
+    assert delivered(through) == delivered(request_)
+    assert {*request_.rows()} <= {*through.rows()}
+    assert len(through.rows()) == len(request_.rows()) + gaps(request_)[are_read].sum()
+    if are_read.any():
+        assert not ((gaps(through) >= 0) & (gaps(through) <= longest)).any()
+    else:
+        assert through is request_
+
+
+@given(requests(), st.data())
+def test_a_narrowed_request_has_some_batches_and_reads_the_rows_they_need_in_order(
+    request_: Request, data: st.DataObject
+) -> None:
+    kept = data.draw(st.lists(st.sampled_from(range(len(request_.splits))), min_size=1, unique=True))
+    narrowed = request_.narrowed([request_.splits[index] for index in kept])
+    assert delivered(narrowed) == [delivered(request_)[index] for index in kept]
+    needed = sorted({int(place) for index in kept for place in request_.splits[index]})
+    assert narrowed.rows().tolist() == request_.rows()[needed].tolist()
+
+
+@given(st.lists(requests(n_batches=2), min_size=1, max_size=3))
+def test_requests_are_joined_batch_by_batch(several: list[Request]) -> None:
+    apart = [delivered(request) for request in several]
+    joined = delivered(concatenated(several))
+    for k in (0, 1):
+        assert joined[k] == (flat(each[k][0] for each in apart), flat(each[k][1] for each in apart))
+
+
+@given(st.lists(st.integers(0, 9), max_size=12))
+def test_rows_and_their_ranges_are_the_same_rows(rows: list[int]) -> None:
+    starts, stops = bounds_of(np.array(rows, dtype=np.uint8))
+    assert rows_of(starts, stops).tolist() == rows
+    assert (starts[1:] != stops[:-1]).all()
+
+
+def test_the_default_is_as_long_as_the_documentation_says() -> None:
+    assert LONGEST_HOLE == 64
+
+
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
+@pytest.mark.parametrize("sampler", [RandomSampler(8, 4, 16), SequentialSampler(8, 4, 16), IndexArrays(16)])
+def test_what_a_loader_reads_is_the_same_with_holes_and_without(sampler: Any, remainder: Any) -> None:
+    chosen = np.random.default_rng(0).random(600) < 0.7
+    data = np.arange(600.0)[:, np.newaxis]
+    for rank in range(3):
+        read = []
+        for longest in (0, 1, 64):
+            distributed = DistributedSampler(
+                sampler, dist_info=Rank(rank, 3), mask=chosen, seed=0, remainder=remainder, read_through=longest
+            )
+            loader = Loader(batch_sampler=distributed, return_index=True, preload_to_gpu=False)
+            loader.add_datasets([data[:250], data[250:]])
+            read.append([(batch["index"].tolist(), batch["X"][:, 0].tolist()) for batch in loader])
+            assert all(index == values for index, values in read[-1])
+        assert read[0] == read[1] == read[2]
+        assert all(chosen[row] for index, _ in read[0] for row in index)

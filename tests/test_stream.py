@@ -1,0 +1,371 @@
+"""What a wrapped sampler yields is checked, counted, selected from, and turned to global rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+from annbatch import Loader
+from annbatch.samplers import RandomSampler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank, Rows
+from annbatch_distributed.lanes import SharedStep
+from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.sharding import Contiguous
+from annbatch_distributed.stream import Stream
+from tests.samplers import IndexArrays, MaskBlind, batches, flat, job, repeats, request_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from annbatch.types import LoadRequest
+
+
+class Yielding(MaskBlind):
+    """Yields what it is given, as so many batches as it is given."""
+
+    def __init__(self, *requests: Any, n_batches: Any = 1) -> None:
+        super().__init__(batch_size=20)
+        self.requests, self.count = requests, n_batches
+
+    def n_batches(self, n_obs: int) -> int:
+        return int(self.count)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        yield from self.requests
+
+
+def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep", n_planned: int | None = None) -> Stream:
+    """The only stream of some rows, of which the last two are repeats under pad."""
+    plan = EpochPlan(
+        n_obs=100,
+        epoch=0,
+        world_size=1,
+        window=rows,
+        remainder=policy,
+        batch_size=20,
+        sharding=Contiguous(),
+        seed=None,
+        n_draws=None,
+        order=rows,
+        lost=Rows(),
+        sampler_batches=(sampler.n_batches(len(rows)),),
+    )
+    return Stream(sampler, plan, 0, 0, 0)
+
+
+ROWS = Rows((range(10, 14), range(20, 26)))
+
+
+@given(st.data())
+def test_rows_are_the_shards_and_batches_those_of_the_sampler(data: st.DataObject) -> None:
+    if data.draw(st.booleans(), label="index array"):
+        requests: Any = np.array(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6)), dtype=np.uint8)
+    else:
+        bounds = st.tuples(st.integers(0, 10), st.integers(0, 10)).map(lambda pair: slice(*sorted(pair)))
+        requests = data.draw(st.lists(bounds, max_size=4).filter(lambda parts: any(p.start < p.stop for p in parts)))
+    local = request_rows({"requests": requests})
+    splits = data.draw(st.lists(st.lists(st.integers(0, len(local) - 1), min_size=1), min_size=1, max_size=4))
+    sampler = Yielding({"requests": requests, "splits": splits}, n_batches=len(splits))
+    rows = list(ROWS)
+    expected = [[rows[local[place]] for place in split] for split in splits]
+    for longest in (0, 3, 64):
+        (request,) = stream(sampler, ROWS).requests((range(len(splits)),), longest_hole=longest)
+        assert batches([request.to_annbatch()]) == expected
+
+
+@pytest.mark.parametrize("offset", [200, 60_000, 4 * 10**9])
+def test_an_index_array_of_any_type_is_turned_to_rows_that_this_type_does_not_hold(offset: int) -> None:
+    sampler = Yielding({"requests": np.arange(100, dtype=np.int8), "splits": [np.arange(100)]})
+    (request,) = stream(sampler, Rows((range(offset, offset + 100),))).requests((range(1),))
+    assert batches([request.to_annbatch()]) == [list(range(offset, offset + 100))]
+
+
+def test_index_arrays_are_read_in_the_order_of_the_rows() -> None:
+    requests = list(job(IndexArrays(8), 1)[0].sample(64))
+    assert len(requests) == 2
+    for request in requests:
+        assert sorted(request_rows(request)) == request_rows(request)
+    assert sorted(flat(batches(requests))) == list(range(64)) != flat(batches(requests))
+
+
+def test_holes_within_a_chunk_are_read_and_between_chunks_that_a_sampler_reads_anyway_not() -> None:
+    mask = np.ones(64, dtype=bool)
+    mask[[3, 4, 15, 16, 35]] = False
+    sampler = RandomSampler(8, 2, 8)
+    for read_through, extra in ((0, 0), (64, 1)):
+        rank = DistributedSampler(
+            sampler, dist_info=Rank(0, 1), mask=mask, seed=0, read_through=read_through, remainder="keep", align=1
+        )
+        requests = list(rank.sample(64))
+        assert sorted(flat(batches(requests))) == np.flatnonzero(mask).tolist()
+        read = flat(map(request_rows, requests))
+        assert (len(read) > mask.sum()) == bool(extra)
+        assert len(read) == len(set(read))
+
+
+class Cut(MaskBlind):
+    """Batches of given sizes, of the rows in order, some in each load request."""
+
+    def __init__(self, *sizes: list[int], n_batches: int) -> None:
+        super().__init__(batch_size=20)
+        self.sizes, self.count = sizes, n_batches
+
+    def n_batches(self, n_obs: int) -> int:
+        return self.count
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        first = 0
+        for sizes in self.sizes:
+            n_rows = sum(sizes)
+            splits = np.split(np.arange(n_rows), np.cumsum(sizes)[:-1])
+            yield {"requests": [slice(first, first + n_rows)], "splits": splits if sizes else []}
+            first += n_rows
+
+
+def counted(*sizes: list[int], promised: int, planned: int) -> list[list[int]]:
+    sampler = Cut(*sizes, n_batches=promised)
+    made = stream(sampler, Rows((range(40),)))
+    plan = made.plan
+    object.__setattr__(plan, "remainder", "exact")
+    vars(plan)["most_batches"] = planned
+    return [[len(split) for split in request.splits] for request in made.requests((range(planned),))]
+
+
+@pytest.mark.parametrize(
+    ("planned", "expected"),
+    [(5, [[4, 4], [4, 4, 3]]), (6, [[4, 4], [4, 2, 2, 3]])],
+)
+def test_a_missing_batch_comes_from_halving_the_largest_of_the_last_request(
+    planned: int, expected: list[list[int]]
+) -> None:
+    assert counted([4, 4], [4, 4, 3], promised=5, planned=planned) == expected
+    assert counted([4, 4], [4, 4, 3], [], promised=5, planned=planned) == expected
+
+
+def test_a_batch_of_two_rows_can_be_halved_and_one_of_a_row_can_not() -> None:
+    assert counted([2, 1], promised=2, planned=3) == [[1, 1, 1]]
+    with pytest.raises(RuntimeError, match="Cut ended on batches of a single row"):
+        counted([1, 1], promised=2, planned=3)
+
+
+@pytest.mark.parametrize(("promised", "yielded"), [(3, "only 2"), (1, "2 or more")])
+def test_a_promise_that_is_broken_is_an_error(promised: int, yielded: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"Cut promised {promised} batches \(n_batches\) and yielded {yielded}"):
+        counted([2, 2], promised=promised, planned=promised)
+
+
+@given(st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=4), st.data())
+def test_exactly_the_batches_of_some_numbers_are_kept(sizes: list[list[int]], data: st.DataObject) -> None:
+    n = sum(map(len, sizes))
+    kept = [number for number in range(n) if data.draw(st.booleans())]
+    if not kept:
+        return
+    made = stream(Cut(*sizes, n_batches=n), Rows((range(30, 100),)))
+    whole = batches(request.to_annbatch() for request in made.requests((range(n),)))
+    parts = tuple(range(number, number + 1) for number in kept)
+    selected = [request.to_annbatch() for request in made.requests(parts)]
+    assert batches(selected) == [whole[number] for number in kept]
+    assert flat(map(request_rows, selected)) == flat(whole[number] for number in kept)
+
+
+def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_of_a_lane_unless_it_is_the_last_of_all() -> None:
+    request = {"requests": [slice(0, 4)], "splits": [np.arange(2), np.arange(2, 4)]}
+    for numbers, n_drawn in [
+        ((range(2, 4),), 2),
+        ((range(2, 5),), 3),
+        ((range(1), range(3, 4)), 2),
+        ((range(1, 7, 3),), 3),
+        ((range(1), range(5, 6)), 3),
+    ]:
+        # a fifth request would break the promise, which whoever comes there sees
+        made = stream(Yielding(*[request] * 5, n_batches=8), Rows((range(4),)))
+        n_taken = sum(len(part.splits) for part in made.requests(numbers))
+        assert n_taken == sum(map(len, numbers))
+        broken = stream(Yielding(*[request] * n_drawn, n_batches=8), Rows((range(4),)))
+        assert sum(len(part.splits) for part in broken.requests(numbers)) == n_taken
+    with pytest.raises(RuntimeError, match="promised 8 batches"):
+        list(stream(Yielding(*[request] * 5, n_batches=8), Rows((range(4),))).requests((range(2, 8),)))
+
+
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(0, 3))
+def test_lanes_that_share_a_batch_read_each_of_its_rows_once_in_parts_as_even_as_can_be(
+    n_parts: int, n_more: int, seed: int
+) -> None:
+    n_rows = n_parts + n_more
+    split = np.random.default_rng(seed).permutation(n_rows)
+    made = stream(Yielding({"requests": [slice(0, n_rows)], "splits": [split]}), Rows((range(5, 5 + n_rows),)))
+    parts = [
+        request.to_annbatch()
+        for part in range(n_parts)
+        for request in made.requests((range(1),), step=SharedStep(0, part, n_parts))
+    ]
+    assert flat(batches(parts)) == (split + 5).tolist()
+    sizes = [len(request_rows(part)) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert not any("repeated" in part for part in parts)
+
+
+def test_of_a_batch_that_several_lanes_read_all_but_one_mark_it_as_a_repeat() -> None:
+    sampler = Yielding({"requests": [slice(0, 3)], "splits": [np.array([2, 0, 1])]})
+    made = stream(sampler, Rows((range(4, 7),)), "pad")
+    marks = [
+        repeats(request.to_annbatch() for request in made.requests((range(1),), step=SharedStep(0, is_repeat=again)))
+        for again in (False, True)
+    ]
+    assert marks[1] == [[True] * 3]
+    assert not all(marks[0][0])
+
+
+@pytest.mark.parametrize("rows", [np.arange(9, 20), [slice(0, 4), slice(9, 16)], np.array([slice(0, 4), slice(9, 16)])])
+@pytest.mark.parametrize("shuffles", [True, False])
+def test_splits_that_are_left_out_are_all_rows_cut_to_batches(rows: Any, shuffles: bool) -> None:
+    class Leaving(Yielding):
+        batch_size, shuffle = 4, shuffles
+
+    [rank] = job(Leaving({"requests": rows}, n_batches=3), 1, remainder="keep")
+    read = batches(rank.sample(20))
+    assert [len(batch) for batch in read] == [4, 4, 3]
+    assert sorted(flat(read)) == sorted(request_rows({"requests": rows}))
+    assert (flat(read) == request_rows({"requests": rows})) is not shuffles
+
+
+@pytest.mark.parametrize(("size", "shuffles"), [(None, True), (2, None)])
+def test_without_splits_a_batch_size_and_shuffle_must_be_known(size: Any, shuffles: Any) -> None:
+    class Leaving(Yielding):
+        batch_size, shuffle = size, shuffles
+
+    [rank] = job(Leaving({"requests": [slice(0, 4)]}), 1, remainder="keep")
+    with pytest.raises(ValueError, match="Leaving yields load requests without splits, so it must have a batch_size"):
+        list(rank.sample(20))
+
+
+def test_requests_without_batches_are_not_read() -> None:
+    empty: list[Any] = [{"requests": [], "splits": []}, {"requests": [slice(0, 3)], "splits": []}, {"requests": []}]
+    [rank] = job(Yielding(*empty, {"requests": [slice(0, 9)], "splits": TEN[:1]}, *empty), 1, remainder="keep")
+    with pytest.raises(RuntimeError, match="positions from 0 to 9 of 9 rows"):
+        list(rank.sample(20))
+    [rank] = job(Yielding(*empty, {"requests": ROWS_10, "splits": TEN}, *empty), 1, remainder="keep")
+    assert list(map(request_rows, rank.sample(20))) == [list(range(5, 15))]
+
+
+def read_alone(sampler: MaskBlind) -> list[list[int]]:
+    """The rows of each batch that annbatch's Loader yields of 20 rows."""
+    data = ad.AnnData(np.arange(20.0, dtype="float32").reshape(-1, 1))
+    loader = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_adata(data)
+    return [batch["index"].tolist() for batch in loader]
+
+
+ROWS_10, TEN = [slice(5, 15)], [np.arange(10)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({"requests": [slice(5, 9), slice(0, 2)], "splits": [np.array([5, 0]), np.array([1])]}, [[1, 5], [6]]),
+        ({"requests": (slice(5, 9), slice(3, 3)), "splits": [np.arange(4)]}, [[5, 6, 7, 8]]),
+        ({"requests": np.array([slice(5, 9)]), "splits": (np.arange(4, dtype=np.uint64),)}, [[5, 6, 7, 8]]),
+        ({"requests": [slice(np.int64(5), np.uint8(9), 1)], "splits": [[0, 3]]}, [[5, 8]]),
+        ({"requests": np.array([7, 3], dtype=np.uint16), "splits": [np.array([1], dtype=np.int8)]}, [[3]]),
+        ({"requests": np.array([7, 3, 7]), "splits": [np.array([1, 1, 2])]}, [[3, 3, 7]]),
+        ({"requests": ROWS_10, "splits": np.arange(8).reshape(2, 4)}, [[5, 6, 7, 8], [9, 10, 11, 12]]),
+        ({"requests": ROWS_10, "splits": [np.arange(10)[::-2]]}, [[14, 12, 10, 8, 6]]),
+    ],
+)
+def test_what_annbatchs_loader_reads_as_it_is_meant_is_read_so(request_: Any, expected: list[list[int]]) -> None:
+    sampler = Yielding(request_, n_batches=len(expected))
+    [rank] = job(sampler, 1, remainder="keep")
+    assert batches(rank.sample(20)) == read_alone(sampler) == expected
+
+
+NO_REQUEST, BEYOND = "Yielding must yield load requests", "asked for rows from"
+#: What is wrong, which kind of error it is, and what that says.
+MALFORMED: list[tuple[Any, type[Exception], str]] = [
+    (None, TypeError, NO_REQUEST),
+    ([slice(0, 4)], TypeError, NO_REQUEST),
+    ({"splits": TEN}, TypeError, NO_REQUEST),
+    *(
+        ({"requests": rows, "splits": TEN}, TypeError, f"{NO_REQUEST}.* got requests ")
+        for rows in (
+            None,
+            slice(0, 20, 2),
+            [*range(10)],
+            [slice(0, 9), 9],
+            [range(10)],
+            np.arange(10).reshape(1, 10),
+            np.arange(10.0),
+            np.ones(10, dtype=bool),
+            np.array([[slice(0, 10)]]),
+            [slice(0.0, 10.0)],
+            [slice(0, 4), slice(4, 10.0)],
+            [slice(10)],
+            [slice(0, None)],
+            [slice(0, 10**30)],
+            [slice(0, 20, 2)],
+            [slice(0, 5), slice(9, 4, -1)],
+            [slice(0, 5), slice(9, 4)],
+        )
+    ),
+    ({"requests": [slice(-3, 7)], "splits": TEN}, RuntimeError, rf"{BEYOND} \[-3, 7\)"),
+    ({"requests": [slice(15, 25)], "splits": TEN}, RuntimeError, rf"{BEYOND} \[15, 25\)"),
+    ({"requests": np.arange(-1, 9), "splits": TEN}, RuntimeError, rf"{BEYOND} \[-1, 9\)"),
+    ({"requests": np.arange(11, 21), "splits": TEN}, RuntimeError, rf"{BEYOND} \[11, 21\)"),
+    *(
+        ({"requests": ROWS_10, "splits": splits}, TypeError, f"{NO_REQUEST}.* got (splits|a batch of) ")
+        for splits in (
+            None,
+            {0: [1]},
+            np.arange(10),
+            [3],
+            [None],
+            [[[0], [1, 2]]],
+            [slice(0, 3)],
+            [np.arange(10).reshape(2, 5)],
+            [np.arange(10) < 3],
+            [np.arange(3.0)],
+            [np.arange(3), np.arange(0)],
+            [[]],
+        )
+    ),
+    ({"requests": ROWS_10, "splits": [np.array([0, -1])]}, RuntimeError, "positions from -1 to 0 of 10 rows"),
+    ({"requests": ROWS_10, "splits": [np.array([0]), np.array([10])]}, RuntimeError, "positions from 10 to 10"),
+    ({"requests": ROWS_10, "splits": [np.array([2**64 - 1], dtype=np.uint64)]}, RuntimeError, "positions from"),
+]
+
+
+@pytest.mark.parametrize(("request_", "error", "message"), MALFORMED)
+def test_what_annbatchs_loader_cannot_read_or_would_misread_is_an_error_that_names_the_sampler(
+    request_: Any, error: Any, message: str
+) -> None:
+    for policy in ("drop", "keep", "exact", "pad"):
+        [rank] = job(Yielding(request_), 1, remainder=policy)
+        requests = rank.sample(20)
+        with pytest.raises(error, match=message) as raised:
+            list(requests)
+        assert "Yielding" in str(raised.value)
+
+
+def test_a_sampler_that_yields_nothing_at_all_says_so() -> None:
+    class Returning(MaskBlind):
+        def _sample(self, n_obs: int) -> Any:
+            return None
+
+    [rank] = job(Returning(4), 1)
+    with pytest.raises(TypeError, match="Returning must yield load requests for its rows, got None"):
+        list(rank.sample(20))
+
+
+def test_endless_requests_are_stopped_where_the_promise_is_broken() -> None:
+    class Endless(MaskBlind):
+        def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+            while True:
+                yield {"requests": [slice(0, 4)], "splits": [np.arange(4)]}
+
+    for policy in ("drop", "keep", "exact", "pad"):
+        [rank] = job(Endless(4), 1, remainder=policy)
+        with pytest.raises(RuntimeError, match="Endless promised 5 batches"):
+            list(rank.sample(20))
