@@ -20,7 +20,7 @@ from annbatch_distributed.names import names_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Int64Array", "IntArray", "Rows", "cut_at_multiples", "whole_chunks_first"]
+__all__ = ["Int64Array", "IntArray", "Rows", "cut_at_multiples", "mixed_sum", "whole_chunks_first"]
 
 type IntArray = npt.NDArray[np.integer[Any]]
 type Int64Array = npt.NDArray[np.int64]
@@ -210,7 +210,12 @@ class Rows:
     def arrays(self) -> Iterator[Int64Array]:
         """Return the global rows in arrays of a bounded length, in order."""
         for start in range(0, len(self), _AT_ONCE):
-            yield self._to_global(np.arange(start, min(start + _AT_ONCE, len(self))))
+            part = self.cut(start, min(start + _AT_ONCE, len(self)))
+            yield np.arange(len(part)) + np.repeat(part.stops - part._ends, part.stops - part.starts)
+
+    def mixed_sum(self) -> int:
+        """Return the :func:`mixed_sum` of these rows, which takes 10 to 15 ns for each."""
+        return sum(map(mixed_sum, self.arrays())) % 2**64
 
     def take[Value: np.generic](self, values: npt.NDArray[Value]) -> npt.NDArray[Value]:
         """Return the values that an array with one for each row of the collection has for these rows, in order."""
@@ -316,6 +321,17 @@ class Rows:
         starts = np.maximum(starts[which] + shifts, self.starts[ranges])
         stops = np.minimum(stops[which], ends) + shifts
         return starts, stops, given[which]
+
+
+def mixed_sum(rows: IntArray) -> int:
+    """Return the sum of rows modulo 2**64, each mixed by splitmix64, so that other rows have another sum.
+
+    It depends neither on the order of the rows nor on how they are cut into arrays whose sums are added.
+    """
+    mixed: npt.NDArray[np.uint64] = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((mixed ^ (mixed >> np.uint64(31))).sum())
 
 
 def _checked_ranges(ranges: object) -> list[range]:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from annbatch_distributed.integers import integer
 from annbatch_distributed.rows import Rows, cut_at_multiples
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 __all__ = ["Contiguous", "Independent", "Sharding", "Shuffled", "checked_sharding", "name_of", "ordered"]
 
@@ -196,7 +193,7 @@ def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> 
     """Ask a sharding for an order of rows.
 
     A TypeError if a user's returns something else; a ValueError if these aren't the same rows. They are compared by
-    their number and a sum over mixed row numbers, which takes about 10 ns for each.
+    their number and a sum over mixed row numbers, which takes 10 to 15 ns for each.
     """
     answer: object = sharding(rows, epoch=epoch, seed=seed)
     if isinstance(sharding, Contiguous | Shuffled | Independent):
@@ -207,20 +204,9 @@ def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> 
             f"The sharding {name} must return Rows, got an object of type {type(answer).__name__}. Make them of row "
             "numbers with Rows.of."
         )
-    if len(answer) != len(rows) or _mixed_sum(answer) != _mixed_sum(rows):
+    if len(answer) != len(rows) or answer.mixed_sum() != rows.mixed_sum():
         raise ValueError(
             f"The sharding {name} must return each of the {len(rows)} rows of {rows.in_short(3)} once and no other, in "
             f"any order; it returned {len(answer)} rows, {answer.in_short(3)}."
         )
     return answer
-
-
-def _mixed_sum(rows: Rows) -> int:
-    """Return the sum of row numbers, each mixed so that other rows have other sums (splitmix64, modulo 2**64)."""
-    total = np.uint64(0)
-    for part in rows.arrays():
-        mixed: npt.NDArray[np.uint64] = part.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        total += (mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64)
-    return int(total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import anndata as ad
 import numpy as np
 import pytest
-from annbatch.samplers import RandomSampler
+from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
-from annbatch_distributed.checks.agreement import Description
-from annbatch_distributed.checks.coverage import compare_readings
+from annbatch_distributed import DistributedSampler, Rank, Rows, StatefulLoader, Tally
 from tests.meeting import heard, met
 from tests.samplers import MaskBlind, batches, flat, job
 from tests.strategies import PASSING, Job, jobs
@@ -109,35 +108,65 @@ def test_what_was_left_of_an_epoch_is_told_from_all_of_it(drawn: Job, data: st.D
     assert "is not what was planned" in said(resumed, drawn.n_obs, read)
 
 
-def test_what_other_numbers_of_ranks_have_left_is_read_once_by_all() -> None:
+@pytest.mark.parametrize(
+    ("n_ranks", "options", "read"),
+    [
+        (2, {}, "2 ranks have read 64 rows in 18 batches"),
+        (5, {}, "5 ranks have read 64 rows in 20 batches"),
+        (1, {"virtual_ranks": 3}, "1 rank has read 64 rows in 6 batches"),
+    ],
+)
+def test_what_other_numbers_of_ranks_have_left_is_read_once_by_all(
+    n_ranks: int, options: dict[str, Any], read: str
+) -> None:
     sampler = RandomSampler(4, 2, 4, rng=np.random.default_rng(0))
-    before = job(sampler, 3, seed=0, remainder="exact")[0]
+    before = job(sampler, 3, seed=0, remainder="exact", **options)[0]
     before.sample(100)
-    state = before.state_dict(batches_done=3)
-    after = job(sampler, 2, seed=0, remainder="exact")
+    after = job(sampler, n_ranks, seed=0, remainder="exact", **options)
     for one in after:
-        one.load_state_dict(state)
+        one.load_state_dict(before.state_dict(batches_done=3))
     text = said(after, 100, [batches(one.sample(100)) for one in after])
-    rows = "64 rows in 18 batches, as planned. With what was done before, each of the 100 rows was read once"
-    assert text == f"what was left of epoch 0: 2 ranks have read {rows}"
+    rows = "as planned. With what was done before, each of the 100 rows was read once"
+    assert text == f"what was left of epoch 0: {read}, {rows}"
 
 
-def test_shares_that_are_not_the_whole_are_found_although_each_rank_has_read_its_own() -> None:
-    plan = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[0].plan(40)
-    shares = [Tally.of_rows(plan.shard(rank).rows).to_dict() for rank in range(2)]
+class Swapped:
+    """Has two rows change places, neither of which is compared, if a text says so that nobody sees."""
 
-    none: dict[str, Any] = {"before": {}, "again": {}, "is_share": True}
+    def __init__(self, *, is_odd: bool) -> None:
+        self.hidden = io.StringIO("odd" if is_odd else "")
 
-    def compared(*read: dict[str, int]) -> str:
-        said = {
-            rank: Description(rank, 2, 1, {}, "", {}, {**dict.fromkeys(("read", "planned"), share), **none})
-            for rank, share in enumerate(read)
-        }
-        return compare_readings(said, plan)
+    def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+        order = rows.to_array()
+        if self.hidden.getvalue():
+            order[[1, 3001]] = order[[3001, 1]]
+        return Rows.of(order)
 
-    assert "as planned" in compared(*shares)
-    with pytest.raises(ValueError, match=r"the shares of all ranks, 40 rows, differ from the plan$"):
-        compared(shares[0], shares[0])
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_shares_that_are_not_the_whole_are_an_error_although_each_rank_has_read_its_own(done: int) -> None:
+    def told(*are_odd: bool) -> str:
+        sampler = SequentialSampler(4, 2, 4)
+        ranks = [
+            DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding=Swapped(is_odd=is_odd))
+            for rank, is_odd in enumerate(are_odd)
+        ]
+        for one in ranks:
+            one.sample(4000)
+            one.load_state_dict(one.state_dict(batches_done=done))
+        return said(ranks, 4000, [batches(one.sample(4000)) for one in ranks])
+
+    for both in (False, True):
+        assert "as planned" in told(both, both)
+    assert told(False, True).endswith("\n  the shares of all ranks, 4000 rows, differ from the plan")
+
+
+def test_all_rows_in_place_of_the_samples_that_are_drawn_are_other_rows() -> None:
+    ranks = job(RandomSampler(4, 2, 4, replacement=True), 2, seed=0)
+    read = [batches(rank.sample(80)) for rank in ranks]
+    assert said(ranks, 80, read) == "epoch 0: 2 ranks have read 80 rows in 20 batches, as planned"
+    wrong = [read[0], np.arange(40, 80).reshape(10, 4).tolist()]
+    assert said(ranks, 80, wrong).endswith("rank 1 has read 40 rows in 10 batches as planned, but other rows")
 
 
 def test_the_loader_counts_what_it_yields() -> None:
@@ -182,16 +211,10 @@ def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], st
     return lambda: sampler.check_epoch_read(n_obs, counted if read is None else read, timeout=20)
 
 
-class Rows2D:
-    """Is no Tally."""
-
-
 ODD: dict[str, tuple[dict[str, Any], str]] = {
-    "no tally": ({"read": Rows2D()}, "TypeError: read must be a Tally"),
     "rows": ({"read": np.arange(50)}, "TypeError: read must be a Tally"),
     "a number of rows that is a text": ({"n_obs": "100"}, "TypeError: n_obs must be an integer"),
     "another number of rows": ({"n_obs": 101}, "ValueError: n_obs must be that of the last pass, 100, got 101"),
-    "no number of rows": ({"n_obs": None}, "TypeError: n_obs must be an integer"),
 }
 
 
@@ -213,25 +236,17 @@ class SameRows(MaskBlind):
             yield {**request, "requests": [slice(0, rows.stop - rows.start)]}
 
 
+@pytest.mark.parametrize("done", [0, 2])
 @pytest.mark.parametrize("policy", ["keep", "exact", "pad"])
-def test_a_sampler_that_reads_some_rows_again_and_others_never_is_found(policy: str) -> None:
-    for cls, is_found in ((SameRows, True), (MaskBlind, False)):
+def test_a_sampler_that_reads_some_rows_again_and_others_never_is_an_error(policy: str, done: int) -> None:
+    for cls, is_error in ((SameRows, True), (MaskBlind, False)):
         ranks = job(cls(4), 2, remainder=policy)
+        for one in ranks:
+            one.sample(100)
+            one.load_state_dict(one.state_dict(batches_done=done))
         text = said(ranks, 100, [batches(rank.sample(100)) for rank in ranks])
         promised = f"SameRows doesn't read each row of its share once, as remainder={policy!r} promises."
-        assert (promised in text) == is_found
-        assert ("as planned" not in text) == is_found
-
-
-def test_a_batch_that_is_too_large_is_found_although_rows_and_batches_are_as_many_as_planned() -> None:
-    ranks = job(RandomSampler(4, 2, 4), 2, seed=0)
-    read = [batches(rank.sample(48)) for rank in ranks]
-    first, second, *others = read[1]
-    wrong = [read[0], [first[:1], first[1:] + second, *others]]
-    assert "as planned. Each" in said(ranks, 48, read)
-    assert said(ranks, 48, wrong).endswith(
-        "rank 1 has read 24 rows in 6 batches as planned, but one of 7 rows, with batch size 4"
-    )
+        assert (promised in text) == ("as planned" not in text) == is_error
 
 
 def test_of_two_loaders_of_one_collection_it_is_told_which_is_meant() -> None:

@@ -22,13 +22,12 @@ from annbatch.samplers import RandomSampler
 from annbatch.utils import convert
 from zarr.storage import MemoryStore, WrapperStore
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally, deferred
-from annbatch_distributed.loader import delivered
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from tests.meeting import heard
 from tests.samplers import flat, repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from annbatch_distributed.checks.exchange import Gather
 
@@ -215,60 +214,30 @@ def test_batches_are_what_frameworks_make_of_them_where_they_are_taken(to: str) 
     assert all(row == index for _, row, index in batches)
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 20, 1 << 14])
-def test_rows_that_annbatch_gives_in_place_of_others_are_found_to_differ_from_the_plan(
-    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivered, "_AT_ONCE", rows_at_once)  # with other load requests, and without
-    made = loader(remainder="exact")
-    plan = made.sampler.plan(N_OBS)
-    planned = Tally.of_rows(plan.shard(0).rows)
-    rows(made)
-    assert made._yielded() == planned
-    made.set_epoch(0)
-    batches = iter(made)
-    next(batches)
-    # as if the store had given other rows for this load request than were asked for
-    pass_ = made._pass
-    assert pass_ is not None
-    asked = pass_._asked[0]
-    asked.splits[1:2] = [asked.splits[1][::-1]]
-    list(batches)
-    assert made._yielded() == planned  # the same rows in another order
-    made.set_epoch(0)
-    batches = iter(made)
-    next(batches)["index"] += 1000  # whoever has the batch may change it
-    pass_ = made._pass
-    assert pass_ is not None
-    rows_of_first = pass_._asked[0].delivered[0].copy()
-    pass_._asked[0].delivered[0] = rows_of_first + 1
-    list(batches)
-    read = made._yielded()
-    assert (read.n_rows, read.n_batches) == (planned.n_rows, 13)
-    assert read != planned
-
-
-@pytest.mark.parametrize("rows_at_once", [1, 40, 1 << 14])
 @pytest.mark.parametrize("return_index", [False, True])
-def test_rows_that_a_load_request_has_twice_are_counted_twice(
-    return_index: bool, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+def test_rows_that_annbatch_gives_in_place_of_others_are_not_those_of_the_plan(
+    return_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivered, "_AT_ONCE", rows_at_once)
-    made = loader(0, 1, n_obs=96, return_index=return_index)
-    batches = iter(made)
-    taken = [next(batches)]
-    pass_ = made._pass
-    assert pass_ is not None
-    asked = pass_._asked[0]
-    asked.splits[1], before = asked.splits[0], made._yielded()
-    taken += batches
-    expected = Tally()
-    for batch in taken:
-        expected.add(batch["X"][:, 0].astype(int))
-    assert before.n_rows == 4
-    # reading ahead, the batch was cut before its split was changed; without an index, what was asked for is counted
-    assert (made._yielded() == expected) is (return_index or READING["read_ahead"] == 0)
-    assert made._yielded().n_batches == 24
+    made = loader(0, 1, remainder="exact", return_index=return_index)
+    planned = "epoch 0: 1 rank has read 101 rows in 26 batches, as planned"
+    for batch in made:
+        if return_index:
+            batch["index"] += 1000  # whoever has the batch may change it
+    assert made.check_epoch_read().startswith(planned)
+
+    def read(self: StatefulLoader, request: Any) -> Iterator[Any]:
+        for batch in whole(self, request):
+            yield batch | {"index": None if batch["index"] is None else np.maximum(batch["index"], 1)}
+
+    whole = StatefulLoader.read
+    monkeypatch.setattr(StatefulLoader, "read", read)
+    made.set_epoch(0)
+    list(made)
+    if return_index:
+        with pytest.raises(ValueError, match="rank 0 has read 101 rows in 26 batches as planned, but other rows"):
+            made.check_epoch_read()
+    else:
+        assert made.check_epoch_read().startswith(planned)  # it is known only what was asked for
 
 
 def test_a_state_in_the_last_load_request_is_that_of_the_epoch_though_all_of_it_was_read() -> None:

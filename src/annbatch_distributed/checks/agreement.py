@@ -21,28 +21,23 @@ from annbatch_distributed.ranks import Membership, Rank
 from annbatch_distributed.state import brief, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Literal
+    from collections.abc import Callable, Mapping, Sequence
 
-    from annbatch_distributed.checks.exchange import Gather, Timeout
+    from annbatch_distributed.checks.exchange import Gather, Kind, Timeout
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.state import Position
 
-    type Kind = Literal["rank", "process"]
     type Values = Mapping[str, int | str | None]
 
 __all__ = ["Description", "compare", "disagreement", "ranks_agree"]
 
 #: What the rows, their order and what is read of them follow from, besides settings.
 _LIBRARIES = "annbatch-distributed", "annbatch", "anndata", "numpy", "zarr"
-
 #: How many rows of each rank stand for all of them.
 _SOME = 16
-
 #: How many problems, and values of one thing, are listed at most.
 _MOST = 10
 
-#: What the root and the plan are called for those who compare them.
 _ROOT = "randomness (a seed makes it the same)"
 _PLAN = "plan, which must depend on something else in a sampler or a sharding of your own"
 
@@ -57,11 +52,11 @@ class Description:
     """How many ranks there are."""
     n_peers: int | None
     """How many processes have the same share, this one included; None if as many as there are for each rank."""
-    same: dict[str, Any]
+    same: dict[str, Any] = field(default_factory=dict)
     """What must be the same in all processes, by name."""
-    plan: str
+    plan: str = ""
     """What tells plans apart; they follow from those, unless a sampler or sharding of a user's own does otherwise."""
-    same_for_peers: dict[str, Any]
+    same_for_peers: dict[str, Any] = field(default_factory=dict)
     """What must be the same in all processes that have the same share."""
     read: dict[str, Any] = field(default_factory=dict)
     """What it has read and what was planned for it, if that is asked."""
@@ -90,12 +85,6 @@ class Description:
         peers = {"dist_info": brief(job.source), _ROOT: identity["root"]}
         return cls(job.rank.rank, job.rank.world_size, job.n_peers, {**same, **more}, _digest(plan), peers)
 
-    @classmethod
-    def of_failure(cls, job: Membership, error: Exception) -> Self:
-        """Return what a process says that can't say more, since something is wrong."""
-        problem = f"{type(error).__name__}: {error}"
-        return cls(job.rank.rank, job.rank.world_size, job.n_peers, {}, "", {}, problem=problem)
-
 
 def ranks_agree(
     member: Callable[[], Membership],
@@ -107,9 +96,8 @@ def ranks_agree(
 ) -> dict[int, Description]:
     """Return what all processes say of themselves, by number; or raise the same in all unless they agree.
 
-    ``member`` returns which process this is, and ``describe`` what it says. If one of them raises, or if ``timeout`` or
-    ``gather`` are wrong, which are as the user passed them, all processes hear of that. ``call`` is what the user
-    calls.
+    ``member`` returns which process this is, and ``describe`` what it says. All processes hear of it if one of them
+    raises, or if ``timeout`` or ``gather``, which are as the user passed them, are wrong. ``call`` is the user's.
     """
     seconds, job, problem = 300.0, Membership(Rank(0, 1), source=""), None
     try:
@@ -122,13 +110,17 @@ def ranks_agree(
                 "gather must be a function that takes a text and returns the texts of all processes, got "
                 f"{shown(gather)}."
             )
-        text = _message(call, describe(job))
+        description = describe(job)
     except Exception as error:
         if not callable(gather) and initialized() is None:  # there is nobody to tell
             raise
-        text, problem = _message(call, Description.of_failure(job, error)), error
+        problem = error
+        text = f"{type(error).__name__}: {error}"
+        description = Description(job.rank.rank, job.rank.world_size, job.n_peers, problem=text)
+    # another version of this package may say other things
+    said = {"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": asdict(description)}
     try:
-        texts = gather_texts(text, job, seconds=seconds, gather=gather if callable(gather) else None)
+        texts = gather_texts(json.dumps(said), job, seconds=seconds, gather=gather if callable(gather) else None)
     except TimeoutError:
         if problem is not None:  # nobody has heard it
             raise problem from None
@@ -138,19 +130,14 @@ def ranks_agree(
     return processes
 
 
-def _message(call: str, description: Description) -> str:
-    """Return what a process says in a call; another version of this package may say other things."""
-    return json.dumps({"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": asdict(description)})
-
-
 def _read(texts: Mapping[int, str]) -> dict[int, Description]:
-    """Return what processes, by number, say of themselves; raise a ValueError unless they make the same call."""
+    """Return what processes, by number, say of themselves; a ValueError unless they make the same call."""
     try:
         said = {number: json.loads(text) for number, text in texts.items()}
-        calls = _grouped((one.get("call", "another one") for one in said.values()), said)
+        calls = _grouped({number: message["call"] for number, message in said.items()})
         if len(calls) == 1:
-            return {number: Description(**one["said"]) for number, one in said.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return {number: Description(**message["said"]) for number, message in said.items()}
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "What the processes of this job say can't be read. Their store, or gather, must hand on texts as they are, "
             f"got {shown(texts)}."
@@ -180,32 +167,28 @@ def _digest(plan: EpochPlan) -> str:
 def compare(described: Mapping[int, Description]) -> None:
     """Raise a ValueError unless processes, by number, agree, and each is another one of the job.
 
-    >>> ranks = [
-    ...     Description(rank, 2, 1, {"n_obs": 100 - rank}, "plan", {}) for rank in range(2)
-    ... ]
-    >>> compare(dict(enumerate(ranks)))
+    >>> ranks = {rank: Description(rank, 2, 1, {"n_obs": 100 - rank}) for rank in range(2)}
+    >>> compare(ranks)
     Traceback (most recent call last):
     ...
     ValueError: The ranks of this job don't agree:
       n_obs: 100 on rank 0; 99 on rank 1
     Every process must make its sampler with the same arguments, and be in the same epoch.
     """
-    numbers, processes = list(described), list(described.values())
     # a process is called by its rank where each has its own, and else by its number
-    by_rank = [process.rank for process in processes] == [*range(len(processes))]
+    by_rank = [process.rank for process in described.values()] == [*range(len(described))]
     kind: Kind = "rank" if by_rank else "process"
-    names = range(len(processes)) if by_rank else numbers
-    failed = _grouped((process.problem for process in processes), names)
+    named = dict(enumerate(described.values())) if by_rank else described
+    failed = _grouped({name: process.problem for name, process in named.items()})
     if failed.keys() != {""}:
         problems = [f"{problem} ({listed(kind, who)})" for problem, who in failed.items() if problem]
         raise disagreement("The ranks of this job can't be compared:", problems)
-    problems = _unequal([process.in_all for process in processes], kind, names) or _misplaced(processes, numbers)
+    problems = _unequal({name: process.in_all for name, process in named.items()}, kind) or _misplaced(described)
     if not problems:
-        problems = _unequal([{_PLAN: process.plan} for process in processes], kind, names)
-        for rank, peers in _grouped((process.rank for process in processes), numbers).items():
-            problems += _unequal(
-                [described[peer].same_for_peers for peer in peers], "process", peers, f", of rank {rank}"
-            )
+        problems = _unequal({name: {_PLAN: process.plan} for name, process in named.items()}, kind)
+        for rank, peers in _grouped({number: process.rank for number, process in described.items()}).items():
+            own = {number: described[number].same_for_peers for number in peers}
+            problems += _unequal(own, "process", f", of rank {rank}")
     if problems:
         advice = "Every process must make its sampler with the same arguments, and be in the same epoch."
         raise disagreement("The ranks of this job don't agree:", problems, advice)
@@ -217,36 +200,37 @@ def disagreement(title: str, problems: Sequence[str], advice: str = "") -> Value
     return ValueError("\n".join([title, *(f"  {problem}" for problem in [*problems[:_MOST], *more]), advice]).rstrip())
 
 
-def _misplaced(processes: Sequence[Description], numbers: Sequence[int]) -> list[str]:
+def _misplaced(described: Mapping[int, Description]) -> list[str]:
     """Return which ranks are not those of as many processes as they should be."""
-    world_size = processes[0].world_size
-    n_peers = processes[0].n_peers or max(1, len(processes) // world_size)
-    if len(processes) != world_size * n_peers:
+    n_processes, any_of_them = len(described), next(iter(described.values()))
+    world_size = any_of_them.world_size
+    n_peers = any_of_them.n_peers or max(1, n_processes // world_size)
+    if n_processes != world_size * n_peers:
         several = f" with {n_peers} processes for each rank" if n_peers > 1 else ""
-        there_are = "there is 1 process" if len(processes) == 1 else f"there are {len(processes)} processes"
+        there_are = "there is 1 process" if n_processes == 1 else f"there are {n_processes} processes"
         return [f"{there_are}, and the world size is {world_size}{several}"]
-    who = _grouped((process.rank for process in processes), numbers)
+    peers = _grouped({number: process.rank for number, process in described.items()})
     return [
-        f"rank {rank} is that of {listed('process', who[rank]) if rank in who else 'no process'}"
+        f"rank {rank} is that of {listed('process', peers[rank]) if rank in peers else 'no process'}"
         for rank in range(world_size)
-        if len(who.get(rank, ())) != n_peers
+        if len(peers.get(rank, ())) != n_peers
     ]
 
 
-def _unequal(tables: Sequence[Values], kind: Kind, names: Sequence[int], whose: str = "") -> list[str]:
+def _unequal(tables: Mapping[int, Values], kind: Kind, whose: str = "") -> list[str]:
     """Return what not all have the same, each as a text with the values and who has them."""
-    found = []
-    for what in dict.fromkeys(what for table in tables for what in table):
-        groups = _grouped((table.get(what, "(not said)") for table in tables), names)
+    problems = []
+    for what in dict.fromkeys(what for table in tables.values() for what in table):
+        groups = _grouped({name: table.get(what, "(not said)") for name, table in tables.items()})
         if len(groups) > 1:
             texts = [f"{value} on {listed(kind, who)}" for value, who in groups.items()]
-            found.append(f"{what}{whose}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else ""))
-    return found
+            problems.append(f"{what}{whose}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else ""))
+    return problems
 
 
-def _grouped[T](values: Iterable[T], names: Iterable[int]) -> dict[T, list[int]]:
+def _grouped[T](values: Mapping[int, T]) -> dict[T, list[int]]:
     """Return for each value the names of those who have it."""
     groups = defaultdict(list)
-    for value, name in zip(values, names, strict=True):
+    for name, value in values.items():
         groups[value].append(name)
     return dict(groups)

@@ -1,13 +1,13 @@
 """Exchange: every process of a job says a text, and all hear what each of them says, or who is missing.
 
-They meet in the store of their framework, a table of keys and texts that one of them serves. No collective is involved:
-one would need groups that all of torch's processes make together, name who is missing on rank 0 alone, and under JAX
-wait for ever.
+They meet in the store of their framework, a table of keys and texts that one of them serves. Collectives can't do it:
+they need groups that all of torch's processes make together, name who is missing on rank 0 alone, and under JAX wait
+for ever.
 
 1. The first calls of all processes meet, then the second ones, and so on. Each process leaves its text.
 2. The first process waits until all texts are there, and leaves them together as the outcome.
-3. Whoever has waited for too long leaves an outcome that says who is missing, and whoever fails meanwhile,
-   because a user interrupts it for instance, one that says so.
+3. A process that has waited for too long leaves an outcome that names the missing ones; one that fails meanwhile,
+   because a user interrupts it for instance, leaves one that says so.
 4. The outcome that was there first is that of all, also of a process that comes later. The first process, which may be
    the one that serves the store, leaves last.
 """
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from annbatch_distributed.checks.stores import Store
     from annbatch_distributed.ranks.membership import Framework, Membership
 
-__all__ = ["Gather", "Timeout", "gather_texts", "initialized", "listed", "seconds_of"]
+__all__ = ["Gather", "Kind", "Timeout", "gather_texts", "initialized", "listed", "seconds_of"]
 
 type Gather = Callable[[str], Sequence[str]]
+type Kind = Literal["rank", "process"]
 type Timeout = float | timedelta
 
 #: For how many seconds the first process waits for the others to hear the outcome.
@@ -44,7 +45,7 @@ _GRACE = 10.0
 
 
 def seconds_of(timeout: object) -> float:
-    """Return a timeout of a user's in seconds; raise a TypeError or a ValueError if it is none."""
+    """Return a timeout of a user's in seconds; a TypeError or a ValueError if it is none."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if not isinstance(seconds, Real) or isinstance(seconds, bool):
         kind = type(timeout).__name__
@@ -61,14 +62,13 @@ def seconds_of(timeout: object) -> float:
 def gather_texts(text: str, job: Membership, *, seconds: float, gather: Gather | None = None) -> dict[int, str]:
     """Say a text to all processes of a job, and return what each of them says, by its number.
 
-    ``gather`` returns the texts of all processes, in the same order everywhere, and waits for them as it likes. Without
-    it, the processes meet through the framework that ``job`` is from, or else the one that is initialised, torch first.
-    In all of them, it is a TimeoutError if one doesn't come within some seconds, or fails while it waits. It is a
-    RuntimeError if there is no framework, and there must be other processes.
+    ``gather`` returns the texts of all processes, in the same order everywhere. Without it, they meet through the
+    framework that ``job`` is from, or else the one that is initialised, torch first; all get a TimeoutError if one
+    doesn't come within some seconds, or fails while it waits.
     """
     if gather is not None:
         texts = gather(text)
-        if not isinstance(texts, list | tuple) or not all(isinstance(one, str) for one in texts) or text not in texts:
+        if not isinstance(texts, list | tuple) or not all(isinstance(said, str) for said in texts) or text not in texts:
             raise TypeError(
                 "gather must return a list with the texts of all processes, that of this one included, got "
                 f"{shown(texts)}."
@@ -93,16 +93,16 @@ def initialized() -> Framework | None:
     return "torch" if torch.is_initialized() else "jax" if jax.is_initialized() else None
 
 
-def listed(kind: Literal["rank", "process"], numbers: Sequence[int]) -> str:
-    """Return ascending numbers of ranks or processes as a text, with stretches of consecutive ones as such.
+def listed(kind: Kind, numbers: Sequence[int]) -> str:
+    """Return ascending numbers of ranks or processes as a text.
 
     >>> listed("rank", [0, 2, 3, 4, 7])
     'ranks 0, 2 to 4 and 7'
     """
     stretches: list[str] = []
     for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        stretch = [number for _, number in group]
-        stretches += [f"{stretch[0]} to {stretch[-1]}"] if len(stretch) > 2 else map(str, stretch)
+        stretch = [str(number) for _, number in group]
+        stretches += [f"{stretch[0]} to {stretch[-1]}"] if len(stretch) > 2 else stretch
     plural = {"rank": "ranks", "process": "processes"}[kind]
     *others, last = stretches
     return f"{plural} {', '.join(others)} and {last}" if others else f"{kind if len(numbers) == 1 else plural} {last}"
@@ -133,16 +133,18 @@ def _meet(text: str, number: int, numbers: Sequence[int], store: Store, seconds:
 
 def _outcome(place: str, number: int, numbers: Sequence[int], store: Store, seconds: float) -> str:
     """Return the outcome, once there is one."""
-    is_first, deadline, pause = number == numbers[0], time.monotonic() + seconds, 0.002
-    said: dict[int, str | None] = dict.fromkeys(numbers)
+    deadline, pause = time.monotonic() + seconds, 0.002
+    said: dict[int, str] = {}
     while (outcome := _read(store, f"{place}/outcome")) is None:
         is_late = time.monotonic() > deadline
-        if is_first or is_late:
-            said = {one: said[one] or _read(store, f"{place}/said/{one}") for one in numbers}
-            missing = [one for one in numbers if said[one] is None]
+        if number == numbers[0] or is_late:
+            for other in numbers:
+                if other not in said and (text := _read(store, f"{place}/said/{other}")) is not None:
+                    said[other] = text
+            missing = [other for other in numbers if other not in said]
             if is_late or not missing:
-                found = _missing(missing, len(numbers), seconds) if missing else list(said.values())
-                store.compare_set(f"{place}/outcome", "", json.dumps(found))
+                decided = _missing(missing, len(numbers), seconds) if missing else [said[other] for other in numbers]
+                store.compare_set(f"{place}/outcome", "", json.dumps(decided))
         time.sleep(pause)
         pause = min(2 * pause, 0.2)
     return outcome
@@ -171,5 +173,5 @@ def _clear(place: str, numbers: Sequence[int], store: Store) -> None:
     for number in came:
         store.delete_key(f"{place}/said/{number}")
         store.delete_key(f"{place}/heard/{number}")
-    if len(came) == len(numbers) and not waiting:  # else one may come later
+    if len(came) == len(numbers) and not waiting:  # else a process may come later
         store.delete_key(f"{place}/outcome")

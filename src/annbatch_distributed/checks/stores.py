@@ -1,7 +1,4 @@
-"""Stores: the tables of keys and texts in which a framework's processes met; any of them can read and write there.
-
-They have the methods that torch's stores have.
-"""
+"""Stores: tables of keys and texts in which a framework's processes met, with the methods of torch's stores."""
 
 from __future__ import annotations
 
@@ -26,13 +23,13 @@ def store_of(framework: Framework) -> Store:
         return JaxStore(global_state.client)
     from torch.distributed.distributed_c10d import _get_default_store
 
-    found = _get_default_store()
-    if found is None:
+    store = _get_default_store()
+    if store is None:
         raise RuntimeError(
             "torch's processes have no store through which they could be checked. Pass gather=, a function that is "
             "given a text and returns the texts of all processes, for instance one around all_gather_object."
         )
-    return found
+    return store
 
 
 class JaxStore:
