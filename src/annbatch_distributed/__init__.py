@@ -51,8 +51,8 @@ if not TYPE_CHECKING:  # else type checkers take any name for one that is there
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-            return found
+            value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+            return value
         if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -329,10 +329,10 @@ class EpochPlan:
         labels_names = names_of("labels", labels)
         if labels_names is not None and self.cells is not None:
             check_names("labels", labels_names, self.cells)
-        found, names = composition(self, labels)
+        counted, names = composition(self, labels)
         ranks = pd.RangeIndex(self.world_size, name="rank" if self.n_processes is None else "virtual rank")
-        table = pd.DataFrame(found.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
-        table["distance", ""] = found.distances
+        table = pd.DataFrame(counted.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
+        table["distance", ""] = counted.distances
         return table
 
     def _checked(self, rank: int) -> int:

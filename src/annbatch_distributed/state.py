@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from numbers import Integral
 from operator import index
-from reprlib import Repr
+from reprlib import repr as shortened
 from typing import Any
 
 from annbatch_distributed.integers import BOUND
@@ -37,12 +37,11 @@ __all__ = [
     "Identity",
     "Position",
     "Segment",
-    "brief",
+    "bounded",
     "check_identity",
     "check_worker",
     "differences",
     "from_state",
-    "shown",
     "to_state",
 ]
 
@@ -148,7 +147,7 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
     return {
         "version": VERSION,
         **position.to_json(),
-        "identity": {name: brief(value) for name, value in identity.items()},
+        "identity": {name: bounded(value) for name, value in identity.items()},
     }
 
 
@@ -158,7 +157,7 @@ def from_state(state: object) -> tuple[Position, Identity]:
     What is no mapping is a TypeError; what is of a newer format, or damaged, a ValueError.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"A state must be a dict that state_dict has returned, got {shown(state)}.")
+        raise TypeError(f"A state must be a dict that state_dict has returned, got {shortened(state)}.")
     version, worker = state.get("version"), state.get("worker")
     if isinstance(version, Integral) and int(version) > VERSION:
         raise ValueError(
@@ -187,7 +186,7 @@ def from_state(state: object) -> tuple[Position, Identity]:
         }
     except (KeyError, TypeError, ValueError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"The state is damaged: {what}, in {shown(state)}. Load another checkpoint.") from error
+        raise ValueError(f"The state is damaged: {what}, in {shortened(state)}. Load another checkpoint.") from error
     return position, identity
 
 
@@ -198,27 +197,26 @@ def _integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1)
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or not least <= number <= most:
-        raise ValueError(f"{name} must be an integer from {least} to {most}, got {shown(value)}")
+        raise ValueError(f"{name} must be an integer from {least} to {most}, got {shortened(value)}")
     return number
 
 
 def differences(saved: Identity, own: Identity) -> list[str]:
     """Return what differs between the identity of a state and that of a sampler, each as a text."""
-    own = {name: brief(value) for name, value in own.items()}
-    found = []
-    for name in own.keys() | saved.keys():
-        values = brief(saved.get(name)), own.get(name)
-        unknown = name in _NEED_NOT_KNOW and None in values
-        if values[0] != values[1] and not unknown:
-            found.append(f"{name} is {values[0]!r} in the state and {values[1]!r} here")
-    return sorted(found)
+    differing = []
+    for name in sorted(own.keys() | saved.keys()):
+        theirs, ours = bounded(saved.get(name)), bounded(own.get(name))
+        is_unknown = name in _NEED_NOT_KNOW and None in (theirs, ours)
+        if theirs != ours and not is_unknown:
+            differing.append(f"{name} is {theirs!r} in the state and {ours!r} here")
+    return differing
 
 
 def check_identity(saved: Identity, own: Identity) -> None:
     """Raise if a state is of a sampler with another identity; the message names each difference."""
-    if found := differences(saved, own):
+    if differing := differences(saved, own):
         raise ValueError(
-            f"The state is of a sampler with other settings: {'; '.join(found)}. Make the sampler as it was "
+            f"The state is of a sampler with other settings: {'; '.join(differing)}. Make the sampler as it was "
             "made then, with all data sets added in the same order, or pass strict=False. (The root is what the order "
             "follows from: a seed=..., or else the generator of the wrapped sampler, which must be seeded alike in "
             "every process.)"
@@ -236,13 +234,9 @@ def check_worker(position: Position, worker: Worker | None) -> None:
         )
 
 
-def brief[Value: int | str | None](value: Value) -> Value | str:
+def bounded[Value: int | str | None](value: Value) -> Value | str:
     """Return a value of an identity, cut to a bounded length."""
     if not isinstance(value, str) or len(value) <= _LONGEST:
         return value
     digest = blake2b(value.encode(), digest_size=16).hexdigest()
     return f"{value[: _LONGEST - 40]}... {digest}"
-
-
-#: What a value looks like, in a few words however large or nested it is.
-shown = Repr(maxlevel=3, maxdict=6, maxstring=80, maxother=80).repr

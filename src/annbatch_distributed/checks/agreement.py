@@ -12,13 +12,14 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from importlib import metadata
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from annbatch_distributed.checks.exchange import gather_texts, initialized, listed, seconds_of
 from annbatch_distributed.ranks import Membership, Rank
-from annbatch_distributed.state import brief, shown
+from annbatch_distributed.state import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -75,14 +76,14 @@ class Description:
         ``identity`` is what the rows and their order follow from, of which the ``"root"`` must be the same for peers
         only, and ``more`` what else must be the same in all processes.
         """
-        same = {name: brief(value) for name, value in identity.items() if name != "root"}
+        same = {name: bounded(value) for name, value in identity.items() if name != "root"}
         done = [
             f"{done} on {n_lanes} ranks" + f" of {n_workers} workers" * (n_workers > 1)
             for n_lanes, n_workers, done in position.without_idle_segments().segments
         ]
-        same |= {"epoch": position.epoch, "batches done": brief(", ".join(done) or "none")}
+        same |= {"epoch": position.epoch, "batches done": bounded(", ".join(done) or "none")}
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
-        peers = {"dist_info": brief(job.source), _ROOT: identity["root"]}
+        peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
         return cls(job.rank.rank, job.rank.world_size, job.n_peers, {**same, **more}, _digest(plan), peers)
 
 
@@ -108,7 +109,7 @@ def ranks_agree(
         if gather is not None and not callable(gather):
             raise TypeError(
                 "gather must be a function that takes a text and returns the texts of all processes, got "
-                f"{shown(gather)}."
+                f"{shortened(gather)}."
             )
         description = describe(job)
     except Exception as error:
@@ -140,7 +141,7 @@ def _read(texts: Mapping[int, str]) -> dict[int, Description]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "What the processes of this job say can't be read. Their store, or gather, must hand on texts as they are, "
-            f"got {shown(texts)}."
+            f"got {shortened(texts)}."
         ) from error
     different = [f"{name} ({listed('process', who)})" for name, who in calls.items()]
     advice = "All of them must make the same calls in the same order."

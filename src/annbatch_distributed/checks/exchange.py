@@ -22,11 +22,11 @@ from datetime import timedelta
 from hashlib import blake2b
 from itertools import groupby
 from numbers import Real
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Literal
 
 from annbatch_distributed.checks.stores import store_of
 from annbatch_distributed.ranks import jax, torch
-from annbatch_distributed.state import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,11 +50,12 @@ def seconds_of(timeout: object) -> float:
     if not isinstance(seconds, Real) or isinstance(seconds, bool):
         kind = type(timeout).__name__
         raise TypeError(
-            f"timeout must be a number of seconds or a datetime.timedelta, got {shown(timeout)} of type {kind}."
+            f"timeout must be a number of seconds or a datetime.timedelta, got {shortened(timeout)} of type {kind}."
         )
     if not 0 < float(seconds) < math.inf:
         raise ValueError(
-            f"timeout must be more than 0 seconds, and finite so that no process waits for ever, got {shown(timeout)}."
+            "timeout must be more than 0 seconds, and finite so that no process waits for ever, got "
+            f"{shortened(timeout)}."
         )
     return float(seconds)
 
@@ -71,7 +72,7 @@ def gather_texts(text: str, job: Membership, *, seconds: float, gather: Gather |
         if not isinstance(texts, list | tuple) or not all(isinstance(said, str) for said in texts) or text not in texts:
             raise TypeError(
                 "gather must return a list with the texts of all processes, that of this one included, got "
-                f"{shown(texts)}."
+                f"{shortened(texts)}."
             )
         return dict(enumerate(texts))
     framework = job.framework or initialized()

@@ -101,8 +101,8 @@ class CheckedLoader(Loader[Any, Any]):
     def _cells(self) -> tuple[pd.Index[Any], ...] | None:
         """The names of the cells of each data set; None if some have none that are known."""
         known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
-        found = [known[number] for number in range(len(shapes_of(self))) if number in known]
-        return tuple(found) if len(found) == len(shapes_of(self)) else None
+        numbers = range(len(shapes_of(self)))
+        return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
 
     def read(self, request: LoadRequest) -> Generator[Any]:
         """Read a load request as annbatch does."""
@@ -115,8 +115,8 @@ class CheckedLoader(Loader[Any, Any]):
         annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
         """
         local.check_zarrs_answers(lambda: any(map(local.is_by_zarrs, arrays_in(self))))
-        found = local.read(self, dataset_index_to_rows)
-        return super()._index_datasets(dataset_index_to_rows) if found is None else _returning(found)
+        rows = local.read(self, dataset_index_to_rows)
+        return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
 
     def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
         return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
@@ -126,9 +126,9 @@ class CheckedLoader(Loader[Any, Any]):
         return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
 
 
-async def _returning[Found](found: Found) -> Found:
+async def _returning[Value](value: Value) -> Value:
     """Return what is there, for whoever awaits it."""
-    return found
+    return value
 
 
 class _OneRequest(Sampler):

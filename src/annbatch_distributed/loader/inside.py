@@ -15,7 +15,7 @@ import numpy as np
 from annbatch.utils import CSRContainer
 from zarr import Array
 
-from annbatch_distributed.state import brief
+from annbatch_distributed.state import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping
@@ -61,7 +61,7 @@ def obs_of(loader: Loader[Any, Any]) -> list[pd.DataFrame]:
 def data_sets_of(loader: Loader[Any, Any]) -> str | None:
     """Return a text that tells the data sets of a loader apart by their shapes and order; None if it has none yet."""
     shapes = ["x".join(map(str, shape)) for shape in shapes_of(loader)]
-    return brief(", ".join(shapes)) if shapes else None
+    return bounded(", ".join(shapes)) if shapes else None
 
 
 def data_in(loader: Loader[Any, Any]) -> list[Any]:

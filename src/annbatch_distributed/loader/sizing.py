@@ -137,13 +137,13 @@ def sizes(
 
     Examples
     --------
-    >>> found = sizes(100_000_000, 8, row_bytes=16_000, memory=4 << 30, batch_size=1024)
-    >>> print(found)
+    >>> chosen = sizes(100_000_000, 8, row_bytes=16_000, memory=4 << 30, batch_size=1024)
+    >>> print(chosen)
     chunk_size          512  a multiple of the store's 64 rows; larger ones are read hardly faster
     preload_nchunks     130  66560 rows make 65 batches; with read_ahead=1, up to 4.26 GB are in use
     batch_size         1024  as wished; 256 of 100000000 rows are lost in an epoch
     >>> from annbatch.samplers import RandomSampler
-    >>> sampler = RandomSampler(**found.arguments)
+    >>> sampler = RandomSampler(**chosen.arguments)
     """
     world_size, wished = integer("world_size", world_size, least=1), integer("batch_size", batch_size, least=1)
     read_ahead, memory = integer("read_ahead", read_ahead, least=0), integer("memory", memory, least=1)
@@ -160,8 +160,8 @@ def sizes(
         )
     held = _HELD + _HELD_AHEAD * read_ahead
     most = int(memory / (held * cells.row_bytes))
-    found = _fitting(cells, world_size, wished, most)
-    if found is None:
+    chosen = _fitting(cells, world_size, wished, most)
+    if chosen is None:
         least = math.lcm(cells.store_chunk, wished)
         raise ValueError(
             f"A load request of {least} rows, which has whole chunks of {cells.store_chunk} rows and whole batches of "
@@ -169,10 +169,10 @@ def sizes(
             f"memory is {_in_words(memory)}. Allow more memory, or choose a batch_size that is a multiple or a "
             "divisor of the chunks."
         )
-    chunk_size, preload_nchunks, batch_size = found
+    chunk_size, preload_nchunks, batch_size = chosen
     n_request, n_lost = chunk_size * preload_nchunks, cells.n_rows % (world_size * batch_size)
     used = int(n_request * cells.row_bytes * held)
-    return Sizes(*found, n_lost, used, _reasons(cells, world_size, found, wished, read_ahead, used))
+    return Sizes(*chosen, n_lost, used, _reasons(cells, world_size, chosen, wished, read_ahead, used))
 
 
 def _fitting(cells: _Cells, world_size: int, wished: int, most: int) -> tuple[int, int, int] | None:
@@ -212,9 +212,9 @@ def _batch_sizes(wished: int) -> list[int]:
 
 
 def _reasons(
-    cells: _Cells, world_size: int, found: tuple[int, int, int], wished: int, read_ahead: int, used: int
+    cells: _Cells, world_size: int, chosen: tuple[int, int, int], wished: int, read_ahead: int, used: int
 ) -> tuple[str, str, str]:
-    chunk_size, preload_nchunks, batch_size = found
+    chunk_size, preload_nchunks, batch_size = chosen
     n_request = chunk_size * preload_nchunks
     n_lost, n_lost_of_wished = (cells.n_rows % (world_size * size) for size in (batch_size, wished))
     many = "larger ones are read hardly faster" if 2 * chunk_size > _MOST_ROWS_OF_CHUNK else "smaller ones mix better"

@@ -33,7 +33,7 @@ from annbatch_distributed.loader.inside import (
 from annbatch_distributed.names import check_names
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.state import brief
+from annbatch_distributed.state import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -371,7 +371,7 @@ class StatefulLoader(CheckedLoader):
         shapes = shapes_of(self)
         rows = ", ".join(str(n_rows) for n_rows, *_ in shapes)
         n_var = shapes[0][1] if shapes else 0
-        more: dict[str, int | str] = {"data sets": len(shapes), "rows of each data set": brief(rows) or "none"}
+        more: dict[str, int | str] = {"data sets": len(shapes), "rows of each data set": bounded(rows) or "none"}
         return self._sampler._job.description(place, self.n_obs, more | {"n_var": n_var})
 
     def check_epoch_read(
