@@ -198,15 +198,7 @@ class EpochPlan:
         return start, own, own
 
     def shard(self, rank: int) -> Shard:
-        """Return the rows of a rank.
-
-        Raises
-        ------
-        TypeError
-            If the rank is no integer.
-        IndexError
-            If there is no such rank.
-        """
+        """Return the rows of a rank; an IndexError if there is no such rank."""
         return self._shard(self._checked(rank), self.grid)
 
     def _shard(self, rank: int, grid: int | None) -> Shard:
@@ -223,15 +215,7 @@ class EpochPlan:
         return self._shard(rank, None).rows
 
     def n_batches(self, rank: int) -> int:
-        """Return the number of batches of a rank: the same for every rank, unless ``remainder`` is ``"keep"``.
-
-        Raises
-        ------
-        TypeError
-            If the rank is no integer.
-        IndexError
-            If there is no such rank.
-        """
+        """Return the number of batches of a rank: the same for every rank, unless ``remainder`` is ``"keep"``."""
         rank = self._checked(rank)
         return self.sampler_batches[rank] if self.remainder == "keep" else self.most_batches
 
@@ -287,22 +271,20 @@ class EpochPlan:
         return min(self.rows_per_request, max(self.sizes)) * n_own
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
-        """Return which cells every rank has: how many rows of each label, and how far that is from the window's mix.
+        """Return how many rows of each label every rank has, and how far that is from the window's mix.
 
         Parameters
         ----------
         labels
             A value for each row of the collection in order, such as its donor or cell type: an array, a Categorical or
-            a Series. The names in the index of a Series are compared with those of the cells if a loader has made the
-            plan; all else is by position. Missing values are a label of their own, NaN. A Categorical is counted
-            fastest, since nothing of it is copied.
+            a Series, whose names are compared with those of the cells if a loader has made the plan. Missing values are
+            a label of their own, NaN. A Categorical is counted fastest.
 
         Returns
         -------
-        A table with a line for each rank, and in its columns ``"rows"``, for each label, the number of rows that the
-        rank reads, repeats included, or draws from; and ``"distance"``, the total variation distance of the rank's mix
-        of labels to that of the window: the part of its rows that would have to be others, from 0 to 1. Of a rank
-        without rows it is 0.5.
+        A table with a line for each rank: under ``"rows"`` how many rows of each label it reads, repeats included, or
+        draws from; and ``"distance"``, the total variation distance of its mix of labels to that of the window: the
+        part of its rows that would have to be others, from 0 to 1 (0.5 of a rank without rows).
 
         Raises
         ------
@@ -360,8 +342,7 @@ class EpochPlan:
     def plot(self, *others: EpochPlan) -> Figure:
         """Draw which rank reads which rows, where some are lost or repeated, and what the mask leaves out.
 
-        Rows of the collection lie along one axis; each rank has a lane and a colour of its own. Where blocks of rows
-        are smaller than a point of the picture, a lane is as dark as its part of the rows is large.
+        Rows of the collection lie along one axis; each rank has a line and a colour of its own.
 
         Parameters
         ----------
@@ -372,26 +353,13 @@ class EpochPlan:
         -------
         A figure of matplotlib (extra ``plot``), which notebooks show; ``savefig`` writes it to a file.
 
-        Raises
-        ------
-        ModuleNotFoundError
-            If matplotlib is not installed.
-
         Examples
         --------
         >>> from annbatch.samplers import RandomSampler
         >>> from annbatch_distributed import DistributedSampler, Rank
         >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
-        >>> distributed = DistributedSampler(
-        ...     sampler, dist_info=Rank(0, 2), sharding="shuffled", seed=0
-        ... )
-        >>> plans = []
-        >>> for epoch in range(3):
-        ...     distributed.set_epoch(epoch)
-        ...     plans.append(distributed.plan(20_000))
-        >>> picture = plans[0].plot(*plans[1:])
-        >>> len(picture.axes)
-        3
+        >>> plan = DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000)
+        >>> picture = plan.plot()
         """
         try:
             from annbatch_distributed.report.picture import Picture
