@@ -24,30 +24,17 @@ if TYPE_CHECKING:
 _rank = check._rank
 
 
-def tampered(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
-    """Stream as a rank; but in epoch 1, rank 1 is told of another row in one of its batches than it has read."""
-    as_it_is = StatefulLoader.__iter__
-
-    def changed(self: StatefulLoader) -> Generator[Any]:
-        is_wrong = (self.sampler.rank, self.sampler.epoch) == (1, 1)
-        for number, batch in enumerate(as_it_is(self)):
-            if is_wrong and number == 3:
-                batch["index"] = batch["index"].copy()
-                batch["index"][2] = 0
-            yield batch
-
-    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
-    _rank(options, mask, rank, pipe)
-
-
-def killed(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
-    """Stream as a rank; but rank 1 is killed when it has read some batches."""
+def failing(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
+    """Stream as a rank; but rank 1 is told of a row that it hasn't read in epoch 1, and is killed in epoch 2."""
     as_it_is = StatefulLoader.__iter__
 
     def changed(self: StatefulLoader) -> Generator[Any]:
         for number, batch in enumerate(as_it_is(self)):
-            if self.sampler.rank == 1 and number == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if (self.sampler.rank, number) == (1, 3):
+                if self.sampler.epoch == 1:
+                    batch["index"] = [0, *batch["index"][1:]]
+                if self.sampler.epoch == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
     StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it

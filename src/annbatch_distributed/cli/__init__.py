@@ -1,13 +1,13 @@
-"""The command line: plans, and epochs that are streamed by processes of this machine and compared with them.
+"""The command line: plans, and epochs that processes of this machine stream and compare with them.
 
-It knows what users know, and the tallies of :mod:`checks <annbatch_distributed.checks>`. annbatch is imported when a
-command is run.
+annbatch is imported when a command is run.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from math import gcd
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["CommandError", "main"]
 
 
 class CommandError(Exception):
-    """A command can't be run, or not to its end; the message is one line that says why, and what to do."""
+    """Ends a command with a line on stderr and an exit code."""
 
     def __init__(self, message: str, code: int = 2) -> None:
         super().__init__(message)
@@ -25,12 +25,12 @@ class CommandError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return the exit code; whatever is wrong is one line on stderr.
-
-    ``arguments`` follow the name of the program; None takes those that this process was started with.
-    """
+    """Run a command, and return the exit code; whatever is wrong is one line on stderr."""
     try:
         options = _parser().parse_args(arguments)
+        if options.preload_nchunks is None:  # the fewest from 32 that make whole batches
+            step = options.batch_size // gcd(options.batch_size, options.chunk_size)
+            options.preload_nchunks = -(-32 // step) * step
 
         from annbatch_distributed.cli import check, plan
 
@@ -48,8 +48,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _at_least(least: int) -> Callable[[str], int]:
-    """Return what reads an integer."""
-
     def read(text: str) -> int:
         if not (text.isdecimal() and int(text) >= least):
             raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, got {text!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,7 @@ _SETTINGS = (
 
 
 class Cells:
-    """A collection on disk, opened for reading; a CommandError if there is none that can be read."""
+    """A collection on disk, opened for reading; a CommandError if it can't be read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -39,8 +38,7 @@ class Cells:
             self.collection = DatasetCollection(zarr.open_group(path, mode="r"))
             if self.collection.is_empty:
                 raise ValueError("no annbatch collection, which DatasetCollection(...).add_adatas writes")
-            self._n_rows = [n_rows_of(group["X"], group["X"].path) for group in self.collection]
-            self.n_obs = sum(self._n_rows)
+            self.n_obs = sum(n_rows_of(group["X"], group["X"].path) for group in self.collection)
             if not self.n_obs:
                 raise ValueError("no rows")
 
@@ -48,7 +46,7 @@ class Cells:
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever zarr and its stores raise about what is not there, or damaged
+        except Exception as error:  # zarr and its stores raise all kinds for what is missing or damaged
             what = f"{type(error).__name__}: {error}"
             raise CommandError(f"{self.path}: not a collection that can be read: {what}") from error
 
@@ -62,8 +60,8 @@ class Cells:
         with self._readable():
             obs = self.collection.obs([column])
             if column not in obs:
-                known: Any = next(iter(self.collection))["obs"].attrs["column-order"]
-                raise ValueError(f"no column {column!r} in obs, which has {_listed(known)}")
+                columns: Any = next(iter(self.collection))["obs"].attrs["column-order"]
+                raise ValueError(f"no column {column!r} in obs, which has {_listed(columns)}")
             return pd.Categorical(obs[column])
 
     def mask(self, stretches: Sequence[slice] | None, conditions: Sequence[str] | None) -> Any:  # noqa: ANN401 any mask
@@ -80,33 +78,17 @@ class Cells:
         for stretch in stretches or [slice(None)]:
             flags[stretch] = True
         for column, values in wanted.items():
-            labels = self.labels(column)
-            known = [str(label) for label in labels.categories]
-            if unknown := [value for value in values if value not in known]:
-                raise CommandError(f"{self.path}: no {unknown[0]!r} in column {column!r}, which has {_listed(known)}")
-            # the last one is for cells without a value, whose code is -1
-            flags &= np.array([*(name in values for name in known), False])[labels.codes]
+            labels = self.labels(column).rename_categories(str)
+            for value in values:
+                if value not in labels.categories:
+                    values_there = _listed(labels.categories)
+                    raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {values_there}")
+            flags &= labels.isin(values)
         return flags
-
-    def stored(self, rows: Sequence[int]) -> Iterator[tuple[int, Any, pd.Series[Any]]]:
-        """Read single rows from the store, past annbatch: the number, values and annotations of each, in no order."""
-        import anndata as ad
-
-        start = 0
-        for group, n_rows in zip(self.collection, self._n_rows, strict=True):
-            if its := [row for row in rows if start <= row < start + n_rows]:
-                stored: Any = group["X"]
-                values = stored if isinstance(stored, zarr.Array) else ad.io.sparse_dataset(stored)
-                obs: Any = ad.io.read_elem(group["obs"])
-                for row in its:
-                    yield row, values[row - start : row - start + 1], obs.iloc[row - start]
-            start += n_rows
 
 
 def sampler_of(options: Namespace, mask: Any, rank: int) -> DistributedSampler:  # noqa: ANN401 any mask
     """Return the sampler that the options make for a rank."""
-    step = options.batch_size // gcd(options.batch_size, options.chunk_size)
-    options.preload_nchunks = options.preload_nchunks or -(-32 // step) * step
     kind = {"random": RandomSampler, "sequential": SequentialSampler}[options.sampler]
     return DistributedSampler(
         kind(options.chunk_size, options.preload_nchunks, options.batch_size),
@@ -133,9 +115,9 @@ def plans_of(options: Namespace, mask: Any, n_obs: int) -> list[EpochPlan]:  # n
 
 
 def settings_of(options: Namespace, n_obs: int) -> dict[str, Any]:
-    """Return what all epochs have in common."""
+    """Return what JSON says of all epochs."""
     return {"n_obs": n_obs} | {name: getattr(options, name) for name in _SETTINGS}
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:20], "..."] if len(names) > 20 else names) or "none"
+    return ", ".join([*names[:20], *(["..."] if len(names) > 20 else [])]) or "none"

@@ -1,10 +1,7 @@
-"""The command ``check``: processes of this machine, one for each rank, stream a collection and check what they read.
+"""The command ``check``: one process for each rank streams a collection and checks what it has read.
 
-1. Each rank streams an epoch as a user's loop would, counts its rows, and keeps a few cells.
-2. All ranks call ``check_epoch_read``; what they say meets in the process that has started them.
-3. The cells that were kept are compared with what the store has for their rows.
-
-No rank outlives the process that started it: each notices when that is no more, and ends.
+1. Each rank streams an epoch as a user's loop would, and counts its rows.
+2. All ranks call ``check_epoch_read``. The process that started them passes on what each says to all others.
 """
 
 from __future__ import annotations
@@ -15,12 +12,11 @@ import os
 import signal
 import threading
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import connection
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from annbatch_distributed import StatefulLoader, Tally
@@ -35,13 +31,19 @@ if TYPE_CHECKING:
 
     #: Says something to all ranks, and returns what each of them has said.
     type Meet = Callable[[Any], list[Any]]
-    #: What JSON has of a rank; whether all ranks together have read what was planned, and what is said of that.
-    type Read = tuple[dict[str, Any], bool, str]
 
 __all__ = ["as_rank", "run"]
 
-#: How many cells of a rank are compared with the store in an epoch.
-_COMPARED = 64
+
+class _Read(NamedTuple):
+    """What a rank has read in an epoch."""
+
+    numbers: dict[str, Any]
+    """What the table and JSON show of the rank."""
+    is_planned: bool
+    """Whether all ranks together have read what was planned."""
+    verdict: str
+    """What ``check_epoch_read`` says, or raises."""
 
 
 def run(options: Namespace) -> int:
@@ -51,71 +53,59 @@ def run(options: Namespace) -> int:
         if options.json:
             print(json.dumps({"n_obs": cells.n_obs, "ok": False, "problems": lost, "epochs": []}))
         else:
-            what = "zarr would read fill values, mostly 0, for what is lost, so no epoch was read"
-            print("\n".join([*lost, f"{what}: copy or write the collection again"]))
+            print("\n".join(lost))
+            print(
+                "zarr would read fill values, mostly 0, for what is lost, so no epoch was read: copy or write the "
+                "collection again"
+            )
         return 1
     mask = cells.mask(options.mask, options.where)
-    plans_of(options, mask, cells.n_obs)  # what can't be is said before a rank is started
+    plans_of(options, mask, cells.n_obs)  # raises what is wrong before a rank is started
     epochs: list[dict[str, Any]] = []
     for read in _streamed(options, mask):
-        ranks, (_, is_planned, verdict) = [found for found, *_ in read], read[0]
-        problems = [] if is_planned else verdict.splitlines()
-        for rank in ranks:
-            if others := ", ".join(map(str, rank["other_cells"])):
-                problems.append(f"rank {rank['rank']} has read other cells than the store has for rows {others}")
-        epochs.append({"epoch": options.epoch + len(epochs), "ok": not problems, "problems": problems, "ranks": ranks})
+        ranks, problems = [rank.numbers for rank in read], [] if read[0].is_planned else read[0].verdict.splitlines()
         if not options.json:
-            table = pd.DataFrame(ranks).drop(columns=["cells_compared", "other_cells"])
-            n_compared = sum(rank["cells_compared"] for rank in ranks)
-            fine = [f"{n_compared} cells were compared with what the store has for their rows", verdict]
-            print("\n" * (len(epochs) > 1) + table.to_string(index=False), *(problems or fine), sep="\n", flush=True)
-    n_fine = sum(epoch["ok"] for epoch in epochs)
+            table = pd.DataFrame(ranks).to_string(index=False)
+            print("\n" * bool(epochs) + table, read[0].verdict, sep="\n", flush=True)
+        epochs.append({"epoch": options.epoch + len(epochs), "ok": not problems, "problems": problems, "ranks": ranks})
+    n_planned = sum(epoch["ok"] for epoch in epochs)
     if options.json:
-        found = {"ok": n_fine == len(epochs), "problems": [], "epochs": epochs}
-        print(json.dumps(settings_of(options, cells.n_obs) | found))
+        settings = settings_of(options, cells.n_obs)
+        print(json.dumps(settings | {"ok": n_planned == len(epochs), "problems": [], "epochs": epochs}))
     elif len(epochs) > 1:
-        print(f"\n{n_fine} of {len(epochs)} epochs were read as planned")
-    return int(n_fine < len(epochs))
+        print(f"\n{n_planned} of {len(epochs)} epochs were read as planned")
+    return int(n_planned < len(epochs))
 
 
-def _streamed(options: Namespace, mask: Any) -> Iterator[list[Read]]:  # noqa: ANN401 any mask
-    """Start the ranks, and yield what all of them have read in each epoch; a CommandError if one raises or dies."""
+def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: ANN401 any mask
+    """Start the ranks, and yield what they have read in each epoch; a CommandError if one raises or dies."""
     context = multiprocessing.get_context("spawn")
     ranks: dict[Any, BaseProcess] = {}
+    # an interrupt waits until the ranks have started: it would leave one with half of its arguments
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        for rank in range(options.ranks):
-            here, there = context.Pipe()
-            process = context.Process(target=_rank, args=(options, mask, rank, there), name=f"rank {rank}", daemon=True)
-            with _interrupts_held():  # else a rank could be left with half of what it is told
-                process.start()
-            there.close()
-            ranks[here] = process
+        try:
+            for rank in range(options.ranks):
+                here, there = context.Pipe()
+                arguments = options, mask, rank, there
+                ranks[here] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
+                ranks[here].start()
+                there.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         n_read = 0
         while n_read < options.epochs:
             said = _said(ranks)
-            if isinstance(said[0], tuple):
+            if isinstance(said[0], _Read):
                 n_read += 1
                 yield said
             for pipe in ranks:
-                with suppress(OSError):  # of a rank that is no more, which is noticed next
+                with suppress(OSError):  # a dead rank, which _said notices next
                     pipe.send(said)
     finally:
-        for rank_process in ranks.values():
-            rank_process.kill()
-            rank_process.join()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Have an interrupt wait until a context is left, where the system can."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for process in ranks.values():
+            process.kill()
+            process.join()
 
 
 def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
@@ -137,10 +127,10 @@ def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
 
 
 def _rank(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:  # noqa: ANN401 any mask
-    """Stream the epochs in a process of a rank's own."""
+    """Be a rank, until its epochs are read or the parent ends."""
     threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the parent ends this process
-    warnings.simplefilter("ignore")  # the parent has had those that matter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends this process
+    warnings.simplefilter("ignore")  # the parent has shown them
 
     def meet(said: Any) -> list[Any]:  # noqa: ANN401 anything
         pipe.send(said)
@@ -149,8 +139,8 @@ def _rank(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) 
 
     try:
         as_rank(options, mask, rank, meet)
-    except Exception as error:  # noqa: BLE001 the parent says it
-        with suppress(OSError):  # of a parent that is no more
+    except Exception as error:  # noqa: BLE001 the parent prints it
+        with suppress(OSError):  # the parent is gone
             pipe.send(CommandError(f"rank {rank}: {type(error).__name__}: {error}", 1))
 
 
@@ -161,55 +151,33 @@ def _end_with(parent: BaseProcess) -> None:
 
 def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # noqa: ANN401 any mask
     """Stream each epoch as a rank, and say what was read in it."""
-    cells = Cells(options.path)
     loader = StatefulLoader(
         batch_sampler=sampler_of(options, mask, rank),
         return_index=True,
         preload_to_gpu=False,
         read_ahead=options.read_ahead,
-    ).use_collection(cells.collection)
+    ).use_collection(Cells(options.path).collection)
+    meet("ready")  # all ranks read at the same time
     for epoch in range(options.epoch, options.epoch + options.epochs):
         loader.set_epoch(epoch)
-        meet("")  # so that all ranks read at the same time
-        meet(_read(loader, cells, rank, meet))
+        meet(_read(loader, rank, meet))
 
 
-def _read(loader: StatefulLoader, cells: Cells, rank: int, meet: Meet) -> Read:
-    """Stream an epoch: count all rows, and keep a cell of every so many batches."""
-    tally, kept = Tally(), dict[int, tuple[Any, Any]]()
-    every = -(-len(loader) // _COMPARED)
+def _read(loader: StatefulLoader, rank: int, meet: Meet) -> _Read:
+    tally, longest_wait = Tally(), 0.0
     began = asked = perf_counter()
-    longest_wait = 0.0
     for batch in loader:
         longest_wait = max(longest_wait, perf_counter() - asked)
-        rows = np.asarray(batch["index"])
-        if not tally.n_batches % every:
-            place, obs = tally.n_batches % len(rows), batch.get("obs")
-            kept[int(rows[place])] = batch["X"][[place]], None if obs is None else obs.iloc[place]
-        tally.add(rows)
+        tally.add(batch["index"])
         asked = perf_counter()
-    seconds = perf_counter() - began
-    try:
-        is_planned, verdict = True, loader.check_epoch_read(tally, gather=meet)
-    except ValueError as error:
-        is_planned, verdict = False, str(error)
-    stored = cells.stored(list(kept))
-    found = {
+    numbers = {
         "rank": rank,
         "rows": tally.n_rows,
         "batches": tally.n_batches,
-        "rows_per_second": round(tally.n_rows / seconds),
+        "rows_per_second": round(tally.n_rows / (perf_counter() - began)),
         "longest_wait": round(longest_wait, 3),
-        "cells_compared": len(kept),
-        "other_cells": sorted(row for row, values, obs in stored if not _is_same(*kept[row], values, obs)),
     }
-    return found, is_planned, verdict
-
-
-def _is_same(values: Any, obs: Any, stored_values: Any, stored_obs: Any) -> bool:  # noqa: ANN401 what batches hold
-    """Whether a cell of a batch is the one of the store."""
-    values, stored_values = (one.toarray() if hasattr(one, "toarray") else one for one in (values, stored_values))
-    if not np.array_equal(values, stored_values, equal_nan=True):
-        return False
-    # pandas' NA equals nothing, and is no answer either
-    return obs is None or obs.where(obs.notna(), None).equals(stored_obs[obs.index].where(stored_obs.notna(), None))
+    try:
+        return _Read(numbers, True, loader.check_epoch_read(tally, gather=meet))
+    except ValueError as error:
+        return _Read(numbers, False, str(error))

@@ -1,14 +1,13 @@
-"""Chunks: those that a collection has lost, for which zarr reads fill values and raises nothing.
+"""Chunks that a collection has lost, for which zarr reads fill values and raises nothing.
 
-1. The keys that the metadata of each array promise are compared with those that the store lists: one for each shard, or
-   for each chunk where there are no shards. If none is missing, nothing is read.
-2. Writers leave out a chunk that holds only the fill value. Steps 3 to 7 say which missing chunks are lost instead.
-3. Several names of cells, of genes or of categories: all, since names differ.
-4. ``indptr``: all, unless what zarr reads ascends from 0 to the number of values, by at most the number of columns for
-   each row.
-5. ``indices``: those with two values of a row, since a row has each column once.
-6. Dense cells, and the values in ``data``: all, unless a cell or a value that is there is one of fill values.
-7. Other arrays of ``obs``: likewise, but none where the whole array is missing, since columns can be constant.
+1. Each array's metadata promise a key for each chunk, or for each shard; the store lists the keys that are there.
+2. Writers leave out chunks that hold only the fill value. A missing chunk is lost if it can't be such a chunk:
+
+   - names of several cells, genes or categories: always, since names differ;
+   - ``indptr``: unless what zarr reads is that of a CSR matrix;
+   - ``indices``: if a row has two values in it, since a row has each column once;
+   - dense cells and ``data``: unless a cell or value that is there holds fill values only;
+   - other arrays of ``obs``: likewise, but not where all chunks are missing, since columns can be constant.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
     type Region = tuple[slice, ...]
-    type Rule = Callable[[_Stored], list[Region]]
+    #: Whether missing chunks are lost: given the array, the regions that are there, and those that are missing.
+    type Rule = Callable[[Any, list[Region], list[Region]], bool]
 
 __all__ = ["lost"]
 
@@ -40,98 +40,90 @@ def lost(collection: DatasetCollection) -> list[str]:
     groups = list(collection)
     root = groups[0].path.rpartition("/")[0]
     keys = _keys(groups[0].store, root)
-    # the metadata have been read, so a store without them lists nothing: some web servers and buckets don't
+    # without the metadata, which have been read, the store can't list its keys: some web servers and buckets can't
     if keys.isdisjoint(f"{root}/{name}".lstrip("/") for name in ("zarr.json", ".zgroup")):
         return []
     lines = []
     for group in groups:
-        cells = group["X"]
-        for array, rule in _arrays(group, cells):
-            stored = _Stored(array, cells, keys)
-            if stored.missing and (n_lost := len(rule(stored))):
-                n_chunks = len(stored.there) + len(stored.missing)
-                name = array.path.removeprefix(f"{group.path}/")
-                lines.append(f"{group.basename} lacks {n_lost} of {n_chunks} chunks of {name}")
+        for array, is_lost in _arrays(group):
+            there, missing = _regions(array, keys)
+            if missing and is_lost(array, there, missing):
+                count = f"{len(missing)} of {len(there) + len(missing)}"
+                lines.append(f"{group.basename} lacks {count} chunks of {array.path.removeprefix(f'{group.path}/')}")
     return lines
 
 
 def _keys(store: Store, path: str) -> set[str]:
-    """Return the keys that a store lists below a path."""
-
     async def listed() -> set[str]:
         return {key async for key in store.list_prefix(path)}
 
     try:
         return sync(listed())
-    except Exception:  # noqa: BLE001 each store has its own where listing isn't allowed
+    except Exception:  # noqa: BLE001 each store has its own error where listing isn't allowed
         return set()
 
 
-class _Stored:
-    """An array of a data set: which parts of it are there, which are missing, and which of those are lost."""
-
-    def __init__(self, array: zarr.Array[Any], cells: zarr.Array[Any] | zarr.Group, keys: set[str]) -> None:
-        self.array: Any = array
-        self.cells: Any = cells
-        self.there: list[Region] = []
-        self.missing: list[Region] = []
-        try:
-            sizes = array.shards or array.chunks
-        except NotImplementedError:  # chunks of several sizes, which annbatch doesn't write, aren't looked for
-            return
-        for place in product(*(range(-(-extent // size)) for extent, size in zip(array.shape, sizes, strict=True))):
-            bounds = zip(place, sizes, array.shape, strict=True)
-            region = tuple(slice(at * size, min((at + 1) * size, extent)) for at, size, extent in bounds)
-            is_there = f"{array.path}/{array.metadata.encode_chunk_key(place)}" in keys
-            (self.there if is_there else self.missing).append(region)
-
-    def lost_names(self) -> list[Region]:  # step 3
-        return self.missing
-
-    def lost_pointers(self) -> list[Region]:  # step 4
-        pointers = np.asarray(self.array[:], dtype=np.int64)
-        steps, n_values, n_columns = np.diff(pointers), self.cells["data"].size, self.cells.attrs["shape"][1]
-        is_right = (pointers[0], pointers[-1]) == (0, n_values) and ((steps >= 0) & (steps <= n_columns)).all()
-        return [] if is_right else self.missing
-
-    def lost_indices(self) -> list[Region]:  # step 5
-        pointers = np.asarray(self.cells["indptr"][:], dtype=np.int64)
-        return [
-            (values,)
-            for (values,) in self.missing
-            if (np.diff(np.clip(pointers, values.start, values.stop)) > 1).any()  # how many are of each row
-        ]
-
-    def lost_values(self) -> list[Region]:  # step 6
-        fill = np.asarray(self.array[tuple(part.start for part in self.missing[0])])  # as zarr reads what is missing
-        step = _AT_ONCE * self.array.chunks[0]
-        for rows, *columns in self.there:
-            for start in range(rows.start, rows.stop, step):
-                block = np.asarray(self.array[(slice(start, min(start + step, rows.stop)), *columns)])
-                is_fill = block == fill if fill == fill else block != block  # noqa: PLR0124 NaN alone is not itself
-                if is_fill.reshape(len(block), -1).all(axis=1).any():
-                    return []
-        return self.missing
-
-    def lost_of_column(self) -> list[Region]:  # step 7
-        return self.lost_values() if self.there else []
+def _regions(array: zarr.Array[Any], keys: set[str]) -> tuple[list[Region], list[Region]]:
+    """Return the regions of an array whose keys are there, and of those whose keys are missing."""
+    there: list[Region] = []
+    missing: list[Region] = []
+    try:
+        sizes = array.shards or array.chunks
+    except NotImplementedError:  # chunks of several sizes, which annbatch doesn't write
+        return there, missing
+    for place in product(*(range(-(-extent // size)) for extent, size in zip(array.shape, sizes, strict=True))):
+        bounds = zip(place, sizes, array.shape, strict=True)
+        region = tuple(slice(at * size, min((at + 1) * size, extent)) for at, size, extent in bounds)
+        key = f"{array.path}/{array.metadata.encode_chunk_key(place)}"
+        (there if key in keys else missing).append(region)
+    return there, missing
 
 
-def _arrays(group: zarr.Group, cells: Any) -> Iterator[tuple[zarr.Array[Any], Rule]]:  # noqa: ANN401 of either kind
-    """Yield each array of a data set that is read, and what says which of its missing chunks are lost."""
+def _arrays(group: Any) -> Iterator[tuple[zarr.Array[Any], Rule]]:  # noqa: ANN401 a group of zarr's
+    """Yield each array of a data set that is read, and the rule for its missing chunks."""
+    cells, obs, var = group["X"], group["obs"], group["var"]
     if isinstance(cells, zarr.Array):
-        yield cells, _Stored.lost_values
+        yield cells, _lost_values
     else:
-        yield cells["indptr"], _Stored.lost_pointers
-        yield cells["indices"], _Stored.lost_indices
-        yield cells["data"], _Stored.lost_values
-    obs: Any = group["obs"]
-    var: Any = group["var"]
-    elements = [(frame[frame.attrs.get("_index", "_index")], {"", "values"}) for frame in (obs, var)]
-    elements += [(obs[name], {"categories", "categories/values"}) for name in obs.attrs.get("column-order", [])]
-    for element, names in elements:
+        yield cells["indptr"], lambda *_: not _is_csr(cells)
+        yield cells["indices"], lambda _array, _there, missing: _has_two_of_a_row(cells, missing)
+        yield cells["data"], _lost_values
+    indices = [frame[frame.attrs.get("_index", "_index")] for frame in (obs, var)]
+    for element in [*indices, *(obs[name] for name in obs.attrs.get("column-order", []))]:
         members = [("", element)] if isinstance(element, zarr.Array) else element.members(max_depth=None)
         for path, member in members:
             if isinstance(member, zarr.Array):
-                has_names = path in names and member.size > 1
-                yield member, _Stored.lost_names if has_names else _Stored.lost_of_column
+                has_names = (element in indices or path.startswith("categories")) and not path.endswith("mask")
+                yield member, _always if has_names and member.size > 1 else _lost_of_column
+
+
+def _always(*_: object) -> bool:
+    return True
+
+
+def _is_csr(cells: Any) -> bool:  # noqa: ANN401 a group of zarr's
+    pointers = np.asarray(cells["indptr"][:], dtype=np.int64)
+    steps = np.diff(pointers)
+    ends = pointers[0], pointers[-1]
+    return ends == (0, cells["data"].size) and bool(((steps >= 0) & (steps <= cells.attrs["shape"][1])).all())
+
+
+def _has_two_of_a_row(cells: Any, missing: list[Region]) -> bool:  # noqa: ANN401 a group of zarr's
+    pointers = np.asarray(cells["indptr"][:], dtype=np.int64)
+    return any((np.diff(np.clip(pointers, values.start, values.stop)) > 1).any() for (values,) in missing)
+
+
+def _lost_values(array: Any, there: list[Region], missing: list[Region]) -> bool:  # noqa: ANN401 an array of zarr's
+    fill = np.asarray(array[tuple(part.start for part in missing[0])])  # as zarr reads what is missing
+    step = _AT_ONCE * array.chunks[0]
+    for rows, *columns in there:
+        for start in range(rows.start, rows.stop, step):
+            block = np.asarray(array[(slice(start, min(start + step, rows.stop)), *columns)])
+            is_fill = block == fill if fill == fill else block != block  # noqa: PLR0124 NaN
+            if is_fill.reshape(len(block), -1).all(axis=1).any():
+                return False
+    return True
+
+
+def _lost_of_column(array: Any, there: list[Region], missing: list[Region]) -> bool:  # noqa: ANN401 an array of zarr's
+    return bool(there) and _lost_values(array, there, missing)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-#: A column of more values is one of measurements, or names each cell.
+#: A column with more values holds measurements, or names each cell.
 _MOST_LABELS = 1000
-#: Of rows in more stretches, JSON has the first ones.
-_STRETCHES = 1000
+#: JSON has no more stretches of a rank's rows.
+_MOST_STRETCHES = 1000
 
 
 def run(options: Namespace) -> int:
@@ -40,28 +40,28 @@ def run(options: Namespace) -> int:
     if labels is not None and len(labels.categories) > _MOST_LABELS:
         raise CommandError(f"--by {options.by}: {len(labels.categories)} values are too many to count each rank's")
     plans = plans_of(options, mask, n_obs)
-    mixes = [None if labels is None else plan.composition(labels) for plan in plans]
     if options.plot is not None:
         try:
             plans[0].plot(*plans[1:]).savefig(options.plot)
         except (ImportError, OSError, ValueError) as error:
             raise CommandError(f"--plot {options.plot}: {error}") from error
+    mixes = [] if labels is None else [plan.composition(labels) for plan in plans]
     if options.json:
-        epochs = [_plan_of(plan) | _composition_of(mix) for plan, mix in zip(plans, mixes, strict=True)]
+        epochs = [_plan_of(plan) for plan in plans]
+        for epoch, mix in zip(epochs, mixes, strict=False):
+            epoch["composition"] = _composition_of(mix)
         print(json.dumps(settings_of(options, n_obs) | {"epochs": epochs}))
         return 0
-    texts = []
-    for plan, mix in zip(plans, mixes, strict=True):
-        texts.append(str(plan))
-        if mix is not None:
-            texts.append(f"rows of each {options.by}, and how far their mix is from that of all selected rows, 0 to 1")
-            texts[-1] += "\n" + mix.astype(object).T.to_string(float_format="{:.3f}".format)
+    texts = list(map(str, plans))
+    for number, mix in enumerate(mixes):
+        title = f"rows of each {options.by}, and how far their mix is from that of all selected rows, 0 to 1"
+        texts[number] += f"\n\n{title}\n" + mix.astype(object).T.to_string(float_format="{:.3f}".format)
     print("\n\n".join(texts))
     return 0
 
 
 def _plan_of(plan: EpochPlan) -> dict[str, Any]:
-    """Return what JSON has of a plan; ranks are virtual ones, if there are such."""
+    """Return what JSON has of a plan; ranks are virtual ones if the plan has virtual ranks."""
     shards = [plan.shard(rank) for rank in range(plan.world_size)]
     return {
         "epoch": plan.epoch,
@@ -78,15 +78,11 @@ def _plan_of(plan: EpochPlan) -> dict[str, Any]:
 
 
 def _stretches(rows: Rows) -> dict[str, Any]:
-    """Return the first stretches of consecutive rows, half-open, in the order of the rank, and whether they are all."""
-    bounds = np.column_stack([rows.starts[:_STRETCHES], rows.stops[:_STRETCHES]])
-    return {"stretches": bounds.tolist(), "all_stretches": len(rows.starts) <= _STRETCHES}
+    bounds = np.column_stack([rows.starts[:_MOST_STRETCHES], rows.stops[:_MOST_STRETCHES]])
+    return {"stretches": bounds.tolist(), "all_stretches": len(rows.starts) <= _MOST_STRETCHES}
 
 
-def _composition_of(mix: pd.DataFrame | None) -> dict[str, Any]:
-    """Return what JSON has of a composition; a cell without a value has the label null."""
-    if mix is None:
-        return {}
-    labels = [None if name != name else str(name) for name in mix["rows"].columns]  # noqa: PLR0124 NaN alone is not itself
-    rows, distance = mix["rows"].to_numpy().tolist(), mix["distance"].to_numpy().reshape(-1).tolist()
-    return {"composition": {"labels": labels, "rows": rows, "distance": distance}}
+def _composition_of(mix: pd.DataFrame) -> dict[str, Any]:
+    """Return what JSON has of a composition; the label of cells without a value is null."""
+    labels = [None if label != label else str(label) for label in mix["rows"].columns]  # noqa: PLR0124 NaN
+    return {"labels": labels, "rows": mix["rows"].to_numpy().tolist(), "distance": mix["distance"].tolist()}
