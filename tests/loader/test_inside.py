@@ -155,7 +155,7 @@ def test_it_is_made_of_a_loader(wrong: Any) -> None:
 def test_a_loader_of_a_class_of_its_own_makes_one_of_that_class() -> None:
     made = OwnStateful.from_loader(Loader(**SIZES, preload_to_gpu=False).add_adata(cells()), batch_sampler=sampler())
     assert type(made) is type(OwnStateful.from_loader(made)) is OwnStateful
-    with pytest.raises(TypeError, match="would lose the methods"):
+    with pytest.raises(TypeError, match="whose methods would be lost"):
         StatefulLoader.from_loader(made)
 
 
