@@ -99,7 +99,8 @@ def trained(datamodule: Any) -> Any:
 def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
     """Fail in each way in which a rank can fail or differ, and return what was said."""
     errors = []
-    wider = SimpleNamespace(module=torch.nn.Linear(2, 2 + RANK), get_latent_representation=None)
+    wider = SimpleNamespace(module=torch.nn.Linear(2, 2 + RANK))
+    wider.get_latent_representation = lambda dataloader: dataloader[0]["X"].numpy()
     weights = wider.module.weight.detach().clone()
     # of each way to fail, what rank 1 does otherwise
     for model, data, options in (

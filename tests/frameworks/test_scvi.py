@@ -40,7 +40,6 @@ def folder(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     job("whole", 2, results)
     job("resumed", 2, results)
-    job("elsewhere", 1, results / "1")
     job("elsewhere", 3, results / "3")
     job("killed", 1, results, expect=-9)
     job("killed", 2, results)
@@ -95,10 +94,9 @@ def test_a_job_goes_on_in_the_middle_of_an_epoch_bit_for_bit(folder: Path) -> No
         assert rest["weights"] == whole["weights"]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_on_another_number_of_ranks_every_row_of_the_epoch_is_read_once(folder: Path, ranks: int) -> None:
+def test_on_another_number_of_ranks_every_row_of_the_epoch_is_read_once(folder: Path) -> None:
     before = flat([flat(rank["exact"]["train"]["0"][:5]) for rank in told(folder, "whole", 2)])
-    after = [rank["exact"] for rank in told(folder / str(ranks), "elsewhere", ranks)]
+    after = [rank["exact"] for rank in told(folder / "3", "elsewhere", 3)]
     rest = flat([flat(rank["train"]["0"]) for rank in after])
     assert len(before) == 2 * 5 * BATCH_SIZE
     assert sorted([*before, *rest]) == TRAINING
@@ -142,7 +140,7 @@ def test_an_embedding_is_the_same_on_any_number_of_ranks_and_after_a_kill(folder
     on_two = zarr.open_array(folder / "embedded.zarr", mode="r")[:]
     assert on_two.shape == (N_OBS, 3)
     assert len(np.unique(on_two, axis=0)) == N_OBS
-    for other in ("1/embedded.zarr", "3/embedded.zarr", "killed.zarr"):
+    for other in ("3/embedded.zarr", "killed.zarr"):
         assert np.array_equal(zarr.open_array(folder / other, mode="r")[:], on_two)
     # 44 batches, of which chunks of 5 were written three times before the kill; each rank looks at the first one
     assert sum(rank["n_batches"] for rank in told(folder, "killed", 2)) == 44 - 15 + 2
@@ -171,5 +169,7 @@ def test_ranks_that_would_write_or_read_different_things_hear_the_same_error(fol
     assert first[1] == "No rank goes on, since process 0 has failed: ZeroDivisionError: division by zero"
     assert first[2].startswith("No rank goes on, since process 1 has failed: TypeError: Expected an annbatch Loader")
     assert first[3].startswith("No rank goes on, since process 1 has failed: ValueError: batch_size must be")
-    assert "'weights': " in first[4]
+    assert first[4].startswith(
+        "No rank goes on, since process 1 has failed: RuntimeError: Error(s) in loading state_dict"
+    )
     assert "seed: 0 on rank 0; 1 on rank 1" in first[5]

@@ -74,26 +74,19 @@ def test_every_kind_of_matrix_becomes_a_dense_array_of_the_same_values(kind: str
 
 def test_a_table_becomes_its_columns_with_codes_for_categories_and_what_is_none_stays_none() -> None:
     types = pd.Categorical(["T", "B", None, "T"] * 2, categories=["B", "T", "NK"])
-    obs = pd.DataFrame({"type": types, "counts": np.arange(8), "share": np.arange(8) / 8, "kept": [True, False] * 4})
-    batch = {"X": CELLS, "obs": obs, "var": None, "index": np.arange(8) * 3, "repeated": np.arange(8) > 5}
-    for placed in both(batch):
+    obs = pd.DataFrame({"type": types, "var": np.arange(8), "share": np.arange(8) / 8, "kept": [True, False] * 4})
+    batch = {"X": CELLS, "obs": obs, "layers": None, "index": np.arange(8) * 3, "repeated": np.arange(8) > 5}
+    for placed in both(batch | {"var": pd.DataFrame({"gene": list("abcd")})}):
         assert placed.keys() == batch.keys()
-        assert placed["var"] is None
+        assert placed["layers"] is None
         assert placed["obs"].keys() == set(obs)
         assert placed["obs"]["type"].tolist() == [1, 0, -1, 1] * 2
         assert placed["obs"]["type"].dtype == np.int32
-        assert placed["obs"]["counts"].tolist() == list(range(8))
+        assert placed["obs"]["var"].tolist() == list(range(8))
         assert placed["obs"]["share"].tolist() == [row / 8 for row in range(8)]
         assert placed["obs"]["kept"].tolist() == [True, False] * 4
         assert placed["index"].tolist() == [0, 3, 6, 9, 12, 15, 18, 21]
         assert placed["repeated"].tolist() == [False] * 6 + [True] * 2
-
-
-def test_a_table_of_the_columns_is_left_out_and_a_column_of_that_name_is_not() -> None:
-    batch = {"X": CELLS, "var": pd.DataFrame({"gene": list("abcd")}), "obs": pd.DataFrame({"var": np.arange(8)})}
-    for placed in both(batch):
-        assert placed.keys() == {"X", "obs"}
-        assert placed["obs"]["var"].tolist() == list(range(8))
 
 
 def test_tuples_and_lists_stay_what_they_are_and_each_part_of_them_is_an_array() -> None:
@@ -105,9 +98,10 @@ def test_tuples_and_lists_stay_what_they_are_and_each_part_of_them_is_an_array()
         assert found[1][1]["z"].tolist() == [0, 1] * 4
 
 
-def test_a_series_alone_and_a_batch_of_nothing_are_placed_too() -> None:
-    for placed in both(pd.Series(pd.Categorical(list("baab") * 2))):
-        assert placed.tolist() == [1, 0, 0, 1] * 2
+def test_a_series_or_an_index_alone_and_a_batch_of_nothing_are_placed_too() -> None:
+    for series in (pd.Series(pd.Categorical(list("baab") * 2)), pd.CategoricalIndex(list("baab") * 2)):
+        for placed in both(series):
+            assert placed.tolist() == [1, 0, 0, 1] * 2
     assert both({"X": None, "obs": None}) == [{"X": None, "obs": None}] * 2
 
 
@@ -324,19 +318,11 @@ def test_a_sparse_column_of_a_table_keeps_the_type_of_its_numbers() -> None:
         assert placed["flags"].tolist() == placed["counts"].tolist() == [0, 1] * 4
 
 
-def test_an_index_of_categories_becomes_their_codes_as_a_column_does() -> None:
-    for placed in both(pd.CategoricalIndex(["b", "a", "b", None] * 2)):
-        assert placed.tolist() == [1, 0, 1, -1] * 2
-
-
-def test_two_columns_of_one_name_are_an_error_that_says_which() -> None:
+def test_names_that_come_twice_or_that_jax_cannot_sort_are_an_error_that_shows_them() -> None:
     obs = pd.DataFrame(np.ones((8, 3)), columns=["share", "depth", "share"])
     for place in placements({"X": CELLS, "obs": obs}):
         with pytest.raises(ValueError, match=r"two columns of the same name: 'share'\. Rename"):
             place()
-
-
-def test_names_that_jax_cannot_sort_are_an_error_that_shows_them() -> None:
     for place in placements({"X": CELLS, 0: np.arange(8)}):
         with pytest.raises(TypeError, match=r"JAX sorts them, got \['X', 0\]"):
             place()

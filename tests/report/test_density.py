@@ -27,19 +27,16 @@ def some_rows(draw: Any) -> tuple[Rows, int, int]:
 
 
 @given(some_rows())
+@example((Rows((range(5), range(3, 8))), 10, 3))  # rows that are there twice
 def test_stretches_count_exactly_and_no_bin_is_more_than_full(drawn: tuple[Rows, int, int]) -> None:
     np.testing.assert_allclose(density(*drawn), counted(*drawn), atol=1e-9)
 
 
-@given(st.integers(1, 7), st.integers(0, 3), st.integers(1, 70))
-@example(1, 0, 47)  # bins of one row and of two
-def test_blocks_and_selected_cells_count_row_by_row(block_size: int, epoch: int, n_bins: int) -> None:
+def test_blocks_and_selected_cells_count_row_by_row() -> None:
     flags = np.random.default_rng(0).random(70) < 0.6
-    for rows in (Rows.where(flags), Shuffled(block_size)(Rows((range(70),)), epoch=epoch, seed=0)):
-        half = rows.cyclic(0, len(rows) // 2)
-        np.testing.assert_allclose(density(half, 70, n_bins), counted(half, 70, n_bins), atol=1e-9)
-        whole = rows + Rows.of(np.setdiff1d(np.arange(70), rows.to_array()))
-        assert (density(whole, 70, n_bins) == 1).all()
+    for rows in (Rows.where(flags), Shuffled(3)(Rows((range(70),)), epoch=1, seed=0)):
+        for n_bins in (1, 47, 70):
+            np.testing.assert_allclose(density(rows, 70, n_bins), counted(rows, 70, n_bins), atol=1e-9)
 
 
 def test_rows_beyond_what_32_bits_and_sums_of_64_hold_are_where_they_are() -> None:

@@ -33,8 +33,7 @@ def painted(axes: Axes) -> list[np.ndarray]:
     return [np.asarray(image.get_array())[..., 3] > 0 for image in axes.images]
 
 
-@pytest.mark.parametrize("sharding", ["contiguous", "shuffled"])
-@pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize(("sharding", "world_size"), [("contiguous", 2), ("shuffled", 5)])
 def test_each_lane_shows_the_rows_of_its_rank(sharding: str, world_size: int) -> None:
     made = plans(500, world_size, n_epochs=3, sharding=sharding)
     figure = made[0].plot(*made[1:])
@@ -63,16 +62,12 @@ def test_repeated_rows_are_hatched_in_the_lane_of_their_rank() -> None:
     assert all(bar.get_hatch() for bar in bars)
 
 
-def test_plans_of_more_and_of_fewer_rows_are_shown_whole() -> None:
-    ((small,), (large,)) = plans(300, 2), plans(500, 2)
-    for made in ([small, large], [large, small]):
-        assert [axes.get_xlim() for axes in made[0].plot(made[1]).axes] == [(0, 500)] * 2
-
-
-def test_a_lost_row_of_very_many_can_be_seen() -> None:
-    (made,) = plans(10**7 + 5, 256)
-    lost = np.asarray(made.plot().axes[0].images[-1].get_array())
-    assert (lost[..., 3] == 1).sum() >= 1
+def test_plans_of_other_numbers_of_rows_are_shown_whole_and_a_lost_row_of_very_many_can_be_seen() -> None:
+    ((small,), (large,)) = plans(300, 2), plans(10**7 + 5, 256)
+    picture = small.plot(large)
+    assert [axes.get_xlim() for axes in picture.axes] == [(0, 10**7 + 5)] * 2
+    lost = np.asarray(picture.axes[1].images[-1].get_array())
+    assert (lost[..., 3] == 1).any()
 
 
 def test_a_picture_says_what_its_signs_mean() -> None:
@@ -85,9 +80,8 @@ def test_a_picture_says_what_its_signs_mean() -> None:
     assert names(remainder="keep") == []
 
 
-@pytest.mark.parametrize("world_size", [2, 256])
-def test_a_picture_fits_on_a_page_and_can_be_written(world_size: int, tmp_path: Path) -> None:
-    (made,) = plans(100_000, world_size)
+def test_a_picture_fits_on_a_page_and_can_be_written(tmp_path: Path) -> None:
+    (made,) = plans(100_000, 256)
     figure = made.plot()
     assert figure.get_size_inches()[1] < 9
     figure.savefig(tmp_path / "plan.svg")

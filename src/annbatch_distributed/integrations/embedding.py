@@ -1,13 +1,13 @@
 """Embeddings: what a model makes of every cell, computed by all ranks, and written in the order of the rows.
 
-1. Ranks compare which cells and which network they have.
+1. Ranks compare which cells they have.
 2. They take rank 0's weights, since DDP leaves running statistics different, and compare what they make of the first
-   cells. The array knows it too: what another model has begun isn't gone on with.
-3. The array is cut into its chunks along the rows, which hold whole batches. The chunks that hold no values yet are
-   dealt to the ranks: no two of them write to the same chunk, and batches are the same ones on any number of ranks.
-4. A chunk is written at once, when its last batch is done, so that a job that was killed goes on where it was.
+   cells. The array holds it too, so that another model doesn't resume it.
+3. The array's chunks hold whole batches. Those without values are dealt to the ranks: no two ranks write to the same
+   chunk, and batches are the same on any number of ranks.
+4. A chunk is written when its last batch is done, so that a job that was killed resumes with the next chunk.
 
-After each step all ranks meet, so that what fails on one of them is an error on all.
+All ranks meet after each step: what fails on any of them raises on every rank.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
-from hashlib import blake2b
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,11 +46,13 @@ __all__ = ["embed"]
 
 #: Rows of a chunk of the array, at most, and of a load request, about.
 _ROWS_OF_CHUNK, _ROWS_OF_REQUEST = 65_536, 8_192
-#: How many chunks a rank has at least, where there are rows enough: a kill costs one, and ranks differ by one.
+#: A rank has so many chunks, if there are enough rows: a kill costs one chunk, and ranks differ by one.
 _CHUNKS_OF_RANK = 8
-#: What other hardware or another number of threads computes differs by no more, of so many cells and numbers.
-_TOLERANCE, _N_FIRST = 1e-4, 8
-#: zarr's own way to write chunks.
+#: Other hardware and other numbers of threads compute numbers that differ by no more.
+_TOLERANCE = 1e-4
+#: Of so many cells and columns are the numbers that are compared.
+_N_FIRST = 8
+#: zarr renames a chunk that it has written; zarrs writes it in place.
 _WRITTEN_WHOLE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 
 
@@ -138,8 +138,14 @@ def embed(
         if meets:
             _check_same(gather_texts(json.dumps(said), job, seconds=seconds))
 
-    run = _Run(model, data, store, batch_size, job, is_shown=progress and job.rank.rank == 0, meets=meets)
-    for step in (run.prepare, run.first, run.begin, run.go):
+    run = _Run(model, data, store, job, meets=meets)
+    steps: list[Callable[[], dict[str, Any]]] = [
+        lambda: run.prepare(batch_size),
+        run.first,
+        run.begin,
+        lambda: run.go(is_shown=progress and job.rank.rank == 0),
+    ]
+    for step in steps:
         try:
             said = step()
         except Exception as error:
@@ -151,53 +157,40 @@ def embed(
 
 def _check_same(texts: Mapping[int, str]) -> None:
     """Compare what processes, by number, say after a step."""
-    found = {number: json.loads(text) for number, text in texts.items()}
-    for number, one in found.items():
-        if "failed" in one:
-            raise ValueError(f"No rank goes on, since process {number} has failed: {one['failed']}")
-    first, *_ = found
-    for number, one in found.items():
-        if not _is_same(found[first], one):
+    said = {number: json.loads(text) for number, text in texts.items()}
+    for number, words in said.items():
+        if "failed" in words:
+            raise ValueError(f"No rank goes on, since process {number} has failed: {words['failed']}")
+    first, *_ = said
+    for number, words in said.items():
+        if not _is_same(said[first], words):
             raise ValueError(
                 "No rank goes on, since they have different models or cells: of them and of the first cells, process "
-                f"{first} makes {found[first]}, and process {number} {one}. Give all of them the same ones."
+                f"{first} makes {said[first]}, and process {number} {words}. Give all of them the same ones."
             )
 
 
-def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two processes, or two jobs, say the same, where numbers may be what other hardware rounds."""
-    if {**one, "values": None} != {**other, "values": None}:
+def _is_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two processes, or two jobs, say the same, but for the rounding of numbers."""
+    if {**first, "values": None} != {**second, "values": None}:
         return False
-    values, others = (np.array(each.get("values", []), dtype=float) for each in (one, other))
+    values, others = (np.array(words.get("values", []), dtype=float) for words in (first, second))
     least = _TOLERANCE * float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
     return np.allclose(values, others, rtol=_TOLERANCE, atol=least, equal_nan=True)
 
 
 def _take_model_of_rank_0(model: Any, job: Membership) -> None:  # noqa: ANN401 of scvi-tools, or any function
-    """Give the network of a model the weights that it has on rank 0, if all processes of torch's job call this."""
-    module = _network(model)
-    if job.rank.world_size == 1 or initialized() != "torch" or module is None:
+    """Give the network of a model rank 0's weights, if all processes of torch's job call this."""
+    network: Any = getattr(model, "module", None)
+    if job.rank.world_size == 1 or initialized() != "torch" or not hasattr(network, "load_state_dict"):
         return
     import torch.distributed as dist
 
     if job.rank != torch_group().rank:
         return
-    held = [{name: value.cpu() for name, value in module.state_dict().items()} if job.rank.rank == 0 else None]
-    dist.broadcast_object_list(held, src=0)
-    module.load_state_dict(held[0])
-
-
-def _network(model: Any) -> Any:  # noqa: ANN401 torch's
-    """Return what has the weights of a model of scvi-tools; None if there is no such thing."""
-    module = getattr(model, "module", None)
-    return module if hasattr(module, "load_state_dict") else None
-
-
-def _shapes(model: Any) -> str:  # noqa: ANN401 of scvi-tools, or any function
-    """Return a digest of the shapes of a network's weights."""
-    module = _network(model)
-    shapes = {} if module is None else {name: str(tuple(value.shape)) for name, value in module.state_dict().items()}
-    return blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest()
+    weights = [{name: value.cpu() for name, value in network.state_dict().items()} if job.rank.rank == 0 else None]
+    dist.broadcast_object_list(weights, src=0)
+    network.load_state_dict(weights[0])
 
 
 def _membership(dist_info: DistInfo | Deferred | None) -> Membership:
@@ -213,8 +206,7 @@ def _membership(dist_info: DistInfo | Deferred | None) -> Membership:
         return resolve(Rank(0, 1))
 
 
-def _loader(data: Any) -> Loader[Any, Any]:  # noqa: ANN401 anything may come
-    """Return the loader that has the cells."""
+def _loader(data: Any) -> Loader[Any, Any]:  # noqa: ANN401 anything
     loader = data if isinstance(data, Loader) else getattr(data, "dataset", None)
     if not isinstance(loader, Loader):
         raise TypeError(
@@ -224,13 +216,11 @@ def _loader(data: Any) -> Loader[Any, Any]:  # noqa: ANN401 anything may come
     return loader
 
 
-def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything may come
+def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything
     """Return the function from what the loader yields to an array."""
+    of_batch: Compute
     if hasattr(model, "get_latent_representation"):
-
-        def of_batch(batch: Any) -> npt.ArrayLike:  # noqa: ANN401 the data module's
-            latent: npt.ArrayLike = model.get_latent_representation(dataloader=[batch])
-            return latent
+        of_batch = lambda batch: model.get_latent_representation(dataloader=[batch])  # noqa: E731
     elif callable(model):
         of_batch = model
     else:
@@ -250,7 +240,7 @@ def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything may com
 
 @contextmanager
 def _seeded(number: int) -> Iterator[None]:
-    """Have torch draw the same random numbers for a batch whoever computes it, and go on as before."""
+    """Have torch draw the same random numbers for a batch on any rank."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -269,34 +259,31 @@ class _Run:
         model: Any,  # noqa: ANN401 of scvi-tools, or any function
         data: Any,  # noqa: ANN401 a loader of annbatch's, or a data module
         store: StoreLike,
-        batch_size: int | None,
         job: Membership,
         *,
-        is_shown: bool,
         meets: bool,
     ) -> None:
-        self._model, self._data, self._store, self._asked_size, self._job = model, data, store, batch_size, job
-        self._is_shown, self._meets = is_shown, meets
-        # what the model makes of a cell
+        self._model, self._data, self._store, self._job, self._meets = model, data, store, job, meets
+        #: dtype and width of what the model makes
         self._kind: tuple[np.dtype[Any], int] | None = None
 
-    def prepare(self) -> dict[str, Any]:
-        """Look at what there is: the cells, the model, and the array."""
+    def prepare(self, batch_size: int | None) -> dict[str, Any]:
+        """Look at the cells, the model, and the array that is there."""
         self._loader = _loader(self._data)
         self._compute, self._n_obs = _compute(self._model, self._data), self._loader.n_obs
-        sampler, size = self._loader.batch_sampler, self._asked_size
-        if size is None:  # of virtual ranks, each has batches of its own, whatever their number
-            size = sampler._job.arguments.batch_size if isinstance(sampler, DistributedSampler) else sampler.batch_size
-        if size is None:
+        sampler = self._loader.batch_sampler
+        if batch_size is None:  # with virtual ranks, each has batches of its own, whatever their number
+            batch_size = sampler._job.arguments.batch_size if isinstance(sampler, DistributedSampler) else sampler.batch_size
+        if batch_size is None:
             raise ValueError(f"The sampler of the loader, {sampler!r}, has no batch size: pass batch_size.")
-        self._batch_size = integer("batch_size", size, least=1, below=BOUND)
-        self._found = self._open()
-        return self._told | {"weights": _shapes(self._model)}
+        self._batch_size = integer("batch_size", batch_size, least=1, below=BOUND)
+        self._cells = {"n_obs": self._n_obs, "n_var": self._loader.n_var, "batch_size": self._batch_size}
+        self._open()
+        return self._cells
 
     def _open(self) -> zarr.Array[Any] | None:
-        """Return the array that there is; a ValueError if it is one of other cells."""
+        """Return the array that is there; a ValueError if it is of other cells."""
         try:
-            # whatever others read with: zarrs writes a chunk in place, where zarr renames it when it is whole
             with zarr.config.set(_WRITTEN_WHOLE):
                 array = zarr.open_array(self._store, mode="r+")
         except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
@@ -304,17 +291,12 @@ class _Run:
         except zarr.errors.NodeTypeValidationError:
             raise ValueError(f"At {self._store} is no array. Remove what is there, or name another place.") from None
         told: Any = array.attrs.get("annbatch_distributed") or {}
-        if {name: told.get(name) for name in self._told} != self._told:
+        if {name: told.get(name) for name in self._cells} != self._cells:
             raise ValueError(
-                f"At {self._store} is an array of something else: expected one of {self._told}, found {told or None}. "
+                f"At {self._store} is an array of something else: expected one of {self._cells}, found {told or None}. "
                 "Remove it, or name another place."
             )
         return array
-
-    @property
-    def _told(self) -> dict[str, Any]:
-        """What the array says of itself."""
-        return {"n_obs": self._n_obs, "n_var": self._loader.n_var, "batch_size": self._batch_size}
 
     def first(self) -> dict[str, Any]:
         """Return what the model of rank 0 makes of the first cells."""
@@ -323,19 +305,19 @@ class _Run:
         shown = values[:_N_FIRST, :_N_FIRST].astype(float).tolist()
         # as texts, since JSON has no nan
         made = {"dtype": str(values.dtype), "width": values.shape[1], "values": [list(map(str, row)) for row in shown]}
-        self._first = self._told | made
+        self._first = self._cells | made
         return self._first
 
     def begin(self) -> dict[str, Any]:
-        """Make the array, or go on with the one that there is; a ValueError if that is of another model."""
-        found, first = self._found, self._first
-        if found is None:
+        """Make the array, or open the array that is there; a ValueError if it is of another model."""
+        array, first = self._open(), self._first
+        if array is None:
             n_batches = -(-self._n_obs // self._batch_size)
             fair = n_batches // (self._job.rank.world_size * _CHUNKS_OF_RANK)
             n_rows = self._batch_size * max(1, min(fair, _ROWS_OF_CHUNK // self._batch_size))
-            with zarr.config.set(_WRITTEN_WHOLE):
-                try:
-                    found = zarr.create_array(
+            try:
+                with zarr.config.set(_WRITTEN_WHOLE):
+                    array = zarr.create_array(
                         self._store,
                         shape=(self._n_obs, first["width"]),
                         chunks=(n_rows, first["width"]),
@@ -343,61 +325,54 @@ class _Run:
                         fill_value=np.nan,
                         attributes={"annbatch_distributed": first},
                     )
-                except zarr.errors.ContainsArrayError:  # another rank has made it meanwhile
-                    found = self._open()
-            assert found is not None
-        there: Any = dict(found.attrs)["annbatch_distributed"]
+            except zarr.errors.ContainsArrayError:  # another rank has made it meanwhile
+                array = self._open()
+        assert array is not None
+        there: Any = dict(array.attrs)["annbatch_distributed"]
         if not _is_same(there, first):
             raise ValueError(
                 f"The array at {self._store} was begun with another model, or with other cells: of the first ones, "
-                f"that made {there}, and this one makes {first}. Remove it to begin anew, or name another "
-                "place."
+                f"that made {there}, and this one makes {first}. Remove it to begin anew, or name another place."
             )
-        self._array, self._n_rows = found, found.chunks[0]
-        rank, world_size = self._job.rank.rank, self._job.rank.world_size
-        chunks = [slice(start, start + self._n_rows) for start in range(0, self._n_obs, self._n_rows)]
-        if self._meets:  # so that nobody writes now, and all see the same chunks
-            left = self._without_values(chunks)
-            self._own = left[rank::world_size]
-            return {"left": [rows.start for rows in left]}
-        self._own = self._without_values(chunks[rank::world_size])
-        return {}
+        self._array, self._n_rows = array, array.chunks[0]
+        starts = range(0, self._n_obs, self._n_rows)
+        chunks = [slice(start, min(start + self._n_rows, self._n_obs)) for start in starts]
+        mine = slice(self._job.rank.rank, None, self._job.rank.world_size)
+        if not self._meets:  # the array may change while this rank looks at it
+            self._own = self._without_values(chunks[mine])
+            return {}
+        left = self._without_values(chunks)
+        self._own = left[mine]
+        return {"left": [rows.start for rows in left]}
 
     def _without_values(self, chunks: list[slice]) -> list[slice]:
         return [rows for rows in chunks if np.isnan(np.asarray(self._array[rows])).all()]
 
-    def go(self) -> dict[str, Any]:
+    def go(self, *, is_shown: bool) -> dict[str, Any]:
         """Compute and write this rank's chunks."""
         from tqdm.auto import tqdm
 
-        own = [slice(rows.start, min(rows.stop, self._n_obs)) for rows in self._own]
-        n_rows = sum(rows.stop - rows.start for rows in own)
-        with tqdm(total=n_rows, unit=" cells", disable=not self._is_shown) as bar:
-            found: list[npt.NDArray[Any]] = []
-            for rows, values in self._batches(own):
-                found.append(values)
+        n_rows = sum(rows.stop - rows.start for rows in self._own)
+        with tqdm(total=n_rows, unit=" cells", disable=not is_shown) as bar:
+            chunk: list[npt.NDArray[Any]] = []
+            for rows, values in self._batches(self._own):
+                chunk.append(values)
                 bar.update(len(values))
                 if rows.stop % self._n_rows == 0 or rows.stop == self._n_obs:
-                    self._array[rows.stop - sum(map(len, found)) : rows.stop] = np.concatenate(found)
-                    found.clear()
+                    self._array[rows.stop - sum(map(len, chunk)) : rows.stop] = np.concatenate(chunk)
+                    chunk.clear()
         return {}
 
-    def _batches(self, masks: list[slice]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+    def _batches(self, stretches: list[slice]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         """Yield the rows of each batch in some stretches of rows, and what the model makes of it."""
-        if not masks:
+        if not stretches:
             return
-        joined = [masks[0]]
-        for before, rows in pairwise(masks):
-            if before.stop == rows.start:
-                joined[-1] = slice(joined[-1].start, rows.stop)
-            else:
-                joined.append(rows)
         size = self._batch_size
         sampler = DistributedSampler(
             SequentialSampler(chunk_size=size, preload_nchunks=max(1, _ROWS_OF_REQUEST // size), batch_size=size),
             dist_info=Rank(0, 1),
             remainder="keep",
-            mask=joined,
+            mask=stretches,
             seed=0,
         )
         ahead = 0 if preloads_to_gpu(self._loader) else 1
@@ -423,8 +398,7 @@ class _Run:
                 f"{values.shape}."
             )
         kind = values.dtype, values.shape[1]
-        if self._kind is None:
-            self._kind = kind
+        self._kind = self._kind or kind
         if kind != self._kind:
             expected, arrived = (f"{dtype} of width {width}" for dtype, width in (self._kind, kind))
             raise ValueError(

@@ -64,8 +64,8 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
 
         ``var``, which a ``Loader`` repeats in every batch, is about columns instead of rows, and left out.
     sharding
-        How the arrays lie on devices. Its first dimension splits rows; those after it may split columns, of which
-        every process has all. An array with fewer dimensions takes the first ones: labels are split as rows are.
+        How the arrays lie on devices. Its first dimension splits rows; the others may split columns, of which every
+        process has all. An array with fewer dimensions takes the first ones: labels are split as rows are.
 
     Returns
     -------
@@ -204,10 +204,7 @@ def _local_devices(devices: Sequence[jax.Device] | int | None) -> list[jax.Devic
 
 
 def _on_host(batch: Tree, n_parts: int) -> tuple[Tree, int]:
-    """Return a batch as dense arrays that JAX can hold, and its number of rows, which must divide by ``n_parts``.
-
-    The number is 0 if there are no arrays.
-    """
+    """Return a batch as dense arrays that JAX can hold, and its number of rows, which must divide by ``n_parts``."""
     if isinstance(batch, Mapping) and isinstance(batch.get("var"), pd.DataFrame):
         batch = {key: part for key, part in batch.items() if key != "var"}
     lengths: list[tuple[str, int]] = []
@@ -232,7 +229,7 @@ def _on_host(batch: Tree, n_parts: int) -> tuple[Tree, int]:
 
 
 def _dense(part: Tree) -> Tree:
-    """Turn what a loader yields into numpy arrays, masked ones among them, some of which JAX may have no place for."""
+    """Turn what a loader yields into numpy arrays, which may be masked."""
     from jax.experimental.sparse import CSR
 
     if part is None:
@@ -254,7 +251,6 @@ def _dense(part: Tree) -> Tree:
 
 
 def _check_names(names: list[Any]) -> None:
-    """Check what would end in a dict of JAX's, which has one entry for each name."""
     if repeated := [name for name, many in Counter(names).items() if many > 1]:
         raise ValueError(
             "A table of the batch has two columns of the same name: "
@@ -267,20 +263,19 @@ def _check_names(names: list[Any]) -> None:
 
 
 def _column(column: pd.Series[Any]) -> npt.NDArray[Any]:
-    """Return a column, of a type that follows from the column's and not from what a batch has of it."""
+    """Return a column, in a type that follows from the column's type alone, so that it is the same in every batch."""
     dtype = column.dtype
-    found: npt.NDArray[Any]
+    array: npt.NDArray[Any]
     if isinstance(dtype, pd.CategoricalDtype):
-        found = column.cat.codes.to_numpy(np.int32)
+        array = column.cat.codes.to_numpy(np.int32)
     elif isinstance(dtype, pd.SparseDtype):
-        found = column.to_numpy(dtype.subtype)  # pandas would choose floats for some integers
+        array = column.to_numpy(dtype.subtype)  # pandas would choose floats for some integers
     elif isinstance(dtype, pd.api.extensions.ExtensionDtype) and pd.api.types.is_numeric_dtype(dtype):
-        # truth values are numeric, too
-        values = column.to_numpy(getattr(dtype, "numpy_dtype", np.float64), na_value=0)
-        found = np.ma.MaskedArray(values, column.isna().to_numpy())
+        numbers = column.to_numpy(getattr(dtype, "numpy_dtype", np.float64), na_value=0)
+        array = np.ma.MaskedArray(numbers, column.isna().to_numpy())
     else:
-        found = column.to_numpy()
-    return found
+        array = column.to_numpy()
+    return array
 
 
 def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -316,13 +311,11 @@ def _checked(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _check_integers(name: str, array: npt.NDArray[Any], kept: np.dtype[Any]) -> None:
-    """Check that the type that JAX keeps instead has room for each of them."""
     import jax.numpy as jnp
 
     there = array.compressed() if isinstance(array, np.ma.MaskedArray) else array
     if not there.size:
         return
-    # as Python's, which no other integer is compared with wrongly
     least, most = int(there.min()), int(there.max())
     if jnp.issubdtype(kept, np.integer):
         low, high = int(np.iinfo(kept).min), int(np.iinfo(kept).max)
@@ -335,7 +328,6 @@ def _check_integers(name: str, array: npt.NDArray[Any], kept: np.dtype[Any]) -> 
 
 
 def _each(change: Callable[[str, npt.NDArray[Any]], object], arrays: Tree) -> Tree:
-    """Change every array of nested dicts; it is given its name, too."""
     import jax
 
     return jax.tree.map_with_path(lambda path, array: change(f"batch{jax.tree_util.keystr(path)}", array), arrays)

@@ -1,8 +1,7 @@
 """scvi-tools: a data module of annbatch's loaders that gives every rank of a job its own share.
 
-scvi-tools 1.5.1 trains from annbatch by its ``AnnbatchDataModule``, which knows nothing of ranks: each of them trains
-and validates on all cells. What is here needs only what any ``LightningDataModule`` has, so that it works with those of
-a user's own as well, and nothing of scvi-tools is imported.
+scvi-tools 1.5.1 trains from annbatch by its ``AnnbatchDataModule``, which knows nothing of ranks: each rank trains and
+validates on all cells. This module needs only what any ``LightningDataModule`` has, and imports nothing of scvi-tools.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["distribute", "embed"]
 
-#: Where the state of the training's loader is in that of the data module.
+#: Where the data module's state has the states of the training's loaders.
 _KEY = "annbatch_distributed"
 _TRAINING = "train_dataloader"
 _HOOKS = (_TRAINING, "val_dataloader", "test_dataloader", "predict_dataloader")
@@ -115,7 +114,7 @@ def distribute[Module](
             f"The {', '.join(own)} of this {type(datamodule).__name__} was assigned to it, so that what it returns "
             "can't be shared out. Make it a method of a subclass of LightningDataModule."
         )
-    # what would fail where a trainer first asks for loaders, with a sampler that any option goes with
+    # raise here what would fail when a trainer asks for loaders; any option fits this sampler
     trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
     DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
     integer("read_ahead", read_ahead, least=0)
@@ -133,18 +132,15 @@ class _Sharing:
 
     def __init__(self, dist_info: DistInfo | Deferred | None, read_ahead: int, options: dict[str, Any]) -> None:
         self._dist_info, self._read_ahead, self._options = dist_info, read_ahead, options
-        # for each hook, the trainer and the epoch that loaders are for, and the loaders
+        #: for each hook: the trainer and the reload that the loaders are for, and the loaders
         self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}
-        # the trainer that a state is for, or None for any, and the state of each loader of the training
+        #: the trainer that states are for, None for any, and the state of each loader of the training
         self._to_load: tuple[Any, Sequence[Mapping[str, Any]]] | None = None
-        # the trainer that asks for loaders in every epoch since it goes on with one, and how often the user has it ask
+        #: the trainer that has resumed an epoch, and after how many epochs the user has it reload
         self._resumed: tuple[Any, int] = None, 0
 
     def loaders(self, hook: str, trainer: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401 whatever hooks return
-        """Return this rank's loaders for a trainer: the same ones whoever asks, as some look at a batch before.
-
-        They are made anew only where the user has the trainer do so.
-        """
+        """Return this rank's loaders for a trainer: the same loaders whoever asks, until the user has it reload."""
         (of_trainer, of_epoch), known = self._loaders.get(hook, ((None, None), None))
         n_epochs = getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
         if trainer is self._resumed[0]:
@@ -162,7 +158,7 @@ class _Sharing:
         return known
 
     def _shared(self, hook: str, trainer: Any, loaders: Any) -> Any:  # noqa: ANN401 whatever hooks return
-        """Return this rank's part of what loaders read; what are no loaders of annbatch's, as they are."""
+        """Return this rank's part of what loaders read; other loaders than annbatch's stay as they are."""
         if isinstance(loaders, list | tuple):
             return [self._shared(hook, trainer, loader) for loader in loaders]
         if isinstance(loaders, Mapping):
@@ -201,20 +197,18 @@ class _Sharing:
         return made
 
     def states(self) -> list[dict[str, Any]]:
-        """Return how far each loader of the last training is."""
         return [loader.state_dict() for loader in self._training()]
 
     def _training(self) -> list[StatefulLoader]:
-        """Return the loaders of the last training."""
         return list(_stateful(self._loaders.get(_TRAINING, (None, None))[1]))
 
     def __getstate__(self) -> dict[str, Any]:
-        # copies, and ranks that are started, make their own
+        # copies and started ranks make their own loaders
         by_hand = self._to_load if self._to_load is not None and self._to_load[0] is None else None
         return vars(self) | {"_loaders": {}, "_resumed": (None, 0), "_to_load": by_hand}
 
     def load(self, trainer: Any, states: Sequence[Mapping[str, Any]] | None) -> None:  # noqa: ANN401 Lightning's
-        """Have the training of a trainer, or the next one if it is None, go on where states were saved."""
+        """Have the training of a trainer, or any if it is None, resume from states."""
         self._to_load = None if states is None else (trainer, states)
 
     def _load(self, trainer: Any, states: Sequence[Mapping[str, Any]]) -> None:  # noqa: ANN401 Lightning's
@@ -222,7 +216,7 @@ class _Sharing:
         if len(states) != len(loaders):
             raise ValueError(
                 f"The state is one of {len(states)} loaders of the training, and this data module has {len(loaders)}. "
-                "Go on with the data module that it was saved with."
+                "Resume with the data module that it was saved with."
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
@@ -230,17 +224,14 @@ class _Sharing:
             return
         if trainer is not self._resumed[0]:
             self._resumed = trainer, trainer.reload_dataloaders_every_n_epochs
-        # an epoch that began on another number of ranks has another number of batches than those that follow
+        # a resumed epoch may have another number of batches than the epochs that follow
         trainer.reload_dataloaders_every_n_epochs = 1
         if loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
             _end_epoch(trainer, max(map(len, loaders)))
 
 
 def _end_epoch(trainer: Any, n_batches: int) -> None:  # noqa: ANN401 Lightning's
-    """Have a trainer that goes on after the last batch of an epoch know that it was the last one.
-
-    It compares the batches that another number of ranks has done with those of this one.
-    """
+    """Tell a trainer that the epoch has ended, which compares the batches of other numbers of ranks otherwise."""
     done = trainer.fit_loop.epoch_loop.batch_progress.current
     if done.ready:
         done.ready = done.started = done.processed = done.completed = n_batches
@@ -255,7 +246,7 @@ def _stateful(loaders: Any) -> Iterator[StatefulLoader]:  # noqa: ANN401 whateve
 
 
 class _Distributed:
-    """What comes before the class of a data module that was distributed."""
+    """The first base of a data module that was distributed."""
 
     _sharing: _Sharing
     trainer: Any
@@ -268,7 +259,7 @@ class _Distributed:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = {name: value for name, value in state_dict.items() if name != _KEY}
         super().load_state_dict(own)  # type: ignore[misc]  # only the data module mixed in has it
-        # a trainer that isn't running any more is the one of an earlier training
+        # a trainer that isn't running is an earlier training's
         trainer = self.trainer if self.trainer is not None and self.trainer.state.status == "running" else None
         if trainer is None or trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
             self._sharing.load(trainer, state_dict.get(_KEY))
@@ -284,18 +275,17 @@ class _Distributed:
 
 
 def _unpickled(base: type) -> Any:  # noqa: ANN401 a data module
-    """Return a data module of a class that no module has by name."""
     return object.__new__(_distributed_class(base))
 
 
 @cache
 def _distributed_class(base: type[Any]) -> Any:  # noqa: ANN401 a class
-    """Return a class of data modules, with its name, which Lightning finds their states by."""
+    """Return a subclass of the same name, by which Lightning finds states."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     made = type(base.__name__, (_Distributed, base), names)
     for name in _HOOKS:
         owner = next((kind for kind in base.__mro__ if name in vars(kind)), object)
-        # one that Lightning has itself is for data modules without such cells, and raises
+        # Lightning's own hook is for data modules without such cells, and raises
         if owner.__module__.partition(".")[0] not in {"lightning", "pytorch_lightning", "builtins"}:
             setattr(made, name, _hook(name, made))
     return made

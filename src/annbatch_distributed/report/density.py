@@ -1,4 +1,4 @@
-"""Density: which part of each stretch of a collection some rows are, for pictures of rows in any number."""
+"""Density: which part of each stretch of a collection some rows are, for pictures of any number of rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A picture of plans: which rank reads which rows of the collection, and which rows none reads.
-
-It needs matplotlib, and is imported where a picture is asked for.
-"""
+"""A picture of plans: which rank reads which rows of the collection, and which rows none reads; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -38,25 +35,26 @@ _LOST, _OUTSIDE = to_rgb("#d55e00"), to_rgb("#c8c8c8")
 
 
 class Picture(Figure):
-    """Plans under each other, each with a lane for every rank and one for the rows that are lost."""
+    """Plans under each other, each with a lane for every rank and another for the lost rows."""
 
     def __init__(self, plans: Sequence[EpochPlan]) -> None:
         # few ranks have high lanes, and many share a page
         heights = [min(0.35, 6 / (plan.world_size + 1)) * (plan.world_size + 1) for plan in plans]
         super().__init__(figsize=(8, 0.8 + sum(heights) + 0.5 * len(plans)), layout="constrained")
         axes = self.subplots(len(plans), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-        for plan, its in zip(plans, axes, strict=True):
-            _draw(plan, its)
+        for plan, plan_axes in zip(plans, axes, strict=True):
+            _draw(plan, plan_axes)
         axes[-1].set_xlabel("rows of the collection")
         axes[-1].set_xlim(0, max(plan.n_obs for plan in plans))  # of all, which share it
-        known = {
-            "lost": Patch(facecolor=_LOST) if any(plan.n_lost for plan in plans) else None,
-            "repeated": Patch(fill=False, hatch="////") if any(plan.n_repeated for plan in plans) else None,
-            "left out by the mask": Patch(facecolor=_OUTSIDE) if any(map(_is_masked, plans)) else None,
-        }
-        shown = {name: patch for name, patch in known.items() if patch is not None}
-        if shown:
-            self.legend(list(shown.values()), list(shown), loc="outside lower right", ncols=3, frameon=False)
+        signs = {}
+        if any(plan.n_lost for plan in plans):
+            signs["lost"] = Patch(facecolor=_LOST)
+        if any(plan.n_repeated for plan in plans):
+            signs["repeated"] = Patch(fill=False, hatch="////")
+        if any(map(_is_masked, plans)):
+            signs["left out by the mask"] = Patch(facecolor=_OUTSIDE)
+        if signs:
+            self.legend(list(signs.values()), list(signs), loc="outside lower right", ncols=3, frameon=False)
 
     def _repr_png_(self) -> bytes:
         """Show it in a notebook that has not imported pyplot."""
@@ -101,7 +99,7 @@ def _is_masked(plan: EpochPlan) -> bool:
 
 
 def _coloured(colour: tuple[float, ...], parts: Floats | npt.NDArray[np.bool_]) -> Floats:
-    """Points of a colour, as opaque as their part of the rows; whatever is there can be seen, however little it is."""
+    """Return points of a colour, as opaque as their part of the rows; a single row can be seen."""
     opacity = np.where(parts > 1e-9, 0.15 + 0.85 * parts, 0.0)
     return np.column_stack([np.broadcast_to(colour, (len(parts), 3)), opacity])
 

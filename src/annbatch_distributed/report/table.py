@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,29 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["as_frame", "as_html", "as_text", "percent", "title"]
 
-#: More ranks than this, and the table shows the first and the last ones.
+#: With more ranks, the table shows the first and the last ones.
 _MOST_RANKS = 16
-#: Numbers, which notebooks and Sphinx align in other ways.
+#: Notebooks and Sphinx align numbers in other ways.
 _RIGHT = "text-align: right; padding: 0 0.5em"
-#: In how many parts at most, and on how many points, a bar shows the rows of the collection.
+#: A bar has so many parts at most, and points.
 _BINS = 240
-
-
-class _Line(NamedTuple):
-    """What the table says of a rank."""
-
-    names: tuple[int, ...]
-    """The rank; of a virtual rank, the rank that runs it and the virtual rank."""
-    n_batches: int
-    n_rows: int
-    n_repeated: int
-    rows: str
-    """The first few stretches of its rows."""
-
-
-def _in_short(rows: Rows) -> str:
-    """Return rows as a text of their first few pieces."""
-    return rows.in_short(3)
+#: Rows are named by so many stretches at most.
+_MOST_STRETCHES = 3
 
 
 def percent(plan: EpochPlan) -> str:
@@ -52,21 +37,20 @@ def percent(plan: EpochPlan) -> str:
 def title(plan: EpochPlan) -> str:
     """Return who shares which rows, and how, in a line."""
     settings = [f'remainder="{plan.remainder}"']
-    if repr(plan.sharding) != "Contiguous()":  # the default goes without saying
+    if repr(plan.sharding) != "Contiguous()":  # the default
         settings.insert(0, f"sharding={getattr(plan.sharding, '__name__', plan.sharding)}")
     settings.append("no batch size" if plan.batch_size is None else f"batch size {plan.batch_size}")
-    epoch = f"epoch {plan.epoch}"
     what = "share" if plan.n_draws is None else f"draw {sum(plan.sizes)} samples from"
-    who = f"{plan.world_size} {'' if plan.n_processes is None else 'virtual '}ranks"
-    who += "" if plan.n_processes is None else f" on {plan.n_processes} ranks"
-    return f"{epoch}: {who} {what} {len(plan.window)} of {plan.n_obs} rows ({', '.join(settings)})"
+    who = "ranks" if plan.n_processes is None else f"virtual ranks on {plan.n_processes} ranks"
+    rows = f"{len(plan.window)} of {plan.n_obs} rows"
+    return f"epoch {plan.epoch}: {plan.world_size} {who} {what} {rows} ({', '.join(settings)})"
 
 
 def as_text(plan: EpochPlan) -> str:
     """Return the table as text."""
-    lines = [_names(plan), *(_cells(line) for line in _lines(plan, _shown(plan)[0]))]
-    if len(lines) <= plan.world_size:
-        lines += [("...",) * len(lines[0]), *(_cells(line) for line in _lines(plan, _shown(plan)[1]))]
+    names = _names(plan)
+    gap = ("...",) * len(names)
+    lines = [names, *(gap if rank is None else tuple(map(str, _cells(plan, rank))) for rank in _shown(plan))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
     table = [
         "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) for line in lines
@@ -76,23 +60,25 @@ def as_text(plan: EpochPlan) -> str:
 
 def as_html(plan: EpochPlan) -> str:
     """Return the table as HTML, with a bar for each rank that shows where in the collection its rows are."""
-    first, last = _shown(plan)
-    names = [*_names(plan)[:-1], "0 &hellip; global rows &hellip; " + str(plan.n_obs)]
-    body = [*_html_lines(plan, first)]
-    if last:
-        body += [f'<tr><td colspan="{len(names)}">&hellip;</td></tr>', *_html_lines(plan, last)]
+    names, body = _names(plan)[:-1], []
+    for rank in _shown(plan):
+        if rank is None:
+            body.append(f'<tr><td colspan="{len(names) + 1}">&hellip;</td></tr>')
+        else:
+            *numbers, rows = _cells(plan, rank)
+            bar = _bar(plan.shard(rank).rows, plan.n_obs, "#0072b2", str(rows))
+            cells = "".join(f'<td style="{_RIGHT}">{number}</td>' for number in numbers)
+            body.append(f"<tr>{cells}<td>{bar}</td></tr>")
     if plan.n_lost:
-        lost = _bar(plan.lost, plan.n_obs, "#d55e00", _in_short(plan.lost))
-        empty = "<td></td>" * (len(names) - 4)
+        bar = _bar(plan.lost, plan.n_obs, "#d55e00", plan.lost.in_short(_MOST_STRETCHES))
         number = f'<td style="{_RIGHT}">{plan.n_lost}</td>'
-        body.append(f"<tr><th>lost</th>{empty}{number}<td></td><td>{lost}</td></tr>")
-    head = "".join(f'<th style="{_RIGHT}">{name}</th>' for name in names[:-1])
-    head += f'<th style="text-align: left; padding: 0 0.5em">{names[-1]}</th>'
-    notes = "<br/>".join(map(escape, _notes(plan)))
+        body.append(f"<tr><th>lost</th>{'<td></td>' * (len(names) - 3)}{number}<td></td><td>{bar}</td></tr>")
+    head = "".join(f'<th style="{_RIGHT}">{name}</th>' for name in names)
+    head += f'<th style="text-align: left; padding: 0 0.5em">0 &hellip; global rows &hellip; {plan.n_obs}</th>'
     return (
         f'<div style="overflow-x: auto"><p>{escape(title(plan))}</p>'
         f"<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table><p>{notes}</p></div>"
+        f"<tbody>{''.join(body)}</tbody></table><p>{'<br/>'.join(map(escape, _notes(plan)))}</p></div>"
     )
 
 
@@ -100,18 +86,9 @@ def as_frame(plan: EpochPlan) -> pd.DataFrame:
     """Return a line for each rank, whatever their number."""
     import pandas as pd
 
-    lines = list(_lines(plan, range(plan.world_size)))
-    *index, _, _, _, _ = _names(plan)
-    columns = {
-        "batches": [line.n_batches for line in lines],
-        "rows" if plan.n_draws is None else "samples": [line.n_rows for line in lines],
-        "repeated": [line.n_repeated for line in lines],
-        "global rows": [line.rows for line in lines],
-    }
-    names = [line.names for line in lines]
-    if len(index) > 1:
-        return pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(names, names=["rank", "virtual rank"]))
-    return pd.DataFrame(columns, index=pd.RangeIndex(len(lines), name="rank"))
+    names = _names(plan)
+    frame = pd.DataFrame([_cells(plan, rank) for rank in range(plan.world_size)], columns=list(names))
+    return frame.set_index(list(names[:-4])).rename_axis(index={"virtual": "virtual rank"})
 
 
 def _names(plan: EpochPlan) -> tuple[str, ...]:
@@ -119,36 +96,22 @@ def _names(plan: EpochPlan) -> tuple[str, ...]:
     return *ranks, "batches", "rows" if plan.n_draws is None else "samples", "repeated", "global rows"
 
 
-def _shown(plan: EpochPlan) -> tuple[Sequence[int], Sequence[int]]:
-    """The ranks that are shown, and those after the others."""
+def _cells(plan: EpochPlan, rank: int) -> tuple[int | str, ...]:
+    shard, rows = plan.shard(rank), plan.in_order(rank).in_short(_MOST_STRETCHES)
+    runs_it = () if plan.n_processes is None else (rank * plan.n_processes // plan.world_size,)
+    return *runs_it, rank, plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows
+
+
+def _shown(plan: EpochPlan) -> Sequence[int | None]:
+    """Return the ranks that are shown; None stands for those between."""
     ranks = range(plan.world_size)
-    return (ranks, ranks[:0]) if len(ranks) <= _MOST_RANKS else (ranks[: _MOST_RANKS - 1], ranks[-1:])
-
-
-def _lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[_Line]:
-    for rank in ranks:
-        shard = plan.shard(rank)
-        runs = () if plan.n_processes is None else (rank * plan.n_processes // plan.world_size,)
-        rows = _in_short(plan.in_order(rank))
-        yield _Line((*runs, rank), plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows)
-
-
-def _cells(line: _Line) -> tuple[str, ...]:
-    return *map(str, (*line.names, line.n_batches, line.n_rows, line.n_repeated)), line.rows
-
-
-def _html_lines(plan: EpochPlan, ranks: Iterable[int]) -> Iterable[str]:
-    for line in _lines(plan, ranks):
-        *cells, rows = _cells(line)
-        bar = _bar(plan.shard(line.names[-1]).rows, plan.n_obs, "#0072b2", rows)
-        numbers = "".join(f'<td style="{_RIGHT}">{cell}</td>' for cell in cells)
-        yield f"<tr>{numbers}<td>{bar}</td></tr>"
+    return ranks if len(ranks) <= _MOST_RANKS else [*ranks[: _MOST_RANKS - 1], None, ranks[-1]]
 
 
 def _bar(rows: Rows, n_obs: int, colour: str, label: str) -> str:
-    """A bar with a darker part where more of the rows are: an SVG, which notebooks show whatever their styles are."""
+    """Return a bar that is darker where more of the rows are: an SVG, which needs no styles of a notebook."""
     parts = density(rows, n_obs, min(_BINS, n_obs))
-    # whatever is there can be seen, however little it is
+    # a single row can be seen
     opacities = np.where(parts > 0, np.maximum(0.15, parts), 0.0)
     rectangles, start = [], 0
     for stop in range(1, len(parts) + 1):
@@ -166,7 +129,6 @@ def _bar(rows: Rows, n_obs: int, colour: str, label: str) -> str:
 
 
 def _notes(plan: EpochPlan) -> Iterable[str]:
-    """What is left, what is lost and repeated, what would lose none, and what that takes of memory."""
     if plan.left is not None:
         least, most = min(plan.left), max(plan.left)
         batches = f"{most}" if least == most else f"{least} to {most}"
@@ -175,7 +137,7 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
         yield f"alone, the wrapped sampler draws {plan.n_draws} samples"
     else:
         lost = f"lost in this epoch: {plan.n_lost} rows"
-        lost += f", {percent(plan)} ({_in_short(plan.lost)})" if plan.n_lost else ""
+        lost += f", {percent(plan)} ({plan.lost.in_short(_MOST_STRETCHES)})" if plan.n_lost else ""
         yield lost + (f"; repeated: {plan.n_repeated}" if plan.n_repeated else "")
     if plan.n_lost and plan.left is None:
         yield 'to lose none: remainder="exact", "keep" or "pad"'
