@@ -54,7 +54,7 @@ def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() ->
 
 def test_the_loss_of_every_step_is_the_same_on_any_number_of_ranks_that_run_virtual_ones() -> None:
     tables = []
-    for ranks in (1, 2, 4):
+    for ranks in (1, 2):
         (done,) = run(python("-m", "demo", "--epochs", 2, "--virtual-ranks", 4, "--ranks", ranks), seconds=120)
         assert f"{ranks} gloo ranks that run 4 virtual ones" in done.stdout
         assert done.stdout.count("✓") == 5
@@ -91,9 +91,7 @@ def ports(processes: list[psutil.Process]) -> list[str]:
 
 
 @pytest.mark.timeout(400)  # what it waits for has limits of its own
-@pytest.mark.parametrize(
-    ("end", "ranks"), [(signal.SIGKILL, 2), (signal.SIGHUP, 2), (signal.SIGQUIT, 1), (signal.SIGTERM, 1)]
-)
+@pytest.mark.parametrize(("end", "ranks"), [(signal.SIGKILL, 2), (signal.SIGTERM, 1)])
 def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_however_it_is_ended(
     end: signal.Signals, ranks: int, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.processes.configurations import BATCH_SIZE, CLASSES
-from tests.processes.job_jax_meshes import KINDS, N_ROWS
+from tests.processes.job_jax_meshes import N_ROWS
 from tests.processes.launch import forked, free_port, run
 from tests.samplers import flat
 
@@ -44,20 +44,11 @@ def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     return [json.loads(path.read_text()) for path in sorted(results.iterdir())]
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    """As what the batches have their cells."""
-    name: str = request.param
-    return name
-
-
-def test_processes_have_the_rank_of_their_place_along_the_axes_that_split_rows(
-    processes: list[Told], kind: str
-) -> None:
+def test_processes_have_the_rank_of_their_place_along_the_axes_that_split_rows(processes: list[Told]) -> None:
     assert set(SHARED) == set(processes[0]["read"])
     for name, (ranks, _) in SHARED.items():
         for process, rank in zip(processes, ranks, strict=True):
-            told = process["read"][name][kind]
+            told = process["read"][name]
             assert told["rank"] == rank
             assert told["world_size"] == len(set(ranks))
             assert told["n_peers"] == 2 // len(set(ranks))
@@ -73,15 +64,15 @@ def test_processes_have_the_rank_of_their_place_along_the_axes_that_split_rows(
     ],
 )
 def test_a_membership_says_along_which_axes_it_is(processes: list[Told], name: str, source: str) -> None:
-    assert [process["read"][name]["jax"]["source"] for process in processes] == [source] * 2
+    assert [process["read"][name]["source"] for process in processes] == [source] * 2
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_peers_read_the_same_rows_in_the_same_order_and_other_processes_no_row_of_theirs(
-    processes: list[Told], name: str, kind: str
+    processes: list[Told], name: str
 ) -> None:
     ranks, _ = SHARED[name]
-    here, there = ([step["read"] for step in process["read"][name][kind]["steps"]] for process in processes)
+    here, there = ([step["read"] for step in process["read"][name]["steps"]] for process in processes)
     assert len(here) == len(there) == N_ROWS // (len(set(ranks)) * BATCH_SIZE)
     if len(set(ranks)) == 1:
         assert here == there
@@ -90,21 +81,21 @@ def test_peers_read_the_same_rows_in_the_same_order_and_other_processes_no_row_o
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_both_processes_have_read_is_said_to_be_the_plan(processes: list[Told], name: str, kind: str) -> None:
+def test_what_both_processes_have_read_is_said_to_be_the_plan(processes: list[Told], name: str) -> None:
     ranks, _ = SHARED[name]
     n_batches = N_ROWS // BATCH_SIZE
     have = "1 rank has" if len(set(ranks)) == 1 else "2 ranks have"
     plan = f"{have} read {N_ROWS} rows in {n_batches} batches, as planned. Each of the {N_ROWS} rows was read once"
-    said = {process["read"][name][kind]["said"] for process in processes}
+    said = {process["read"][name]["said"] for process in processes}
     assert said == {f"epoch 0: {plan}; the mask selects 0:{N_ROWS}"}
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_every_device_has_what_the_ranks_read_at_its_place_and_all_of_it_adds_up(
-    processes: list[Told], name: str, kind: str
+    processes: list[Told], name: str
 ) -> None:
     ranks, parts = SHARED[name]
-    for steps in zip(*(process["read"][name][kind]["steps"] for process in processes), strict=True):
+    for steps in zip(*(process["read"][name]["steps"] for process in processes), strict=True):
         by_rank = {rank: step["read"] for rank, step in zip(ranks, steps, strict=True)}
         rows = [row for rank, part in parts for row in by_rank[rank][part]]
         # the first column of each row is one more than the row's number, and the others are empty
@@ -119,11 +110,11 @@ def test_every_device_has_what_the_ranks_read_at_its_place_and_all_of_it_adds_up
             assert step["sum"] == whole["cells"].sum()
 
 
-def test_devices_hold_different_parts_wherever_an_axis_splits_something(processes: list[Told], kind: str) -> None:
+def test_devices_hold_different_parts_wherever_an_axis_splits_something(processes: list[Told]) -> None:
     n_parts = {name: 4 for name in SHARED if "both" in name or "columns split" in name}
     n_parts |= {"data across processes": 2, "model across processes": 2, "none": 1}
     for name, n in n_parts.items():
-        steps = [process["read"][name][kind]["steps"][0]["shards"]["cells"] for process in processes]
+        steps = [process["read"][name]["steps"][0]["shards"]["cells"] for process in processes]
         assert len({str(index) for shards in steps for index, _ in shards}) == n
 
 

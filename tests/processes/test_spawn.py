@@ -28,7 +28,7 @@ def spawned() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_pass_sent_in_the_middle_to_a_spawned_process_gives_the_rest_there(
+def test_passes_and_samplers_sent_in_mid_pass_go_on_alike_in_a_spawned_process(
     spawned: ProcessPoolExecutor, name: str
 ) -> None:
     sampler = GOOD[name].sampler(Rank(1, 2))
@@ -36,24 +36,13 @@ def test_a_pass_sent_in_the_middle_to_a_spawned_process_gives_the_rest_there(
     sampler.set_epoch(0)
     begun = sampler.sample(N_OBS)
     done = batches(islice(begun, 1))
+    assert 0 < len(done) < len(whole)
+    rest = spawned.submit(list, begun)
+    following = spawned.submit(sampler.sample, N_OBS)
 
-    rest = batches(spawned.submit(list, begun).result(timeout=60))
-
-    assert done
-    assert rest
-    assert done + rest == whole
-    assert batches(begun) == rest  # here it goes on as well, as if it had not been sent
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_a_sampler_sent_in_mid_pass_makes_the_same_next_passes_in_a_spawned_process(
-    spawned: ProcessPoolExecutor, name: str
-) -> None:
-    sampler = GOOD[name].sampler(Rank(1, 2))
-    next(sampler.sample(N_OBS))
-
-    there = batches(spawned.submit(list, spawned.submit(sampler.sample, N_OBS).result(timeout=60)).result(timeout=60))
-
+    assert done + batches(rest.result(timeout=150)) == whole
+    assert done + batches(begun) == whole  # here too, as if it had not been sent
+    there = batches(spawned.submit(list, following.result(timeout=150)).result(timeout=150))
     assert there == batches(sampler.sample(N_OBS))
 
 
@@ -63,7 +52,7 @@ def test_spawned_dataloader_workers_give_each_row_of_the_shard_once_in_the_promi
     monkeypatch.setenv("ZARR_CODEC_PIPELINE__PATH", "zarrs.ZarrsCodecPipeline")  # the workers' zarr reads it
     sampler = GOOD["exact"].sampler(Rank(0, 2))
     loader = Loader(batch_sampler=sampler, return_index=True).use_collection(DatasetCollection(collection, mode="r"))
-    workers = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="spawn", timeout=60)
+    workers = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="spawn", timeout=150)
 
     read = [batch["index"].tolist() for batch in workers]
 

@@ -61,12 +61,12 @@ def test_after_a_rank_was_killed_any_number_of_ranks_goes_on_with_the_same_losse
     run(*forked_ranks(*job, stopped, VIRTUAL_RANKS, 2, STOP_AT, ranks=2), seconds=SECONDS, expect=ends)
     assert not (stopped / "losses.json").exists()
     found = {}
-    for ranks in (1, 2, 4):
+    for ranks in (1, 4):
         folder = shutil.copytree(stopped, tmp_path / str(ranks))
         run(*forked_ranks(*job, folder, VIRTUAL_RANKS, 2, 0, ranks=ranks), seconds=SECONDS)
         found[ranks] = steps_of(folder)
     for steps in found.values():
-        check_same(steps, found[2])
+        check_same(steps, found[4])
     assert len({step.loss for step in uninterrupted}) == len(uninterrupted) > 15
     assert [step[:2] for step in found[1]] == [step[:2] for step in uninterrupted]
     # workers of a sampler that shuffles change the order of the batches, and not which there are
