@@ -141,9 +141,11 @@ class Job:
         position = self.progress.position
         with self._samplers_hidden(worker):
             plan = self._plan(n_obs, position)
-            left = tuple(self._n_left(n_obs, position)) if position.resumes else None
-        n_processes = None if self.virtual_ranks is None else self.membership.rank.world_size
-        return replace(plan, left=left, n_processes=n_processes)
+            if position.resumes:
+                left, done = self._n_left(n_obs, position), sum(part.n_lanes * part.done for part in position.segments)
+                n_over = plan.first_number(plan.world_size) - done - sum(left) if plan.remainder == "drop" else 0
+                plan = replace(plan, left=tuple(left), n_left_over=n_over)
+        return replace(plan, n_processes=None if self.virtual_ranks is None else self.membership.rank.world_size)
 
     def _n_left(self, n_obs: int, position: Position) -> list[int]:
         """How many batches each lane has left from a position on."""

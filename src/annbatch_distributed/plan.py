@@ -119,7 +119,9 @@ class EpochPlan:
     sampler_batches: tuple[int, ...] = field(default=(), repr=False)
     """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
     left: tuple[int, ...] | None = field(default=None, repr=False)
-    """For each rank of a job that goes on with an epoch, how many batches it has left; None where it begins."""
+    """For each rank of a job that resumes an epoch, how many batches it has left; None where it begins."""
+    n_left_over: int = field(default=0, repr=False)
+    """How many batches of an epoch no rank reads any more, since ``drop`` leaves them over when ranks change."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
     rows_per_request: int | None = field(default=None, repr=False, compare=False)

@@ -132,7 +132,9 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
     if plan.left is not None:
         least, most = min(plan.left), max(plan.left)
         batches = f"{most}" if least == most else f"{least} to {most}"
-        yield f"left of it: {batches} batches on each of {len(plan.left)} {'virtual ' * bool(plan.n_processes)}ranks"
+        over = f"; lost: {plan.n_left_over}" if plan.n_left_over else ""
+        who = "virtual ranks" if plan.n_processes else "ranks"
+        yield f"left of it: {batches} batches on each of {len(plan.left)} {who}{over}"
     if plan.n_draws is not None:
         yield f"alone, the wrapped sampler draws {plan.n_draws} samples"
     else:
