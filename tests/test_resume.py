@@ -187,15 +187,6 @@ def test_an_older_pass_that_ends_does_not_end_a_newer_resumption() -> None:
     assert after.n_batches(N_OBS) == 12
 
 
-def test_asking_about_another_collection_leaves_the_state_as_it_is() -> None:
-    before = random()
-    before.sample(N_OBS)
-    state = before.state_dict(batches_done=6)
-    before.plan(50)
-    assert before.n_batches(48) == 6
-    assert before.state_dict(batches_done=6) == state
-
-
 def test_a_new_generator_begins_the_epoch_anew() -> None:
     before = random()
     before.sample(N_OBS)
@@ -488,19 +479,6 @@ def test_the_last_change_that_a_state_can_hold_can_be_made_and_none_after_it() -
     other = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 5), seed=0, mask=slice(0, 2000))
     with pytest.raises(ValueError, match="Epoch 3 was run by 100 numbers of ranks"):
         other.load_state_dict(last)
-
-
-NO_EPOCHS: list[Any] = [2**63, 10**2100, 10**5000, -1, -(10**5000), 1.0, True, None, "1"]
-
-
-@pytest.mark.parametrize("epoch", NO_EPOCHS, ids=range(len(NO_EPOCHS)))
-def test_what_is_no_epoch_is_an_error_and_changes_nothing(epoch: Any) -> None:
-    source = under_way(random())
-    before = everything(source)
-    with pytest.raises((TypeError, ValueError), match=r"epoch must be (an integer|at least 0 and below 9223)") as error:
-        source.set_epoch(epoch)
-    assert len(str(error.value)) < 200
-    assert everything(source) == before
 
 
 def test_the_last_epoch_that_there_can_be_is_saved_and_gone_on_with() -> None:

@@ -244,14 +244,6 @@ def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read()
     assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
 
 
-def test_large_batches_are_joined_as_small_ones_are() -> None:
-    for size in (16, 2048):
-        sampler = RandomSampler(size, 2, size)
-        read = [batches(rank.sample(20_000)) for rank in job(sampler, 4, seed=0, remainder="keep")]
-        (alone,) = job(sampler, 1, seed=0, remainder="keep", virtual_ranks=4)
-        assert batches(alone.sample(20_000)) == joined(read, 1)[0]
-
-
 def test_a_batch_is_of_one_class_for_each_virtual_rank() -> None:
     labels = pd.Categorical.from_codes(np.repeat([0, 1, 0, 1], 250), categories=["B", "T"])
     wrapped = ClassSampler(10, 2, 20, classes=labels, num_samples=400)
@@ -297,19 +289,6 @@ def test_a_loader_counts_joined_batches_and_checks_what_was_read(remainder: Any)
         (text,) = set(heard([partial(check, made) for made in loaders]))
         assert text.startswith(f"epoch 0: {world_size} rank")
         assert "as planned" in text
-
-
-def test_the_state_of_a_loader_goes_on_with_another_number_of_ranks() -> None:
-    (whole,) = joined([[batch["index"].tolist() for batch in loader(1, virtual_ranks=4)]], 1)
-    before = loader(4, 2, virtual_ranks=4)
-    stream = iter(before)
-    for _ in range(3):
-        next(stream)
-    after = [loader(2, rank, virtual_ranks=4) for rank in range(2)]
-    for made in after:
-        made.load_state_dict(before.state_dict())
-    rest = [[batch["index"].tolist() for batch in made] for made in after]
-    assert [flat(step) for step in zip(*rest, strict=True)] == whole[3:]
 
 
 @pytest.mark.parametrize(

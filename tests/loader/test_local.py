@@ -188,29 +188,6 @@ def test_zarrs_reads_here_what_annbatch_reads_with_it(
     check_same_bytes(batches, list(theirs))
 
 
-@pytest.mark.parametrize("layout", ["dense, shards", "sparse, shards"])
-@pytest.mark.parametrize("to", ["torch", "jax"])
-@pytest.mark.parametrize("read_ahead", [0, 1])
-def test_batches_of_frameworks_are_not_in_the_memory_that_is_used_again(
-    layout: str, to: str, read_ahead: int, tmp_path: Path
-) -> None:
-    (cells,) = READ_HERE[layout](tmp_path)
-    ours, theirs = loaders([cells], read_ahead=read_ahead)
-    frameworks = StatefulLoader.from_loader(ours, batch_sampler=sampler(), to=to)
-    check_same([{**batch, "X": as_numpy(batch["X"])} for batch in list(frameworks)], list(densely(theirs)))
-
-
-def as_numpy(cells: Any) -> Any:
-    """Return cells of any framework as an array of numpy."""
-    if hasattr(cells, "crow_indices"):
-        cells = cells.to_dense()
-    return np.asarray(cells.todense() if hasattr(cells, "todense") else cells)
-
-
-def densely(loader: Loader) -> Iterator[dict[str, Any]]:
-    return ({**batch, "X": as_numpy(batch["X"])} for batch in loader)
-
-
 @pytest.mark.parametrize("name", ["data", "indices"])
 def test_values_that_are_not_there_are_an_error_of_annbatch_s(name: str, tmp_path: Path, reads: dict[str, int]) -> None:
     sparse(tmp_path, rows=slice(90), chunks=(50,))

@@ -66,28 +66,6 @@ def rows(batches: Iterable[Any]) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_loader_goes_on_after_any_batch_of_any_pass(rank: int, remainder: str) -> None:
-    whole = loader(rank, remainder=remainder)
-    passes = [rows(whole) for _ in range(3)]
-    n_batches = len(passes[0])
-    assert len(whole) == n_batches
-    for which in range(2):
-        for done in range(n_batches + 1):
-            before = loader(rank, remainder=remainder)
-            for _ in range(which):
-                rows(before)
-            assert rows(islice(before, done)) == passes[which][:done]
-            after = loader(rank, remainder=remainder)
-            after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-            if done < n_batches:
-                assert (len(after), after.sampler.n_batches(N_OBS)) == (n_batches, n_batches - done)
-                assert rows(after) == passes[which][done:]
-            assert len(after) == n_batches
-            assert rows(after) == passes[which + 1]
-
-
 def test_a_consumer_who_takes_the_batches_that_are_left_and_no_more_has_a_whole_pass_next() -> None:
     before = loader()
     list(islice(before, 9))
@@ -95,24 +73,6 @@ def test_a_consumer_who_takes_the_batches_that_are_left_and_no_more_has_a_whole_
     after.load_state_dict(before.state_dict())
     assert len(rows(islice(after, after.sampler.n_batches(N_OBS)))) == 3
     assert len(rows(islice(after, len(after)))) == 12
-
-
-def test_setting_an_epoch_begins_it_and_loading_one_stays_in_it() -> None:
-    before = loader()
-    before.set_epoch(4)
-    list(islice(before, 5))
-    before.set_epoch(5)
-    assert before.state_dict()["segments"] == [[2, 1, 0]]
-    assert before.state_dict()["epoch"] == 5
-    before.set_epoch(4)
-    whole = rows(before)
-    before.set_epoch(4)
-    list(islice(before, 5))
-    after = loader()
-    after.load_state_dict(before.state_dict())
-    assert after.state_dict() == before.state_dict()
-    after.set_epoch(4)  # as frameworks do
-    assert rows(after) == whole[5:]
 
 
 @pytest.mark.parametrize("done", [0, 3])
