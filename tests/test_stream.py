@@ -93,6 +93,15 @@ def test_index_arrays_are_read_in_the_order_of_the_rows() -> None:
     assert sorted(flat(batches(requests))) == list(range(64)) != flat(batches(requests))
 
 
+@pytest.mark.parametrize("rows", [np.arange(28, -1, -2), [slice(row, row + 1) for row in range(0, 29, 2)]])
+def test_holes_in_load_requests_of_users_samplers_are_read_through(rows: Any) -> None:
+    sampler = Yielding({"requests": rows, "splits": [np.arange(15)]})
+    for longest, n_stretches in ((0, 15), (1, 1)):
+        (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), longest_hole=longest)
+        assert len(request.starts) == n_stretches
+        assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
+
+
 def test_holes_within_a_chunk_are_read_and_between_chunks_that_a_sampler_reads_anyway_not() -> None:
     mask = np.ones(64, dtype=bool)
     mask[[3, 4, 15, 16, 35]] = False

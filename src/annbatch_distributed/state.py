@@ -110,26 +110,6 @@ class Position:
         """Return where the next pass begins, once this one has come to its end."""
         return Position(self.epoch, self.passes + 1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a dict that JSON can hold."""
-        return {
-            "epoch": self.epoch,
-            "pass": self.passes,
-            "segments": [list(segment) for segment in self.segments],
-            **({} if self.worker is None else {"worker": list(self.worker)}),
-        }
-
-    @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> Position:
-        """Return the position that :meth:`to_json` has written."""
-        segments, worker = json["segments"], json.get("worker")
-        return cls(
-            json["epoch"],
-            json["pass"],
-            tuple(Segment(*segment) for segment in segments),
-            None if worker is None else Worker(*worker),
-        )
-
 
 def to_state(position: Position, identity: Identity) -> dict[str, Any]:
     """Return a position, which has a segment at least, and what its rows and their order follow from, as a state.
@@ -146,7 +126,10 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
     """
     return {
         "version": VERSION,
-        **position.to_json(),
+        "epoch": position.epoch,
+        "pass": position.passes,
+        "segments": [list(segment) for segment in position.segments],
+        **({} if position.worker is None else {"worker": list(position.worker)}),
         "identity": {name: bounded(value) for name, value in identity.items()},
     }
 
