@@ -12,7 +12,7 @@ from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.processes.configurations import LABELLED
-from tests.processes.launch import forked_ranks, run, torchrun
+from tests.processes.launch import forked_ranks, run
 from tests.processes.rows import check_goes_on, check_reads_everything
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_p
         folder.mkdir()
     cells = "--collection", collection, "--label", "label"
     job = "examples/accelerate_ddp.py", *cells, "--epochs", 2, "--checkpoints", tmp_path
-    (done,) = run(torchrun(*job, "--rows", whole, "--every", 1, ranks=2), seconds=180)
+    done, _ = run(*forked_ranks(*job, "--rows", whole, "--every", 1, ranks=2), seconds=180)
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
         "epoch 0",
         "epoch 1",

@@ -36,24 +36,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", ["Trainer", "Fabric", "a callable", "Accelerator", "PartialState", "AcceleratorState"])
-def test_two_ranks_are_told_by_what_has_started_them(told: list[dict[str, Any]], name: str) -> None:
-    assert [one[name] for one in told] == [[0, 2], [1, 2]]
+RANKS = {
+    **dict.fromkeys(["Trainer", "Fabric", "a callable", "Accelerator", "PartialState", "AcceleratorState"], (0, 1)),
+    "Accelerator with a mesh of dp_replicate": (0, 1),
+    "Accelerator with a mesh of dp_shard and tp": (0, 1),
+    # their processes split up a model, and have the same share
+    "Fabric that splits up a model": (0, 0),
+    "Accelerator with a mesh of tp": (0, 0),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [
-        ("Fabric that splits up a model", [[0, 1], [0, 1]]),
-        ("Accelerator with a mesh of dp_replicate", [[0, 2], [1, 2]]),
-        ("Accelerator with a mesh of dp_shard and tp", [[0, 2], [1, 2]]),
-        ("Accelerator with a mesh of tp", [[0, 1], [0, 1]]),
-    ],
-)
-def test_processes_that_split_up_a_model_have_the_same_share(
-    told: list[dict[str, Any]], name: str, ranks: list[list[int]]
-) -> None:
-    assert [one[name] for one in told] == ranks
+def test_two_ranks_are_told_by_what_has_started_them(told: list[dict[str, Any]]) -> None:
+    found = {name: [rank_told[name] for rank_told in told] for name in RANKS}
+    assert found == {name: [[rank, max(ranks) + 1] for rank in ranks] for name, ranks in RANKS.items()}
 
 
 def test_a_loader_that_was_made_before_fit_reads_every_ranks_share(told: list[dict[str, Any]]) -> None:
@@ -69,16 +64,12 @@ def test_a_trainer_that_has_not_started_its_processes_is_an_error_that_says_wher
         assert "train_dataloader" in one["Trainer, before"]
 
 
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [("Trainer of one device", "Lightning's Trainer"), ("accelerate on its own", "accelerate's PartialState")],
-)
-def test_what_takes_a_process_of_a_job_for_the_only_one_is_an_error(
-    told: list[dict[str, Any]], name: str, source: str
-) -> None:
-    for rank, one in enumerate(told):
-        assert one[name].startswith(f"ValueError: {source} says that this process is rank 0 of 1, and ")
-        assert f"that it is rank {rank} of 2" in one[name]
+def test_what_takes_a_process_of_a_job_for_the_only_one_is_an_error(told: list[dict[str, Any]]) -> None:
+    sources = {"Trainer of one device": "Lightning's Trainer", "accelerate on its own": "accelerate's PartialState"}
+    for name, source in sources.items():
+        for rank, rank_told in enumerate(told):
+            assert rank_told[name].startswith(f"ValueError: {source} says that this process is rank 0 of 1, and ")
+            assert f"that it is rank {rank} of 2" in rank_told[name]
 
 
 @pytest.fixture

@@ -178,9 +178,8 @@ def test_slurms_own_steps_are_no_tasks_and_the_error_says_to_use_srun(step: str,
     assert launched(variables | pair(OPEN_MPI, Rank(1, 2))).rank == Rank(1, 2)
 
 
-@pytest.mark.parametrize("step", ["0", "7", "4294967280"])
-def test_the_steps_of_srun_are_tasks(step: str) -> None:
-    assert launched(pair(SLURM, Rank(1, 2)) | {"SLURM_STEP_ID": step}).rank == Rank(1, 2)
+def test_the_last_step_that_srun_can_begin_is_a_task() -> None:
+    assert launched(pair(SLURM, Rank(1, 2)) | {"SLURM_STEP_ID": "4294967280"}).rank == Rank(1, 2)
 
 
 @pytest.mark.parametrize("variables", [{"SLURM_JOB_ID": "3"}, {"SLURM_NTASKS": "2"}, pair(SLURM, Rank(0, 2))])
@@ -217,12 +216,8 @@ def test_one_variable_of_two_is_an_error_that_names_both(names: tuple[str, str],
 @pytest.mark.parametrize(
     ("rank", "world_size"),
     [
-        *[
-            (bad, "2")
-            for bad in ("", " 1", "1 ", "-1", "+1", "1.0", "0x1", "1_0", "one", "\u0660", "\u00b2", "1" * 5000)
-        ],
-        *[("0", bad) for bad in ("", "0", "-2", "2.0", "two", "2,2", "\u0662")],
-        *[("2", "2"), ("3", "2"), ("", "")],
+        *[(bad, "2") for bad in ("", " 1", "-1", "1.0", "1_0", "\u0660", "1" * 5000)],
+        *[("0", "0"), ("0", "two"), ("2", "2"), ("", "")],
     ],
 )
 def test_what_is_no_rank_of_a_job_is_an_error_that_shows_it_even_to_ranks_within(

@@ -10,7 +10,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.ranks.frameworks import knows_rank
-from annbatch_distributed.ranks.resolve import asker, resolve
+from annbatch_distributed.ranks.resolve import resolve, source_of
 from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Deferred:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was asked."""
+        """Whether it was asked already."""
         return self._answer is not None
 
     def membership(self) -> Membership:
@@ -82,7 +82,7 @@ def deferred(dist_info: DistInfo | Deferred) -> Deferred:
     >>> sampler.rank
     1
     """
-    return dist_info if isinstance(dist_info, Deferred) else Deferred(asker(dist_info))
+    return dist_info if isinstance(dist_info, Deferred) else Deferred(source_of(dist_info))
 
 
 def member(dist_info: DistInfo | Deferred) -> Membership | Deferred:

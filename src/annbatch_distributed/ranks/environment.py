@@ -12,9 +12,8 @@ import multiprocessing
 import os
 import re
 import shlex
-from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from annbatch_distributed.ranks.membership import Membership
 from annbatch_distributed.ranks.rank import Rank
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["launched", "launcher"]
 
 
-@dataclass(frozen=True)
-class _Launcher:
+class _Launcher(NamedTuple):
     """What starts the processes of a job, and the variables that it sets in each."""
 
     name: str
@@ -75,41 +73,33 @@ def launched(variables: Mapping[str, str]) -> Membership:
     >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"}).rank
     Rank(rank=7, world_size=8)
     """
-    speaking = [one for one in _INNERMOST_FIRST if _speaks(one, variables)]
-    if _BY_TORCHRUN in variables and _TORCHRUN in speaking:
+    step = variables.get("SLURM_STEP_ID", "")
+    in_step = _is_natural(step) and int(step) <= _LAST_STEP
+    launchers = [
+        launcher
+        for launcher in _INNERMOST_FIRST
+        if (launcher.rank in variables or launcher.world_size in variables) and (launcher is not _SLURM or in_step)
+    ]
+    if _BY_TORCHRUN in variables and _TORCHRUN in launchers:
         member = _read(variables, _TORCHRUN)
         # they don't ask who started torchrun, as long as that can have been the others
         possible = {"1", variables.get(_N_TORCHRUNS)}
-        if _N_TORCHRUNS in variables and any(variables.get(one.world_size) not in possible for one in speaking[1:]):
-            raise ValueError(_contradiction([_read(variables, one) for one in speaking]))
+        if _N_TORCHRUNS in variables and any(
+            variables.get(other.world_size) not in possible for other in launchers[1:]
+        ):
+            raise _contradiction([_read(variables, launcher) for launcher in launchers])
         return member
-    members = {one: _read(variables, one) for one in speaking}
+    members = [_read(variables, launcher) for launcher in launchers]
     if not members:
-        raise RuntimeError(_nobody_says(variables))
-    # those that say the same speak as one, through the outermost: Slurm sets PMI's variables as well, if it is to
-    voices = [[*group][-1] for _, group in groupby(speaking, key=lambda one: members[one].rank)]
-    for inner, outer in pairwise(voices):
+        raise RuntimeError(_no_launcher(variables))
+    # of launchers that say the same the outermost counts: Slurm sets PMI's variables as well, if it is to
+    pairs = zip(launchers, members, strict=True)
+    distinct = [[*group][-1] for _, group in groupby(pairs, key=lambda pair: pair[1].rank)]
+    for (inner, own), (outer, others) in pairwise(distinct):
         runs_daemons = inner.has_daemons and outer is _SLURM
-        if not (runs_daemons and members[outer].rank.world_size < members[inner].rank.world_size):
-            raise ValueError(_contradiction(members.values()))
-    return members[speaking[0]]
-
-
-def _contradiction(members: Iterable[Membership]) -> str:
-    sources = ", ".join(member.source for member in members)
-    return (
-        f"The variables of different launchers contradict each other: {sources}. Unset those that "
-        "didn't start this process (what a batch script or another job exports is the same in all of them), or give "
-        '"torch" or a callable that returns (rank, world_size) as dist_info.'
-    )
-
-
-def _speaks(launcher: _Launcher, variables: Mapping[str, str]) -> bool:
-    """Whether a launcher has set a variable for this process."""
-    step = variables.get("SLURM_STEP_ID", "")
-    if launcher is _SLURM and not (_is_natural(step) and int(step) <= _LAST_STEP):
-        return False
-    return launcher.rank in variables or launcher.world_size in variables
+        if not (runs_daemons and others.rank.world_size < own.rank.world_size):
+            raise _contradiction(members)
+    return members[0]
 
 
 def _read(variables: Mapping[str, str], launcher: _Launcher) -> Membership:
@@ -137,20 +127,29 @@ def _is_natural(text: str) -> bool:
 
 def _as_shell(variables: Mapping[str, str], *names: str) -> str:
     """Write variables as a shell would."""
-    values = {name: f"{name}={shlex.quote(value)}" for name, value in variables.items()}
-    return ", ".join(values.get(name, f"no {name}") for name in names)
+    return ", ".join(f"{name}={shlex.quote(variables[name])}" if name in variables else f"no {name}" for name in names)
 
 
-def _nobody_says(variables: Mapping[str, str]) -> str:
-    pairs = "; ".join(f"{one.rank} and {one.world_size} ({one.name})" for one in _INNERMOST_FIRST)
-    msg = f"dist_info='env' found the variables of no launcher. It looked for: {pairs}, within a step of srun. "
+def _contradiction(members: Iterable[Membership]) -> ValueError:
+    sources = ", ".join(member.source for member in members)
+    return ValueError(
+        f"The variables of different launchers contradict each other: {sources}. Unset those that didn't start this "
+        "process (what a batch script or another job exports is the same in all of them), or give "
+        '"torch" or a callable that returns (rank, world_size) as dist_info.'
+    )
+
+
+def _no_launcher(variables: Mapping[str, str]) -> str:
+    pairs = "; ".join(f"{launcher.rank} and {launcher.world_size} ({launcher.name})" for launcher in _INNERMOST_FIRST)
+    no_srun = ""
     if any(name in variables for name in ("SLURM_JOB_ID", _SLURM.rank, _SLURM.world_size)):
         shown = _as_shell(variables, "SLURM_JOB_ID", "SLURM_STEP_ID", _SLURM.rank, _SLURM.world_size)
-        msg += (
+        no_srun = (
             f"Slurm's are set ({shown}), but not by srun, so that they don't tell processes apart: in a batch "
             "script or a shell of salloc, start the script with srun. "
         )
-    return msg + (
+    return (
+        f"dist_info='env' found the variables of no launcher. It looked for: {pairs}, within a step of srun. {no_srun}"
         "Start every process of the job with torchrun, mpirun, mpiexec or srun; what multiprocessing has started, as "
         "torch.multiprocessing.spawn does, needs RANK and WORLD_SIZE of its own. A process that is no part of a job "
         "says so outright: dist_info=Rank(0, 1)."

@@ -1,8 +1,8 @@
 """The member that this process is by a framework's own object: a trainer, an accelerator, a training context.
 
 Frameworks are known by the names of their types, so that none has to be installed, or imported before its time. What
-they say is compared with torch's default process group, or else with the launcher's variables: a trainer that was made
-for one device in a job of several processes would give every one of them all rows.
+they say is compared with torch's default process group, or else with the launcher's variables: in a job of several
+processes, a trainer that was made for one device would give each of them all rows.
 """
 
 from __future__ import annotations
@@ -19,27 +19,24 @@ from annbatch_distributed.ranks.rank import Rank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Asker", "knows_rank"]
+__all__ = ["FrameworkObject", "knows_rank"]
 
 
 @dataclass
-class Asker:
-    """Asks a framework's object which member of the job this process is, whenever it is called."""
+class FrameworkObject:
+    """A framework's object that is asked which member of the job this process is."""
 
     thing: Any
-    """None in a process that was started by one that knows its rank: a worker is told it and needs no trainer."""
+    """None in a worker, which is told its rank by the process that started it."""
 
     def __call__(self) -> Membership:
-        """Return the membership; a RuntimeError if the framework has not started the processes of its job yet."""
+        """Return the membership; a RuntimeError if the framework has not started its processes yet."""
         if self.thing is None:
             raise RuntimeError(
                 "A trainer, or what else knows the rank, stays in the process that dist_info was given to. This one "
                 "was started by it: give dist_info='torch' there, or another one that this process can ask by itself."
             )
-        asked = _asked(self.thing)
-        if asked is None:
-            raise TypeError(f"{self.thing!r} is no object of a framework.")
-        return asked(self.thing)
+        return _KINDS[_kind(self.thing) or ""](self.thing)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is None:
@@ -53,17 +50,17 @@ class Asker:
 
 def knows_rank(thing: object) -> bool:
     """Whether something is an object of a framework that knows the rank."""
-    return _asked(thing) is not None
+    return _kind(thing) is not None
 
 
-def _asked(thing: object) -> Callable[[Any], Membership] | None:
-    """Return the function that asks an object, or None if there is none for its type and those that it is made of."""
-    names = ((kind.__module__.partition(".")[0], kind.__qualname__) for kind in type(thing).__mro__)
-    return next((_KINDS[name] for name in names if name in _KINDS), None)
+def _kind(thing: object) -> str | None:
+    """Return the name by which a type, or one that it is made of, is listed below."""
+    names = (f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}" for kind in type(thing).__mro__)
+    return next(filter(_KINDS.__contains__, names), None)
 
 
 def _lightning(trainer: Any) -> Membership:  # noqa: ANN401 a Trainer or a Fabric
-    """Ask Lightning's Trainer or Fabric, by what they give torch's own sampler."""
+    """Ask what Lightning gives torch's own sampler."""
     source = f"Lightning's {type(trainer).__name__}"
     strategy = trainer.strategy
     if not hasattr(type(strategy), "distributed_sampler_kwargs"):
@@ -84,7 +81,6 @@ def _lightning(trainer: Any) -> Membership:  # noqa: ANN401 a Trainer or a Fabri
 
 
 def _accelerate(state: Any) -> Membership:  # noqa: ANN401 an Accelerator or one of its states
-    """Ask accelerate's Accelerator, or its PartialState."""
     source = f"accelerate's {type(state).__name__}"
     mesh = getattr(state, "torch_device_mesh", None) or getattr(state, "device_mesh", None)
     if mesh is None:
@@ -98,7 +94,6 @@ def _accelerate(state: Any) -> Membership:  # noqa: ANN401 an Accelerator or one
 
 
 def _ray(context: Any) -> Membership:  # noqa: ANN401 of either version of Ray Train
-    """Ask Ray Train's context."""
     return _compared(Rank(context.get_world_rank(), context.get_world_size()), "Ray Train's context")
 
 
@@ -121,13 +116,13 @@ def _compared(rank: Rank, source: str) -> Membership:
 
 
 #: By the package and the name of its type, as frameworks move their modules about.
-_KINDS: dict[tuple[str, str], Callable[[Any], Membership]] = {
-    ("accelerate", "Accelerator"): _accelerate,
-    ("accelerate", "AcceleratorState"): _accelerate,
-    ("accelerate", "PartialState"): _accelerate,
-    ("lightning", "Fabric"): _lightning,
-    ("lightning", "Trainer"): _lightning,
-    ("lightning_fabric", "Fabric"): _lightning,
-    ("pytorch_lightning", "Trainer"): _lightning,
-    ("ray", "TrainContext"): _ray,
+_KINDS: dict[str, Callable[[Any], Membership]] = {
+    "accelerate.Accelerator": _accelerate,
+    "accelerate.AcceleratorState": _accelerate,
+    "accelerate.PartialState": _accelerate,
+    "lightning.Fabric": _lightning,
+    "lightning.Trainer": _lightning,
+    "lightning_fabric.Fabric": _lightning,
+    "pytorch_lightning.Trainer": _lightning,
+    "ray.TrainContext": _ray,
 }

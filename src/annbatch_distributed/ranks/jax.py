@@ -13,7 +13,8 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def all_processes() -> Membership:
 
 
 def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) -> Membership:
-    """Return which share of the data this process has in a mesh.
+    """Return which share of the data this process has in a mesh, see :func:`mesh_ranks`.
 
     Two processes with two devices each, in two meshes of 2 x 2 with the axes ``"data"`` and ``"model"``, of which
     ``"data"`` splits rows::
@@ -54,16 +55,12 @@ def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) ->
                                   1 1     0 1
         ranks of both processes   0, 1    0, 0
         world size                2       1
-
-    ``axes`` are the names of the mesh's axes that split rows, of which the first varies slowest. None if the mesh has
-    one axis only, or for those that a sharding has in its first dimension. What :func:`mesh_ranks` says is an error is
-    one here.
     """
     devices, names = _devices_and_axes(mesh, axes)
     _check_initialised()
-    found, rank = _shares_and_rank(devices, names)
-    rank_of = {process: number for number, share in enumerate(found) for process in share.processes}
-    return Membership.of_ranks(rank_of, found[rank].processes[0], f"{_axes(names)} of a JAX mesh", "jax")
+    by_rank, rank = _shares_and_rank(devices, names)
+    rank_of = {process: number for number, share in enumerate(by_rank) for process in share.processes}
+    return Membership.of_ranks(rank_of, by_rank[rank].processes[0], f"{_axes(names)} of a JAX mesh", "jax")
 
 
 @lru_cache(maxsize=8)  # it is asked for every batch
@@ -96,44 +93,43 @@ def shares(processes: npt.NDArray[np.int64], axes: Sequence[int]) -> list[Share]
     [Share(places=(0,), processes=(0,)), Share(places=(1,), processes=(1,))]
     >>> shares(two_by_two, [1])
     [Share(places=(0, 1), processes=(0, 1))]
-    >>> shares(two_by_two, [0, 1])
-    [Share(places=(0, 1), processes=(0,)), Share(places=(2, 3), processes=(1,))]
     """
     in_front = np.moveaxis(processes, axes, range(len(axes)))
     by_place = in_front.reshape(math.prod(in_front.shape[: len(axes)]), -1)
-    held: dict[int, list[int]] = {}
+    places_of: dict[int, list[int]] = {}
     for place, holders in enumerate(by_place.tolist()):
         for process in sorted(set(holders)):
-            held.setdefault(process, []).append(place)
+            places_of.setdefault(process, []).append(place)
     peers: dict[tuple[int, ...], list[int]] = {}
-    for process, places in sorted(held.items()):
+    for process, places in sorted(places_of.items()):
         peers.setdefault(tuple(places), []).append(process)
-    found = [Share(places, tuple(members)) for places, members in sorted(peers.items())]
-    _check(found)
-    return found
-
-
-def _check(found: list[Share]) -> None:
-    """Raise unless each row belongs to one share, and as many to each."""
+    by_rank = [Share(places, tuple(members)) for places, members in sorted(peers.items())]
     holder: dict[int, Share] = {}
-    for share in found:
+    for share in by_rank:
         for place in share.places:
-            other = holder.setdefault(place, share)
-            if other is not share:
-                raise ValueError(_not_shares(other, share, "overlap without being the same"))
-        if len(share.places) != len(found[0].places):
-            raise ValueError(_not_shares(found[0], share, "are not as many"))
-        if len(share.processes) != len(found[0].processes):
-            raise ValueError(_not_shares(found[0], share, "are not held by as many processes"))
+            if (other := holder.setdefault(place, share)) is not share:
+                raise _not_shares(other, share, "overlap without being the same")
+        if len(share.places) != len(by_rank[0].places):
+            raise _not_shares(by_rank[0], share, "are not as many")
+        if len(share.processes) != len(by_rank[0].processes):
+            raise _not_shares(by_rank[0], share, "are not held by as many processes")
+    return by_rank
 
 
-def _not_shares(one: Share, other: Share, problem: str) -> str:
-    return (
+def _not_shares(one: Share, other: Share, problem: str) -> ValueError:
+    return ValueError(
         "Any two processes of a mesh must hold the same places along the data axes, or different ones and as many. "
         f"Process {_listed(one.processes)} holds place {_listed(one.places)}, and process {_listed(other.processes)} "
         f"holds place {_listed(other.places)}: these {problem}. Make the mesh with its devices in another order, or "
         "name other axes."
     )
+
+
+def is_initialized() -> bool:
+    """Whether JAX's processes are connected."""
+    # nobody has connected them without having imported this, and importing the package doesn't
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
 
 
 def _check_initialised() -> None:
@@ -144,10 +140,24 @@ def _check_initialised() -> None:
         )
 
 
-def _devices_and_axes(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None) -> tuple[Mesh, tuple[str, ...]]:
+def is_mesh(thing: object) -> TypeIs[Mesh | NamedSharding]:
+    """Whether something is a mesh, or a sharding over one."""
+    return _is("Mesh", thing) or _is("NamedSharding", thing)
+
+
+def _is(name: str, thing: object) -> bool:
+    """Whether something is of one of JAX's types, without an import of JAX."""
+    return isinstance(thing, getattr(sys.modules.get("jax.sharding"), name, ()))
+
+
+def _devices_and_axes(
+    mesh: Any,  # noqa: ANN401 what mesh() is given
+    axes: str | Sequence[str] | None,
+) -> tuple[Mesh, tuple[str, ...]]:
     """Return the mesh, and the names of the axes that split rows."""
-    devices = mesh.mesh if _is_sharding(mesh) else mesh
-    if not _is_mesh(devices) or devices.empty:
+    is_sharding = _is("NamedSharding", mesh)
+    devices = mesh.mesh if is_sharding else mesh
+    if not _is("Mesh", devices) or devices.empty:
         raise TypeError(
             "Expected a mesh of devices: a torch DeviceMesh, or JAX's Mesh or a NamedSharding over one, got "
             f"{mesh!r} of type {type(mesh).__name__}."
@@ -155,7 +165,7 @@ def _devices_and_axes(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | No
     known = devices.axis_names
     if axes is not None:
         names = (axes,) if isinstance(axes, str) else tuple(axes)
-    elif _is_sharding(mesh):
+    elif is_sharding:
         names = named_axes(mesh.spec[0]) if len(mesh.spec) else ()
     elif len(known) == 1:
         names = known
@@ -173,35 +183,12 @@ def _devices_and_axes(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | No
     return devices, names
 
 
-def is_initialized() -> bool:
-    """Whether JAX's processes are connected."""
-    # nobody has connected them without having imported this, and importing the package doesn't
-    jax = sys.modules.get("jax")
-    return jax is not None and jax.distributed.is_initialized()
-
-
-def is_mesh(thing: object) -> TypeIs[Mesh | NamedSharding]:
-    """Whether something is a mesh, or a sharding over one."""
-    return _is_mesh(thing) or _is_sharding(thing)
-
-
-def _is_mesh(thing: object) -> TypeIs[Mesh]:
-    return isinstance(thing, getattr(sys.modules.get("jax.sharding"), "Mesh", ()))
-
-
-def _is_sharding(thing: object) -> TypeIs[NamedSharding]:
-    return isinstance(thing, getattr(sys.modules.get("jax.sharding"), "NamedSharding", ()))
-
-
 def named_axes(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the axes that one dimension of a ``PartitionSpec`` names."""
-    if part is None:
-        return ()
-    if isinstance(part, str):
-        return (part,)
-    if not isinstance(part, tuple):
+    names = (part or ()) if not isinstance(part, str) else (part,)
+    if not isinstance(names, tuple):
         raise ValueError(f"A sharding must say along which axes it splits each dimension, got {part!r}.")
-    return part
+    return names
 
 
 def _shares_and_rank(mesh: Mesh, names: tuple[str, ...]) -> tuple[list[Share], int]:
@@ -209,15 +196,15 @@ def _shares_and_rank(mesh: Mesh, names: tuple[str, ...]) -> tuple[list[Share], i
     import jax
 
     owners = [device.process_index for device in mesh.devices.flat]
-    processes = np.array(owners, dtype=np.int64).reshape(mesh.devices.shape)
     this = jax.process_index()
     if this not in owners:
         raise ValueError(
             f"Process {this} has no devices in the JAX mesh, whose devices are those of process "
             f"{_listed(sorted(set(owners)))}. Only processes in the mesh can have a share."
         )
-    found = shares(processes, [mesh.axis_names.index(name) for name in names])
-    return found, next(rank for rank, share in enumerate(found) if this in share.processes)
+    processes = np.array(owners, dtype=np.int64).reshape(mesh.devices.shape)
+    by_rank = shares(processes, [mesh.axis_names.index(name) for name in names])
+    return by_rank, next(rank for rank, share in enumerate(by_rank) if this in share.processes)
 
 
 def _axes(names: Sequence[str]) -> str:
@@ -226,7 +213,5 @@ def _axes(names: Sequence[str]) -> str:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Show a few numbers, as 0, 1, 2 or 0, 1, ..., 7."""
-    first, last = numbers[:-1], numbers[-1]
-    shown = [*map(str, first)] if len(numbers) <= 8 else [*map(str, first[:3]), "..."]
-    return ", ".join([*shown, str(last)])
+    """Show the first few numbers."""
+    return shortened(list(numbers)).strip("[]")

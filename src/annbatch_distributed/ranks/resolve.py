@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
@@ -22,42 +23,35 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["DistInfo", "asker", "resolve"]
+__all__ = ["DistInfo", "resolve", "source_of"]
 
 
-class LightningsTrainer(Protocol):
+class _Trainer(Protocol):
     """Lightning's ``Trainer`` or ``Fabric``."""
 
     @property
-    def strategy(self) -> object:
-        """How it starts processes."""
+    def strategy(self) -> object: ...
 
 
-class Accelerator(Protocol):
+class _Accelerator(Protocol):
     """accelerate's ``Accelerator`` or ``PartialState``."""
 
     @property
-    def process_index(self) -> int:
-        """Which process this is."""
-
+    def process_index(self) -> int: ...
     @property
-    def num_processes(self) -> int:
-        """How many there are."""
+    def num_processes(self) -> int: ...
 
 
-class RaysContext(Protocol):
+class _TrainContext(Protocol):
     """The context of Ray Train."""
 
-    def get_world_rank(self) -> int:
-        """Return which worker this is."""
-
-    def get_world_size(self) -> int:
-        """Return how many there are."""
+    def get_world_rank(self) -> int: ...
+    def get_world_size(self) -> int: ...
 
 
-type OfFramework = LightningsTrainer | Accelerator | RaysContext
-type Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding | OfFramework
-type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | Known] | Known
+type _Framework = _Trainer | _Accelerator | _TrainContext
+type _Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding | _Framework
+type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | _Known] | _Known
 
 _SOURCES: dict[str, Callable[[], Membership]] = {
     "torch": torch.default_group,
@@ -72,11 +66,11 @@ def resolve(dist_info: DistInfo) -> Membership:
     >>> resolve(lambda: (1, 2)).rank
     Rank(rank=1, world_size=2)
     """
-    return asker(dist_info)()
+    return source_of(dist_info)()
 
 
-def asker(dist_info: DistInfo) -> Callable[[], Membership]:
-    """Return the function that asks a ``dist_info``, once it is known to be one.
+def source_of(dist_info: DistInfo) -> Callable[[], Membership]:
+    """Return the function that says which member this process is; a TypeError or a ValueError if there is none.
 
     What has a place for this process already is asked at once.
     """
@@ -85,13 +79,24 @@ def asker(dist_info: DistInfo) -> Callable[[], Membership]:
             raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}")
         return _SOURCES[dist_info]
     if frameworks.knows_rank(dist_info):
-        return frameworks.Asker(dist_info)
-    if (known := _known(dist_info)) is not None:
-        return partial(copy.copy, known)  # which can be pickled
+        return frameworks.FrameworkObject(dist_info)
+    if (membership := _membership_of(dist_info)) is not None:
+        return partial(copy.copy, membership)  # which can be pickled
     if not callable(dist_info) or inspect.isclass(dist_info):
         hint = " Pass an instance, not the class." if inspect.isclass(dist_info) else ""
         raise TypeError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}{hint}")
-    _check_takes_nothing(dist_info)
+    parameters = None
+    with suppress(TypeError, ValueError):  # builtins needn't have any
+        parameters = inspect.signature(dist_info)
+    try:
+        if parameters is not None:
+            parameters.bind()
+    except TypeError as error:
+        name = getattr(dist_info, "__qualname__", repr(dist_info))
+        raise TypeError(
+            f"A callable as dist_info is called without arguments, and returns (rank, world_size), but {name}"
+            f"{parameters} can't be: {error}. Pass one that needs none, such as a lambda that calls it."
+        ) from None
     return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but was dealt with
 
 
@@ -102,53 +107,30 @@ _EXPECTED = (
 )
 
 
-def _call(callable_: Callable[[], object]) -> Membership:
-    answer = callable_()
-    if frameworks.knows_rank(answer):
-        return frameworks.Asker(answer)()
-    return _known(answer) or Membership(_from_pair(answer), source="a callable")
-
-
-def _check_takes_nothing(callable_: Callable[..., object]) -> None:
-    """Raise if a callable can't be called without arguments."""
-    try:
-        parameters = inspect.signature(callable_)
-    except (TypeError, ValueError):  # builtins needn't have any
-        return
-    try:
-        parameters.bind()
-    except TypeError as error:
-        name = getattr(callable_, "__qualname__", repr(callable_))
-        raise TypeError(
-            f"A callable as dist_info is called without arguments, and returns (rank, world_size), but {name}"
-            f"{parameters} can't be: {error}. Pass one that needs none, such as a lambda that calls it."
-        ) from None
-
-
-def _known(thing: object) -> Membership | None:
-    """Return the membership that an object stands for; None if it is none of those that do."""
+def _membership_of(thing: object) -> Membership | None:
+    """Return the membership that an object stands for; None if it stands for none."""
     if isinstance(thing, Membership):
         return thing
     if isinstance(thing, Rank):
         return Membership(thing, source="a Rank")
     if torch.is_group(thing):
         return torch.group(thing)
-    if torch.is_no_group(thing):
-        raise ValueError(
-            f"dist_info is {thing!r}, which torch.distributed.new_group gives to a process that isn't in the group. "
-            "Make the sampler in the processes of the group only."
-        )
     return mesh_ranks(thing) if torch.is_mesh(thing) or jax.is_mesh(thing) else None
 
 
-def _from_pair(pair: object) -> Rank:
-    """Check what a user's callable returned."""
+def _call(function: Callable[[], object]) -> Membership:
+    """Return what a user's callable says."""
+    answer = function()
+    if frameworks.knows_rank(answer):
+        return frameworks.FrameworkObject(answer)()
+    if (membership := _membership_of(answer)) is not None:
+        return membership
     expected = "The dist_info callable must return a tuple of two integers (rank, world_size)"
-    if not isinstance(pair, tuple | list):
-        raise TypeError(f"{expected}, got {pair!r} of type {type(pair).__name__}.")
-    if len(pair) != 2:
-        raise ValueError(f"{expected}, got {len(pair)} values: {pair!r}.")
+    if not isinstance(answer, tuple | list):
+        raise TypeError(f"{expected}, got {answer!r} of type {type(answer).__name__}.")
+    if len(answer) != 2:
+        raise ValueError(f"{expected}, got {len(answer)} values: {answer!r}.")
     try:
-        return Rank(*pair)
+        return Membership(Rank(*answer), source="a callable")
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{expected} with 0 <= rank < world_size, got {pair!r}: {error}") from None
+        raise type(error)(f"{expected} with 0 <= rank < world_size, got {answer!r}: {error}") from None

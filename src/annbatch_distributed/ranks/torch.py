@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import TypeIs  # typing's is new in Python 3.13
 
-__all__ = ["default_group", "group", "is_group", "is_initialized", "is_mesh", "is_no_group", "mesh"]
+__all__ = ["default_group", "group", "is_group", "is_initialized", "is_mesh", "mesh"]
 
 
 def default_group() -> Membership:
@@ -54,16 +54,14 @@ def is_initialized() -> bool:
 
 
 def is_group(thing: object) -> TypeIs[ProcessGroup]:
-    """Whether something is a process group."""
+    """Whether something is a process group; a ValueError if torch gave it to a process that isn't in the group."""
     dist = _distributed()
+    if dist is not None and type(thing) is int and thing == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"dist_info is {thing!r}, which torch.distributed.new_group gives to a process that isn't in the group. "
+            "Make the sampler in the processes of the group only."
+        )
     return dist is not None and isinstance(thing, dist.ProcessGroup)
-
-
-def is_no_group(thing: object) -> bool:
-    """Whether something is what torch gives instead of a process group to a process that isn't in it."""
-    dist = _distributed()
-    no_group = None if dist is None else dist.GroupMember.NON_GROUP_MEMBER
-    return no_group is not None and isinstance(thing, type(no_group)) and bool(thing == no_group)
 
 
 def is_mesh(thing: object) -> TypeIs[DeviceMesh]:
@@ -73,7 +71,7 @@ def is_mesh(thing: object) -> TypeIs[DeviceMesh]:
 
 
 def group(members: ProcessGroup) -> Membership:
-    """Return which member of a process group this process is; a ValueError if it is none."""
+    """Return which member of a process group this process is."""
     import torch.distributed as dist
 
     rank_of = {process: rank for rank, process in enumerate(dist.get_process_group_ranks(members))}
@@ -94,6 +92,7 @@ def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Membership:
 
 
 def _membership(rank_of: Mapping[int, int], kind: str, source: str) -> Membership:
+    """Return that of this process in a job in which each process has the rank that a mapping says."""
     import torch.distributed as dist
 
     here = dist.get_rank()

@@ -1,7 +1,6 @@
 """Workers: which worker of a torch ``DataLoader`` this process is, if any.
 
-annbatch's samplers ask torch the same, and divide their rows among the workers. Here that has been done before, so that
-they are run as if there were no workers.
+annbatch's samplers would divide their rows among the workers. Here the lanes are divided, so it is hidden from them.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from annbatch_distributed.lanes import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 __all__ = ["base_seed", "current_worker", "n_started", "note_started", "worker_info_hidden"]
 
@@ -79,19 +77,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_parent=_count_started)
 
 
-def worker_info_hidden(worker: Worker | None) -> AbstractContextManager[None]:
+@contextmanager
+def worker_info_hidden(worker: Worker | None) -> Iterator[None]:
     """Have torch say in this context that this process is no worker, to annbatch's samplers in particular.
 
     ``worker`` is what :func:`current_worker` has returned: if it is None, there is nothing to hide.
     """
-    return _NOTHING if worker is None else _hidden()
-
-
-_NOTHING = nullcontext()
-
-
-@contextmanager
-def _hidden() -> Iterator[None]:
+    if worker is None:
+        yield
+        return
     # torch has no public way to set this; tests/test_workers.py notices if it is kept elsewhere
     from torch.utils.data._utils import worker as torchs
 
