@@ -219,3 +219,23 @@ def test_the_last_row_that_64_bits_can_count_is_one() -> None:
     assert list(Rows.of([last])) == list(Rows((range(last, last + 1),))) == [last]
     assert Rows.of(range(5, 0, -1)).to_array().tolist() == [5, 4, 3, 2, 1]
     assert list(Rows().cyclic(3, 0)) == list(Rows().cut(0, 0)) == Rows().to_global(np.arange(0)).tolist() == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=4), st.integers(2, 8), st.data()
+)
+def test_whole_chunks_lie_at_multiples_whatever_comes_before_them(
+    parts: list[tuple[int, int]], size: int, data: st.DataObject
+) -> None:
+    rows = Rows(tuple(range(100 * number + start, 100 * number + start + n) for number, (start, n) in enumerate(parts)))
+    after = data.draw(st.integers(0, 3 * size), label="after")
+    ordered = list(whole_chunks_first(rows, size, after=after))
+    assert sorted(ordered) == list(rows)
+    chunks = {row for row in rows if row % size == 0 and {*range(row, row + size)} <= {*rows}}
+    at_multiples = range(-after % size, len(ordered), size)
+    placed = [ordered[place : place + size] for place in at_multiples]
+    n_whole = sum(part == list(range(part[0], part[0] + size)) and part[0] in chunks for part in placed)
+    # where too few ragged rows come first, one chunk is cut up for it
+    assert n_whole >= len(chunks) - 1
+    n_ragged = len(rows) - size * len(chunks)
+    assert n_whole == len(chunks) or n_ragged < -after % size

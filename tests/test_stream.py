@@ -96,10 +96,21 @@ def test_index_arrays_are_read_in_the_order_of_the_rows() -> None:
 @pytest.mark.parametrize("rows", [np.arange(28, -1, -2), [slice(row, row + 1) for row in range(0, 29, 2)]])
 def test_holes_in_load_requests_of_users_samplers_are_read_through(rows: Any) -> None:
     sampler = Yielding({"requests": rows, "splits": [np.arange(15)]})
-    for longest, n_stretches in ((0, 15), (1, 1)):
+    for longest, n_stretches in ((0, 15), (1, 1), (64, 1)):
         (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), longest_hole=longest)
         assert len(request.starts) == n_stretches
         assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
+
+
+def test_the_rest_of_a_load_request_reads_through_its_holes() -> None:
+    for read_through, n_stretches in ((0, None), (64, 1)):
+        rank = DistributedSampler(
+            RandomSampler(64, 1, 8), dist_info=Rank(0, 1), seed=0, read_through=read_through, remainder="keep"
+        )
+        rank.load_state_dict(rank.state_dict(batches_done=5))
+        first, *_ = rank.sample(256)
+        assert len(first["splits"]) == 3
+        assert len(first["requests"]) > 8 if n_stretches is None else len(first["requests"]) == n_stretches
 
 
 def test_holes_within_a_chunk_are_read_and_between_chunks_that_a_sampler_reads_anyway_not() -> None:
