@@ -100,7 +100,7 @@ def measure(configuration: Configuration, n_obs: int, repeats: int) -> list[str]
         median(times[alone], ".3f"),
         median(ratios, ".2f"),
         median(times[other], ".2f"),
-        f"{peak_megabytes(other):.0f}",
+        f"{peak_megabytes(other):.1f}",
     ]
 
 

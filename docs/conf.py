@@ -94,9 +94,9 @@ autosummary_context = {
             "lost",
             "n_lost",
             "n_repeated",
-            "n_samples",
-            "shares_draws",
+            "n_draws",
             "left",
+            "n_left_over",
             "rows_in_memory",
             "composition",
             "to_frame",
@@ -121,7 +121,7 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 60
+nb_execution_timeout = 120
 nb_execution_in_temp = True
 nb_merge_streams = True
 nb_output_stderr = "remove"
