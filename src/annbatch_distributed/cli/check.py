@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,18 +81,15 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
     """Start the ranks, and yield what they have read in each epoch; a CommandError if one raises or dies."""
     context = multiprocessing.get_context("spawn")
     ranks: dict[Any, BaseProcess] = {}
-    # an interrupt waits until the ranks have started: it would leave one with half of its arguments
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        try:
+        # an interrupt waits until the ranks have started: it would leave one with half of its arguments
+        with _interrupts_held():
             for rank in range(options.ranks):
                 here, there = context.Pipe()
                 arguments = options, mask, rank, there
                 ranks[here] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
                 ranks[here].start()
                 there.close()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         n_read = 0
         while n_read < options.epochs:
             said = _said(ranks)
@@ -106,6 +103,18 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
         for process in ranks.values():
             process.kill()
             process.join()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Have an interrupt wait until a context is left, where the system can: Windows can't."""
+    hold = getattr(signal, "pthread_sigmask", None)
+    before = hold(signal.SIG_BLOCK, {signal.SIGINT}) if hold else None
+    try:
+        yield
+    finally:
+        if hold:
+            hold(signal.SIG_SETMASK, before)
 
 
 def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
