@@ -16,7 +16,10 @@ BEGUN: Any = Rank(0, 1)  # anything that can be pickled
 REQUESTS: list[tuple[Any, list[list[int]]]] = [
     ({"requests": [slice(10, 14), slice(2, 4)], "splits": [np.array([5, 0]), np.array([1, 1])]}, [[3, 10], [11, 11]]),
     ({"requests": [slice(0, 2)], "splits": []}, []),
-    ({"requests": np.array([7, 5, 6]), "splits": [np.array([2, 0])], "repeated": np.array([1, 1, 0]) > 0}, [[6, 7]]),
+    (
+        {"requests": [slice(7, 8), slice(5, 7)], "splits": [np.array([2, 0])], "repeated": np.array([1, 1, 0]) > 0},
+        [[6, 7]],
+    ),
 ]
 
 

@@ -1,6 +1,6 @@
 """The command line: plans, and epochs that processes of this machine stream and compare with them.
 
-annbatch is imported when a command is run.
+It knows what users know, and imports annbatch when a command is run.
 """
 
 from __future__ import annotations

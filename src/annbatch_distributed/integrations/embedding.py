@@ -220,7 +220,7 @@ def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything
     """Return the function from what the loader yields to an array."""
     of_batch: Compute
     if hasattr(model, "get_latent_representation"):
-        of_batch = lambda batch: model.get_latent_representation(dataloader=[batch])  # noqa: E731
+        of_batch = lambda batch: model.get_latent_representation(dataloader=[batch])  # noqa: E731 of one line
     elif callable(model):
         of_batch = model
     else:
