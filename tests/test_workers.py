@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import threading
 from itertools import islice
@@ -72,8 +71,7 @@ def workers_of(made: StatefulLoader, n_workers: int = 2, start: str = "fork", **
     return made.to_dataloader(num_workers=n_workers, multiprocessing_context=start, **options)
 
 
-@pytest.mark.parametrize("start", multiprocessing.get_all_start_methods())
-@pytest.mark.parametrize("read_ahead", [0, 1])
+@pytest.mark.parametrize(("start", "read_ahead"), [("spawn", 1), pytest.param("fork", 0, marks=forks)])
 def test_what_is_set_and_loaded_reaches_workers_that_persist_however_they_are_started(
     start: str, read_ahead: int
 ) -> None:

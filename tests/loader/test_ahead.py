@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -187,9 +188,13 @@ def test_one_that_is_collected_as_garbage_ends_without_anybody_waiting_for_it(
 
 def script(then: str, *, n_stretches: int = 100, read: str = "time.sleep(0.3)") -> subprocess.Popen[str]:
     """Take an item in a process of its own, print it, and do something then."""
+    folder = str(Path(sys.modules[ahead.__module__].__file__ or "").parent)
     code = f"""
 import os, signal, sys, time
-from annbatch_distributed.loader.ahead import ahead
+sys.path.append({folder!r})  # without the package, which takes seconds to import
+from ahead import ahead
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells that start a job in the background have ignored
 
 def stretches():
     for number in range({n_stretches}):

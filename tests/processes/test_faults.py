@@ -14,7 +14,7 @@ import pytest
 
 from tests.processes.configurations import CHUNKS, DONORS
 from tests.processes.job_faults import DIES_IN, EPOCHS, EVERY, HELD_OUT, WORLD_SIZE, Model, Step
-from tests.processes.launch import forked_ranks, free_port, python, run, torchrun
+from tests.processes.launch import forked_ranks, free_port, python, run
 from tests.samplers import flat
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ def check(folder: Path, ranks: int, remainder: str) -> tuple[list[Step], list[St
 
 
 def test_after_a_rank_was_killed_as_many_ranks_go_on_from_the_checkpoint(collection: Path, folder: Path) -> None:
-    job = torchrun(*JOB, collection, folder, "exact", "rank", ranks=WORLD_SIZE, restarts=1)
-    run(job, seconds=SECONDS, environments=[STORE])
+    job = *JOB, collection, folder, "exact", "rank"
+    run(*forked_ranks(*job, ranks=WORLD_SIZE), seconds=SECONDS / 2, expect=[1, -signal.SIGKILL, 1])
+    run(*forked_ranks(*job, ranks=WORLD_SIZE, attempt=1), seconds=SECONDS / 2)
     lost, after = check(folder, WORLD_SIZE, "exact")
     # what was lost is done again as it was
     done = {(step.rank, step.step): step.rows for step in after}

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
+from multiprocessing.context import set_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
-from torch.utils.data._utils import worker as torchs
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
-from tests.processes.launch import fork_server
 from tests.samplers import batches
+from tests.workers import as_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.context import BaseContext
 
 N_OBS = 100
 
@@ -109,42 +107,24 @@ def test_however_many_copies_there_are_the_rank_is_asked_for_once() -> None:
     assert launcher.n_asked == 1
 
 
-_HERE: dict[str, Any] = {}
+_HERE: dict[str, int] = {}
 
 
 def _of_this_process() -> tuple[int, int]:
     """A rank that is said in each process, or nothing."""
-    return int(_HERE["rank"]), 2
+    return _HERE["rank"], 2
 
 
-def _keep(sampler: DistributedSampler, rank: int | None, worker: int | None) -> None:
-    """Begin a process that a sampler was sent to: one with a rank of its own, or a DataLoader's worker."""
-    _HERE["sampler"] = sampler
-    if rank is not None:
-        _HERE["rank"] = rank
-    if worker is not None:
-        torchs._worker_info = torchs.WorkerInfo(id=worker, num_workers=1, seed=0, dataset=None)
-
-
-def _ask() -> int:
-    return int(_HERE["sampler"].rank)
-
-
-def _count_batches() -> int:
-    return int(_HERE["sampler"].n_batches(N_OBS))
-
-
-def _asked_in_another_process(
-    sampler: DistributedSampler,
-    rank: int | None,
-    worker: int | None,
-    *,
-    ask: Callable[[], int] = _ask,
-    context: BaseContext | None = None,
-) -> int:
-    """What it is told in a process that begins without any rank."""
-    with (context or fork_server()).Pool(1, _keep, [sampler, rank, worker]) as pool:
-        return int(pool.apply_async(ask).get(60))
+def started(sampler: DistributedSampler) -> DistributedSampler:
+    """What a process gets that is started with a sampler, and has no rank yet."""
+    set_spawning_popen(object())
+    try:
+        sent = pickle.dumps(sampler)
+    finally:
+        set_spawning_popen(None)
+    _HERE.clear()
+    received: DistributedSampler = pickle.loads(sent)
+    return received
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -153,24 +133,22 @@ def test_a_process_that_is_spawned_asks_for_itself_whatever_this_one_is(
 ) -> None:
     if known:
         monkeypatch.setitem(_HERE, "rank", 0)
-    sampler = make(deferred(_of_this_process))
-    assert _asked_in_another_process(sampler, 1, None) == 1
+    sampler = started(make(deferred(_of_this_process)))
     with pytest.raises(KeyError, match="rank"):
-        _asked_in_another_process(sampler, None, None)
+        _ = sampler.rank
+    monkeypatch.setitem(_HERE, "rank", 1)
+    assert sampler.rank == 1
 
 
-def test_a_spawned_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_started_it(
+def test_a_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_started_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(_HERE, "rank", 1)
-    spawn = multiprocessing.get_context("spawn")
-    assert _asked_in_another_process(make(deferred(_of_this_process)), None, 0, context=spawn) == 1
-
-
-def test_a_worker_can_ask_for_the_number_of_batches_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_HERE, "rank", 1)
-    sampler = make(deferred(_of_this_process))
-    assert _asked_in_another_process(sampler, None, 0, ask=_count_batches) == sampler.n_batches(N_OBS)
+    of_parent = make(deferred(_of_this_process))
+    sampler = started(of_parent)
+    with as_worker(0, 1):  # asked before anything else
+        assert sampler.n_batches(N_OBS) == of_parent.n_batches(N_OBS)
+        assert sampler.rank == 1
 
 
 def test_a_loader_has_no_length_before_the_rank_is_known() -> None:
