@@ -229,3 +229,32 @@ def test_a_data_set_that_is_refused_leaves_the_loader_as_it_was(tmp_path: Path) 
     theirs = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False).add_dataset(cut)
     with pytest.raises(ValueError, match="X of data set 0"):
         StatefulLoader.from_loader(theirs, batch_sampler=given.sampler)
+
+
+@pytest.mark.parametrize("pipeline", CODECS)
+@pytest.mark.parametrize("how", ["sparse collection", "dense collection", "array"])
+def test_a_relative_path_leads_to_the_same_cells_after_the_process_has_gone_to_another_folder(
+    how: str, pipeline: str, collection: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(collection.parent)
+    sampler = DistributedSampler(RandomSampler(8, 1, 8), dist_info=Rank(0, 1), seed=0)
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    with codecs(pipeline):
+        if how == "sparse collection":
+            loader.use_collection(DatasetCollection(collection.name, mode="r"))
+        else:
+            monkeypatch.chdir(tmp_path)
+            data = np.arange(1.0, 99.0).reshape(-1, 1)
+            if how == "dense collection":
+                ad.AnnData(data).write_h5ad("cells.h5ad")
+                DatasetCollection("cells.zarr").add_adatas(["cells.h5ad"], shuffle=False)
+                loader.use_collection(DatasetCollection("cells.zarr", mode="r"))
+            else:
+                zarr.create_array("X", data=data)
+                loader.add_dataset(zarr.open_array("X", mode="r"))
+        batches = iter(loader)
+        next(batches)
+        monkeypatch.chdir("/")
+        for batch in batches:
+            cells = batch["X"].toarray() if how == "sparse collection" else batch["X"]
+            assert cells[:, 0].tolist() == (batch["index"] + 1).tolist()

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import zarr
 from annbatch import Loader
 from annbatch.abc import Sampler
+from zarr import Array, AsyncArray
+from zarr.storage import LocalStore
 
 from annbatch_distributed.loader import local
 from annbatch_distributed.loader.inside import arrays_in, has_room_for_pointers, obs_of, shapes_of
@@ -53,6 +55,8 @@ class CheckedLoader(Loader[Any, Any]):
         local.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
         if "load_adata" not in options:
             self._check_layouts(group["X"] for group in collection)
+        for group in collection:
+            _in_place(group)
         return super().use_collection(collection, **options)
 
     def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
@@ -68,6 +72,8 @@ class CheckedLoader(Loader[Any, Any]):
         """
         first = len(shapes_of(self))
         self._check_layouts(adata.X for adata in adatas)
+        for adata in adatas:
+            _in_place(adata.X)
         super().add_adatas(adatas)
         self._names |= {number: adata.obs_names for number, adata in enumerate(adatas, first)}
         return self
@@ -85,12 +91,12 @@ class CheckedLoader(Loader[Any, Any]):
             As for :meth:`add_adatas`.
         """
         self._check_layouts(datasets)
-        return super().add_datasets(datasets, obs, var)
+        return super().add_datasets(list(map(_in_place, datasets)), obs, var)
 
     def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
         """Add a data set: see :meth:`add_datasets`."""
         self._check_layouts([dataset])
-        return super().add_dataset(dataset, obs, var)
+        return super().add_dataset(_in_place(dataset), obs, var)
 
     def _check_layouts(self, data: Iterable[object]) -> None:
         """Raise if some data can't be read by rows, before any of it is added."""
@@ -124,6 +130,18 @@ class CheckedLoader(Loader[Any, Any]):
     def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
         outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
         return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
+
+
+def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
+    """Return data whose relative path leads to where it leads now, also once the process goes to another folder."""
+    place = getattr(getattr(data, "group", data), "store_path", None)
+    if place is None or not isinstance(place.store, LocalStore):
+        return data
+    place.store.root = place.store.root.absolute()
+    if not isinstance(data, Array) or not local.is_by_zarrs(data.async_array):
+        return data
+    # zarrs has the path of when the array was opened
+    return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
 
 
 async def _returning[Value](value: Value) -> Value:
