@@ -101,6 +101,17 @@ def test_exact_reads_every_row_once_in_equally_many_batches(drawn: Job) -> None:
     assert {len(rank) for rank in read} == {fewest}
 
 
+@given(jobs(kinds=("random", "sequential"), policies=("exact",)), epochs)
+def test_exact_has_no_batch_of_a_single_row_where_the_batches_before_it_have_some_to_spare(
+    drawn: Job, epoch: int
+) -> None:
+    for sampler in runnable(drawn, epoch):
+        *requests, last = (list(request["splits"]) for request in sampler.sample(drawn.n_obs))
+        assert all(len(split) > 1 for splits in requests for split in splits) or drawn.batch_size == 1
+        sizes = list(map(len, last))
+        assert min(sizes) > 1 or max(sizes) <= 2 or sizes.count(1) > 1
+
+
 @given(jobs(kinds=PASSING, policies=("pad",)))
 def test_pad_marks_the_repeats_so_that_the_other_rows_are_the_window(drawn: Job) -> None:
     ranks = runnable(drawn)

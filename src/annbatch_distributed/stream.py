@@ -3,7 +3,8 @@
 1. A private copy of the sampler runs on local rows ``[0, len(shard))`` with a generator of its own; it never learns
    which rows of the collection they are. It is run from its beginning, which reads nothing.
 2. What a user's sampler yields is checked, and gets the splits that it left out.
-3. The number of batches is made the planned one.
+3. The number of batches is made the planned one. Under ``"exact"``, a last batch of one row gets one of the batch
+   before it, since batch norm, for one, can't train on a single row.
 4. Batches that aren't asked for are left out, and with them the rows that only they need.
 5. Local rows become global ones, and short holes between them are read through.
 """
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from annbatch.abc import Sampler
-from annbatch.samplers import RandomSampler
+from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import known
 from annbatch_distributed.copies import private_copy
@@ -65,6 +66,8 @@ class Stream:
         requests = _counted(
             self._run(shard), promised=self.plan.sampler_batches[self.number], planned=n_batches, name=self._name
         )
+        if self.plan.remainder == "exact" and type(self.sampler) in (RandomSampler, SequentialSampler):
+            requests = _without_a_lone_row(requests)
         if numbers != (range(n_batches),):
             requests = _selected(requests, numbers, n_batches)
         for request in requests:
@@ -253,6 +256,31 @@ def _halved(splits: Sequence[Split], name: str) -> list[Split]:
             "and batches (n_batches) to fit together. They can't be cut to make one batch more."
         )
     return [*splits[:index], *np.array_split(splits[index], 2), *splits[index + 1 :]]
+
+
+def _without_a_lone_row(requests: Iterable[Request]) -> Iterator[Request]:
+    """Give a batch of one row, of the last ones, a row of the batch before it, or of the largest, that has three."""
+    held: list[Request] = []
+    for request in requests:
+        held.append(request)
+        if len(held) > 2:
+            yield held.pop(0)
+    if len(held) == 2 and [len(split) for split in held[1].splits] == [1]:
+        first, last = held  # the batch before it is in another load request
+        (split,) = last.splits
+        starts, stops = np.append(first.starts, last.starts), np.append(first.stops, last.stops)
+        held = [Request(starts, stops, [*first.splits, split + int((first.stops - first.starts).sum())])]
+    *others, last = held
+    yield from others
+    splits = list(last.splits)
+    lone = next((index for index, split in enumerate(splits) if len(split) == 1), 0)
+    giver = max(
+        range(len(splits)), key=lambda index: (index == lone - 1 and len(splits[index]) > 2, len(splits[index]))
+    )
+    if len(splits[lone]) == 1 and len(splits[giver]) > 2:
+        splits[giver], given = splits[giver][:-1], splits[giver][-1:]
+        splits[lone] = np.append(given, splits[lone])
+    yield last._replace(splits=splits)
 
 
 def _selected(requests: Iterable[Request], numbers: Numbers, n_batches: int) -> Iterator[Request]:
