@@ -44,6 +44,8 @@ class Checkpoint:
     """How many streams the pass has that was begun; None if none was."""
     read: Counter[Batch]
     """What was read of it."""
+    has_ended: bool
+    """Whether the pass before it has just come to its end."""
 
 
 class Sequences(RuleBasedStateMachine):
@@ -74,7 +76,7 @@ class Sequences(RuleBasedStateMachine):
         self.epoch, self.passes, self.read = epoch, passes, Counter[Batch]()
         self.n_streams: int | None = None
         self.iterators: list[Iterator[Any]] | None = None
-        self.is_loaded = self.has_looked = False
+        self.is_loaded = self.has_looked = self.has_ended = False
 
     def left(self) -> list[int]:
         counts = [loader.sampler.n_batches(self.drawn.n_obs) for loader in self.ranks]
@@ -84,7 +86,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(n_batches=st.sampled_from([1, 2, 3, TO_THE_END]))
     def take(self, n_batches: int) -> None:
         if self.iterators is None:
-            self.n_left, self.has_looked = self.left(), False
+            self.n_left, self.has_looked, self.has_ended = self.left(), False, False
             self.iterators = [iter(loader) for loader in self.ranks]
             self.n_streams = self.n_streams or len(self.ranks)
         if n_batches >= min(self.n_left):  # under keep, a rank that has come to its end alone is in another epoch
@@ -100,6 +102,7 @@ class Sequences(RuleBasedStateMachine):
             assert all(next(iterator, None) is None for iterator in self.iterators)
             self.check_read()
             self.begin(self.epoch, self.passes + 1)
+            self.has_ended = True
 
     def check_read(self) -> None:
         assert self.n_streams is not None
@@ -117,7 +120,8 @@ class Sequences(RuleBasedStateMachine):
     def save(self) -> None:
         states = {json.dumps(loader.state_dict()) for loader in self.ranks}
         assert len(states) == 1
-        checkpoint = Checkpoint(states.pop(), self.epoch, self.passes, self.n_streams, self.read.copy())
+        held = self.epoch, self.passes, self.n_streams, self.read.copy(), self.has_ended
+        checkpoint = Checkpoint(states.pop(), *held)
         self.checkpoints.append(checkpoint)
 
     @precondition(lambda self: self.checkpoints)
@@ -139,24 +143,30 @@ class Sequences(RuleBasedStateMachine):
             self.ranks = ranks
             self.begin(checkpoint.epoch, checkpoint.passes)
             self.read, self.n_streams = checkpoint.read.copy(), checkpoint.n_streams if checkpoint.read else None
-            self.is_loaded = True
+            self.is_loaded, self.has_ended = True, checkpoint.has_ended
 
     @rule(epoch=st.integers(0, 2))
     def set_epoch(self, epoch: int) -> None:
-        """An epoch that was loaded goes on until it has been read."""
+        """An epoch that was loaded goes on until it has been read, or another one is set that comes after it."""
+        epoch = max(epoch, self.epoch) if self.is_loaded else epoch
         goes_on = epoch == self.epoch and (self.is_loaded or any(loader.sampler.batches_done for loader in self.ranks))
         for loader in self.ranks:
             loader.set_epoch(epoch)
-        if not goes_on:
+        if goes_on and self.is_loaded and self.has_ended:
+            assert not any(self.left())
+            assert [batch for loader in self.ranks for batch in loader] == []
+            self.begin(epoch, self.passes)
+        elif not goes_on:
             self.begin(epoch, 0)
 
     @precondition(lambda self: self.iterators is None)
     @rule()
     def look(self) -> None:
         """What is left of an epoch that was loaded is still left then; else the next pass has another order."""
+        assume(not self.read or min(self.left()) > 1)  # who looks at the last batch of all has read it
         for loader in self.ranks:
             next(iter(loader), None)
-        self.has_looked = True
+        self.has_looked, self.has_ended = True, False
         if not self.read:
             self.is_loaded = False
             self.passes += 1

@@ -46,16 +46,18 @@ class Begun:
     @property
     def next_position(self) -> Position:
         """Where the pass after it begins."""
-        return self.position.after().run_by(self.position.segments[-1].n_lanes, 1)
+        *before, last = self.position.segments
+        end = self.position.at(self.n_batches - sum(segment.done for segment in before))
+        return replace(self.position.after(), ended=end.segments).run_by(last.n_lanes, 1)
 
-    def position_after(self, n_yielded: int) -> Position:
-        """Return the position after ``n_yielded`` batches here, with those that other workers have yielded by then."""
+    def position_after(self, n_done: int) -> Position:
+        """Return the position after ``n_done`` batches here, with those that other workers have yielded by then."""
         done = self.position.segments[-1].done
         if self.worker is None:
-            return self.next_position if n_yielded == self.n_due else self.position.at(done + n_yielded)
+            return self.next_position if n_done == self.n_due else self.position.at(done + n_done)
         number, n_workers = self.worker
-        n_own = len(range(number, done, n_workers)) + n_yielded
-        if n_yielded:
+        n_own = len(range(number, done, n_workers)) + n_done
+        if n_done:
             done = (n_own - 1) * n_workers + number + 1
         return replace(self.position.at(done), worker=self.worker)
 
@@ -89,7 +91,15 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> bool:
         """Let the next pass be the first of an epoch; return whether it isn't already that of a state of this epoch."""
+        if self.was_loaded and self.position.resumes and epoch < self.position.epoch:
+            raise ValueError(
+                f"A state of epoch {self.position.epoch} was loaded, and set_epoch({epoch}) would give it up before "
+                "anything of it is read. Begin with loader.next_epoch. (Fabric's setup_dataloaders counts epochs from "
+                "0: iterate over the loader itself.)"
+            )
         self.is_set = True
+        if self.position.ended and epoch == self.position.epoch:  # it is not over for who sets it once more
+            self.position = Position(epoch, self.position.passes - 1, self.position.ended)
         # frameworks set the epoch again that they have just loaded
         if epoch == self.position.epoch and (self.was_loaded or self.position.resumes):
             return False

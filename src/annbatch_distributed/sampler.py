@@ -267,7 +267,13 @@ class DistributedSampler(Sampler):
         """Say which epoch the next pass belongs to, on every rank.
 
         It gives a new order, and under ``remainder="drop"`` other rows are lost. The same epoch gives the same order,
-        but the epoch of a state that was loaded is resumed. Passes that are open stay as they are.
+        but the epoch of a state that was loaded is resumed, of which nothing is left if the state was saved at its end.
+        Passes that are open stay as they are.
+
+        Raises
+        ------
+        ValueError
+            If a state of a later epoch was loaded, and nothing of it was read.
 
         Examples
         --------
@@ -291,7 +297,7 @@ class DistributedSampler(Sampler):
         batches_done
             How many batches of this epoch every rank has done, those before an earlier resume included. The sampler
             can't know: a loader takes a load request and yields many batches of it, and prefetching runs ahead. If all
-            are done, the state is that of the beginning of the next pass.
+            are done, the state leads to the next pass, or to no batches if the same epoch is set once more.
 
         Notes
         -----

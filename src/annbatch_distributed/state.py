@@ -11,6 +11,9 @@ collection is:
     The parts of the epoch that were run so far: number of lanes (ranks, or virtual ones), number of ``DataLoader``
     workers where it makes a difference, and batches that every lane has done. The epoch has as many streams as its
     first segment has lanes.
+``ended``
+    The segments of the pass before, in a state that was saved when that had come to its end: nothing is left of the
+    epoch for who sets that once more.
 ``worker``
     Which worker's state it is, if it is only that of one.
 ``identity``
@@ -73,6 +76,8 @@ class Position:
     """What was run of the epoch."""
     worker: Worker | None = None
     """Whose part of the last segment it is, if it isn't the whole rank's."""
+    ended: tuple[Segment, ...] = ()
+    """What was run in the pass before, if that has just come to its end."""
 
     @property
     def resumes(self) -> bool:
@@ -104,7 +109,7 @@ class Position:
     def at(self, done: int) -> Position:
         """Return the same position, with ``done`` batches in the last segment."""
         *others, last = self.segments
-        return replace(self, segments=(*others, last._replace(done=done)))
+        return replace(self, segments=(*others, last._replace(done=done)), ended=() if done else self.ended)
 
     def after(self) -> Position:
         """Return where the next pass begins, once this one has come to its end."""
@@ -129,6 +134,7 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
         "epoch": position.epoch,
         "pass": position.passes,
         "segments": [list(segment) for segment in position.segments],
+        **({"ended": [list(segment) for segment in position.ended]} if position.ended else {}),
         **({} if position.worker is None else {"worker": list(position.worker)}),
         "identity": {name: bounded(value) for name, value in identity.items()},
     }
@@ -149,20 +155,13 @@ def from_state(state: object) -> tuple[Position, Identity]:
         )
     try:
         _integer("version", version, least=VERSION, most=VERSION)
-        segments = tuple(
-            Segment(
-                _integer("number of lanes", n_lanes, least=1, most=MOST_RANKS),
-                _integer("number of workers", n_workers, least=1, most=MOST_RANKS),
-                _integer("batches done", done),
-            )
-            for n_lanes, n_workers, done in state["segments"]
-        )
-        _integer("number of segments", len(segments), least=1, most=MOST_SEGMENTS)
+        segments, ended = _segments(state["segments"], least=1), _segments(state.get("ended", ()), least=0)
         if worker is not None:
             number, n_workers = worker
             n_workers = _integer("number of workers", n_workers, least=1, most=MOST_RANKS)
             worker = Worker(_integer("worker", number, most=n_workers - 1), n_workers)
-        position = Position(_integer("epoch", state["epoch"]), _integer("pass", state["pass"]), segments, worker)
+        epoch, passes = _integer("epoch", state["epoch"]), _integer("pass", state["pass"], least=1 if ended else 0)
+        position = Position(epoch, passes, segments, worker, ended)
         identity: Identity = {
             name: held if held is None or isinstance(held, str) else _integer(name, held)
             for name, held in dict(state["identity"]).items()
@@ -171,6 +170,20 @@ def from_state(state: object) -> tuple[Position, Identity]:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"The state is damaged: {what}, in {shortened(state)}. Load another checkpoint.") from error
     return position, identity
+
+
+def _segments(given: Any, *, least: int) -> tuple[Segment, ...]:  # noqa: ANN401 a state may have anything
+    """Return the segments that a state has, a number of them at least, and at most as many as one can have."""
+    segments = tuple(
+        Segment(
+            _integer("number of lanes", n_lanes, least=1, most=MOST_RANKS),
+            _integer("number of workers", n_workers, least=1, most=MOST_RANKS),
+            _integer("batches done", done),
+        )
+        for n_lanes, n_workers, done in given
+    )
+    _integer("number of segments", len(segments), least=least, most=MOST_SEGMENTS)
+    return segments
 
 
 def _integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1) -> int:
