@@ -12,7 +12,7 @@ import sys
 
 from annbatch.samplers import DistributedSampler
 
-__all__ = ["check_not_dispatched", "check_not_within_annbatchs"]
+__all__ = ["check_not_dispatched", "check_not_skipped", "check_not_within_annbatchs"]
 
 _ACCELERATE = "accelerate.data_loader"
 
@@ -28,6 +28,21 @@ def check_not_dispatched() -> None:
         f"{arrived}, which comes from accelerator.prepare(DataLoader(loader)), is about to share out its batches "
         "once more, and rows would never be read. Leave the DataLoader out, and iterate over the StatefulLoader "
         "itself; prepare(loader) returns it unchanged."
+    )
+
+
+def check_not_skipped() -> None:
+    """Raise a RuntimeError if accelerate's ``skip_first_batches`` calls the function that asks.
+
+    It would go on with a ``DataLoader`` of its own, which knows nothing of epochs and states.
+    """
+    code, module = sys._getframe(2).f_code, sys._getframe(2).f_globals.get("__name__")
+    if (module, code.co_name) != (_ACCELERATE, "skip_first_batches"):
+        return
+    raise RuntimeError(
+        "accelerate's skip_first_batches can't skip batches of what to_dataloader() returns, whose epoch and state it "
+        "would lose. Load the state that was saved with the checkpoint, load_state_dict(state): nothing is read twice "
+        "then. Hugging Face's Trainer doesn't skip with TrainingArguments(ignore_data_skip=True)."
     )
 
 

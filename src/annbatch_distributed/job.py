@@ -18,11 +18,11 @@ import annbatch
 from annbatch_distributed.arguments import open_ended
 from annbatch_distributed.checks import Description, Reading
 from annbatch_distributed.integers import integer
-from annbatch_distributed.names import names_of
+from annbatch_distributed.names import check_names, names_of
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.planner import Planner, check_segments
 from annbatch_distributed.progress import Begun, Progress
-from annbatch_distributed.ranks import Deferred
+from annbatch_distributed.ranks import Deferred, deferred
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.state import Position, check_identity, check_worker, from_state, to_state
@@ -64,6 +64,7 @@ class Job:
             None if virtual_ranks is None else integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
         )
         self._member = member
+        self._trained_by: Deferred | None = None
         if not isinstance(member, Deferred):
             _ = self.own_lanes  # raises if they can't be run by as many
         self.progress = Progress(shuffles=arguments.sampler.shuffle)
@@ -80,6 +81,12 @@ class Job:
         """Take the names of cells that a mask was given for, if it was given for each of them."""
         self.mask_names = None if self.arguments.mask.n_obs is None else names_of("mask", mask)
 
+    def check_names(self, cells: tuple[pd.Index[Any], ...] | None) -> None:
+        """Raise if the mask was given for the cells of data sets in another order, once their names are known."""
+        if self.mask_names is not None and cells is not None:
+            check_names("mask", self.mask_names, cells)
+            self.mask_names = None
+
     def begin_anew(self, arguments: Arguments) -> None:
         """Read other rows, or in another order, from the next pass on, which is the first of its epoch."""
         self.arguments, self._planner = arguments, Planner(arguments)
@@ -91,6 +98,20 @@ class Job:
     def is_known(self) -> bool:
         """Whether it is known which rank this process is."""
         return not isinstance(self._member, Deferred) or self._member.is_known
+
+    @property
+    def trainer(self) -> Any:  # noqa: ANN401 Lightning's, which isn't imported
+        """Lightning's ``Trainer`` that the job is trained by, if it is known; else None."""
+        known = self._member if self._trained_by is None else self._trained_by
+        thing = known.framework_object if isinstance(known, Deferred) else None
+        # its count of steps is not that of a worker
+        return thing if hasattr(thing, "fit_loop") and current_worker() is None else None
+
+    def train_by(self, trainer: Any) -> None:  # noqa: ANN401 whatever is given
+        """Take a ``Trainer`` of Lightning that isn't asked which rank this process is."""
+        if not hasattr(trainer, "fit_loop"):
+            raise TypeError(f"trainer must be Lightning's Trainer, got {trainer!r}.")
+        self._trained_by = deferred(trainer)  # which keeps it from being copied, or sent elsewhere
 
     @property
     def membership(self) -> Membership:

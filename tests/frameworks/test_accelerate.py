@@ -86,17 +86,29 @@ def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state
         return made.to_dataloader(num_workers=2, multiprocessing_context="fork")
 
     batches, again = loader(), loader()
-    assert accelerator.prepare(batches) is batches
+    for option in ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler"):
+        for value in (True, False):
+            setattr(accelerator.dataloader_config, option, value)
+            assert accelerator.prepare(batches) is batches
+    assert accelerator.prepare(again) is again
     for done, batch in enumerate(batches, start=1):
         assert batch["index"].tolist() == [10 + 2 * done, 11 + 2 * done]
         if done == 2:
             state = batches.state_dict()
-    accelerator.register_for_checkpointing(again)
     again.load_state_dict(state)
     accelerator.save_state(tmp_path)
     again.set_epoch(3)
-    accelerator.load_state(tmp_path)
+    accelerator.load_state(tmp_path)  # without being told of it
     assert [batch["index"].tolist() for batch in again] == [[16, 17], [18, 19], [20, 21], [22, 23]]
+
+
+def test_batches_are_skipped_by_a_state_and_by_nothing_else(accelerator: Accelerator) -> None:
+    from accelerate import skip_first_batches
+
+    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 1))
+    batches = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False).to_dataloader()
+    with pytest.raises(RuntimeError, match=r"skip_first_batches can't skip .*ignore_data_skip=True"):
+        skip_first_batches(accelerator.prepare(batches), 2)
 
 
 @pytest.fixture(scope="module")

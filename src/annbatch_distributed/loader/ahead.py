@@ -15,7 +15,9 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from contextvars import copy_context
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,11 +30,16 @@ __all__ = ["ahead"]
 def ahead[Item](stretches: Generator[Iterator[Item]], n_ahead: int) -> Generator[Item]:
     """Return the items of stretches, each of which a thread runs to its end before it asks for the next.
 
-    ``n_ahead`` is how many stretches are made, at most, beside the one whose items are taken.
+    ``n_ahead`` is how many stretches are made, at most, beside the one whose items are taken. With 0 there is no
+    thread: items are made where they are taken.
 
     >>> list(ahead((iter(stretch) for stretch in ("ab", "cd")), 1))
     ['a', 'b', 'c', 'd']
     """
+    if not n_ahead:
+        with closing(stretches):
+            yield from chain.from_iterable(stretches)
+            return
     process, context = os.getpid(), copy_context()
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="annbatch-distributed: ahead")
     made: deque[Future[_Stretch[Item] | None]] = deque()

@@ -1,4 +1,4 @@
-"""What a loader delivers of a pass: how many batches were yielded, and their rows.
+"""What a loader delivers of a pass: the rows of the batches that were yielded.
 
 Whether all ranks have read what was planned is asked at the end of an epoch.
 """
@@ -31,8 +31,6 @@ class Delivered:
 
     begun: Begun
     """What the sampler knows it by."""
-    n_yielded: int = 0
-    """How many batches were yielded."""
     read: Tally = field(default_factory=Tally)
     """The rows of the batches that were yielded."""
     _due: deque[tuple[npt.NDArray[Any], Callable[[], npt.NDArray[Any]], Any]] = field(default_factory=deque)
@@ -49,7 +47,6 @@ class Delivered:
         """Note that the next batch is yielded, with its rows if they are known; return which of them are repeats."""
         split, rows, repeated = self._due.popleft()
         self.read.add(rows()[split] if index is None else index)
-        self.n_yielded += 1
         return None if repeated is None else repeated[split]
 
     def __getstate__(self) -> dict[str, Any]:

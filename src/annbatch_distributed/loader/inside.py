@@ -32,6 +32,7 @@ __all__ = [
     "arrays_in",
     "data_in",
     "data_sets_of",
+    "described",
     "has_room_for_pointers",
     "iterated",
     "obs_of",
@@ -62,6 +63,17 @@ def data_sets_of(loader: Loader[Any, Any]) -> str | None:
     """Return a text that tells the data sets of a loader apart by their shapes and order; None if it has none yet."""
     shapes = ["x".join(map(str, shape)) for shape in shapes_of(loader)]
     return bounded(", ".join(shapes)) if shapes else None
+
+
+def described(loader: Loader[Any, Any]) -> dict[str, int | str]:
+    """Return what must be the same of the data sets of all ranks, by name."""
+    shapes = shapes_of(loader)
+    rows = bounded(", ".join(str(n_rows) for n_rows, *_ in shapes))
+    return {
+        "data sets": len(shapes),
+        "rows of each data set": rows or "none",
+        "n_var": shapes[0][1] if shapes else 0,
+    }
 
 
 def data_in(loader: Loader[Any, Any]) -> list[Any]:

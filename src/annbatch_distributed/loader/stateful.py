@@ -18,34 +18,33 @@ from annbatch_distributed import checks
 from annbatch_distributed.callers import check_not_dispatched
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.integers import BOUND, integer
+from annbatch_distributed.loader import trainer as lightning
 from annbatch_distributed.loader.ahead import ahead
 from annbatch_distributed.loader.checked import CheckedLoader
 from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.loader.inside import (
     data_in,
     data_sets_of,
+    described,
     iterated,
     options_of,
     preloads_to_gpu,
-    shapes_of,
     take_data_of,
 )
-from annbatch_distributed.names import check_names
+from annbatch_distributed.loader.steps import Steps
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.state import bounded
+from annbatch_distributed.state import Position
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
     from typing import Self
 
-    from annbatch_distributed.checks import Description, Gather, Timeout
+    from annbatch_distributed.checks import Description, Gather, Reading, Timeout
     from annbatch_distributed.loader.workers import WorkerDataLoader
     from annbatch_distributed.passes import Pass
     from annbatch_distributed.plan import EpochPlan
-    from annbatch_distributed.progress import Begun
     from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.state import Position
 
 __all__ = ["StatefulLoader"]
 
@@ -65,6 +64,9 @@ class StatefulLoader(CheckedLoader):
     ----------
     batch_sampler
         Which rows this rank reads.
+    trainer
+        Lightning's ``Trainer`` that the loader is read for, where it isn't ``dist_info`` already. States then count the
+        batches whose steps it has completed.
     read_ahead
         How many load requests are read, in a thread, while the batches of another one are trained on, and so are held
         beside it. That hides reading behind a training which takes about as long. 0 reads where a batch is asked for,
@@ -75,10 +77,9 @@ class StatefulLoader(CheckedLoader):
     Raises
     ------
     TypeError
-        If ``batch_sampler`` is not a :class:`DistributedSampler`, or ``read_ahead`` not an integer.
+        If ``batch_sampler``, ``read_ahead`` or ``trainer`` are of another type.
     ValueError
-        If ``read_ahead`` is negative, or is more than 0 with ``preload_to_gpu=True``: the device would be used in
-        another thread than that of the training.
+        If ``read_ahead`` is negative, or more than 0 with ``preload_to_gpu=True``, as its thread would use the device.
 
     Examples
     --------
@@ -110,6 +111,7 @@ class StatefulLoader(CheckedLoader):
         *,
         batch_sampler: DistributedSampler,
         read_ahead: int = 0,
+        trainer: Any = None,  # noqa: ANN401 Lightning's, which isn't imported
         **kwargs: Any,  # noqa: ANN401 annbatch's own
     ) -> None:
         if not isinstance(batch_sampler, DistributedSampler):
@@ -127,10 +129,13 @@ class StatefulLoader(CheckedLoader):
                 f"read_ahead={self._read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
                 "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
+        if trainer is not None:
+            batch_sampler._job.train_by(trainer)
         self._sampler = batch_sampler
         # the pass of this loader that was begun last, and whether another is about to begin
         self._pass: Delivered | None = None
         self._is_new = False
+        self._steps = Steps()
 
     @classmethod
     def from_loader(
@@ -195,14 +200,7 @@ class StatefulLoader(CheckedLoader):
     def _check_cells(self) -> None:
         """Raise if a state is of other data sets, or the mask was given for cells in another order."""
         self._sampler._job.check_data_sets(data_sets_of(self))
-        self._check_names()
-
-    def _check_names(self) -> None:
-        """Raise if the mask was given for cells in another order, by their names."""
-        names = self._sampler._job.mask_names
-        if names is not None and (cells := self._cells) is not None:
-            check_names("mask", names, cells)
-            self._sampler._job.mask_names = None
+        self._sampler._job.check_names(self._cells)
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -244,10 +242,8 @@ class StatefulLoader(CheckedLoader):
         >>> loader = loader.add_adata(ad.AnnData(np.zeros((50, 1))))
         >>> loader.plan()
         <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 lost>
-        >>> loader.plan().rows_in_memory
-        16
         """
-        self._check_names()
+        self._sampler._job.check_names(self._cells)
         plan = self._sampler.plan(self.n_obs)
         held = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
         return replace(plan, rows_per_request=held, cells=self._cells)
@@ -280,6 +276,7 @@ class StatefulLoader(CheckedLoader):
 
     def _batches(self) -> Generator[Any]:
         sampler = self._sampler
+        steps = self._begin_steps()
         # in this thread, which may be the only one that a framework tells its rank
         requests = sampler.sample(self.n_obs)
         requests.on_end = None  # the pass is as far as its consumer is, and that is said here
@@ -288,19 +285,54 @@ class StatefulLoader(CheckedLoader):
         self._pass = pass_ = Delivered(begun)
         self._is_new = False
         load_requests = self._load_requests(requests, pass_)
-        read = ahead(load_requests, self._read_ahead) if self._read_ahead else _in_turn(load_requests)
-        with iterated(self), closing(requests), closing(read) as batches:
+        with iterated(self), closing(requests), closing(ahead(load_requests, self._read_ahead)) as batches:
             for batch in batches:
                 if self._to_be is not None:
                     batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
-                repeats = pass_.deliver(batch["index"])  # before it is yielded: whoever saves a state has this batch
-                if pass_.n_yielded == begun.n_due:
+                repeats = pass_.deliver(batch["index"])
+                steps.deliver()  # before it is yielded: whoever saves a state has this batch
+                if steps.n_yielded == begun.n_due:
                     sampler._job.progress.end(begun)  # a consumer who knows the number doesn't come to ask for more
                 yield batch if repeats is None else {**batch, "repeated": repeats}
                 del batch  # else it would be held until the next one is read
                 if self._pass is not pass_:
                     raise RuntimeError(_ENDED)
             sampler._job.progress.end(begun)
+
+    def _begin_steps(self) -> Steps:
+        """Let a trainer do what is due before a pass, and return the steps of that."""
+        job = self._sampler._job
+        trainer = job.trainer
+        lightning.restore(trainer)
+        if lightning.overfits(trainer) and not job.progress.position.resumes:
+            job.progress.go_to(Position(0))
+        lightning.check_all_are_asked_for(trainer, len(self))
+        self._steps = Steps(trainer, is_told=self._steps.is_told)
+        return self._steps
+
+    def step_done(self) -> None:
+        """Say that the step of the batch that was yielded last is done.
+
+        A batch counts as done when it is yielded, unless this is called after each step. A state that is saved within a
+        step, by a signal's handler or after an error, then leads to the batch of that step.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> for step, batch in enumerate(loader):
+        ...     if step == 3:
+        ...         break
+        ...     loader.step_done()
+        >>> loader.state_dict()["segments"]
+        [[2, 1, 3]]
+        """
+        self._steps.done()
 
     def _load_requests(self, requests: Pass, pass_: Delivered) -> Generator[Iterator[Any]]:
         """Return the batches of each load request of a pass, which is read when the first of them is asked for.
@@ -338,25 +370,24 @@ class StatefulLoader(CheckedLoader):
 
     def _position(self) -> Position:
         """How far this loader's consumer is."""
-        sampler, worker = self._sampler, current_worker()
-        begun = sampler._job.progress.begun
-        if begun is None or (self._is_new and worker is not None):
-            if begun is None and sampler._job.progress.workers_may_read:
-                raise RuntimeError(_NOT_KNOWN)
-            position = sampler._job.progress.next_position(worker, sampler._job.n_lanes)
-            return replace(position, worker=sampler._job.progress.part(worker, position))
-        return begun.position_after(self._read_of(begun).n_yielded)
+        progress, worker = self._sampler._job.progress, current_worker()
+        last = None if self._is_new and worker is not None else self._last()
+        if last is not None:
+            return last.begun.position_after(self._steps.n_done)
+        position = progress.next_position(worker, self._sampler._job.n_lanes)
+        return replace(position, worker=progress.part(worker, position))
 
-    def _read_of(self, begun: Begun) -> Delivered:
-        """Return what this loader has delivered of a pass."""
-        if begun.is_by_workers:
+    def _last(self) -> Delivered | None:
+        """What this loader has delivered of the pass that was begun last; None if none was since a position was set."""
+        progress = self._sampler._job.progress
+        if progress.workers_may_read if progress.begun is None else progress.begun.is_by_workers:
             raise RuntimeError(_NOT_KNOWN)
-        if self._pass is None or self._pass.begun is not begun:
+        if progress.begun is not None and (self._pass is None or self._pass.begun is not progress.begun):
             raise RuntimeError(
                 "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
                 "or of sampler.sample(...). Give each loader a sampler of its own."
             )
-        return self._pass
+        return None if progress.begun is None else self._pass
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
@@ -367,12 +398,8 @@ class StatefulLoader(CheckedLoader):
 
     def _description(self, place: Membership) -> Description:
         """Return what this process says of its sampler and its data sets."""
-        self._check_names()
-        shapes = shapes_of(self)
-        rows = ", ".join(str(n_rows) for n_rows, *_ in shapes)
-        n_var = shapes[0][1] if shapes else 0
-        more: dict[str, int | str] = {"data sets": len(shapes), "rows of each data set": bounded(rows) or "none"}
-        return self._sampler._job.description(place, self.n_obs, more | {"n_var": n_var})
+        self._sampler._job.check_names(self._cells)
+        return self._sampler._job.description(place, self.n_obs, described(self))
 
     def check_epoch_read(
         self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -403,21 +430,14 @@ class StatefulLoader(CheckedLoader):
         >>> loader.check_epoch_read()
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
-        return checks.epoch_read(
-            self._sampler._job.agreeing,
-            lambda place: self._sampler._job.reading(place, self.n_obs, self._yielded() if read is None else read),
-            timeout=timeout,
-            gather=gather,
-        )
 
-    def _yielded(self) -> Tally:
-        """The rows that this loader has yielded of the last pass."""
-        begun = self._sampler._job.progress.begun
-        if begun is None and self._sampler._job.progress.workers_may_read:
-            raise RuntimeError(_NOT_KNOWN)
-        return Tally() if begun is None else self._read_of(begun).read
+        def reading(place: Membership) -> Reading:
+            last = self._last() if read is None else None
+            return self._sampler._job.reading(place, self.n_obs, (read or Tally()) if last is None else last.read)
 
-    def to_dataloader(self, *, num_workers: int, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
+        return checks.epoch_read(self._sampler._job.agreeing, reading, timeout=timeout, gather=gather)
+
+    def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
 
         Lightning, accelerate and a plain loop find its ``set_epoch``, ``state_dict``, ``load_state_dict``, ``len()``
@@ -465,7 +485,8 @@ class StatefulLoader(CheckedLoader):
         Add all data sets before, in the order that they had, so that a state that doesn't fit is refused here, and not
         when the next pass begins.
         """
-        self._sampler._job.load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+        with lightning.errors_explained(self._sampler._job.trainer):
+            self._sampler._job.load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
 
 
 _ENDED = (
@@ -477,10 +498,3 @@ _NOT_KNOWN = (
     "loader.to_dataloader(num_workers=...), and ask its state_dict(); or use torchdata's StatefulDataLoader. To check "
     "what was read, make a Tally, add each batch['index'] to it, and pass it."
 )
-
-
-def _in_turn(load_requests: Generator[Iterator[Any]]) -> Generator[Any]:
-    """Read the batches of load requests where they are taken."""
-    with closing(load_requests):
-        for batches in load_requests:
-            yield from batches

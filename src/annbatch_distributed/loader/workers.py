@@ -1,7 +1,8 @@
 """The WorkerDataLoader: torch's ``DataLoader`` around a StatefulLoader, where frameworks find its epoch and its state.
 
 torch's ``DataLoader`` hides ``set_epoch``, ``state_dict`` and the sampler of what it loads. Here they are in front, and
-batches are counted as they come out of the workers, whatever was fetched ahead.
+batches are counted as they come out of the workers, whatever was fetched ahead. It is one of torch's for whoever asks;
+what reads is another one inside, whose workers are told where each pass begins.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from annbatch_distributed.callers import check_not_skipped
 from annbatch_distributed.integers import integer
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.ranks.worker import current_worker
@@ -59,12 +61,12 @@ class _Part(IterableDataset[Any]):
         return iter(self._loader)
 
 
-class WorkerDataLoader:
-    """What :meth:`.StatefulLoader.to_dataloader` returns.
+class WorkerDataLoader(DataLoader[Any]):
+    """What :meth:`.StatefulLoader.to_dataloader` returns: a ``DataLoader`` of torch, as frameworks ask for one.
 
     Parameters
     ----------
-    loader
+    dataset
         The loader whose batches the workers read.
     num_workers
         How many worker processes, at least 0.
@@ -72,9 +74,14 @@ class WorkerDataLoader:
         Any further ones of torch's ``DataLoader``.
     """
 
-    def __init__(self, loader: StatefulLoader, *, num_workers: int, **options: Any) -> None:  # noqa: ANN401 torch's own
+    #: accelerate takes it as it is, and has its state in ``save_state``; tests/frameworks/test_accelerate.py notices if
+    #: it goes by other names.
+    _is_accelerate_prepared = use_stateful_dataloader = True
+
+    def __init__(self, dataset: StatefulLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
         num_workers = integer("num_workers", num_workers, least=0)
-        if refused := [name for name in _REFUSED if name in options]:
+        # Lightning, which makes another one of it to predict, names those that are None or False
+        if refused := [name for name in _REFUSED if options.pop(name, None)]:
             raise TypeError(
                 f"to_dataloader takes the options of torch's DataLoader but for {', '.join(_REFUSED)}, got "
                 f"{', '.join(refused)}. The loader makes the batches: give its sampler a batch_size."
@@ -82,29 +89,39 @@ class WorkerDataLoader:
         if num_workers:
             # zarrs's threads don't survive a fork, and a worker that is started anew takes seconds to import
             options = {"multiprocessing_context": "spawn", "persistent_workers": True} | options
-        self._part = _Part(loader)
-        self._dataloader = DataLoader(self._part, batch_size=None, num_workers=num_workers, **options)
-        self._loader = loader
-        # the pass that was begun last, and how many batches of it came out of the workers
+        self._loader = dataset
+        super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
+        self._part = _Part(dataset)
+        self._workers = DataLoader(self._part, batch_size=None, num_workers=num_workers, **options)
+        # the pass that was begun last
         self._begun: Begun | None = None
-        self._n_yielded = 0
         # how often a mask or rng had been assigned when workers were started that persist
         self._n_changes: int | None = None
 
-    @property
+    @property  # type: ignore[override]  # torch has an attribute
     def dataset(self) -> StatefulLoader:
-        """The loader."""
+        """The loader.
+
+        Raises
+        ------
+        RuntimeError
+            If accelerate's ``skip_first_batches`` asks for it, as the ``Trainer`` of Hugging Face does.
+        """
+        check_not_skipped()
         return self._loader
 
-    @property
+    @dataset.setter
+    def dataset(self, value: StatefulLoader) -> None:
+        vars(self)["dataset"] = value  # where Lightning looks for what to make another one of
+
+    @property  # type: ignore[override]  # torch has one of its own
     def sampler(self) -> DistributedSampler:
         """The sampler, where frameworks look for something whose ``set_epoch`` they can call."""
         return self._loader.sampler
 
-    @property
-    def num_workers(self) -> int:
-        """How many worker processes there are."""
-        return self._dataloader.num_workers
+    @sampler.setter
+    def sampler(self, value: object) -> None:
+        """Leave out the one that torch makes, of which nothing is read."""
 
     @property
     def next_epoch(self) -> int:
@@ -119,7 +136,7 @@ class WorkerDataLoader:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""
         return len(self._loader)
 
-    def __iter__(self) -> Generator[Any]:
+    def __iter__(self) -> Generator[Any]:  # type: ignore[override]  # torch names its own class
         """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
 
         Raises
@@ -128,31 +145,34 @@ class WorkerDataLoader:
             While iterating, if another iteration was begun since: workers that persist can't go back to this one.
         """
         if not self.num_workers:
-            yield from self._dataloader
+            yield from self._workers
             return
-        self._loader._check_cells()
-        sampler, n_obs = self._loader.sampler, self._loader.n_obs
-        if self._n_changes not in (None, sampler._job.progress.n_changes):
+        loader, progress = self._loader, self._loader.sampler._job.progress
+        loader._check_cells()
+        steps = loader._begin_steps()
+        if self._n_changes not in (None, progress.n_changes):
             raise RuntimeError(
                 "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
                 "which can't learn of it. Make a new DataLoader."
             )
-        if self._dataloader.persistent_workers:
-            self._n_changes = sampler._job.progress.n_changes
-        begun = self._begun = sampler._job.begin_by_workers(n_obs, self.num_workers)
-        self._n_yielded = 0
+        if self.persistent_workers:
+            self._n_changes = progress.n_changes
+        begun = self._begun = loader.sampler._job.begin_by_workers(loader.n_obs, self.num_workers)
         self._part.write(begun.position)
-        for n_yielded, batch in enumerate(self._dataloader, start=1):
+        for batch in self._workers:
             if self._begun is not begun:
                 raise RuntimeError(_ENDED)
-            # before it is yielded: whoever saves a state has been given this batch
-            self._n_yielded = n_yielded
-            if n_yielded == begun.n_due:
-                sampler._job.progress.end(begun)
+            steps.deliver()  # before it is yielded: whoever saves a state has been given this batch
+            if steps.n_yielded == begun.n_due:
+                progress.end(begun)
             yield batch
             if self._begun is not begun:
                 raise RuntimeError(_ENDED)
-        sampler._job.progress.end(begun)
+        progress.end(begun)
+
+    def step_done(self) -> None:
+        """Say that the step of the batch that was yielded last is done: see :meth:`.StatefulLoader.step_done`."""
+        self._loader.step_done()
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch is, by the batches that came out of the workers.
@@ -170,7 +190,7 @@ class WorkerDataLoader:
                 "The pass that was begun last is not one of this DataLoader, but of another one around the same "
                 "loader. Give each a loader and a sampler of its own."
             )
-        return self._loader._state(begun.position_after(self._n_yielded))
+        return self._loader._state(begun.position_after(self._loader._steps.n_done))
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""

@@ -31,6 +31,11 @@ class Deferred:
         self._answer_of_parent: Membership | None = None
 
     @property
+    def framework_object(self) -> object:
+        """The framework's object that is asked; None if another thing is."""
+        return getattr(self._ask, "thing", None)
+
+    @property
     def is_known(self) -> bool:
         """Whether it was asked already."""
         return self._answer is not None

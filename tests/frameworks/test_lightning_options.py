@@ -1,0 +1,313 @@
+"""What Lightning's Trainer does to a loader, by its options and whenever it saves: the page's table, row by row."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import torch
+from annbatch.samplers import RandomSampler
+from lightning import Fabric, LightningDataModule, LightningModule, Trainer
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.tuner.tuning import Tuner
+from lightning.pytorch.utilities import CombinedLoader
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from tests.processes.launch import forked_ranks, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(200)
+
+#: Batches of an epoch.
+N = 8
+
+
+def loader_of(
+    dist_info: Any, *, n_rows: int = 8 * N, batch_size: int = 8, seed: int = 0, **options: Any
+) -> StatefulLoader:
+    sampler = DistributedSampler(
+        RandomSampler(8, 2, batch_size), dist_info=dist_info, seed=seed, sharding="shuffled", remainder="exact"
+    )
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False, **options)
+    return loader.add_adata(ad.AnnData(np.arange(n_rows, dtype="float32").reshape(-1, 1)))
+
+
+class Module(LightningModule):
+    """Notes the rows of each step that was completed, and does something within a step."""
+
+    def __init__(self, within: Callable[[Trainer], object] | None = None, at: tuple[int, int] = (1, 3)) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.within, self.at = within, at
+        self.read: list[tuple[int, list[int]]] = []
+        self.asks_for_steps, self.lr = False, 0.1
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.within is not None and (self.current_epoch, batch_idx) == self.at:
+            self.within(self.trainer)
+        first = batch[0] if isinstance(batch, list) else batch
+        loss: torch.Tensor = (self.weight * first["X"]).sum()
+        return loss
+
+    def on_train_batch_end(self, outputs: object, batch: Any, batch_idx: int) -> None:
+        self.read.append((self.current_epoch, batch["index"].tolist()))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch["index"]
+
+    def configure_optimizers(self) -> Any:
+        if self.asks_for_steps:
+            assert self.trainer.estimated_stepping_batches == 3 * N
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def trainer_of(folder: Path, **options: Any) -> Trainer:
+    return Trainer(
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 3, "logger": False, "enable_progress_bar": False}
+        | {"enable_model_summary": False, "enable_checkpointing": False, "default_root_dir": folder}
+        | options
+    )
+
+
+def epochs_of(module: Module) -> list[list[list[int]]]:
+    """The batches of each epoch that were trained on."""
+    return [[rows for epoch, rows in module.read if epoch == number] for number in range(3)]
+
+
+def alone(**options: Any) -> list[list[list[int]]]:
+    """The batches of each epoch, as a loader gives them to a plain loop."""
+    loader, epochs = loader_of(Rank(0, 1), **options), []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        epochs.append([batch["index"].tolist() for batch in loader])
+    return epochs
+
+
+def by_trainer(trainer: Trainer) -> Any:
+    return loader_of(trainer)
+
+
+def by_its_own_argument(trainer: Trainer) -> Any:
+    return loader_of(Rank(0, 1), trainer=trainer)
+
+
+def by_workers(trainer: Trainer) -> Any:
+    return loader_of(trainer).to_dataloader(num_workers=2, multiprocessing_context="fork")
+
+
+def failing(trainer: Trainer) -> None:
+    raise InterruptedError
+
+
+def preempted(trainer: Trainer) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def saved(folder: Path) -> Callable[[Trainer], None]:
+    return lambda trainer: trainer.save_checkpoint(folder / "within.ckpt")
+
+
+@pytest.mark.parametrize("make", [by_trainer, by_its_own_argument, by_workers])
+@pytest.mark.parametrize("how", ["by hand", "after an error", "by slurm"])
+def test_a_checkpoint_that_is_saved_within_a_step_leads_to_its_batch(
+    how: str, make: Callable[[Trainer], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {}
+    first = Module({"by hand": saved(tmp_path), "after an error": failing, "by slurm": preempted}[how])
+    if how == "by slurm":
+        for name, value in {"NTASKS": "1", "JOB_ID": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}.items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        options["plugins"] = [SLURMEnvironment(auto_requeue=True, requeue_signal=signal.SIGUSR1)]
+    if how == "after an error":
+        options |= {"callbacks": [kept := OnExceptionCheckpoint(tmp_path, "within")], "enable_checkpointing": True}
+        monkeypatch.setattr(kept, "teardown", lambda *_, **__: None)  # it removes the file of a training that has ended
+    trainer = trainer_of(tmp_path, **options)
+    try:
+        trainer.fit(first, make(trainer))
+    except InterruptedError:
+        assert how == "after an error"
+    before = [batch for batch in first.read if batch[0] == 0] + [batch for batch in first.read if batch[0] == 1][:3]
+    (checkpoint,) = tmp_path.glob("*.ckpt")
+    monkeypatch.undo()
+    trainer, rest = trainer_of(tmp_path), Module()
+    trainer.fit(rest, make(trainer), ckpt_path=checkpoint)
+    whole = [(epoch, batch) for epoch, batches in enumerate(alone()) for batch in batches]
+    if make is by_workers:
+        assert sorted(before + rest.read) == sorted(whole)
+    else:
+        assert before + rest.read == whole
+
+
+def test_on_two_ranks_too(tmp_path: Path) -> None:
+    job = "-m", "tests.frameworks.job_lightning", tmp_path
+    run(*forked_ranks(*job, ranks=2), seconds=150)
+    run(*forked_ranks(*job, tmp_path / "within.ckpt", ranks=2), seconds=150)
+    whole, rest = (
+        [json.loads((tmp_path / f"{name}-rank{rank}.json").read_text()) for rank in range(2)]
+        for name in ("whole", "rest")
+    )
+    for rank in range(2):
+        assert len(whole[rank]) == 3 * N // 2
+        assert rest[rank] == whole[rank][N // 2 + 3 :]
+    for epoch in range(3):
+        read = [row for rank in whole for of_epoch, rows in rank if of_epoch == epoch for row in rows]
+        assert sorted(read) == list(range(8 * N))
+
+
+@pytest.mark.parametrize("make", [by_trainer, by_its_own_argument, by_workers])
+def test_a_schedule_that_asks_for_the_number_of_steps_does_not_lose_the_state(
+    make: Callable[[Trainer], Any], tmp_path: Path
+) -> None:
+    def fit(checkpoint: Path | None) -> Module:
+        module, trainer = Module(saved(tmp_path) if checkpoint is None else None), trainer_of(tmp_path)
+        module.asks_for_steps = True
+        trainer.fit(module, make(trainer), ckpt_path=checkpoint)
+        return module
+
+    whole = fit(None).read
+    assert fit(tmp_path / "within.ckpt").read == whole[N + 3 :]
+
+
+@pytest.mark.parametrize("make", [by_trainer, by_its_own_argument, by_workers])
+def test_overfit_batches_gives_the_first_batches_in_every_epoch(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
+    trainer, module = trainer_of(tmp_path, overfit_batches=3), Module()
+    trainer.fit(module, make(trainer))
+    first, second, third = epochs_of(module)
+    assert first == second == third
+    assert len(first) == 3
+    if make is not by_workers:
+        assert first == alone()[0][:3]
+
+
+OPTIONS: list[tuple[dict[str, Any], list[int]]] = [
+    ({"limit_train_batches": 3}, [3, 3, 3]),
+    ({"limit_train_batches": 0.5}, [4, 4, 4]),
+    ({"fast_dev_run": 2}, [2, 0, 0]),
+    ({"reload_dataloaders_every_n_epochs": 1}, [N, N, N]),
+    ({"use_distributed_sampler": False}, [N, N, N]),
+    ({"accumulate_grad_batches": 3}, [N, N, N]),
+    ({"max_steps": N + 2, "max_epochs": -1}, [N, 2, 0]),
+    ({"val_check_interval": 0.5, "limit_val_batches": 1}, [N, N, N]),
+]
+
+
+@pytest.mark.parametrize(("options", "n_batches"), OPTIONS, ids=str)
+def test_options_cut_epochs_short_and_change_nothing_else(
+    options: dict[str, Any], n_batches: list[int], tmp_path: Path
+) -> None:
+    trainer, module = trainer_of(tmp_path, **options), Module()
+    trainer.fit(module, loader_of(trainer), loader_of(trainer) if "limit_val_batches" in options else None)
+    assert epochs_of(module) == [epoch[:n] for epoch, n in zip(alone(), n_batches, strict=True)]
+
+
+def test_a_learning_rate_is_looked_for_on_batches_that_the_training_reads_again(tmp_path: Path) -> None:
+    trainer, module = trainer_of(tmp_path, enable_checkpointing=True), Module()
+    loader = loader_of(trainer)
+    Tuner(trainer).lr_find(module, loader, num_training=5, update_attr=False)
+    module.read.clear()
+    trainer.fit(module, loader)
+    assert epochs_of(module) == alone()
+
+
+def test_predicting_takes_either_form_of_a_loader(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    for make in (by_trainer, by_workers):
+        given = trainer.predict(Module(), make(trainer))
+        assert sorted(torch.cat([torch.as_tensor(rows) for rows in given]).tolist()) == list(range(8 * N))
+
+
+class Two(Module):
+    """Trains on two loaders, of which one has ended before the other."""
+
+    def on_train_batch_end(self, outputs: object, batch: Any, batch_idx: int) -> None:
+        rows = [(number, part["index"].tolist()) for number, part in enumerate(batch) if part is not None]
+        self.read.append((self.current_epoch, rows))
+
+
+@pytest.mark.parametrize("mode", ["max_size", "max_size_cycle", "min_size"])
+def test_of_two_loaders_the_one_that_has_ended_is_not_read_again(mode: str, tmp_path: Path) -> None:
+    def fit(checkpoint: Path | None) -> list[Any]:
+        trainer = trainer_of(tmp_path)
+        module = Two(saved(tmp_path) if checkpoint is None else None, at=(1, 5 if mode != "min_size" else 2))
+        loaders = [loader_of(trainer), loader_of(trainer, n_rows=24, seed=1)]
+        trainer.fit(module, CombinedLoader(loaders, mode), ckpt_path=checkpoint)
+        return module.read
+
+    whole = fit(None)
+    n_epoch = 3 if mode == "min_size" else N
+    assert len(whole) == 3 * n_epoch
+    assert fit(tmp_path / "within.ckpt") == whole[n_epoch + (2 if mode == "min_size" else 5) :]
+
+
+class Cells(LightningDataModule):
+    """Keeps the state of its loader in checkpoints."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def setup(self, stage: str) -> None:
+        self.loader = loader_of(self.trainer, **self.options)
+
+    def train_dataloader(self) -> StatefulLoader:
+        return self.loader
+
+
+class Anew(Module):
+    """Begins the epoch of a checkpoint anew, as the page says."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        loop = checkpoint["loops"]["fit_loop"]
+        loop["state_dict"].pop("combined_loader")
+        counts = loop["epoch_loop.batch_progress"]["current"]
+        counts.update(ready=0, started=0, processed=0, completed=0)
+
+
+def test_an_epoch_that_has_more_batches_than_lightning_has_counted_is_an_error(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    trainer.fit(Module(saved(tmp_path)), loader_of(Rank(0, 1), trainer=trainer))
+    trainer = trainer_of(tmp_path)
+    with pytest.raises(RuntimeError, match=r"Lightning will ask for 4 batches.*reload_dataloaders_every_n_epochs=1"):
+        trainer.fit(Module(), loader_of(Rank(0, 2), trainer=trainer), ckpt_path=tmp_path / "within.ckpt")
+
+
+@pytest.mark.parametrize("change", [{"n_rows": 9 * N}, {"batch_size": 16}])
+def test_an_epoch_of_another_size_is_an_error_that_says_how_to_begin_it_anew(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path)
+    trainer.fit(Module(saved(tmp_path)), Cells())
+    trainer = trainer_of(tmp_path)
+    with pytest.raises(ValueError, match="other settings") as caught:
+        trainer.fit(Module(), Cells(**change), ckpt_path=tmp_path / "within.ckpt")
+    assert ["begin the epoch anew" in note for note in caught.value.__notes__] == [True]
+    trainer, module = trainer_of(tmp_path), Anew()
+    trainer.fit(module, Cells(**change), ckpt_path=tmp_path / "within.ckpt")
+    assert epochs_of(module) == [[], *alone(**change)[1:]]
+
+
+def test_fabric_takes_what_to_dataloader_returns_and_its_count_of_epochs_gives_no_state_up() -> None:
+    fabric = Fabric(accelerator="cpu", devices=1)
+
+    def batches() -> Any:
+        return fabric.setup_dataloaders(loader_of(fabric).to_dataloader())
+
+    whole = alone()
+    first = batches()
+    assert [[batch["index"].tolist() for batch in first] for _ in range(3)] == whole
+    source = loader_of(fabric)
+    source.set_epoch(1)
+    next(iter(source))
+    again = batches()
+    again._dataloader.load_state_dict(source.state_dict())
+    with pytest.raises(ValueError, match="A state of epoch 1 was loaded, and set_epoch"):
+        next(iter(again))
