@@ -1,6 +1,7 @@
 """Which tests are run, and every example of the README, of the documentation and of the docstrings among them.
 
-Tests that start many processes take longer than all others. They are run where they are named, or with ``--all``.
+Tests that start many processes, or import what takes long, take longer than all others. They are run where they are
+named, or with ``--all``.
 
 The pages show whole programs, so they run where such programs would: in a folder with a collection ``cells.zarr``,
 under a launcher. Here the launcher is this process, and it started a single rank.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: What is left out where nothing is named.
-MANY_PROCESSES = ["tests/frameworks", "tests/libraries", "tests/processes"]
+LONG = ["docs/frameworks", "tests/frameworks", "tests/libraries", "tests/processes"]
 
 pages = Sybil(
     name="pages",
@@ -40,7 +41,7 @@ pytest_collect_file = (pages + docstrings).pytest()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that leaves nothing out."""
-    parser.addoption("--all", action="store_true", help=f"run {', '.join(MANY_PROCESSES)} too")
+    parser.addoption("--all", action="store_true", help=f"run {', '.join(LONG)} too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,12 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Say what is left out."""
-    return None if config.option.all else f"left out, unless with --all: {', '.join(MANY_PROCESSES)}"
+    return None if config.option.all else f"left out, unless with --all: {', '.join(LONG)}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave it out."""
-    left_out = not config.option.all and collection_path in {config.rootpath / folder for folder in MANY_PROCESSES}
+    left_out = not config.option.all and collection_path in {config.rootpath / folder for folder in LONG}
     return left_out or None
 
 

@@ -18,7 +18,7 @@ PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
 # where every test stands alone, and some take as long as all others of their file
 EACH = "--dist=worksteal"
 # what has a session of its own; where nothing is named, pytest leaves out folders of tests that start many processes
-BENCHMARKS, LIBRARIES, DEMO = "tests/test_benchmarks.py", "tests/libraries", "tests/processes/test_demo.py"
+BENCHMARKS, DEMO = "tests/libraries", "tests/processes/test_demo.py"
 # the laws have more examples in ./dev test
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
@@ -77,7 +77,7 @@ def bench_small(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
     sync(session, "--extra=torch", "--extra=zarrs", "--group=bench", "--group=pytest")
     # the longest test is the first of its folder, and so is begun first
-    session.run("python", *PYTEST, EACH, LIBRARIES, BENCHMARKS, *session.posargs)
+    session.run("python", *PYTEST, EACH, BENCHMARKS, *session.posargs)
 
 
 @nox.session(python=NEWEST, default=False)
@@ -90,20 +90,17 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests but those that start many processes; on the newest Python, the pages too, and what is covered."""
+    """Run the tests but those that take long; on the newest Python, what is covered is measured."""
     sync(session, "--all-extras", "--group=test")
-    arguments = *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs
-    if session.python == NEWEST:
-        session.run("coverage", "run", *arguments, env=FEWER_EXAMPLES)
-    else:  # no line and no page is there for one Python only
-        session.run("python", *arguments, *(() if session.posargs else ("tests",)), env=FEWER_EXAMPLES)
+    measured = ("coverage", "run") if session.python == NEWEST else ("python",)
+    session.run(*measured, *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST)
 def processes(session: nox.Session) -> None:
-    """Run the tests that start many processes, by launchers and under frameworks; what is covered is measured."""
+    """Run the tests that take long, by launchers and under frameworks; what is covered is measured."""
     sync(session, "--all-extras", "--group=test")
-    folders = "tests/processes", "tests/frameworks", f"--ignore={DEMO}"
+    folders = "tests/processes", "tests/frameworks", "docs/frameworks", f"--ignore={DEMO}"
     # one more than of other tests, because these wait for processes two fifths of their time
     session.run("coverage", "run", *PYTEST, "--numprocesses=4", *folders, *session.posargs, env=FEWER_EXAMPLES)
 
@@ -123,14 +120,14 @@ def lowest(session: nox.Session) -> None:
     # not by uv sync, which would write these versions into the lock file
     project = "--editable=.[torch,jax,zarrs]", "--group=test"
     session.run_install("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *project)
-    session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
+    session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 
 
 @nox.session(python="3.14", default=False)
 def coming(session: nox.Session) -> None:
     """Run the tests on a Python that .ci/run does not ask for, and the workflow on GitHub does."""
     sync(session, "--all-extras", "--group=test")
-    session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
+    session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST, default=False, name="annbatch-next")
@@ -141,7 +138,7 @@ def annbatch_next(session: nox.Session) -> None:
     newest = "--prerelease=allow", "--no-deps", "--exclude-newer=2100-01-01", "--upgrade", "annbatch"
     session.run_install("uv", "pip", "install", "--quiet", *newest)
     session.run("python", "-c", "from importlib.metadata import version; print('annbatch', version('annbatch'))")
-    session.run("python", *PYTEST, f"--ignore={BENCHMARKS}", *session.posargs, env=FEWER_EXAMPLES)
+    session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST, default=False)

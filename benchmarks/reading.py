@@ -54,7 +54,9 @@ REFERENCE, OURS, AHEAD = "annbatch", "annbatch-distributed", "annbatch-distribut
 WAYS = REFERENCE, OURS, AHEAD
 
 
-def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: int) -> list[dict[str, Any]]:
+def measure(
+    folder: Path, configuration: tuple[int, ...], cores: str, steps: tuple[float | str, ...], repeats: int
+) -> list[dict[str, Any]]:
     """Return what the ranks measure of each way and step, round by round, and how long the ideal takes for a batch."""
     measured: list[dict[str, Any]] = []
     with libraries.Ranks("annbatch", "serve", folder, cores, *configuration, world_size=WORLD_SIZE) as job:
@@ -76,7 +78,7 @@ def measure(folder: Path, configuration: tuple[int, ...], cores: str, repeats: i
                 alone = read(epoch, 0)
                 ideal = pace(alone[REFERENCE])
                 measured.append({"round": number, "epoch": epoch, "step": 0, "ideal": ideal, "ways": alone})
-            for step in STEPS:
+            for step in steps:
                 # in each round anew: a minute later the machine is faster or slower
                 reading = pace(found(1, 0, way=REFERENCE))
                 late = max(0.0, pace(found(1, reading)) - reading)  # what meeting takes, and waking up
@@ -164,6 +166,7 @@ def main() -> None:
     if arguments.small and arguments.out == FIGURE:
         parser.error("--small needs an --out, or the figure of the documentation would be a small one")
     n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (206_011, 3, JOBS)
+    steps = (1, "model") if arguments.small else STEPS
     print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")
     print(f"collection  chunk/.../b   cores  epoch   step  {'way':<34}     rows/s  of annbatch's", end="  ")
     print("of the ideal  99 % wait, ms  longest, ms")
@@ -174,7 +177,7 @@ def main() -> None:
             make(kind, n_obs, source)
             versions = libraries.run("annbatch", "write", source, cells)["versions"]
             for configuration, cores in jobs:
-                measured = measure(cells, configuration, cores, repeats)
+                measured = measure(cells, configuration, cores, steps, repeats)
                 found = summary(kind, configuration, cores, measured)
                 print(*map(text_of, found), sep="\n", flush=True)
                 lines += found

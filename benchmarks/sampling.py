@@ -159,11 +159,11 @@ def main() -> None:
     # else garbage collection goes through all that was imported, in whichever run happens to reach its threshold
     gc.freeze()
     for rank in (0, WORLD_SIZE // 2):
-        compare_exhausting(10**6 if small else 10**8, rank, repeats=3 if small else 31)
-    compare_epochs(10**6 if small else 10**8, WORLD_SIZE // 2, repeats=3 if small else 15)
-    time_answers(10**7 if small else 10**10, world_size=1024, repeats=5 if small else 51)
+        compare_exhausting(10**6 if small else 10**8, rank, repeats=1 if small else 31)
+    compare_epochs(10**6 if small else 10**8, WORLD_SIZE // 2, repeats=1 if small else 15)
+    time_answers(10**7 if small else 10**10, world_size=1024, repeats=1 if small else 51)
     for world_size in (8, 1024):
-        measure_planning(10**9, world_size, repeats=5 if small else 51)
+        measure_planning(10**9, world_size, repeats=1 if small else 51)
 
 
 if __name__ == "__main__":

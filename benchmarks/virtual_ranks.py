@@ -143,7 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
         parser.error("--small needs an --out, or the figure of the documentation would be a small one")
-    n_obs, repeats = (400_000, 2) if arguments.small else (10_000_000, 9)
+    n_obs, repeats = (100_000, 1) if arguments.small else (10_000_000, 9)
     print(f"{n_obs:.0e} rows, {VIRTUAL_RANKS} virtual ranks: CPU time of a rank's pass, of one without; of {repeats}")
     print("chunk/preload/batch   sharding     of a rank   ratio")
     for configuration in CONFIGURATIONS:

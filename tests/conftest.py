@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # no deadline: tests never judge times, and a class sampler's tables take pandas a while
-settings.register_profile("default", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 # where what is covered is measured, which takes as long again
 settings.register_profile("brief", settings.get_profile("default"), max_examples=10)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
