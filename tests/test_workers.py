@@ -384,7 +384,7 @@ def test_an_iteration_over_a_dataloader_ends_with_an_error_when_another_one_is_b
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])
 def test_a_dataloader_does_not_take_what_would_divide_the_rows_once_more(option: str) -> None:
     with pytest.raises(TypeError, match=f"but for batch_size, .*, got {option}\\. The loader makes the batches"):
-        loader().to_dataloader(num_workers=0, **{option: 1})
+        loader().to_dataloader(num_workers=0, **{option: option != "in_order" and 3})
 
 
 @forks

@@ -1,4 +1,4 @@
-"""Callers: whether something is asking that would hand rows out a second time.
+"""Callers: whether something is asking that would hand rows out a second time, or a trainer that counts steps.
 
 annbatch's own ``DistributedSampler`` would share out the rows of a rank once more. accelerate's ``prepare`` makes of a
 torch ``DataLoader`` something that reads an ``IterableDataset`` on rank 0 alone and cuts up what it read, or reads on
@@ -9,12 +9,14 @@ them by.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from annbatch.samplers import DistributedSampler
 
-__all__ = ["check_not_dispatched", "check_not_skipped", "check_not_within_annbatchs"]
+__all__ = ["calling_trainer", "check_not_dispatched", "check_not_skipped", "check_not_within_annbatchs"]
 
 _ACCELERATE = "accelerate.data_loader"
+_TRAININGS = "lightning.pytorch.loops.training_epoch_loop", "pytorch_lightning.loops.training_epoch_loop"
 
 
 def check_not_dispatched() -> None:
@@ -44,6 +46,14 @@ def check_not_skipped() -> None:
         "would lose. Load the state that was saved with the checkpoint, load_state_dict(state): nothing is read twice "
         "then. Hugging Face's Trainer doesn't skip with TrainingArguments(ignore_data_skip=True)."
     )
+
+
+def calling_trainer() -> Any:  # noqa: ANN401 Lightning's, which isn't imported
+    """Return Lightning's ``Trainer`` whose training has called the caller, through others; None if none has."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") not in _TRAININGS:
+        frame = frame.f_back
+    return getattr(frame.f_locals.get("self"), "trainer", None)
 
 
 def check_not_within_annbatchs() -> None:

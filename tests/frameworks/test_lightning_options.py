@@ -100,8 +100,15 @@ def by_its_own_argument(trainer: Trainer) -> Any:
     return loader_of(Rank(0, 1), trainer=trainer)
 
 
+def by_nothing(trainer: Trainer) -> Any:
+    return loader_of(Rank(0, 1))
+
+
 def by_workers(trainer: Trainer) -> Any:
     return loader_of(trainer).to_dataloader(num_workers=2, multiprocessing_context="fork")
+
+
+WAYS = [by_trainer, by_its_own_argument, by_nothing, by_workers]
 
 
 def failing(trainer: Trainer) -> None:
@@ -116,8 +123,14 @@ def saved(folder: Path) -> Callable[[Trainer], None]:
     return lambda trainer: trainer.save_checkpoint(folder / "within.ckpt")
 
 
-@pytest.mark.parametrize("make", [by_trainer, by_its_own_argument, by_workers])
-@pytest.mark.parametrize("how", ["by hand", "after an error", "by slurm"])
+@pytest.mark.parametrize(
+    ("how", "make"),
+    [
+        *(("by hand", make) for make in WAYS),
+        ("after an error", by_nothing),
+        *(("by slurm", make) for make in (by_trainer, by_workers)),
+    ],
+)
 def test_a_checkpoint_that_is_saved_within_a_step_leads_to_its_batch(
     how: str, make: Callable[[Trainer], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +176,7 @@ def test_on_two_ranks_too(tmp_path: Path) -> None:
         assert sorted(read) == list(range(8 * N))
 
 
-@pytest.mark.parametrize("make", [by_trainer, by_its_own_argument, by_workers])
+@pytest.mark.parametrize("make", WAYS)
 def test_a_schedule_that_asks_for_the_number_of_steps_does_not_lose_the_state(
     make: Callable[[Trainer], Any], tmp_path: Path
 ) -> None:
@@ -177,7 +190,7 @@ def test_a_schedule_that_asks_for_the_number_of_steps_does_not_lose_the_state(
     assert fit(tmp_path / "within.ckpt").read == whole[N + 3 :]
 
 
-@pytest.mark.parametrize("make", [by_trainer, by_its_own_argument, by_workers])
+@pytest.mark.parametrize("make", WAYS)
 def test_overfit_batches_gives_the_first_batches_in_every_epoch(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
     trainer, module = trainer_of(tmp_path, overfit_batches=3), Module()
     trainer.fit(module, make(trainer))

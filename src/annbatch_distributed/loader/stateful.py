@@ -15,7 +15,7 @@ from annbatch import Loader
 from annbatch.utils import convert
 
 from annbatch_distributed import checks
-from annbatch_distributed.callers import check_not_dispatched
+from annbatch_distributed.callers import calling_trainer, check_not_dispatched
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.integers import BOUND, integer
 from annbatch_distributed.loader import trainer as lightning
@@ -65,8 +65,8 @@ class StatefulLoader(CheckedLoader):
     batch_sampler
         Which rows this rank reads.
     trainer
-        Lightning's ``Trainer`` that the loader is read for, where it isn't ``dist_info`` already. States then count the
-        batches whose steps it has completed.
+        Lightning's ``Trainer`` that the loader is read for, if it is neither ``dist_info`` nor known as who asks for
+        batches: in a thread, say. States count the batches that it has processed.
     read_ahead
         How many load requests are read, in a thread, while the batches of another one are trained on, and so are held
         beside it. That hides reading behind a training which takes about as long. 0 reads where a batch is asked for,
@@ -302,7 +302,7 @@ class StatefulLoader(CheckedLoader):
     def _begin_steps(self) -> Steps:
         """Let a trainer do what is due before a pass, and return the steps of that."""
         job = self._sampler._job
-        trainer = job.trainer
+        trainer = job.trainer or calling_trainer()
         lightning.restore(trainer)
         if lightning.overfits(trainer) and not job.progress.position.resumes:
             job.progress.go_to(Position(0))

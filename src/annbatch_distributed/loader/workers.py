@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerDataLoader"]
 
-#: What torch would divide rows by, or collect batches out of order with.
-_REFUSED = "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"
+#: What torch would divide rows by, or collect batches out of order with, and with which value it doesn't, as Lightning
+#: passes it on to another one that it makes to predict.
+_REFUSED = {
+    "batch_size": None,
+    "shuffle": False,
+    "sampler": None,
+    "batch_sampler": None,
+    "drop_last": False,
+    "in_order": True,
+}
 
 _ENDED = (
     "Another iteration over this DataLoader was begun, so that this one can't go on: its workers read for that one. "
@@ -80,8 +88,7 @@ class WorkerDataLoader(DataLoader[Any]):
 
     def __init__(self, dataset: StatefulLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
         num_workers = integer("num_workers", num_workers, least=0)
-        # Lightning, which makes another one of it to predict, names those that are None or False
-        if refused := [name for name in _REFUSED if options.pop(name, None)]:
+        if refused := [name for name, value in _REFUSED.items() if options.pop(name, value) not in (None, value)]:
             raise TypeError(
                 f"to_dataloader takes the options of torch's DataLoader but for {', '.join(_REFUSED)}, got "
                 f"{', '.join(refused)}. The loader makes the batches: give its sampler a batch_size."
