@@ -22,7 +22,7 @@ from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.processes.launch import forked_ranks, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(200)
@@ -261,6 +261,29 @@ def test_of_two_loaders_the_one_that_has_ended_is_not_read_again(mode: str, tmp_
     assert fit(tmp_path / "within.ckpt") == whole[n_epoch + (2 if mode == "min_size" else 5) :]
 
 
+class Pairs:
+    """Two batches of a loader in each step, by something that Lightning knows nothing of."""
+
+    def __init__(self, loader: StatefulLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader) // 2
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        return ({"X": first["X"], "index": second["index"]} for first, second in zip(batches, batches, strict=True))
+
+
+def test_a_loader_within_something_else_counts_what_it_has_yielded(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    loader, states = loader_of(trainer), list[Any]()
+    module = Module(lambda _: states.append(loader.state_dict()), at=(0, 2))
+    trainer.fit(module, Pairs(loader))
+    assert epochs_of(module)[0] == alone()[0][1::2]
+    assert states[0]["segments"] == [[1, 1, 6]]
+
+
 class Cells(LightningDataModule):
     """Keeps the state of its loader in checkpoints."""
 
@@ -269,7 +292,7 @@ class Cells(LightningDataModule):
         self.options = options
 
     def setup(self, stage: str) -> None:
-        self.loader = loader_of(self.trainer, **self.options)
+        self.loader = loader_of(Rank(0, 1), **self.options)
 
     def train_dataloader(self) -> StatefulLoader:
         return self.loader

@@ -112,6 +112,7 @@ class CheckedLoader(Loader[Any, Any]):
 
     def read(self, request: LoadRequest) -> Generator[Any]:
         """Read a load request as annbatch does."""
+        # in a pass of its own: annbatch keeps what it has read until it has read the next one
         self._one_request.given[threading.get_ident()] = request
         yield from Loader.__iter__(self)
 

@@ -1,8 +1,7 @@
 """The StatefulLoader: annbatch's Loader that knows how far its consumer is.
 
-A sampler can't know what was trained on: a loader takes one load request and yields many batches of it. Here the
-batches are counted as they are yielded, and what load requests ask for is kept as they are taken, so that a batch can
-say which of its rows are repeats.
+A sampler can't know what was trained on: a loader takes one load request and yields many batches of it, which are
+counted here.
 """
 
 from __future__ import annotations
@@ -303,11 +302,12 @@ class StatefulLoader(CheckedLoader):
         """Let a trainer do what is due before a pass, and return the steps of that."""
         job = self._sampler._job
         trainer = job.trainer or calling_trainer()
-        lightning.restore(trainer)
-        if lightning.overfits(trainer) and not job.progress.position.resumes:
-            job.progress.go_to(Position(0))
-        lightning.check_all_are_asked_for(trainer, len(self))
-        self._steps = Steps(trainer, is_told=self._steps.is_told)
+        if is_trained := lightning.trains_on(trainer, self):
+            lightning.restore(trainer)
+            if lightning.overfits(trainer) and not job.progress.position.resumes:
+                job.progress.go_to(Position(0))
+            lightning.check_all_are_asked_for(trainer, len(self))
+        self._steps = Steps(trainer if is_trained else None, is_told=self._steps.is_told)
         return self._steps
 
     def step_done(self) -> None:
@@ -335,10 +335,7 @@ class StatefulLoader(CheckedLoader):
         self._steps.done()
 
     def _load_requests(self, requests: Pass, pass_: Delivered) -> Generator[Iterator[Any]]:
-        """Return the batches of each load request of a pass, which is read when the first of them is asked for.
-
-        Each is a pass of its own for annbatch, which would keep what it has read until the next one is read.
-        """
+        """Return the batches of each load request of a pass, which is read when the first of them is asked for."""
         for request in requests:
             pass_.ask(request)
             with closing(self.read(request)) as batches:
@@ -485,7 +482,7 @@ class StatefulLoader(CheckedLoader):
         Add all data sets before, in the order that they had, so that a state that doesn't fit is refused here, and not
         when the next pass begins.
         """
-        with lightning.errors_explained(self._sampler._job.trainer):
+        with lightning.errors_explained(self._sampler._job.trainer or calling_trainer()):
             self._sampler._job.load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
 
 

@@ -21,8 +21,8 @@ __all__ = ["Steps"]
 class Steps:
     """Steps of one pass."""
 
-    trainer: Trainer = None
-    """Lightning's trainer, if it is known."""
+    trainer: Trainer | None = None
+    """Lightning's trainer, if it trains on the batches."""
     is_told: bool = False
     """Whether ``step_done()`` says which are done."""
     n_yielded: int = 0
@@ -34,7 +34,7 @@ class Steps:
     def deliver(self) -> None:
         """Note that the next batch is yielded."""
         self.n_yielded += 1
-        self._n_begun = lightning.n_begun(self.trainer)
+        self._n_begun = None if self.trainer is None else lightning.n_begun(self.trainer)
 
     def done(self) -> None:
         """Note that the step of the batch that was yielded last is done."""
