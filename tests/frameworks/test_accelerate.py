@@ -102,6 +102,19 @@ def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state
     assert [batch["index"].tolist() for batch in again] == [[16, 17], [18, 19], [20, 21], [22, 23]]
 
 
+def test_batches_that_make_up_no_step_are_carried_over_to_the_next_epoch(accelerator: Accelerator) -> None:
+    accelerator.gradient_accumulation_steps = 3
+    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 1))
+    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+    batches = accelerator.prepare(loader.add_adata(ad.AnnData(np.zeros((8, 1), dtype="float32"))).to_dataloader())
+    steps = []
+    for _ in range(2):
+        for _ in batches:
+            with accelerator.accumulate():
+                steps.append(accelerator.sync_gradients)
+    assert steps == [False, False, True, False, False, True, False, False]
+
+
 def test_batches_are_skipped_by_a_state_and_by_nothing_else(accelerator: Accelerator) -> None:
     from accelerate import skip_first_batches
 
