@@ -30,7 +30,7 @@ ROOMS = [
         "passes",
         "stream",
     ),
-    *("requests", "fingerprint", "known", "copies", "callers", "randomness", "plan", "report"),
+    *("replay", "requests", "fingerprint", "known", "copies", "callers", "randomness", "plan", "report"),
     *("progress", "state", "ranks", "lanes", "sharding", "masks", "rows", "names", "integers"),
 ]
 #: What knows neither samplers nor what frameworks make of batches.

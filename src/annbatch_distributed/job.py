@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import annbatch
+import numpy as np
 
 from annbatch_distributed.arguments import open_ended
 from annbatch_distributed.checks import Description, Reading
-from annbatch_distributed.integers import integer
+from annbatch_distributed.integers import BOUND, integer, integers
+from annbatch_distributed.masks import resolve_mask
 from annbatch_distributed.names import check_names, names_of
 from annbatch_distributed.passes import Pass
 from annbatch_distributed.planner import Planner, check_segments
@@ -25,10 +27,21 @@ from annbatch_distributed.progress import Begun, Progress
 from annbatch_distributed.ranks import Deferred, deferred
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
-from annbatch_distributed.state import Position, check_identity, check_worker, from_state, to_state
+from annbatch_distributed.replay import rows_at
+from annbatch_distributed.requests import bounds_of
+from annbatch_distributed.rows import Rows
+from annbatch_distributed.state import (
+    MOST_LEFT_OUT,
+    LeftOut,
+    Position,
+    check_identity,
+    check_worker,
+    from_state,
+    to_state,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pandas as pd
@@ -36,9 +49,11 @@ if TYPE_CHECKING:
     from annbatch_distributed.arguments import Arguments
     from annbatch_distributed.checks import Tally
     from annbatch_distributed.counts import Classes
-    from annbatch_distributed.lanes import Worker
+    from annbatch_distributed.lanes import Lane, Worker
+    from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Membership
+    from annbatch_distributed.replay import Steps
     from annbatch_distributed.state import Identity
 
 __all__ = ["Job", "warn"]
@@ -75,6 +90,8 @@ class Job:
         # the plan of which warnings were given, and those
         self._last_plan: EpochPlan | None = None
         self._warned: set[str] = set()
+        # what was left out of the last pass that left rows out
+        self._left_out: tuple[LeftOut, ...] = ()
         self._planner = Planner(arguments)
 
     def take_names(self, mask: object) -> None:
@@ -92,7 +109,7 @@ class Job:
         self.arguments, self._planner = arguments, Planner(arguments)
         self.progress.go_to(Position(self.progress.position.epoch))
         self.progress.n_changes += 1
-        self._of_state, self._last_plan = {}, None
+        self._of_state, self._last_plan, self._left_out = {}, None, ()
 
     @property
     def is_known(self) -> bool:
@@ -154,7 +171,7 @@ class Job:
             if warning := _other_classes(type(self.arguments.sampler).__name__, self._planner.classes):
                 self._warn_once(warning)
             self._last_plan = plan
-        return plan
+        return replace(plan, left_out=_rows(position.leaves_out)) if position.leaves_out else plan
 
     def plan(self, n_obs: int) -> EpochPlan:
         """Return the plan of the epoch that comes next, with how much of it each lane has left."""
@@ -187,8 +204,9 @@ class Job:
         position = self.progress.next_position(worker, self.n_lanes)
         with self._samplers_hidden(worker):
             plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
+            self._check_left_out(plan, lanes, position)
         if worker is None or not worker.number:  # workers don't know that another one has warned
-            self._warn_of_same_rows(plan, position)
+            self._warn_of_rows(plan, position)
         own = self.progress.left([lanes[lane] for lane in self.own_lanes], worker, position)
         requests = self._pass(plan, own, position)
         begun = self.progress.begin(n_obs, position, lanes, worker)
@@ -204,14 +222,22 @@ class Job:
         """Begin the next pass in this process, for workers that are told its position."""
         position = self.progress.position.run_by(self.n_lanes, n_workers if self.arguments.sampler.shuffle else 1)
         plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
-        self._warn_of_same_rows(plan, position)
+        self._warn_of_rows(plan, position)
+        self._check_left_out(plan, lanes, position)
         begun = self.progress.begin(n_obs, position, lanes)
         begun.n_due = max(len(lanes[lane]) for lane in self.own_lanes) - position.segments[-1].done
         begun.is_by_workers = True
         return begun
 
-    def _warn_of_same_rows(self, plan: EpochPlan, position: Position) -> None:
-        """Warn at a second pass where another epoch would have other rows on each rank."""
+    def _warn_of_rows(self, plan: EpochPlan, position: Position) -> None:
+        """Warn where rows that were left out come again, and where they would be others after set_epoch."""
+        before, self._left_out = self._left_out, position.leaves_out or self._left_out
+        if not position.leaves_out and (again := sum(map(len, (plan.window.within(*rows[1:]) for rows in before)))):
+            self._warn_once(
+                f"{again} rows that were left out of an epoch come again, since leave_out is about what is left of one "
+                "epoch. To leave them out of all that follow, assign a mask without them, on every rank: "
+                "sampler.mask = ..."
+            )
         if position.passes and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(
                 "A second pass without set_epoch: every rank reads the rows that it had last time, in another order, "
@@ -224,6 +250,72 @@ class Job:
         if message not in self._warned:
             warn(message)
             self._warned.add(message)  # not before: a filter may have made an error of it
+
+    def leave_out(self, rows: AnyMask | Sequence[int], n_obs: int, position: Position) -> None:
+        """Leave rows out of what is left of an epoch from a position on, where the next pass begins."""
+        if position.ended:
+            raise ValueError(
+                f"Epoch {position.epoch} has been read to its end, so that nothing can be left out of it. Call "
+                "set_epoch before leave_out, or assign a mask without the rows: sampler.mask = ..."
+            )
+        is_numbers = isinstance(rows, list | tuple | range) and not any(isinstance(part, slice) for part in rows)
+        mask: Any = integers("rows", rows) if is_numbers else rows
+        given = resolve_mask(mask).window(n_obs).to_array()
+        given = given[~_rows(position.left_out).contains(given)]
+        ranges = zip(*(bounds.tolist() for bounds in bounds_of(given)), strict=True)
+        left_out = [*position.left_out, *(LeftOut(position.done, *bounds) for bounds in ranges)]
+        if len(left_out) > MOST_LEFT_OUT:
+            raise ValueError(
+                f"The rows are {len(left_out)} ranges of consecutive ones, and {MOST_LEFT_OUT} can be left out of an "
+                "epoch. Assign a mask without them for the epochs that follow: sampler.mask = ..."
+            )
+        position = replace(position, left_out=tuple(sorted(left_out, key=lambda rows: rows.start)))
+        at = position.run_by(self.n_lanes, 1)
+        with self._samplers_hidden(None):
+            self._check_left_out(self._plan(n_obs, at), self._planner.lanes(n_obs, at), at)
+        self.progress.go_to(position, was_loaded=True)
+
+    def _check_left_out(self, plan: EpochPlan, lanes: list[Lane], position: Position) -> None:
+        """Raise if nothing would be left of a batch: the same on every rank, which goes through all lanes."""
+        if not len(plan.left_out):
+            return
+        for lane in self.progress.left(lanes, None, position):
+            for place, rows in enumerate(self._pass(plan, [lane], position).batches()):
+                if not len(rows):
+                    raise ValueError(
+                        f"In step {position.done + place} of epoch {position.epoch}, a batch would have no row left "
+                        f"without the rows {plan.left_out.in_short(3)}. Leave fewer of them out; or begin the next "
+                        "epoch, with a mask without them."
+                    )
+
+    def rows_of(self, n_obs: int, steps: Steps, ranks: int | Sequence[int] | None, epoch: int | None) -> pd.DataFrame:
+        """Return which rows each rank has read, or will read, in some steps of an epoch."""
+        import pandas as pd
+
+        n_obs, position = integer("n_obs", n_obs, least=0), self._position_of(epoch)
+        wanted = None if ranks is None else integers("ranks", np.atleast_1d(ranks), below=MOST_RANKS)
+        own, world_size = self.own_lanes, self.membership.rank.world_size
+        parts = []
+        with self._samplers_hidden(current_worker()):
+            plan = self._plan(n_obs, replace(position, left_out=()))
+            segments = self._planner.segments(n_obs, position)
+            for read in rows_at(steps, segments, lambda lane: self._pass(plan, [lane], position).batches()):
+                rank = read.lane // len(own) if read.n_lanes == world_size * len(own) else read.lane
+                if wanted is None or rank in wanted:
+                    left_out = _rows(part for part in position.left_out if part.since <= read.step)
+                    rows = read.rows[~left_out.contains(read.rows)]
+                    parts.append(pd.DataFrame({"step": read.step, "rank": rank, "row": rows}))
+        none = pd.DataFrame({"step": [], "rank": [], "row": []}, dtype=np.int64)
+        return pd.concat(parts or [none], ignore_index=True)
+
+    def _position_of(self, epoch: int | None) -> Position:
+        """Return the position of an epoch whose rows are asked for, with what it is, or will be, run by."""
+        begun = self.progress.begun
+        position = (self.progress.position if begun is None else begun.position).before_end
+        n_workers = position.segments[-1].n_workers if position.segments else 1
+        if epoch is not None and epoch != position.epoch:
+            position = Position(integer("epoch", epoch, least=0, below=BOUND))
+        return position.run_by(self.n_lanes, n_workers)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be the first of an epoch, unless that is the epoch of a state."""
@@ -334,6 +426,12 @@ class Job:
         duplicate._member = copy.deepcopy(self._member, memo)
         duplicate._warned = set(self._warned)
         return duplicate
+
+
+def _rows(left_out: Iterable[LeftOut]) -> Rows:
+    """Return the rows that are left out, ascending."""
+    bounds = np.array([(start, stop) for _, start, stop in left_out], dtype=np.int64).reshape(-1, 2)
+    return Rows.of_bounds(bounds[:, 0].copy(), bounds[:, 1].copy())
 
 
 def _other_classes(name: str, classes: tuple[Classes, ...]) -> str | None:

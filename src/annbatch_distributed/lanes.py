@@ -106,6 +106,18 @@ class Lane:
             first -= len(part)
         return Lane(tuple(part for part in every if part), last)
 
+    def in_turn(self, n_workers: int) -> Iterator[SharedStep]:
+        """Yield the batches in the order in which they are collected from so many workers in turn.
+
+        >>> [step.number for step in Lane((range(7),)).in_turn(3)]
+        [0, 3, 5, 1, 4, 6, 2]
+        """
+        stretches = [chain.from_iterable(numbers) for numbers in self._stretches(n_workers)]
+        for place in range(_n(self.numbers)):
+            yield SharedStep(next(stretches[place % n_workers]))
+        if self.last is not None:
+            yield self.last
+
     def _stretches(self, n_workers: int) -> list[Numbers]:
         """The whole batches of each worker, as many as it is asked for: the last step belongs to whose turn it is."""
         n = len(self)

@@ -67,7 +67,7 @@ class Pass(Iterator[LoadRequest]):
         try:
             with worker_info_hidden(worker):
                 if self._requests is None:
-                    self._requests = iter(()) if self.is_closed else islice(self._joined(), self.n_taken, None)
+                    self._requests = iter(()) if self.is_closed else islice(self._all_requests(), self.n_taken, None)
                 request = next(self._requests)
         except StopIteration:
             if self.on_end is not None and not self.is_closed:
@@ -87,9 +87,18 @@ class Pass(Iterator[LoadRequest]):
 
     def batches(self) -> Iterator[Int64Array]:
         """Yield the rows of each batch, and read nothing."""
-        for request in self._joined():
+        for request in self._all_requests():
             rows = request.rows()
             yield from (rows[split] for split in request.splits)
+
+    def _all_requests(self) -> Iterator[Request]:
+        """Yield all load requests; what is left out of their batches is read all the same."""
+        if not len(self.plan.left_out):
+            yield from self._joined()
+            return
+        for request in self._joined():
+            is_in = ~self.plan.left_out.contains(request.rows())
+            yield request._replace(splits=[split[is_in[split]] for split in request.splits])
 
     def _joined(self) -> Iterator[Request]:
         """Yield the load requests of all lanes together; a lane that has fewer batches is missing in the last ones."""

@@ -122,6 +122,8 @@ class EpochPlan:
     """For each rank of a job that resumes an epoch, how many batches it has left; None where it begins."""
     n_left_over: int = field(default=0, repr=False)
     """How many batches of an epoch no rank reads any more, since ``drop`` leaves them over when ranks change."""
+    left_out: Rows = field(default=_NO_ROWS, repr=False)
+    """Rows that are left out of the batches that are left: see :meth:`StatefulLoader.leave_out`."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
     rows_per_request: int | None = field(default=None, repr=False, compare=False)
@@ -226,10 +228,15 @@ class EpochPlan:
         """The number of batches of the rank that has the most."""
         return max(self.sampler_batches)
 
+    @property
+    def counts(self) -> list[int]:
+        """For each stream, the number of its batches."""
+        return list(map(self.n_batches, range(self.world_size)))
+
     @cached_property
     def _firsts(self) -> list[int]:
         """For each stream, the number of its first batch in the epoch, and how many there are in all."""
-        return list(accumulate(map(self.n_batches, range(self.world_size)), initial=0))
+        return list(accumulate(self.counts, initial=0))
 
     def first_number(self, stream: int) -> int:
         """Return the number of the first batch of a stream, all streams laid end to end."""

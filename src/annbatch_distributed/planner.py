@@ -95,10 +95,16 @@ class Planner:
         _check_done(plan, last, self._lanes[1])
         return self._lanes[1]
 
+    def segments(self, n_obs: int, position: Position) -> list[tuple[Segment, list[Lane]]]:
+        """Return each segment of a position, with what its lanes read from its beginning on; it raises as `lanes`."""
+        self.lanes(n_obs, position)
+        plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)
+        lanes = each_segment(plan.counts, position.segments, plan.remainder)
+        return [(segment, own) for segment, (own, _) in zip(position.segments, lanes, strict=True)]
+
     def _of_position(self, plan: EpochPlan, position: Position) -> list[Lane]:
-        counts = [plan.n_batches(stream) for stream in range(plan.world_size)]
         last, lanes = position.segments[-1], list[Lane]()
-        begun = each_segment(counts, position.segments, plan.remainder)
+        begun = each_segment(plan.counts, position.segments, plan.remainder)
         for segment, (lanes, _) in zip(position.segments, begun, strict=True):
             _check_done(plan, segment, lanes)
         n_parts = {lane.last.number: lane.last.n_parts for lane in lanes if lane.last is not None}

@@ -48,7 +48,8 @@ class Begun:
         """Where the pass after it begins."""
         *before, last = self.position.segments
         end = self.position.at(self.n_batches - sum(segment.done for segment in before))
-        return replace(self.position.after(), ended=end.segments).run_by(last.n_lanes, 1)
+        after = replace(self.position.after(), ended=end.segments, left_out=end.left_out)
+        return after.run_by(last.n_lanes, 1)
 
     def position_after(self, n_done: int) -> Position:
         """Return the position after ``n_done`` batches here, with those that other workers have yielded by then."""
@@ -99,7 +100,7 @@ class Progress:
             )
         self.is_set = True
         if self.position.ended and epoch == self.position.epoch:  # it is not over for who sets it once more
-            self.position = Position(epoch, self.position.passes - 1, self.position.ended)
+            self.position = self.position.before_end
         # frameworks set the epoch again that they have just loaded
         if epoch == self.position.epoch and (self.was_loaded or self.position.resumes):
             return False

@@ -275,6 +275,15 @@ class Rows:
         """
         return Rows.of_bounds(np.maximum(self.starts, start), np.minimum(self.stops, stop))
 
+    def contains(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return for each of some global rows whether it is one of these, whose ranges must ascend.
+
+        >>> Rows((range(0, 3), range(10, 14))).contains(np.array([11, 3, 2])).tolist()
+        [True, False, True]
+        """
+        stops = np.append(self.stops, -1)  # of what lies before the first range
+        return rows < stops[np.searchsorted(self.starts, rows, side="right") - 1]
+
     def to_global(self, local: IntArray) -> Int64Array:
         """Return the global rows of an array of local rows, each within ``[0, len(self))``.
 

@@ -21,7 +21,9 @@ from annbatch_distributed.ranks import member
 from annbatch_distributed.requests import LONGEST_HOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
 
     from annbatch_distributed.arguments import ShardingName
     from annbatch_distributed.checks import Gather, Tally, Timeout
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.passes import Pass
     from annbatch_distributed.plan import EpochPlan, Remainder
     from annbatch_distributed.ranks import Deferred, DistInfo
+    from annbatch_distributed.replay import Steps
     from annbatch_distributed.rows import Rows
     from annbatch_distributed.sharding import Sharding
 
@@ -298,11 +301,6 @@ class DistributedSampler(Sampler):
             How many batches of this epoch every rank has done, those before an earlier resume included. The sampler
             can't know: a loader takes a load request and yields many batches of it, and prefetching runs ahead. If all
             are done, the state leads to the next pass, or to no batches if the same epoch is set once more.
-
-        Notes
-        -----
-        A state has a few hundred bytes, and some 20 more for each time that the epoch was resumed with another number
-        of ranks or ``DataLoader`` workers, at most 99 times.
         """
         batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
         return self._job.state(self._job.progress.position_at(batches_done, self._job.n_lanes))
@@ -357,11 +355,44 @@ class DistributedSampler(Sampler):
         """
         return self._job.n_batches(n_obs)
 
+    def rows_of(
+        self, n_obs: int, steps: Steps, ranks: int | Sequence[int] | None = None, epoch: int | None = None
+    ) -> pd.DataFrame:
+        """Return which rows each rank has read in some steps of an epoch, or will read; nothing is read for it.
+
+        Parameters
+        ----------
+        n_obs
+            As for :meth:`plan`.
+        steps
+            Steps of the epoch, counted from 0, resumes included: one, a slice, or several. A step that is done is that
+            of the ranks that ran it then; the others are those of this job.
+        ranks, epoch
+            Of which ranks; None for all. Of which epoch; None for the one that was set, loaded or begun last.
+
+        Returns
+        -------
+        A table with the columns ``step``, ``rank`` and ``row``, in the order of steps, ranks, and rows of each batch.
+
+        Raises
+        ------
+        IndexError, ValueError
+            If the epoch has no such step; as for :meth:`plan`.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = DistributedSampler(RandomSampler(2, 1, 2), dist_info=Rank(0, 2), seed=0)
+        >>> sampler.rows_of(12, steps=2, ranks=1)["row"].tolist()
+        [11, 10]
+        """
+        return self._job.rows_of(n_obs, steps, ranks, epoch)
+
     def validate(self, n_obs: int) -> None:
         """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
 
-        It raises what :meth:`plan` does. The same is then true of every other epoch, unless the wrapped sampler or a
-        sharding of your own depends on the epoch.
+        It raises what :meth:`plan` does, and holds for other epochs, unless a sampler or sharding of yours has others.
         """
         self.plan(n_obs)
 
@@ -391,23 +422,6 @@ class DistributedSampler(Sampler):
             In every process, if one of them doesn't come, or fails while it waits for the others.
         RuntimeError
             If the processes can't reach each other.
-
-        Examples
-        --------
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank
-        >>> # what mpi4py's comm.allgather would return, if rank 1 had another n_obs
-        >>> def every_rank_says(text):
-        ...     return [text, text.replace('"rank": 0', '"rank": 1').replace("20000", "19000")]
-        >>> sampler = DistributedSampler(
-        ...     RandomSampler(64, 32, 256), dist_info=Rank(0, 2), seed=0
-        ... )
-        >>> sampler.check_ranks_agree(20_000, gather=every_rank_says)
-        Traceback (most recent call last):
-        ...
-        ValueError: The ranks of this job don't agree:
-          n_obs: 20000 on rank 0; 19000 on rank 1
-        Every process must make its sampler with the same arguments, and be in the same epoch.
         """
         checks.ranks_agree(
             self._job.agreeing, lambda place: self._job.description(place, n_obs, {}), timeout=timeout, gather=gather
@@ -425,8 +439,7 @@ class DistributedSampler(Sampler):
         n_obs
             The number of rows of the collection, over all ranks.
         read
-            The rows of each batch that this process was given in the pass. (A :class:`StatefulLoader` counts them, and
-            :meth:`StatefulLoader.check_epoch_read` passes them.)
+            The rows of each batch of this process in the pass, which :meth:`StatefulLoader.check_epoch_read` counts.
         timeout, gather
             As for :meth:`check_ranks_agree`.
 
@@ -441,22 +454,6 @@ class DistributedSampler(Sampler):
             them or in other numbers of batches; or if the ranks don't agree.
         TimeoutError, RuntimeError
             As for :meth:`check_ranks_agree`.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch import Loader
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, Tally
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
-        >>> loader = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> read = Tally()
-        >>> for batch in loader:
-        ...     read.add(batch["index"])
-        >>> sampler.check_epoch_read(48, read)
-        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
         return checks.epoch_read(
             self._job.agreeing, lambda place: self._job.reading(place, n_obs, read), timeout=timeout, gather=gather
@@ -476,10 +473,8 @@ class DistributedSampler(Sampler):
 
         Raises
         ------
-        ValueError
-            As for :meth:`plan`.
-        RuntimeError
-            While iterating, if the wrapped sampler doesn't keep its ``n_batches`` or to the rows that it was given.
+        ValueError, RuntimeError
+            As for :meth:`plan`; or, while iterating, if the wrapped sampler doesn't keep its ``n_batches`` or its rows.
         """
         check_not_within_annbatchs()
         return self._job.begin(n_obs)

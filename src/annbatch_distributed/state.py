@@ -14,6 +14,8 @@ collection is:
 ``ended``
     The segments of the pass before, in a state that was saved when that had come to its end: nothing is left of the
     epoch for who sets that once more.
+``left_out``
+    Ranges of rows that are left out of the epoch, each with the step from which on; if there are any.
 ``worker``
     Which worker's state it is, if it is only that of one.
 ``identity``
@@ -29,15 +31,17 @@ from hashlib import blake2b
 from numbers import Integral
 from operator import index
 from reprlib import repr as shortened
-from typing import Any
+from typing import Any, NamedTuple
 
 from annbatch_distributed.integers import BOUND
 from annbatch_distributed.lanes import Segment, Worker
 from annbatch_distributed.ranks.rank import MOST_RANKS
 
 __all__ = [
+    "MOST_LEFT_OUT",
     "MOST_SEGMENTS",
     "Identity",
+    "LeftOut",
     "Position",
     "Segment",
     "bounded",
@@ -54,14 +58,28 @@ VERSION = 1
 #: How often an epoch can go on with other numbers of ranks or workers than before, its beginning included.
 MOST_SEGMENTS = 100
 
-#: Texts of an identity that are longer are cut, and told apart by a digest.
-_LONGEST = 160
+#: How many ranges of rows can be left out of an epoch.
+MOST_LEFT_OUT = 1000
+
+#: Texts of an identity that are longer are cut, and told apart by a digest; those of annbatch's samplers are shorter.
+_LONGEST = 240
 
 #: What a state or a sampler need not know, and what is told apart only if both know it.
 _NEED_NOT_KNOW = "n_obs", "data sets", "align"
 
 #: What the rows and their order follow from, by name.
 type Identity = dict[str, int | str | None]
+
+
+class LeftOut(NamedTuple):
+    """A range of rows that are left out of an epoch."""
+
+    since: int
+    """From which step of the epoch on."""
+    start: int
+    """The first row."""
+    stop: int
+    """The row after the last one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,8 @@ class Position:
     """Whose part of the last segment it is, if it isn't the whole rank's."""
     ended: tuple[Segment, ...] = ()
     """What was run in the pass before, if that has just come to its end."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Which rows are left out, by their first ones; of the pass before, if that has just come to its end."""
 
     @property
     def resumes(self) -> bool:
@@ -97,6 +117,16 @@ class Position:
         """How many batches of the epoch every lane has done, over all segments."""
         return sum(segment.done for segment in self.segments)
 
+    @property
+    def leaves_out(self) -> tuple[LeftOut, ...]:
+        """Which rows are left out of what is left."""
+        return () if self.ended else self.left_out
+
+    @property
+    def before_end(self) -> Position:
+        """The pass that has just come to its end, or else this one."""
+        return replace(self, passes=self.passes - 1, segments=self.ended, ended=()) if self.ended else self
+
     def run_by(self, n_lanes: int, n_workers: int) -> Position:
         """Return the same position, with a last segment of this number of lanes and workers."""
         if self.segments and self.segments[-1][:2] == (n_lanes, n_workers):
@@ -109,7 +139,8 @@ class Position:
     def at(self, done: int) -> Position:
         """Return the same position, with ``done`` batches in the last segment."""
         *others, last = self.segments
-        return replace(self, segments=(*others, last._replace(done=done)), ended=() if done else self.ended)
+        moved = replace(self, segments=(*others, last._replace(done=done)))
+        return replace(moved, ended=(), left_out=self.leaves_out) if done else moved
 
     def after(self) -> Position:
         """Return where the next pass begins, once this one has come to its end."""
@@ -135,6 +166,7 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
         "pass": position.passes,
         "segments": [list(segment) for segment in position.segments],
         **({"ended": [list(segment) for segment in position.ended]} if position.ended else {}),
+        **({"left_out": [list(rows) for rows in position.left_out]} if position.left_out else {}),
         **({} if position.worker is None else {"worker": list(position.worker)}),
         "identity": {name: bounded(value) for name, value in identity.items()},
     }
@@ -161,7 +193,7 @@ def from_state(state: object) -> tuple[Position, Identity]:
             n_workers = _integer("number of workers", n_workers, least=1, most=MOST_RANKS)
             worker = Worker(_integer("worker", number, most=n_workers - 1), n_workers)
         epoch, passes = _integer("epoch", state["epoch"]), _integer("pass", state["pass"], least=1 if ended else 0)
-        position = Position(epoch, passes, segments, worker, ended)
+        position = Position(epoch, passes, segments, worker, ended, _left_out(state.get("left_out", ())))
         identity: Identity = {
             name: held if held is None or isinstance(held, str) else _integer(name, held)
             for name, held in dict(state["identity"]).items()
@@ -184,6 +216,13 @@ def _segments(given: Any, *, least: int) -> tuple[Segment, ...]:  # noqa: ANN401
     )
     _integer("number of segments", len(segments), least=least, most=MOST_SEGMENTS)
     return segments
+
+
+def _left_out(given: Any) -> tuple[LeftOut, ...]:  # noqa: ANN401 a state may have anything
+    """Return the rows that a state leaves out."""
+    left_out = tuple(LeftOut(*(_integer("left_out", number) for number in rows)) for rows in given)
+    _integer("number of ranges that are left out", len(left_out), most=MOST_LEFT_OUT)
+    return left_out
 
 
 def _integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1) -> int:

@@ -82,6 +82,8 @@ class Description:
             for n_lanes, n_workers, done in position.without_idle_segments().segments
         ]
         same |= {"epoch": position.epoch, "batches done": bounded(", ".join(done) or "none")}
+        if position.leaves_out:
+            same["left out"] = bounded(", ".join(f"{a}:{b} from step {step} on" for step, a, b in position.leaves_out))
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
         peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
         return cls(job.rank.rank, job.rank.world_size, job.n_peers, {**same, **more}, _digest(plan), peers)

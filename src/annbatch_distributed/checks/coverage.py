@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from annbatch_distributed.checks.agreement import Description, disagreement, ranks_agree
 from annbatch_distributed.checks.tally import Tally
 from annbatch_distributed.lanes import Lane
+from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.progress import Begun
     from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.rows import Rows
 
 __all__ = ["Reading", "compare_readings", "epoch_read"]
 
@@ -68,19 +68,21 @@ class Reading:
         from annbatch_distributed.known import is_annbatchs_own, n_draws
         from annbatch_distributed.passes import Pass
 
-        run = partial(Pass, sampler, plan, root_seed=root_seed, passes=last.position.passes)
+        run = partial(Pass, sampler, root_seed=root_seed, passes=last.position.passes)
+        whole, leaves_out = replace(plan, left_out=Rows()), len(plan.left_out) > 0
         own_lanes, is_resumed = [lanes[lane] for lane in own], last.position.resumes
         # a resumed epoch may have more or fewer streams than there are lanes
         streams = [stream for stream in range(plan.world_size) if stream % len(lanes) in own]
         share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
         share.n_batches = max(map(len, own_lanes))
         has_draws = n_draws(sampler, share.n_rows) is not None
-        if read == share and read.n_batches == share.n_batches and not is_resumed and not has_draws:
+        is_part = is_resumed or leaves_out
+        if read == share and read.n_batches == share.n_batches and not is_part and not has_draws:
             planned, reads_share = share, True
         else:
-            planned = _counted(run(own_lanes))
+            planned = _counted(run(plan, own_lanes))
             numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
-            reads_share = share == (_counted(run([Lane(numbers)])) if is_resumed else planned)
+            reads_share = share == (_counted(run(whole, [Lane(numbers)])) if is_part else planned)
             if not reads_share and not has_draws and plan.remainder != "drop" and not is_annbatchs_own(sampler):
                 name = type(sampler).__name__
                 raise ValueError(
@@ -173,6 +175,7 @@ def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, reads_each_row: boo
     text += ". " + ("Each" if plan.left is None else "With what was done before, each")
     text += f" of the {len(plan.window) - plan.n_lost} rows was read once"
     text += f", {plan.n_repeated} were repeated" if plan.n_repeated else ""
+    text += f", but for those of {plan.left_out.in_short(3)} that were left out" if len(plan.left_out) else ""
     text += f", {plan.n_lost} of the {len(plan.window)} are lost in this epoch" if plan.n_lost else ""
     return text + (f"; {_masked(plan)}" if _masked(plan) else "")
 

@@ -19,36 +19,35 @@ from annbatch_distributed.checks import Tally
 from annbatch_distributed.integers import BOUND, integer
 from annbatch_distributed.loader import trainer as lightning
 from annbatch_distributed.loader.ahead import ahead
-from annbatch_distributed.loader.checked import CheckedLoader
 from annbatch_distributed.loader.delivered import Delivered
 from annbatch_distributed.loader.inside import (
     data_in,
     data_sets_of,
-    described,
     iterated,
     options_of,
     preloads_to_gpu,
     take_data_of,
 )
+from annbatch_distributed.loader.planned import PlannedLoader
 from annbatch_distributed.loader.steps import Steps
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping, Sequence
     from typing import Self
 
-    from annbatch_distributed.checks import Description, Gather, Reading, Timeout
+    from annbatch_distributed.checks import Gather, Reading, Timeout
     from annbatch_distributed.loader.workers import WorkerDataLoader
+    from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.passes import Pass
-    from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Membership
 
 __all__ = ["StatefulLoader"]
 
 
-class StatefulLoader(CheckedLoader):
+class StatefulLoader(PlannedLoader):
     """An annbatch Loader that can be saved in the middle of an epoch, and resumed there.
 
     It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`.
@@ -119,18 +118,17 @@ class StatefulLoader(CheckedLoader):
                 "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
         self._given = {"read_ahead": read_ahead, **kwargs}
-        self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
+        read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
         # what frameworks are set to can hold for a thread only, so that batches are theirs where they are taken
-        self._to_be = kwargs.pop("to", None) if self._read_ahead else None
-        super().__init__(batch_sampler=batch_sampler, **kwargs)
-        if self._read_ahead and preloads_to_gpu(self):
+        self._to_be = kwargs.pop("to", None) if read_ahead else None
+        super().__init__(batch_sampler=batch_sampler, read_ahead=read_ahead, **kwargs)
+        if read_ahead and preloads_to_gpu(self):
             raise ValueError(
-                f"read_ahead={self._read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
+                f"read_ahead={read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
                 "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
         if trainer is not None:
             batch_sampler._job.train_by(trainer)
-        self._sampler = batch_sampler
         # the pass of this loader that was begun last, and whether another is about to begin
         self._pass: Delivered | None = None
         self._is_new = False
@@ -196,21 +194,6 @@ class StatefulLoader(CheckedLoader):
         take_data_of(loader, into=made, without=of_passes)
         return made
 
-    def _check_cells(self) -> None:
-        """Raise if a state is of other data sets, or the mask was given for cells in another order."""
-        self._sampler._job.check_data_sets(data_sets_of(self))
-        self._sampler._job.check_names(self._cells)
-
-    @property
-    def batch_sampler(self) -> DistributedSampler:
-        """The sampler."""
-        return self._sampler
-
-    @property
-    def sampler(self) -> DistributedSampler:
-        """The sampler, where frameworks look for something whose ``set_epoch`` they can call."""
-        return self._sampler
-
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`.
 
@@ -226,26 +209,6 @@ class StatefulLoader(CheckedLoader):
     def next_epoch(self) -> int:
         """Which epoch to go on with: see :attr:`DistributedSampler.next_epoch`."""
         return self._sampler.next_epoch
-
-    def plan(self) -> EpochPlan:
-        """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((50, 1))))
-        >>> loader.plan()
-        <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 lost>
-        """
-        self._sampler._job.check_names(self._cells)
-        plan = self._sampler.plan(self.n_obs)
-        held = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
-        return replace(plan, rows_per_request=held, cells=self._cells)
 
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""
@@ -386,18 +349,6 @@ class StatefulLoader(CheckedLoader):
             )
         return None if progress.begun is None else self._pass
 
-    def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
-        """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
-
-        See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
-        """
-        checks.ranks_agree(self._sampler._job.agreeing, self._description, timeout=timeout, gather=gather)
-
-    def _description(self, place: Membership) -> Description:
-        """Return what this process says of its sampler and its data sets."""
-        self._sampler._job.check_names(self._cells)
-        return self._sampler._job.description(place, self.n_obs, described(self))
-
     def check_epoch_read(
         self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
@@ -433,6 +384,43 @@ class StatefulLoader(CheckedLoader):
             return self._sampler._job.reading(place, self.n_obs, (read or Tally()) if last is None else last.read)
 
         return checks.epoch_read(self._sampler._job.agreeing, reading, timeout=timeout, gather=gather)
+
+    def leave_out(self, rows: AnyMask | Sequence[int]) -> None:
+        """Leave rows out of what is left of the epoch, on every rank.
+
+        Batches are those that they would have been, without these rows; their number stays. A pass that is under way
+        ends: iterate anew for the batches that are left. States say what was left out, and :meth:`check_ranks_agree`
+        compares it. The next epoch has the rows again, unless ``sampler.mask`` is assigned one without them.
+
+        Parameters
+        ----------
+        rows
+            Row numbers, or what else a mask can be: a slice, a boolean for each row of the collection, :class:`Rows`.
+            At most 1,000 ranges of consecutive rows can be left out of an epoch.
+
+        Raises
+        ------
+        ValueError
+            If a batch would have no row left, the epoch has been read to its end, or there are too many ranges: the
+            loader is then as it was.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import SequentialSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(SequentialSampler(4, 1, 4), dist_info=Rank(0, 2))
+        >>> loader = StatefulLoader(
+        ...     batch_sampler=sampler, return_index=True, preload_to_gpu=False
+        ... )
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((16, 1))))
+        >>> loader.leave_out([2, 5])
+        >>> [batch["index"].tolist() for batch in loader]
+        [[0, 1, 3], [4, 6, 7]]
+        """
+        self._sampler._job.leave_out(rows, self.n_obs, self._position())
+        self._pass = None
 
     def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
@@ -487,8 +475,8 @@ class StatefulLoader(CheckedLoader):
 
 
 _ENDED = (
-    "Another pass over this loader was begun, which has ended this one: a loader has one pass at a time. For a look at "
-    "batches in the middle of an epoch, make another loader, with a sampler of its own."
+    "Another pass over this loader was begun, or leave_out called, which has ended this one: a loader has one pass at "
+    "a time. For a look at batches in the middle of an epoch, make another loader, with a sampler of its own."
 )
 _NOT_KNOWN = (
     "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Make it with "

@@ -17,12 +17,13 @@ from annbatch_distributed.callers import check_not_skipped
 from annbatch_distributed.integers import integer
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.ranks.worker import current_worker
-from annbatch_distributed.state import MOST_SEGMENTS, Position
+from annbatch_distributed.state import MOST_LEFT_OUT, MOST_SEGMENTS, LeftOut, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from annbatch_distributed.loader import StatefulLoader
+    from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.progress import Begun
     from annbatch_distributed.sampler import DistributedSampler
 
@@ -51,20 +52,23 @@ class _Part(IterableDataset[Any]):
     def __init__(self, loader: StatefulLoader) -> None:
         self._loader = loader
         # shared by the process of the rank and its workers, those that persist included
-        self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
+        self._numbers = torch.zeros(4 + 3 * (MOST_SEGMENTS + MOST_LEFT_OUT), dtype=torch.int64).share_memory_()
 
     def write(self, position: Position) -> None:
         """Say where the pass begins."""
-        numbers = [position.epoch, position.passes, len(position.segments), *chain.from_iterable(position.segments)]
+        segments, left_out = position.segments, position.leaves_out
+        numbers = [position.epoch, position.passes, len(segments), len(left_out), *chain(*segments, *left_out)]
         self._numbers[: len(numbers)] = torch.tensor(numbers)
 
     def __iter__(self) -> Iterator[Any]:
         if current_worker() is None:
             return iter(self._loader)
-        epoch, passes, n_segments, *numbers = self._numbers.tolist()
-        segments = tuple(starmap(Segment, islice(batched(numbers, 3), n_segments)))
+        epoch, passes, n_segments, n_left_out, *numbers = self._numbers.tolist()
+        parts = batched(numbers, 3)
+        segments = tuple(starmap(Segment, islice(parts, n_segments)))
+        left_out = tuple(starmap(LeftOut, islice(parts, n_left_out)))
         progress = self._loader.sampler._job.progress
-        progress.go_to(Position(epoch, passes, segments))
+        progress.go_to(Position(epoch, passes, segments, left_out=left_out))
         progress.is_set = True
         return iter(self._loader)
 
@@ -181,6 +185,24 @@ class WorkerDataLoader(DataLoader[Any]):
         """Say that the step of the batch that was yielded last is done: see :meth:`.StatefulLoader.step_done`."""
         self._loader.step_done()
 
+    def leave_out(self, rows: AnyMask | Sequence[int]) -> None:
+        """Leave rows out of what is left of the epoch, on every rank: see :meth:`.StatefulLoader.leave_out`."""
+        loader = self._loader
+        loader.sampler._job.leave_out(rows, loader.n_obs, self._position() or loader._position())
+        self._begun = loader._pass = None
+
+    def _position(self) -> Position | None:
+        """How far the epoch is, by the batches that came out of the workers; None if the loader knows."""
+        begun = self._loader.sampler._job.progress.begun
+        if begun is None or not begun.is_by_workers:
+            return None
+        if begun is not self._begun:
+            raise RuntimeError(
+                "The pass that was begun last is not one of this DataLoader, but of another one around the same "
+                "loader. Give each a loader and a sampler of its own."
+            )
+        return begun.position_after(self._loader._steps.n_done)
+
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch is, by the batches that came out of the workers.
 
@@ -189,15 +211,7 @@ class WorkerDataLoader(DataLoader[Any]):
         RuntimeError
             If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
         """
-        begun = self._loader.sampler._job.progress.begun
-        if begun is None or not begun.is_by_workers:
-            return self._loader._state(None)
-        if begun is not self._begun:
-            raise RuntimeError(
-                "The pass that was begun last is not one of this DataLoader, but of another one around the same "
-                "loader. Give each a loader and a sampler of its own."
-            )
-        return self._loader._state(begun.position_after(self._loader._steps.n_done))
+        return self._loader._state(self._position())
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""

@@ -135,6 +135,8 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
         over = f"; lost: {plan.n_left_over}" if plan.n_left_over else ""
         who = "virtual ranks" if plan.n_processes else "ranks"
         yield f"left of it: {batches} batches on each of {len(plan.left)} {who}{over}"
+    if len(plan.left_out):
+        yield f"left out of it: {len(plan.left_out)} rows ({plan.left_out.in_short(_MOST_STRETCHES)})"
     if plan.n_draws is not None:
         yield f"alone, the wrapped sampler draws {plan.n_draws} samples"
     else:

@@ -1,0 +1,200 @@
+"""Which rows were in which step: what is said of the past and of what comes is what a real pass yields."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import RandomSampler
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from tests.samplers import batches, flat
+from tests.strategies import jobs
+from tests.test_resume import asked, of_epoch, read_by, read_by_workers
+
+if TYPE_CHECKING:
+    from tests.strategies import Job
+
+#: For each step and rank, the rows of the batch.
+type Read = dict[tuple[int, int], list[int]]
+
+N_OBS = 96
+
+
+def told(sampler: DistributedSampler, n_obs: int, steps: Any = slice(None), **options: Any) -> Read:
+    """What a sampler says of some steps."""
+    frame = sampler.rows_of(n_obs, steps, **options)
+    assert list(frame) == ["step", "rank", "row"]
+    keys = list(zip(frame["step"], frame["rank"], strict=True))
+    assert keys == sorted(keys)
+    return {key: rows.tolist() for key, rows in frame.groupby(["step", "rank"])["row"]}
+
+
+@given(
+    jobs(),
+    st.integers(0, 2),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=4),
+)
+def test_what_is_told_of_an_epoch_is_what_a_pass_yields_whatever_interrupts_it(
+    drawn: Job, epoch: int, parts: list[tuple[int, int, int]]
+) -> None:
+    """Each part is run by a number of ranks and of workers; the last one runs to the end."""
+    read: Read = {}
+    segments: list[list[int]] = []
+    first = 0
+    for which, (world_size, n_workers, n_done) in enumerate(parts):
+        ranks = of_epoch(drawn, world_size, epoch, segments)
+        counts = asked(ranks, drawn.n_obs)
+        if isinstance(counts, str):
+            return
+        part = [world_size, max(1, n_workers) if ranks[0].shuffle else 1]
+        # how many workers there will be is known where there were as many before
+        comes = told(ranks[-1], drawn.n_obs, slice(first, None)) if part in ([world_size, 1], *segments[-1:]) else None
+        found: Read = {}
+        for rank, sampler in enumerate(ranks):
+            batches = read_by_workers(sampler, drawn.n_obs, n_workers) if n_workers else read_by(sampler, drawn.n_obs)
+            found |= {(first + step, rank): list(rows) for step, (rows, _) in enumerate(batches)}
+        if comes is not None and (not segments or segments[-1][1] == part[1]):
+            assert comes == found
+        done = min(max(counts), n_done if which < len(parts) - 1 else max(counts))
+        read |= {key: rows for key, rows in found.items() if key[0] < first + done}
+        first += done
+        if segments and segments[-1][:2] == part:
+            segments[-1][2] += done
+        elif done:
+            segments.append([*part, done])
+        if done == max(counts):
+            break
+    event(f"{drawn.kind}, {drawn.options['remainder']}, {len(segments)} segments")
+    (anyone, *_) = of_epoch(drawn, world_size, epoch, segments)
+    assert told(anyone, drawn.n_obs, slice(first)) == read
+    for step in range(0, first, 3):
+        assert told(anyone, drawn.n_obs, step) == {key: rows for key, rows in read.items() if key[0] == step}
+
+
+def random(rank: int = 0, world_size: int = 2, **options: Any) -> DistributedSampler:
+    """A rank whose epoch has 12 batches, in 3 requests."""
+    sampler = RandomSampler(4, 4, 4, rng=np.random.default_rng(0))
+    return DistributedSampler(sampler, dist_info=Rank(rank, world_size), **({"seed": 0} | options))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_virtual_ranks_are_told_as_the_ranks_that_run_them(world_size: int) -> None:
+    ranks = [random(rank, world_size, virtual_ranks=4, remainder="exact") for rank in range(world_size)]
+    read = {
+        (step, rank): rows
+        for rank, sampler in enumerate(ranks)
+        for step, rows in enumerate(batches(sampler.sample(90)))
+    }
+    assert told(ranks[-1], 90) == read
+
+
+def test_the_epoch_that_is_told_of_is_the_one_at_hand() -> None:
+    sampler, read = random(), {}
+    for epoch in (0, 3):
+        sampler.set_epoch(epoch)
+        coming = told(sampler, N_OBS, ranks=0)
+        begun = sampler.sample(N_OBS)
+        first = batches([next(begun)])
+        assert told(sampler, N_OBS, ranks=[0]) == coming
+        whole = first + batches(begun)
+        read[epoch] = {(step, 0): rows for step, rows in enumerate(whole)}
+        assert told(sampler, N_OBS, ranks=0) == coming == read[epoch]
+        assert batches(sampler.sample(N_OBS)) != whole  # a second pass
+        assert told(sampler, N_OBS, ranks=0) != coming
+    assert told(sampler, N_OBS, epoch=0, ranks=0) == read[0]
+    ended = random()
+    sampler.set_epoch(3)
+    list(sampler.sample(N_OBS))
+    ended.load_state_dict(sampler.state_dict(batches_done=12))
+    assert told(ended, N_OBS, ranks=0) == read[3]
+    assert told(ended, N_OBS, epoch=0, ranks=0) == read[0]
+
+
+def test_steps_and_ranks_are_chosen_and_those_that_are_not_there_are_an_error() -> None:
+    sampler = random()
+    whole = told(sampler, N_OBS)
+    assert set(whole) == {(step, rank) for step in range(12) for rank in range(2)}
+    for steps, expected in (
+        (3, [3]),
+        ([5, 2, 5], [2, 5]),
+        (slice(10, 99), [10, 11]),
+        (range(0), []),
+        (slice(-1, None), [11]),
+    ):
+        assert told(sampler, N_OBS, steps) == {key: rows for key, rows in whole.items() if key[0] in expected}
+    assert told(sampler, N_OBS, 3, ranks=[1]) == {(3, 1): whole[3, 1]}
+    assert told(sampler, N_OBS, 3, ranks=[]) == {}
+    with pytest.raises(IndexError, match=r"Steps of an epoch of 12 must be in \[0, 12\), got 3 to 12"):
+        sampler.rows_of(N_OBS, [3, 12])
+    with pytest.raises(TypeError, match="Steps of an epoch of 12 must be integers"):
+        sampler.rows_of(N_OBS, [3.5])
+    with pytest.raises(TypeError, match="epoch must be an integer"):
+        sampler.rows_of(N_OBS, 3, epoch=1.5)
+
+
+def test_to_ask_changes_nothing() -> None:
+    sampler, other = random(), random()
+    begun, others = sampler.sample(N_OBS), other.sample(N_OBS)
+    next(begun), next(others)
+    sampler.rows_of(N_OBS, slice(None), epoch=5)
+    assert batches(begun) == batches(others)
+    assert sampler.state_dict(batches_done=4) == other.state_dict(batches_done=4)
+    assert batches(sampler.sample(N_OBS)) == batches(other.sample(N_OBS))
+
+
+def cells(n_rows: int, first: int, **columns: Any) -> ad.AnnData:
+    """Cells that have their numbers as names."""
+    obs = pd.DataFrame(columns, index=[f"cell {number}" for number in range(first, first + n_rows)])
+    return ad.AnnData(np.arange(first, first + n_rows, dtype="float32")[:, None], obs=obs)
+
+
+def loader(rank: int = 0, **options: Any) -> StatefulLoader:
+    """A rank with two data sets of other columns."""
+    made = StatefulLoader(batch_sampler=random(rank, **options), return_index=True, preload_to_gpu=False)
+    donors = pd.Categorical([*"ab"] * 20)
+    return made.add_adatas([cells(40, 0, donor=donors, depth=1.5), cells(56, 40, donor=pd.Categorical([*"c"] * 56))])
+
+
+def test_cells_are_named_with_their_data_set_and_columns() -> None:
+    made = loader()
+    found = made.cells_of(slice(2, 5), ["donor"])
+    rows = made.sampler.rows_of(N_OBS, slice(2, 5))
+    assert list(found) == ["step", "rank", "row", "data_set", "cell", "donor"]
+    pd.testing.assert_frame_equal(found[["step", "rank", "row"]], rows)
+    assert found["cell"].tolist() == [f"cell {row}" for row in found["row"]]
+    assert found["data_set"].tolist() == [int(row >= 40) for row in found["row"]]
+    assert found["donor"].tolist() == ["c" if row >= 40 else "ab"[row % 2] for row in found["row"]]
+    assert list(made.cells_of(0))[5:] == ["donor", "depth"]
+    assert list(made.cells_of(0, []))[5:] == []
+    assert list(made.cells_of([]))[:5] == ["step", "rank", "row", "data_set", "cell"]
+    with pytest.raises(KeyError, match="no columns depth of obs in data set 1, which has donor"):
+        made.cells_of(slice(None), "depth")
+
+
+def test_cells_without_names_have_none() -> None:
+    made = StatefulLoader(batch_sampler=random(), preload_to_gpu=False).add_dataset(
+        np.zeros((N_OBS, 2), dtype="float32")
+    )
+    found = made.cells_of(0)
+    assert list(found) == ["step", "rank", "row", "data_set", "cell"]
+    assert found["cell"].isna().all()
+
+
+def test_what_workers_have_read_is_told() -> None:
+    made = loader()
+    batches_of = made.to_dataloader(num_workers=2)
+    batches_of.set_epoch(4)
+    read = [batch["index"].tolist() for _, batch in zip(range(5), batches_of, strict=False)]
+    after = loader()
+    after.load_state_dict(json.loads(json.dumps(batches_of.state_dict())))
+    for knows in (made, after):
+        frame = knows.cells_of(slice(5), [], ranks=0)
+        assert [rows.tolist() for _, rows in frame.groupby("step")["row"]] == read
+        assert flat(read) == frame["row"].tolist()
