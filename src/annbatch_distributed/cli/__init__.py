@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["CommandError", "main"]
 
+_DEFAULTS = {
+    "chunk_size": 64,
+    "batch_size": 256,
+    "sampler": "random",
+    "remainder": "drop",
+    "sharding": "contiguous",
+    "seed": 0,
+    "epoch": 0,
+}
+
 
 class CommandError(Exception):
     """Ends a command with a line on stderr and an exit code."""
@@ -28,18 +38,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit code; whatever is wrong is one line on stderr."""
     try:
         options = _parser().parse_args(arguments)
-        if options.preload_nchunks is None:  # the fewest from 32 that make whole batches
-            step = options.batch_size // gcd(options.batch_size, options.chunk_size)
-            options.preload_nchunks = -(-32 // step) * step
+        if options.state is None:
+            _fill_in(options)
 
-        from annbatch_distributed.cli import check, plan
+        from annbatch_distributed.cli import check, plan, replay
 
-        return {"check": check.run, "plan": plan.run}[options.command](options)
+        return {"check": check.run, "plan": plan.run, "replay": replay.run}[options.command](options)
     except CommandError as error:
         print(f"annbatch-distributed: {' '.join(str(error).split())}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return 130
+
+
+def _fill_in(options: argparse.Namespace) -> None:
+    """Set what was left out and no state says."""
+    for name, value in _DEFAULTS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.ranks is None:
+        options.ranks = 8 if options.command == "plan" else 2
+    if options.preload_nchunks is None:  # the fewest from 32 that make whole batches
+        step = options.batch_size // gcd(options.batch_size, options.chunk_size)
+        options.preload_nchunks = -(-32 // step) * step
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,19 +84,22 @@ def _stretch(text: str) -> slice:
     return slice(int(start or 0), int(stop) if stop else None)
 
 
+def _steps(text: str) -> int | slice:
+    return int(text) if text.isdecimal() else _stretch(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     positive, natural = _at_least(1), _at_least(0)
     shared = _Parser(add_help=False)
     add = shared.add_argument
-    add("--chunk-size", type=positive, default=64, metavar="N", help="consecutive rows that are read at a time (64)")
+    add("--chunk-size", type=positive, metavar="N", help="consecutive rows that are read at a time (64)")
     add("--preload-nchunks", type=positive, metavar="N", help="chunks of a load request (32 or more, in whole batches)")
-    add("--batch-size", type=positive, default=256, metavar="N", help="rows of a batch on each rank (256)")
-    add("--sampler", choices=["random", "sequential"], default="random", help="the order of the batches (random)")
-    add("--remainder", choices=["drop", "keep", "exact", "pad"], default="drop", help="rows that don't divide (drop)")
-    add("--sharding", choices=["contiguous", "shuffled"], default="contiguous", help="whose rows (contiguous)")
-    add("--seed", type=natural, default=0, metavar="N", help="what all randomness begins from (0)")
-    add("--epoch", type=natural, default=0, metavar="N", help="the epoch, or the first of them (0)")
-    add("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
+    add("--batch-size", type=positive, metavar="N", help="rows of a batch on each rank (256)")
+    add("--sampler", choices=["random", "sequential"], help="the order of the batches (random)")
+    add("--remainder", choices=["drop", "keep", "exact", "pad"], help="rows that don't divide (drop)")
+    add("--sharding", choices=["contiguous", "shuffled"], help="whose rows (contiguous)")
+    add("--seed", type=natural, metavar="N", help="what all randomness begins from (0)")
+    add("--epoch", type=natural, metavar="N", help="the epoch, or the first of them (0)")
     add("--virtual-ranks", type=positive, metavar="N", help="deal the rows to so many, a multiple of --ranks")
     add("--mask", type=_stretch, action="append", metavar="START:STOP", help="only these rows; can be repeated")
     add("--where", action="append", metavar="COLUMN=VALUE", help="only rows with this value in obs; can be repeated")
@@ -89,13 +113,30 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", parents=[shared], allow_abbrev=False, help=about, description=about)
     plan.add_argument("path", nargs="?", help="an annbatch collection")
     plan.add_argument("--n-obs", type=positive, metavar="N", help="so many rows, instead of a collection")
-    plan.add_argument("--ranks", type=positive, default=8, metavar="N", help="how many ranks there are (8)")
+    plan.add_argument("--ranks", type=positive, metavar="N", help="how many ranks there are (8)")
+    plan.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
     plan.add_argument("--by", metavar="COLUMN", help="count each rank's cells by a column of obs")
     plan.add_argument("--plot", metavar="FILE", help="draw the plans into a .png, .svg or .pdf")
+    plan.set_defaults(state=None)
 
     about = "stream epochs in processes of this machine, and compare what they read with the plan"
     check = commands.add_parser("check", parents=[shared], allow_abbrev=False, help=about, description=about)
     check.add_argument("path", help="an annbatch collection")
-    check.add_argument("--ranks", type=positive, default=2, metavar="N", help="how many processes, one a rank (2)")
+    check.add_argument("--ranks", type=positive, metavar="N", help="how many processes, one a rank (2)")
+    check.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
     check.add_argument("--read-ahead", type=natural, default=0, metavar="N", help="load requests read ahead (0)")
+    past = "a JSON file with the state of a job, which has its settings"
+    check.add_argument("--state", metavar="FILE", help=past)
+    check.add_argument(
+        "--steps", type=_steps, metavar="A:B", help="look at the values of these steps of the state's epoch"
+    )
+
+    about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
+    replay = commands.add_parser("replay", parents=[shared], allow_abbrev=False, help=about, description=about)
+    replay.add_argument("path", help="an annbatch collection")
+    replay.add_argument("--state", required=True, metavar="FILE", help=past)
+    replay.add_argument("--steps", type=_steps, required=True, metavar="A:B", help="these steps, or a single one")
+    replay.add_argument("--ranks", type=positive, metavar="N", help="how many ranks there were (as the state has it)")
+    replay.add_argument("--obs", nargs="+", metavar="COLUMN", help="columns of obs to show")
+    replay.add_argument("--by", metavar="COLUMN", help="count the cells of each step by a column of obs")
     return parser

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from annbatch_distributed import StatefulLoader, Tally
-from annbatch_distributed.cli import CommandError
+from annbatch_distributed.cli import CommandError, values
 from annbatch_distributed.cli.cells import Cells, plans_of, sampler_of, settings_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ def run(options: Namespace) -> int:
                 "collection again"
             )
         return 1
+    if options.steps is not None or options.state is not None:
+        if options.steps is None or options.state is None:
+            raise CommandError("check takes --steps and --state together: which steps, and of which job")
+        return values.run(options, cells)
     mask = cells.mask(options.mask, options.where)
     plans_of(options, mask, cells.n_obs)  # raises what is wrong before a rank is started
     epochs: list[dict[str, Any]] = []

@@ -1,0 +1,177 @@
+"""What commands say of the past of a job, from its state."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from annbatch import DatasetCollection
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+
+from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader
+from annbatch_distributed.cli import main
+from tests.cli.page import not_named
+from tests.cli.test_commands import said
+from tests.processes.configurations import CLASSES, DONORS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from annbatch.abc import Sampler
+
+
+def made(
+    path: Path, sampler: Sampler | None = None, *, rank: int = 0, world_size: int = 2, **options: Any
+) -> StatefulLoader:
+    """A rank of the job."""
+    sampler = RandomSampler(4, 4, 8) if sampler is None else sampler
+    distributed = DistributedSampler(sampler, dist_info=Rank(rank, world_size), **{"seed": 3} | options)
+    loader = StatefulLoader(batch_sampler=distributed, return_index=True, preload_to_gpu=False)
+    return loader.use_collection(DatasetCollection(path, mode="r"))
+
+
+def saved(loader: StatefulLoader, folder: Path, n_done: int = 3) -> Path:
+    """The file with the state of a job that has done some steps of epoch 2."""
+    loader.set_epoch(2)
+    for _ in zip(range(n_done), loader, strict=False):
+        pass
+    path = folder / "state.json"
+    path.write_text(json.dumps(loader.state_dict()))
+    return path
+
+
+JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "random": (RandomSampler(4, 4, 8), {}),
+    "drawn": (RandomSampler(8, 2, 4, replacement=True, num_samples=40), {"sharding": "independent"}),
+    "sequential": (SequentialSampler(5, 2, 5), {"remainder": "keep", "mask": [slice(3, 90), slice(120, None)]}),
+    "shuffled": (RandomSampler(4, 4, 8), {"sharding": Shuffled(6), "remainder": "exact", "align": 3}),
+    "drawn root": (RandomSampler(4, 4, 8, rng=np.random.default_rng(5)), {"seed": None, "remainder": "pad"}),
+    "virtual ranks": (RandomSampler(4, 4, 8), {"virtual_ranks": 4}),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_is_told_of_from_its_state_alone(
+    name: str, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampler, options = JOBS[name]
+    loader = made(collection, sampler, **options)
+    arguments = collection, "--state", saved(loader, tmp_path), "--ranks", 2
+    cells = json.loads(said(capsys, "replay", *arguments, "--steps", "1:5", "--obs", "donor", "--json"))
+    assert cells["epoch"] == 2
+    expected = loader.cells_of(slice(1, 5), ["donor"])
+    pd.testing.assert_frame_equal(pd.DataFrame(cells["cells"]), expected, check_dtype=False, check_categorical=False)
+    assert not_named(cells) <= {"donor"}
+    text = said(capsys, "replay", *arguments, "--steps", 1)
+    assert text.splitlines()[0].split() == ["step", "rank", "row", "data_set", "cell"]
+    assert len(text.splitlines()) == 1 + len(loader.cells_of(1))
+    other = json.loads(said(capsys, "replay", *arguments, "--steps", 1, "--epoch", 0, "--json"))
+    assert [cell["row"] for cell in other["cells"]] == loader.cells_of(1, [], epoch=0)["row"].tolist()
+
+
+def test_cells_are_counted_beside_the_epochs_share(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mask = np.flatnonzero(DONORS != "d4")
+    loader = made(collection, mask=mask)
+    arguments: list[Any] = [collection, "--state", saved(loader, tmp_path), "--steps", "2:4", "--by", "donor"]
+    line = said(capsys, "replay", *arguments, code=2)
+    assert "has only a digest of its mask" in line
+    assert "name its rows by --mask or --where" in line
+    donors = sorted(set(DONORS[mask]))
+    arguments += [part for donor in donors for part in ("--where", f"donor={donor}")]
+    counted = json.loads(said(capsys, "replay", *arguments, "--json"))
+    assert not_named(counted) == set()
+    frame = loader.cells_of(slice(2, 4), ["donor"])
+    assert counted["steps"] == [2, 3]
+    for step, counts, distance in zip(counted["steps"], counted["counts"], counted["distance"], strict=True):
+        own = frame[frame["step"] == step]["donor"]
+        assert counts == [int((own == label).sum()) for label in counted["labels"]]
+        shares = [float((DONORS[mask] == label).mean()) for label in counted["labels"]]
+        assert counted["share"] == pytest.approx(shares)
+        assert distance == pytest.approx(np.abs(np.array(counts) / sum(counts) - shares).sum() / 2)
+    text = said(capsys, "replay", *arguments)
+    assert len(text.splitlines()) == 3 + len(counted["labels"])
+    line = said(capsys, "replay", *arguments[:-2], code=2)
+    assert "mask is " in line
+
+
+def test_what_a_state_does_not_hold_or_contradicts_is_said(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = ClassSampler(4, 2, 8, classes=pd.Categorical(CLASSES), num_samples=48)
+
+    def order(rows: Any, *, epoch: int, seed: int | None) -> Any:
+        return rows
+
+    for loader, message in (
+        (made(collection, classes, sharding="independent"), "which can't be made from it: ask sampler.rows_of"),
+        (made(collection, sharding=order), "which can't be made from it: ask sampler.rows_of"),
+    ):
+        assert message in said(capsys, "replay", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
+    state = saved(made(collection), tmp_path)
+    for arguments, message in (
+        (["--batch-size", 4], "sampler is 'RandomSampler(batch_size=8, "),
+        (["--remainder", "pad"], "remainder is 'drop' in the state and 'pad' here"),
+        (["--sharding", "shuffled"], "sharding is 'Contiguous()' in the state and 'Shuffled(block_size=4)' here"),
+        (["--seed", 4], "root is 3 in the state and 4 here"),
+        (["--ranks", 3], "virtual_ranks=2 must be a multiple of the world size"),
+        (["--obs", "none"], "The loader has no columns none of obs"),
+        (["--steps", 999], "Steps of an epoch of"),
+    ):
+        assert message in said(capsys, "replay", collection, "--state", state, "--steps", 1, *arguments, code=2)
+    (tmp_path / "state.json").write_text("{}")
+    assert "The state is damaged" in said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
+    line = said(capsys, "check", collection, "--steps", 1, code=2)
+    assert "check takes --steps and --state together" in line
+
+
+@pytest.fixture
+def damaged(collection: Path, tmp_path: Path) -> Path:
+    """A copy of the collection with four cells that no cell should be like; in the first column, rows have numbers."""
+    path = shutil.copytree(collection, tmp_path / "cells.zarr")
+    first = zarr.open_group(path)["dataset_0/X/data"]
+    for row, value in {5: np.nan, 6: np.inf, 7: 0, 8: -1e6}.items():
+        first[row] = value
+    return path
+
+
+def test_cells_with_unusual_values_are_found_by_the_steps_that_had_them(
+    damaged: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = made(damaged)
+    state = saved(loader, tmp_path)
+    n_steps = int(loader.cells_of(slice(None), [])["step"].max())
+    bad = loader.cells_of(slice(None), []).query("row in [5, 6, 7, 8]")["step"]
+    arguments = "--state", str(state), "--steps", f"{bad.min()}:{bad.max() + 1}"
+    assert bad.max() - bad.min() < n_steps // 2
+    assert main(["check", str(damaged), *arguments, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not_named(found) == set()
+    cells = loader.cells_of(slice(bad.min(), bad.max() + 1), [])
+    kinds = {5: "not_finite", 6: "not_finite", 7: "all_zero", 8: "out_of_range"}
+    columns = {5: ["0"], 6: ["0"], 7: [], 8: ["0"]}
+    problems = {problem["row"]: problem for problem in found["problems"]}
+    assert problems.keys() == kinds.keys() & set(cells["row"])
+    assert len(problems) == 4
+    for row, problem in problems.items():
+        counts = {kind: problem[kind] for kind in ("not_finite", "all_zero", "out_of_range")}
+        assert counts == dict.fromkeys(counts, 0) | {kinds[row]: 1}
+        assert problem["columns"] == columns[row]
+        (cell,) = cells[cells["row"] == row].to_dict("records")
+        assert {name: problem[name] for name in cell} == cell
+    assert sum(step["cells"] for step in found["steps"]) == len(cells)
+    assert sum(step["not_finite"] for step in found["steps"]) == 2
+    assert found["ok"] is False
+    assert main(["check", str(damaged), *arguments]) == 1
+    text = capsys.readouterr().out
+    place = "step {step}, rank {rank}: row {row}, cell {cell}: ".format(**problems[5])
+    assert f"{place}values 1 not finite, in 0\n" in text
+    step = bad.max() + 1
+    assert main(["check", str(damaged), "--state", str(state), "--steps", str(step)]) == 0
+    assert "all values" not in capsys.readouterr().out

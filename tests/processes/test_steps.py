@@ -1,0 +1,48 @@
+"""The page about a step that went wrong: its job of two ranks, its commands, and how it goes on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import zarr
+
+from annbatch_distributed.cli import main
+from tests.processes.launch import ROOT, forked_ranks, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+PAGE = (ROOT / "docs/steps.md").read_text()
+
+
+def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
+    cells: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(cells, "bad.zarr")
+    zarr.open_array("bad.zarr/dataset_0/X/data", mode="r+")[100_000] = np.nan
+    script, resume = re.findall(r"```\{code-block\} python\n(?::caption: [^\n]*\n\n)?(.*?)```", PAGE, re.DOTALL)
+    error, verdict = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    script = f"import os; os.chdir({str(tmp_path)!r})\n{script}"
+    (tmp_path / "train.py").write_text(script)
+    failed = run(*forked_ranks(tmp_path / "train.py", ranks=2), seconds=180, expect=1)
+    assert all(error in process.stderr for process in failed)
+
+    shown = re.findall(r"```console\n\$ annbatch-distributed (.*)\n((?:(?!```).*\n)*)```", PAGE)
+    assert [command.split()[0] for command, _ in shown] == ["check", "replay", "replay"]
+    for command, text in shown:
+        assert main(shlex.split(command)) == (command.split()[0] == "check")
+        lines, *rest = text.split("...\n")
+        printed = capsys.readouterr().out
+        assert printed.startswith(lines)
+        assert rest or printed == lines
+
+    (tmp_path / "train.py").write_text(script.replace("loader.set_epoch(3)\n", resume))
+    done = run(*forked_ranks(tmp_path / "train.py", ranks=2), seconds=180)
+    assert all(verdict.strip() in process.stdout for process in done)
