@@ -114,6 +114,7 @@ def test_the_public_names_are_these() -> None:
         "DistributedSampler",
         "EpochPlan",
         "Independent",
+        "MixedLoader",
         "Rank",
         "Rows",
         "Shuffled",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from annbatch_distributed.checks.tally import Tally
-    from annbatch_distributed.loader import StatefulLoader, sizes
+    from annbatch_distributed.loader import MixedLoader, StatefulLoader, sizes
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
     from annbatch_distributed.rows import Rows
@@ -26,6 +26,7 @@ __all__ = [
     "DistributedSampler",
     "EpochPlan",
     "Independent",
+    "MixedLoader",
     "Rank",
     "Rows",
     "Shuffled",
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("StatefulLoader", "sizes"), "loader"),
+    **dict.fromkeys(("MixedLoader", "StatefulLoader", "sizes"), "loader"),
     **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
     **dict.fromkeys(("Contiguous", "Independent", "Shuffled"), "sharding"),
     "DistributedSampler": "sampler",

@@ -8,8 +8,9 @@ pass. It knows nothing of how an epoch is planned.
 
 from __future__ import annotations
 
+from annbatch_distributed.loader.mixed import MixedLoader
 from annbatch_distributed.loader.sizing import Sizes, sizes
 from annbatch_distributed.loader.stateful import StatefulLoader
 from annbatch_distributed.loader.workers import WorkerDataLoader
 
-__all__ = ["Sizes", "StatefulLoader", "WorkerDataLoader", "sizes"]
+__all__ = ["MixedLoader", "Sizes", "StatefulLoader", "WorkerDataLoader", "sizes"]

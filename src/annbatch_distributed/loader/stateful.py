@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
@@ -378,12 +379,13 @@ class StatefulLoader(PlannedLoader):
         >>> loader.check_epoch_read()
         'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
         """
-
-        def reading(place: Membership) -> Reading:
-            last = self._last() if read is None else None
-            return self._sampler._job.reading(place, self.n_obs, (read or Tally()) if last is None else last.read)
-
+        reading = partial(self._reading, read=read)
         return checks.epoch_read(self._sampler._job.agreeing, reading, timeout=timeout, gather=gather)
+
+    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
+        """Return what this process says of its last pass."""
+        last = self._last() if read is None else None
+        return self._sampler._job.reading(place, self.n_obs, (read or Tally()) if last is None else last.read)
 
     def leave_out(self, rows: AnyMask | Sequence[int]) -> None:
         """Leave rows out of what is left of the epoch, on every rank.

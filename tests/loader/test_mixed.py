@@ -1,0 +1,265 @@
+"""Mixtures: which source each step takes, what each source reads, and how it all goes on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader
+from annbatch_distributed.loader.turns import turns
+from tests.meeting import heard
+
+if TYPE_CHECKING:
+    from annbatch_distributed.checks.exchange import Gather
+
+#: Rows and genes of the sources; on two ranks an epoch has 12, 5 and 30 batches.
+SIZES = {"tahoe": (96, 3), "census": (40, 2), "own": (240, 1)}
+
+
+def loaders(rank: int = 0, world_size: int = 2, *names: str, **options: Any) -> dict[str, StatefulLoader]:
+    """A rank's loader of each source, whose rows hold their numbers."""
+    made = {}
+    for name in names or SIZES:
+        n_rows, n_genes = SIZES[name]
+        sampler = DistributedSampler(
+            RandomSampler(4, 2, 4), dist_info=Rank(rank, world_size), **{"seed": 0, "remainder": "exact"} | options
+        )
+        loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        made[name] = loader.add_adata(ad.AnnData(np.repeat(np.arange(float(n_rows))[:, None], n_genes, axis=1)))
+    return made
+
+
+WEIGHTS = {"tahoe": 3.0, "census": 1.0, "own": 0.5}
+
+
+def mixed(rank: int = 0, world_size: int = 2, *, virtual_ranks: int | None = None, **options: Any) -> MixedLoader:
+    given: dict[str, Any] = {"weights": WEIGHTS, "seed": 1} | options
+    if "until" not in given:
+        given.setdefault("n_steps", 60)
+    return MixedLoader(loaders(rank, world_size, virtual_ranks=virtual_ranks), **given)
+
+
+def read(mixture: MixedLoader, n_steps: int | None = None) -> list[tuple[str, list[int]]]:
+    """The source and the rows of each step."""
+    return [(batch["source"], batch["index"].tolist()) for batch in islice(mixture, n_steps)]
+
+
+shares = st.lists(st.floats(0.001, 1), min_size=1, max_size=5).map(lambda parts: np.array(parts) / sum(parts))
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), shares), min_size=1, max_size=3), st.integers(0, 3))
+def test_after_every_number_of_steps_each_source_has_had_its_share_to_within_one_batch(
+    drawn: list[tuple[int, np.ndarray]], seed: int
+) -> None:
+    n_sources = max(len(own) for _, own in drawn)
+    weights, start = [], 0
+    for length, own in drawn:
+        weights.append((start, np.pad(own, (0, n_sources - len(own)))))
+        start += length
+    order = turns(weights, 1000, seed)
+    due = np.cumsum([next(own for first, own in reversed(weights) if first <= step) for step in range(1000)], axis=0)
+    taken = np.cumsum(order[:, None] == np.arange(n_sources), axis=0)
+    assert abs(taken - due).max() < 1 + 1e-6
+    assert (turns(weights, 300, seed) == order[:300]).all()
+
+
+def test_the_order_is_random_by_the_seed() -> None:
+    weights = [(0, np.array([0.5, 0.3, 0.2]))]
+    orders = np.array([turns(weights, 2000, seed) for seed in range(8)])
+    assert (orders[0] == turns(weights, 2000, 0)).all()
+    for place in range(1, 8):
+        # as often the same as two orders that know nothing of each other
+        assert abs((orders[0] == orders[place]).mean() - (0.25 + 0.09 + 0.04)) < 0.1
+    for lag in range(1, 20):
+        assert (orders[:, lag:] == orders[:, :-lag]).mean() < 0.6
+
+
+def epochs_of(name: str, rank: int, n_epochs: int, world_size: int = 2, **options: Any) -> list[list[int]]:
+    """The batches of some epochs of a source that is read by itself."""
+    (made,) = loaders(rank, world_size, name, **options).values()
+    found = []
+    for epoch in range(n_epochs):
+        made.set_epoch(epoch)
+        found += [batch["index"].tolist() for batch in made]
+    return found
+
+
+def test_each_source_has_its_own_epochs_one_after_the_other_and_all_ranks_the_same_source() -> None:
+    ranks = [read(mixed(rank)) for rank in range(2)]
+    assert len(ranks[0]) == len(mixed()) == 60
+    assert [name for name, _ in ranks[0]] == [name for name, _ in ranks[1]]
+    counts = Counter(name for name, _ in ranks[0])
+    assert {name: round(60 * weight / 4.5) for name, weight in WEIGHTS.items()} == pytest.approx(counts, abs=1)
+    for rank, steps in enumerate(ranks):
+        for name in SIZES:
+            own = [rows for source, rows in steps if source == name]
+            assert own == epochs_of(name, rank, 4)[: len(own)]
+    (first, *_) = mixed()
+    assert first["X"].shape[1] == SIZES[first["source"]][1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 25)), min_size=1, max_size=4), st.booleans())
+def test_batches_and_the_order_of_sources_are_those_of_the_uninterrupted_run(
+    parts: list[tuple[int, int]], has_virtual_ranks: bool
+) -> None:
+    options = {"virtual_ranks": 6} if has_virtual_ranks else {}
+    n_steps, state, done = 80, None, 0
+    found: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    names: list[str] = []
+    for world_size, n_here in parts:
+        ranks = [mixed(rank, world_size, n_steps=n_steps, **options) for rank in range(world_size)]
+        for mixture in ranks:
+            if state is not None:
+                mixture.load_state_dict(state)
+        steps = [read(mixture, n_here) for mixture in ranks]
+        names += [name for name, _ in steps[0]]
+        found.update((name, tuple(rows)) for own in steps for name, rows in own)
+        (text,) = {json.dumps(mixture.state_dict()) for mixture in ranks}
+        state, done = json.loads(text), done + len(steps[0])
+        assert state["step"] == done
+    assert names == [name for name, _ in read(mixed(n_steps=n_steps), done)]
+    if has_virtual_ranks:  # a step has the same rows on any number of ranks
+        steps = [read(mixed(rank, 6, n_steps=n_steps, virtual_ranks=6), done) for rank in range(6)]
+        assert sorted(row for name, rows in found.elements() for row in rows if name == "own") == sorted(
+            row for own in steps for name, rows in own for row in rows if name == "own"
+        )
+    rows: dict[str, Counter[int]] = {name: Counter() for name in SIZES}
+    for name, batch in found.elements():
+        rows[name].update(batch)
+    for counted in rows.values():  # an epoch has come to its end before the next one begins
+        assert max(counted.values(), default=0) - min(counted.values(), default=0) <= 1
+    if len({world_size for world_size, _ in parts}) == 1 and not has_virtual_ranks:
+        world_size = parts[0][0]
+        whole = [read(mixed(rank, world_size, n_steps=n_steps), done) for rank in range(world_size)]
+        assert found == Counter((name, tuple(batch)) for own in whole for name, batch in own)
+
+
+@pytest.mark.parametrize("until", ["first", "all"])
+def test_a_mixture_ends_when_the_first_or_every_source_has_been_read_once(until: str) -> None:
+    n_batches = {"tahoe": 12, "census": 5, "own": 30}
+    mixture = mixed(until=until)
+    n_steps = len(mixture)
+    names = [name for name, _ in read(mixture)]
+    assert len(names) == n_steps
+    enough = all if until == "all" else any
+    for n_read, has_ended in ((n_steps, True), (n_steps - 1, False)):
+        assert enough(names[:n_read].count(name) >= n for name, n in n_batches.items()) is has_ended
+    again = mixed(until=until)
+    first = read(again, n_steps // 2)
+    after = mixed(until=until)
+    after.load_state_dict(json.loads(json.dumps(again.state_dict())))
+    assert len(after) == n_steps
+    assert [name for name, _ in first + read(after)] == names
+
+
+def test_weights_change_and_0_leaves_a_source_out() -> None:
+    later = {"tahoe": 0, "census": 2, "own": 2}
+    mixture = mixed(weights=[(0, WEIGHTS), (40, later)], n_steps=100)
+    names = [name for name, _ in read(mixture)]
+    assert Counter(names[:40])["tahoe"] == pytest.approx(40 * 3 / 4.5, abs=1)
+    assert set(names[42:]) == {"census", "own"}  # what was due before comes a step later at most
+    assert Counter(names)["own"] == pytest.approx(40 / 9 + 30, abs=1)
+
+
+def test_a_plan_says_how_often_each_source_is_read() -> None:
+    plan = mixed(n_steps=90).plan()
+    assert plan["steps"].to_dict() == Counter(name for name, _ in read(mixed(n_steps=90)))
+    assert plan["batches"].to_dict() == {"tahoe": 12, "census": 5, "own": 30}
+    assert plan["rows"].to_dict() == {name: n_rows for name, (n_rows, _) in SIZES.items()}
+    assert plan["epochs"].to_dict() == pytest.approx({"tahoe": 5, "census": 4, "own": 1 / 3}, abs=0.4)
+    assert mixed().plan(10)["steps"].sum() == 10
+
+
+def check(mixture: MixedLoader, gather: Gather) -> str:
+    return mixture.check_epoch_read(gather=gather)
+
+
+def agree(mixture: MixedLoader, gather: Gather) -> None:
+    mixture.check_ranks_agree(gather=gather)
+
+
+def test_ranks_agree_unless_they_mix_otherwise() -> None:
+    ranks = [MixedLoader(loaders(rank, 2, "own"), weights={"own": 1}, n_steps=9 + rank) for rank in range(2)]
+    (message,) = set(heard([partial(agree, mixture) for mixture in ranks]))
+    assert "steps: 9 on rank 0; 10 on rank 1" in message
+    ranks = [MixedLoader(loaders(rank, 2, "own"), weights={"own": 1}, n_steps=9, seed=0) for rank in range(2)]
+    assert heard([partial(agree, mixture) for mixture in ranks]) == ["", ""]
+
+
+@pytest.mark.parametrize("n_workers", [None, 2])
+def test_the_epochs_that_were_read_are_checked(n_workers: int | None) -> None:
+    ranks = []
+    for rank in range(2):
+        (own,) = loaders(rank, 2, "own").values()
+        options: dict[str, Any] = {"multiprocessing_context": "fork", "persistent_workers": False}
+        source = own if n_workers is None else own.to_dataloader(num_workers=n_workers, **options)
+        ranks.append(MixedLoader({"own": source}, weights={"own": 1}, n_steps=35))
+    assert [len(read(mixture, 3)) for mixture in ranks] == [3, 3]
+    assert [mixture.check_epoch_read() for mixture in ranks] == ["no source has come to the end of an epoch"] * 2
+    steps = [read(mixture) for mixture in ranks]
+    assert [len(own) for own in steps] == [32, 32]
+    (text,) = set(heard([partial(check, mixture) for mixture in ranks]))
+    assert (
+        text == "own, epoch 0: 2 ranks have read 240 rows in 60 batches, as planned. Each of the 240 rows was read once"
+    )
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "other names": ({"weights": {"tahoe": 1}}, ValueError, "Weights must be of tahoe, census, own, got those of tahoe"),
+    "negative": ({"weights": WEIGHTS | {"own": -1}}, ValueError, "none of them negative"),
+    "not finite": ({"weights": WEIGHTS | {"own": float("nan")}}, ValueError, "must be finite"),
+    "all zero": ({"weights": dict.fromkeys(WEIGHTS, 0)}, ValueError, "one more than 0"),
+    "later only": ({"weights": [(3, WEIGHTS)]}, ValueError, "must begin at step 0"),
+    "both": ({"until": "first", "n_steps": 3}, ValueError, "Pass n_steps, or until"),
+    "neither": ({"n_steps": None}, ValueError, "Pass n_steps, or until"),
+    "no steps": ({"n_steps": 0}, ValueError, "n_steps must be at least 1"),
+    "a seed": ({"seed": -1}, ValueError, "seed must be at least 0"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_a_mixture_cannot_be_is_an_error(wrong: str) -> None:
+    options, error, message = WRONG[wrong]
+    with pytest.raises(error, match=message):
+        MixedLoader(loaders(), **{"weights": WEIGHTS, "n_steps": 9} | options)
+
+
+def test_what_cannot_be_mixed_is_an_error() -> None:
+    with pytest.raises(ValueError, match="needs a loader at least"):
+        MixedLoader({}, weights={}, n_steps=3)
+    with pytest.raises(TypeError, match="A mixture is of StatefulLoaders, got 3 as 'own'"):
+        MixedLoader({"own": 3}, weights={"own": 1}, n_steps=3)  # type: ignore[dict-item]  # what is wrong
+    with pytest.raises(ValueError, match="The ranks of own may have different numbers of batches"):
+        MixedLoader(loaders(0, 2, "own", remainder="keep"), weights={"own": 1}, n_steps=3)
+    both = loaders(0, 2, "own") | loaders(1, 2, "census")
+    with pytest.raises(ValueError, match=r"must be of the same rank, got .*\[\(0, 2\), \(1, 2\)\]"):
+        MixedLoader(both, weights=dict.fromkeys(both, 1), n_steps=3)
+
+
+def test_a_state_of_another_mixture_is_refused_and_leaves_all_as_it_was() -> None:
+    mixture = mixed()
+    read(mixture, 7)
+    state = mixture.state_dict()
+    other = MixedLoader(loaders(0, 2, "own"), weights={"own": 1}, n_steps=9).state_dict()
+    damaged = state | {"sources": state["sources"] | {"own": state["sources"]["tahoe"]}}
+    for wrong, message in (
+        (other, "The state is of another mixture"),
+        ({}, "no state of a mixture"),
+        (damaged, "n_obs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mixture.load_state_dict(wrong)
+    assert mixture.state_dict() == state
+    after = mixed()
+    after.load_state_dict(state)
+    assert read(mixture) == read(after)
