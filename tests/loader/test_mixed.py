@@ -149,7 +149,10 @@ def test_a_mixture_ends_when_the_first_or_every_source_has_been_read_once(until:
     n_batches = {"tahoe": 12, "census": 5, "own": 30}
     mixture = mixed(until=until)
     n_steps = len(mixture)
-    names = [name for name, _ in read(mixture)]
+    names = []
+    for batch in mixture:
+        names.append(batch["source"])
+        assert len(mixture) == n_steps  # however far it is
     assert len(names) == n_steps
     enough = all if until == "all" else any
     for n_read, has_ended in ((n_steps, True), (n_steps - 1, False)):
@@ -251,7 +254,10 @@ def test_a_state_of_another_mixture_is_refused_and_leaves_all_as_it_was() -> Non
     read(mixture, 7)
     state = mixture.state_dict()
     other = MixedLoader(loaders(0, 2, "own"), weights={"own": 1}, n_steps=9).state_dict()
-    damaged = state | {"sources": state["sources"] | {"own": state["sources"]["tahoe"]}}
+    later = mixed()
+    read(later, 11)
+    others = later.state_dict()["sources"]
+    damaged = state | {"sources": others | {"own": others["tahoe"]}}  # the first of which can be loaded
     for wrong, message in (
         (other, "The state is of another mixture"),
         ({}, "no state of a mixture"),

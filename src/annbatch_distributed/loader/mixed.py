@@ -149,7 +149,8 @@ class MixedLoader:
     def _end(self, number: int, name: str) -> int:
         """Return after how many steps a source has been read once, or this one if it was."""
         loader = self._source(name)
-        if loader.next_epoch:
+        # the next epoch is the one after a pass that is under way
+        if loader.sampler.epoch if name in self._open else loader.next_epoch:
             return self._step
         n_left = self._left[name] if name in self._open else loader.sampler.n_batches(loader.n_obs)
         n_steps = self._step + 1
