@@ -12,6 +12,7 @@ import pytest
 from annbatch.samplers import RandomSampler
 from hypothesis import event, given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.samplers import batches, flat
@@ -198,3 +199,11 @@ def test_what_workers_have_read_is_told() -> None:
         frame = knows.cells_of(slice(5), [], ranks=0)
         assert [rows.tolist() for _, rows in frame.groupby("step")["row"]] == read
         assert flat(read) == frame["row"].tolist()
+
+
+def test_what_workers_may_have_read_that_nobody_counts_is_an_error() -> None:
+    made = loader()
+    next(iter(DataLoader(made, batch_size=None, num_workers=1, multiprocessing_context="fork")))
+    with pytest.raises(RuntimeError, match="how many there are isn't known here"):
+        made.cells_of(3)
+    assert len(made.cells_of(3, epoch=0)) == 8

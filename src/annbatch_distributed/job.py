@@ -204,8 +204,9 @@ class Job:
         position = self.progress.next_position(worker, self.n_lanes)
         with self._samplers_hidden(worker):
             plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
-            self._check_left_out(plan, lanes, position)
-        if worker is None or not worker.number:  # workers don't know that another one has warned
+            if is_first := worker is None or not worker.number:
+                self._check_left_out(plan, lanes, position)
+        if is_first:  # workers don't know that another one has warned
             self._warn_of_rows(plan, position)
         own = self.progress.left([lanes[lane] for lane in self.own_lanes], worker, position)
         requests = self._pass(plan, own, position)
@@ -295,7 +296,7 @@ class Job:
         n_obs, position = integer("n_obs", n_obs, least=0), self._position_of(epoch)
         wanted = None if ranks is None else integers("ranks", np.atleast_1d(ranks), below=MOST_RANKS)
         own, world_size = self.own_lanes, self.membership.rank.world_size
-        parts = []
+        places, rows = list[tuple[int, int]](), [np.arange(0)]
         with self._samplers_hidden(current_worker()):
             plan = self._plan(n_obs, replace(position, left_out=()))
             segments = self._planner.segments(n_obs, position)
@@ -303,14 +304,16 @@ class Job:
                 rank = read.lane // len(own) if read.n_lanes == world_size * len(own) else read.lane
                 if wanted is None or rank in wanted:
                     left_out = _rows(part for part in position.left_out if part.since <= read.step)
-                    rows = read.rows[~left_out.contains(read.rows)]
-                    parts.append(pd.DataFrame({"step": read.step, "rank": rank, "row": rows}))
-        none = pd.DataFrame({"step": [], "rank": [], "row": []}, dtype=np.int64)
-        return pd.concat(parts or [none], ignore_index=True)
+                    places.append((read.step, rank))
+                    rows.append(read.rows[~left_out.contains(read.rows)])
+        of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
+        return pd.DataFrame({"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)})
 
     def _position_of(self, epoch: int | None) -> Position:
         """Return the position of an epoch whose rows are asked for, with what it is, or will be, run by."""
         begun = self.progress.begun
+        if epoch is None and begun is None:
+            self.progress.check_workers_known()
         position = (self.progress.position if begun is None else begun.position).before_end
         n_workers = position.segments[-1].n_workers if position.segments else 1
         if epoch is not None and epoch != position.epoch:

@@ -156,11 +156,8 @@ class Progress:
     def position_at(self, batches_done: int, n_lanes: int) -> Position:
         """Return the position when every lane has done a number of batches of the epoch, those before resumes too."""
         begun = self.begun
-        if begun is None and self.shuffles and batches_done > self.position.done and self.workers_may_read:
-            raise RuntimeError(
-                "The workers of a DataLoader may have begun a pass, and how many there are isn't known here. Make it "
-                "with loader.to_dataloader(num_workers=...), whose state_dict() knows."
-            )
+        if begun is None and batches_done > self.position.done:
+            self.check_workers_known()
         position = self.position.run_by(n_lanes, 1) if begun is None else begun.position
         before = position.done - position.segments[-1].done
         if batches_done < before:
@@ -174,6 +171,14 @@ class Progress:
                 f"batches_done must be at most {begun.n_batches}, the batches of this pass, got {batches_done}."
             )
         return begun.next_position if batches_done == begun.n_batches else position.at(batches_done - before)
+
+    def check_workers_known(self) -> None:
+        """Raise if workers may have begun a pass, on whose number the order of batches depends."""
+        if self.shuffles and self.workers_may_read:
+            raise RuntimeError(
+                "The workers of a DataLoader may have begun a pass, and how many there are isn't known here. Make it "
+                "with loader.to_dataloader(num_workers=...), whose state_dict() knows."
+            )
 
     @property
     def workers_may_read(self) -> bool:

@@ -95,6 +95,10 @@ def test_cells_are_counted_beside_the_epochs_share(
         shares = [float((DONORS[mask] == label).mean()) for label in counted["labels"]]
         assert counted["share"] == pytest.approx(shares)
         assert distance == pytest.approx(np.abs(np.array(counts) / sum(counts) - shares).sum() / 2)
+    other = json.loads(said(capsys, "replay", *arguments, "--epoch", 0, "--json"))
+    assert other["epoch"] == 0
+    assert other["share"] == counted["share"]
+    assert other["counts"] != counted["counts"]
     text = said(capsys, "replay", *arguments)
     assert len(text.splitlines()) == 3 + len(counted["labels"])
     line = said(capsys, "replay", *arguments[:-2], code=2)
@@ -123,6 +127,7 @@ def test_what_a_state_does_not_hold_or_contradicts_is_said(
         (["--ranks", 3], "virtual_ranks=2 must be a multiple of the world size"),
         (["--obs", "none"], "The loader has no columns none of obs"),
         (["--steps", 999], "Steps of an epoch of"),
+        (["--steps", "900:999"], "--steps: the epoch has none of these steps"),
     ):
         assert message in said(capsys, "replay", collection, "--state", state, "--steps", 1, *arguments, code=2)
     (tmp_path / "state.json").write_text("{}")

@@ -165,6 +165,20 @@ def test_a_mixture_ends_when_the_first_or_every_source_has_been_read_once(until:
     assert [name for name, _ in first + read(after)] == names
 
 
+def test_a_source_of_which_more_ranks_have_nothing_left_begins_its_next_epoch() -> None:
+    options: dict[str, Any] = {"weights": {"census": 1}, "n_steps": 8}
+    before = MixedLoader(loaders(0, 2, "census", remainder="drop"), **options)
+    read(before, 4)  # one batch is left on each of two ranks
+    ranks = [MixedLoader(loaders(rank, 3, "census", remainder="drop"), **options) for rank in range(3)]
+    for mixture in ranks:
+        mixture.load_state_dict(before.state_dict())
+    whole = [epochs_of("census", rank, 2, 3, remainder="drop")[3:] for rank in range(3)]
+    assert [[rows for _, rows in read(mixture, 3)] for mixture in ranks] == whole
+    ending = MixedLoader(loaders(0, 3, "census", remainder="drop"), weights={"census": 1}, until="first")
+    ending.load_state_dict(before.state_dict())
+    assert read(ending) == []
+
+
 def test_weights_change_and_0_leaves_a_source_out() -> None:
     later = {"tahoe": 0, "census": 2, "own": 2}
     mixture = mixed(weights=[(0, WEIGHTS), (40, later)], n_steps=100)

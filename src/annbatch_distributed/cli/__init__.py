@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--ranks", type=positive, metavar="N", help="how many processes, one a rank (2)")
     check.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
     check.add_argument("--read-ahead", type=natural, default=0, metavar="N", help="load requests read ahead (0)")
-    past = "a JSON file with the state of a job, which has its settings"
+    past = "a JSON file with the state of a job; options that are left out are as it has them"
     check.add_argument("--state", metavar="FILE", help=past)
     check.add_argument(
         "--steps", type=_steps, metavar="A:B", help="look at the values of these steps of the state's epoch"

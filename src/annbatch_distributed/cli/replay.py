@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
         else:
             print(frame.to_string(index=False))
         return 0
-    counts = _counted(frame, options.by, cells.labels(options.by), loader, options.epoch)
+    counts = _counted(frame, options.by, cells.labels(options.by), loader)
     if options.json:
         labels = [None if pd.isna(label) else str(label) for label in counts.index]
         said = {"labels": labels, "share": counts["epoch"].tolist(), "distance": _distances(counts).tolist()}
@@ -52,17 +52,16 @@ def run(options: Namespace) -> int:
 def cells_of(loader: StatefulLoader, options: Namespace, columns: list[str]) -> pd.DataFrame:
     """Return the cells of the steps that the options name, with columns of ``obs``."""
     try:
-        return loader.cells_of(options.steps, columns, epoch=options.epoch)
+        cells = loader.cells_of(options.steps, columns, epoch=options.epoch)
     except (IndexError, KeyError, ValueError) as error:
         raise CommandError(str(error.args[0])) from error
+    if cells.empty:
+        raise CommandError("--steps: the epoch has none of these steps")
+    return cells
 
 
-def _counted(
-    frame: pd.DataFrame, column: str, labels: pd.Categorical, loader: StatefulLoader, epoch: int | None
-) -> pd.DataFrame:
+def _counted(frame: pd.DataFrame, column: str, labels: pd.Categorical, loader: StatefulLoader) -> pd.DataFrame:
     """Return how many cells of each label are in each step, and the share of the epoch's rows that have it."""
-    if epoch is not None:
-        loader.set_epoch(epoch)
     n_labels = len(labels.categories)
     codes = pd.Categorical(frame[column], categories=labels.categories).codes
     counts = pd.crosstab(codes, frame["step"].to_numpy()).reindex([*range(n_labels), -1], fill_value=0)

@@ -48,7 +48,7 @@ def run(options: Namespace, cells: Cells) -> int:
     names: pd.Index[Any] = var.index
     steps = (part for _, part in frame.groupby("step")["row"])
     found = [_problems(_read(loader, rows.to_numpy()), limits, names).set_index(rows.index) for rows in steps]
-    frame = frame.join(pd.concat(found)) if found else frame.reindex(columns=[*frame, *_PROBLEMS, "columns"])
+    frame = frame.join(pd.concat(found))
     flags = frame[_PROBLEMS] > 0
     table = frame[["step", "rank"]].assign(cells=1, **flags).groupby(["step", "rank"], as_index=False).sum()
     unusual = frame[flags.any(axis="columns")]

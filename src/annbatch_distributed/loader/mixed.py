@@ -50,6 +50,7 @@ class MixedLoader:
         How many steps there are.
     until
         In place of ``n_steps``: ``"first"``, until one of the sources has been read once, or ``"all"``, until each has.
+        Sources whose last weight is 0 don't count.
     seed
         What the order of the sources follows from, within ``[0, 2**63)``.
 
@@ -153,6 +154,8 @@ class MixedLoader:
         if loader.sampler.epoch if name in self._open else loader.next_epoch:
             return self._step
         n_left = self._left[name] if name in self._open else loader.sampler.n_batches(loader.n_obs)
+        if not n_left:
+            return self._step
         n_steps = self._step + 1
         while np.count_nonzero(self._sources(n_steps)[self._step :] == number) < n_left:
             n_steps *= 2
@@ -171,7 +174,10 @@ class MixedLoader:
         """Return the next batch of a source, of its next epoch if one has ended."""
         loader, source = self._loaders[name], self._source(name)
         if name not in self._open:
-            loader.set_epoch(loader.next_epoch)
+            epoch = loader.next_epoch
+            loader.set_epoch(epoch)
+            if not source.sampler.n_batches(source.n_obs):  # on more ranks, drop may lose all that was left
+                loader.set_epoch(epoch + 1)
             self._left[name] = source.sampler.n_batches(source.n_obs)
             self._open[name] = iter(loader)
             self._tallies[name] = None if loader is source else Tally()
@@ -187,7 +193,7 @@ class MixedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return how far the mixture and each of its sources are, the same on every rank."""
         sources = {name: loader.state_dict() for name, loader in self._loaders.items()}
-        return {"version": 1, "step": self._step, "mixture": self._text, "sources": sources}
+        return {"step": self._step, "mixture": self._text, "sources": sources}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where a state was saved, on every rank, of which there may be another number.

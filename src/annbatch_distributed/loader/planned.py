@@ -1,4 +1,4 @@
-"""annbatch's Loader that knows which of its cells are whose: by its sampler's plan, and as the past has it."""
+"""annbatch's Loader that knows which rank reads which of its cells, has read them, or will."""
 
 from __future__ import annotations
 
@@ -118,15 +118,15 @@ class PlannedLoader(CheckedLoader):
         bounds = np.cumsum([0, *(n_rows for n_rows, *_ in shapes_of(self))])
         numbers = np.searchsorted(bounds, cells["row"], side="right") - 1
         cells["data_set"], cells["cell"] = numbers, None
-        obs, names = obs_of(self), self._names
+        obs, names = obs_of(self), self._cells
         wanted = [columns] if isinstance(columns, str) else columns
         parts = []
         for number in np.unique(numbers).tolist():
             here = np.flatnonzero(numbers == number)
             places = cells["row"].to_numpy()[here] - bounds[number]
-            own = obs[number] if number < len(obs) else pd.DataFrame(index=names.get(number, pd.RangeIndex(bounds[-1])))
-            if number in names or number < len(obs):
-                cells.loc[here, "cell"] = np.asarray(own.index, dtype=object)[places]
+            if names is not None:
+                cells.loc[here, "cell"] = np.asarray(names[number], dtype=object)[places]
+            own = obs[number] if obs else pd.DataFrame(index=range(bounds[number + 1] - bounds[number]))
             if missing := [name for name in wanted or () if name not in own]:
                 raise KeyError(
                     f"The loader has no columns {', '.join(missing)} of obs in data set {number}, which has "
