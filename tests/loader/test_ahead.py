@@ -1,4 +1,4 @@
-"""Reading ahead: the same items and errors in the same places, so many stretches and no more, and an end to it."""
+"""Reading ahead: the same items and errors in the same places, so many requests and no more, and an end to it."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from annbatch_distributed.loader.ahead import ahead
+from annbatch_distributed.loader.ahead import threads as pool
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
 #: How long a thread has for what it does at once, on a busy machine.
 SECONDS = 20
 
 
 class Made:
-    """Six stretches of three items, which keep what was made."""
+    """Six requests of three items each, and what was read of them."""
 
     def __init__(self, takes: float = 0.0) -> None:
         self.takes = takes
-        self.n_begun = self.n_made = 0
-        self.is_closed = False
+        self.requests = iter(range(6))
+        self.n_begun = self.n_made = self.n_at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
 
-    def stretches(self) -> Generator[Iterator[int]]:
-        try:
-            for number in range(6):
-                self.n_begun += 1
-                time.sleep(self.takes)
-                yield self._items(number)
-        finally:
-            self.is_closed = True
-
-    def _items(self, number: int) -> Iterator[int]:
+    def read(self, number: int) -> Generator[int]:
+        with self.lock:
+            self.n_begun += 1
+            self.n_at_once += 1
+            self.most_at_once = max(self.most_at_once, self.n_at_once)
+        time.sleep(self.takes)
         for item in range(3):
-            self.n_made += 1
+            with self.lock:
+                self.n_made += 1
             yield number * 3 + item
+        with self.lock:
+            self.n_at_once -= 1
 
 
 def threads() -> list[threading.Thread]:
@@ -60,17 +61,17 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("n_ahead", [1, 2, 9])
-def test_items_come_in_their_order_also_after_stretches_without_any(n_ahead: int) -> None:
-    stretches: list[list[int]] = [[0, 1], [], [2], [], [], [3, 4, 5], []]
-    assert list(ahead((iter(stretch) for stretch in stretches), n_ahead)) == list(range(6))
-    assert not threads()
+@pytest.mark.parametrize("n_ahead", [0, 1, 2, 9])
+def test_items_come_in_their_order_also_after_requests_without_any(n_ahead: int) -> None:
+    requests: list[list[int]] = [[0, 1], [], [2], [], [], [3, 4, 5], []]
+    assert list(ahead(iter(requests), iter, n_ahead)) == list(range(6))
+    wait_until(lambda: not threads())
 
 
 @pytest.mark.parametrize("n_ahead", [1, 2])
-def test_as_many_stretches_are_made_while_items_are_in_use_as_were_asked_for_and_no_more(n_ahead: int) -> None:
+def test_as_many_requests_are_read_while_items_are_in_use_as_were_asked_for_and_no_more(n_ahead: int) -> None:
     made = Made()
-    items = ahead(made.stretches(), n_ahead)
+    items = ahead(made.requests, made.read, n_ahead)
     for number in range(18):
         assert next(items) == number
         expected = min(6, number // 3 + 1 + n_ahead)
@@ -80,113 +81,91 @@ def test_as_many_stretches_are_made_while_items_are_in_use_as_were_asked_for_and
     assert next(items, None) is None
 
 
+@pytest.mark.parametrize("n_ahead", [1, 3])
+def test_as_many_requests_are_read_at_once(n_ahead: int) -> None:
+    made = Made(takes=0.1)
+    assert list(ahead(made.requests, made.read, n_ahead)) == list(range(18))
+    assert made.most_at_once == n_ahead
+
+
+def test_several_share_the_threads_that_they_are_given() -> None:
+    made = Made(takes=0.02), Made(takes=0.02)
+    with pool(1) as readers:
+        both = [ahead(own.requests, own.read, 1, readers) for own in made]
+        assert list(zip(*both, strict=True)) == [(number, number) for number in range(18)]
+        assert len(threads()) == 1
+        left = ahead(iter(range(3)), lambda number: [number], 1, readers)
+        assert next(left) == 0
+        left.close()
+        assert readers.submit(int).result() == 0  # they are not shut down
+
+
 @pytest.mark.parametrize("error", [MemoryError, SystemExit])
 @pytest.mark.parametrize("n_before", [0, 1, 3, 4])
-def test_an_error_is_raised_where_its_item_would_be_and_nothing_is_made_after_it(
+def test_an_error_is_raised_where_its_item_would_be_and_nothing_comes_after_it(
     n_before: int, error: type[BaseException]
 ) -> None:
-    begun = []
-
-    def stretch(number: int) -> Generator[int]:
+    def read(number: int) -> Generator[int]:
         for item in range(3 * number, 3 * number + 3):
             if item == n_before:
                 raise error(item)
             yield item
 
-    def stretches() -> Generator[Iterator[int]]:
-        for number in range(9):
-            begun.append(number)
-            yield stretch(number)
-
-    items = ahead(stretches(), 2)
+    items = ahead(iter(range(9)), read, 2)
     assert list(islice(items, n_before)) == list(range(n_before))
     with pytest.raises(error, match=str(n_before)):
         next(items)
     assert next(items, None) is None
-    assert begun == list(range(n_before // 3 + 1))
-    assert not threads()
+    wait_until(lambda: not threads())
 
 
-def test_an_error_of_what_makes_the_stretches_comes_after_the_items_before_it() -> None:
-    def stretches() -> Generator[Iterator[int]]:
-        yield iter([0, 1])
+def test_an_error_of_what_makes_the_requests_comes_after_the_items_before_it() -> None:
+    def requests() -> Generator[list[int]]:
+        yield [0, 1]
         raise KeyError("second")
 
-    items = ahead(stretches(), 1)
+    items = ahead(requests(), iter, 1)
     assert list(islice(items, 2)) == [0, 1]
     with pytest.raises(KeyError, match="second"):
         next(items)
 
 
-def test_items_are_made_in_the_context_of_whoever_takes_them() -> None:
+def test_items_are_read_in_the_context_of_whoever_takes_them() -> None:
     variable = contextvars.ContextVar("variable", default="of no one")
     token = variable.set("of the consumer")
     try:
-        assert list(ahead((iter([variable.get()]) for _ in range(2)), 1)) == ["of the consumer"] * 2
+        assert list(ahead(iter(range(4)), lambda _: [variable.get()], 2)) == ["of the consumer"] * 4
     finally:
         variable.reset(token)
 
 
-@pytest.mark.parametrize("how", ["closed", "dropped"])
+@pytest.mark.parametrize("how", ["closed", "collected as garbage"])
 @pytest.mark.parametrize("n_taken", [1, 4, 18])
-def test_closing_waits_for_what_is_being_made_and_nothing_is_made_after_it(n_taken: int, how: str) -> None:
-    made = Made(takes=0.05)
-    stretches = made.stretches()
-    items = ahead(stretches, 3)
-    list(islice(items, n_taken))
-    n_begun = min(6, (n_taken - 1) // 3 + 2)
-    wait_until(lambda: made.n_begun >= n_begun)
-    assert threads()
+def test_closing_waits_for_nothing_and_no_request_is_begun_after_it(n_taken: int, how: str) -> None:
+    made, may_go_on = Made(), threading.Event()
+
+    def read(number: int) -> Generator[int]:
+        assert number < (n_taken + 2) // 3 or may_go_on.wait(SECONDS)
+        yield from made.read(number)
+
+    class Consumer:
+        def __init__(self) -> None:
+            self.items = ahead(made.requests, read, 3)
+            self.itself = self
+
+    consumer = Consumer()
+    assert list(islice(consumer.items, n_taken)) == list(range(n_taken))
     if how == "closed":
-        items.close()
-    del items
-    assert not threads()
-    assert made.is_closed
-    assert made.n_begun == n_begun
-
-
-class Forgotten:
-    """A consumer in a cycle of references."""
-
-    def __init__(self, stretches: Generator[Iterator[int]]) -> None:
-        self.taken = self._take(ahead(stretches, 1))
-        next(self.taken)
-
-    def _take(self, items: Generator[int]) -> Generator[int]:
-        yield from items
-
-
-@pytest.mark.parametrize("where", ["elsewhere", "in the thread"])
-def test_one_that_is_collected_as_garbage_ends_without_anybody_waiting_for_it(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unraisable: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    is_forgotten, is_closed = threading.Event(), threading.Event()
-
-    def stretches() -> Generator[Iterator[int]]:
-        try:
-            yield iter([0])
-            assert is_forgotten.wait(SECONDS)
-            if where == "in the thread":
-                gc.collect()
-            yield iter([1])
-        finally:
-            is_closed.set()
-
-    forgotten = Forgotten(stretches())
-    del forgotten
-    began = time.monotonic()
-    if where == "elsewhere":
-        gc.collect()
-    assert time.monotonic() - began < SECONDS / 2
-    is_forgotten.set()
-    assert is_closed.wait(SECONDS)
+        consumer.items.close()
+    del consumer
+    gc.collect()
+    may_go_on.set()
     wait_until(lambda: not threads())
-    assert not unraisable
+    assert made.n_begun <= min(6, (n_taken + 2) // 3 + 3)
+    assert len(list(made.requests)) == 6 - min(6, (n_taken + 2) // 3 + 3)
 
 
-def script(then: str, *, n_stretches: int = 100, read: str = "time.sleep(0.3)") -> subprocess.Popen[str]:
+def script(then: str, *, n_requests: int = 100, read: str = "time.sleep(0.3)") -> subprocess.Popen[str]:
     """Take an item in a process of its own, print it, and do something then."""
     folder = str(Path(sys.modules[ahead.__module__].__file__ or "").parent)
     code = f"""
@@ -196,12 +175,11 @@ from ahead import ahead
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells that start a job in the background have ignored
 
-def stretches():
-    for number in range({n_stretches}):
-        {read}
-        yield iter([number])
+def read(number):
+    {read}
+    yield number
 
-items = ahead(stretches(), 1)
+items = ahead(iter(range({n_requests})), read, 1)
 print(next(items), flush=True)
 {textwrap.dedent(then)}
 """
@@ -222,9 +200,9 @@ def test_in_a_process_that_was_forked_it_is_an_error_and_closing_it_doesn_t_wait
             {then}
     """
     is_error = then == "list(items)"
-    out, err = script(fork, n_stretches=4).communicate(timeout=60)
+    out, err = script(fork, n_requests=4).communicate(timeout=60)
     assert out == f"0\n{int(is_error)} 1 2 3\n"
-    assert err.count("RuntimeError: This iterator reads ahead in a thread of the process") == is_error
+    assert err.count("RuntimeError: This iterator reads ahead in threads of the process") == is_error
 
 
 def test_the_interpreter_ends_while_a_thread_reads() -> None:

@@ -16,7 +16,7 @@ from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
 from annbatch_distributed.loader import local
-from annbatch_distributed.loader.inside import arrays_in, has_room_for_pointers, obs_of, shapes_of
+from annbatch_distributed.loader.inside import arrays_in, batches_of, has_room_for_pointers, obs_of, shapes_of
 from annbatch_distributed.loader.layout import check_layout
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class CheckedLoader(Loader[Any, Any]):
         """Read a load request as annbatch does."""
         # in a pass of its own: annbatch keeps what it has read until it has read the next one
         self._one_request.given[threading.get_ident()] = request
-        yield from Loader.__iter__(self)
+        yield from batches_of(self)
 
     def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
         """Read what a load request asks for: here, if zarrs has it on a local disk, or as annbatch does.

@@ -36,12 +36,13 @@ class Delivered:
     _due: deque[tuple[npt.NDArray[Any], Callable[[], npt.NDArray[Any]], Any]] = field(default_factory=deque)
     """For each batch that was asked for: its positions in the load request, the rows of that, and which are repeats."""
 
-    def ask(self, request: LoadRequest) -> None:
-        """Note a load request that is about to be read."""
+    def ask(self, request: LoadRequest) -> LoadRequest:
+        """Note a load request that is about to be read, and return it."""
         given: Any = request
         slices: list[slice] = given["requests"]
         rows = cache(lambda: rows_of([part.start for part in slices], [part.stop for part in slices]))
         self._due.extend((split, rows, given.get("repeated")) for split in given["splits"])
+        return request
 
     def deliver(self, index: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_] | None:
         """Note that the next batch is yielded, with its rows if they are known; return which of them are repeats."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Stored",
     "arrays_in",
+    "batches_of",
     "data_in",
     "data_sets_of",
     "described",
@@ -149,6 +150,11 @@ def stored_of(loader: Loader[Any, Any], number: int) -> Stored | None:
 def room_for(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any]:
     """Return arrays for rows of data sets, by their numbers, as annbatch makes them before it reads."""
     return loader._allocate_out(OrderedDict(rows_of))
+
+
+def batches_of(loader: Loader[Any, Any]) -> Iterator[Any]:
+    """Return the batches of a pass of annbatch's that isn't counted by those that forbid to add data sets."""
+    return loader._iter()
 
 
 @contextmanager

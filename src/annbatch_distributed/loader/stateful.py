@@ -36,13 +36,12 @@ from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from typing import Self
 
     from annbatch_distributed.checks import Gather, Reading, Timeout
     from annbatch_distributed.loader.workers import WorkerDataLoader
     from annbatch_distributed.masks import AnyMask
-    from annbatch_distributed.passes import Pass
     from annbatch_distributed.ranks import Membership
 
 __all__ = ["StatefulLoader"]
@@ -67,9 +66,9 @@ class StatefulLoader(PlannedLoader):
         Lightning's ``Trainer`` that the loader is read for, if it is neither ``dist_info`` nor known as who asks for
         batches: in a thread, say. States count the batches that it has processed.
     read_ahead
-        How many load requests are read, in a thread, while the batches of another one are trained on, and so are held
-        beside it. That hides reading behind a training which takes about as long. 0 reads where a batch is asked for,
-        as annbatch does. Batches, states and errors are the same.
+        How many load requests are read at once, each in a thread, while the batches of another one are trained on, and
+        so are held beside it. 1 hides reading behind a training that takes about as long; more hide the latency of
+        object storage. 0 reads where a batch is asked for, as annbatch does. Batches, states and errors are the same.
     kwargs
         Those of :class:`annbatch.Loader`.
 
@@ -78,7 +77,7 @@ class StatefulLoader(PlannedLoader):
     TypeError
         If ``batch_sampler``, ``read_ahead`` or ``trainer`` are of another type.
     ValueError
-        If ``read_ahead`` is negative, or more than 0 with ``preload_to_gpu=True``, as its thread would use the device.
+        If ``read_ahead`` is negative, or more than 0 with ``preload_to_gpu=True``, as its threads would use the device.
 
     Examples
     --------
@@ -247,8 +246,8 @@ class StatefulLoader(PlannedLoader):
         assert begun is not None
         self._pass = pass_ = Delivered(begun)
         self._is_new = False
-        load_requests = self._load_requests(requests, pass_)
-        with iterated(self), closing(requests), closing(ahead(load_requests, self._read_ahead)) as batches:
+        due = map(pass_.ask, requests)
+        with iterated(self), closing(requests), closing(ahead(due, self.read, self._read_ahead)) as batches:
             for batch in batches:
                 if self._to_be is not None:
                     batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
@@ -297,13 +296,6 @@ class StatefulLoader(PlannedLoader):
         [[2, 1, 3]]
         """
         self._steps.done()
-
-    def _load_requests(self, requests: Pass, pass_: Delivered) -> Generator[Iterator[Any]]:
-        """Return the batches of each load request of a pass, which is read when the first of them is asked for."""
-        for request in requests:
-            pass_.ask(request)
-            with closing(self.read(request)) as batches:
-                yield batches
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
