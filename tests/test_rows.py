@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from operator import add
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ def test_rows_are_equal_if_they_are_the_same_rows_in_the_same_order(one: list[ra
     assert again == rows[0]
     assert hash(again) == hash(rows[0])
     assert rows[0] != listed(one)
+    assert Rows.of(range(3)) != Rows.of(range(4)) != Rows.of(range(1, 4))
 
 
 @given(ranges, ranges)
@@ -221,14 +222,16 @@ def test_the_last_row_that_64_bits_can_count_is_one() -> None:
     assert list(Rows().cyclic(3, 0)) == list(Rows().cut(0, 0)) == Rows().to_global(np.arange(0)).tolist() == []
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=4), st.integers(2, 8), st.data()
-)
-def test_whole_chunks_lie_at_multiples_whatever_comes_before_them(
-    parts: list[tuple[int, int]], size: int, data: st.DataObject
-) -> None:
-    rows = Rows(tuple(range(100 * number + start, 100 * number + start + n) for number, (start, n) in enumerate(parts)))
-    after = data.draw(st.integers(0, 3 * size), label="after")
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("n_rows", [1, 9])
+def test_whole_chunks_lie_at_multiples_whatever_comes_before_them(size: int, after: int, n_rows: int) -> None:
+    for start, n, other in product(range(4), range(1, 13), range(4)):
+        _check_whole_chunks(Rows((range(start, start + n), range(100 + other, 100 + other + n_rows))), size, after)
+        _check_whole_chunks(Rows((range(start, start + n),)), size, after)
+
+
+def _check_whole_chunks(rows: Rows, size: int, after: int) -> None:
     ordered = list(whole_chunks_first(rows, size, after=after))
     assert sorted(ordered) == list(rows)
     chunks = {row for row in rows if row % size == 0 and {*range(row, row + size)} <= {*rows}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
+from tests.meeting import heard
 from tests.samplers import batches, flat
 from tests.workers import as_worker, forked, in_turn
 
@@ -370,6 +372,29 @@ def test_the_state_of_a_dataloader_is_that_after_the_batch_that_it_gave_last(
 
 
 @forks
+@forks
+def test_what_workers_have_read_is_checked_by_the_index_of_the_batches() -> None:
+    ranks = [workers_of(loader(rank=rank)) for rank in range(2)]
+    for made in ranks:
+        made.set_epoch(1)
+        assert len(rows(made)) == len(made)
+    checks = [partial(_check, made) for made in ranks]
+    (said,) = set(heard(checks))
+    assert said.startswith("epoch 1: 2 ranks have read")
+    list(islice(ranks[0], 3))
+    assert "rank 0 has read" in heard(checks)[1]
+    made = StatefulLoader(batch_sampler=distributed(), preload_to_gpu=False)
+    made = workers_of(made.add_adata(ad.AnnData(np.zeros((N_OBS, 1), dtype="float32"))))
+    assert len(list(made)) == len(made)
+    with pytest.raises(RuntimeError, match="it isn't known here which were trained on"):
+        made.check_epoch_read()
+
+
+def _check(made: Any, gather: Any) -> str:
+    text: str = made.check_epoch_read(gather=gather)
+    return text
+
+
 def test_an_iteration_over_a_dataloader_ends_with_an_error_when_another_one_is_begun() -> None:
     collected = loader().to_dataloader(num_workers=2, multiprocessing_context="fork")
     first = iter(collected)

@@ -185,6 +185,10 @@ class Progress:
         """Whether processes were started since a position was set, which may have begun to read from there."""
         return current_worker() is None and n_started() > self._n_started
 
+    def know_workers(self) -> None:
+        """Note that none of the processes that were started since a position was set has begun to read from there."""
+        self._n_started = n_started()
+
     def __getstate__(self) -> dict[str, Any]:
         note_started()
         return vars(self) | {"_n_begun_here": (0, 0)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import anndata as ad
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from annbatch.samplers import SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader
 from tests.processes.configurations import LABELLED
 from tests.processes.launch import forked_ranks, run
 from tests.processes.rows import check_goes_on, check_reads_everything
@@ -100,6 +101,23 @@ def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state
     again.set_epoch(3)
     accelerator.load_state(tmp_path)  # without being told of it
     assert [batch["index"].tolist() for batch in again] == [[16, 17], [18, 19], [20, 21], [22, 23]]
+
+
+def test_a_mixture_is_left_as_it_is_and_saved_where_it_was_registered(accelerator: Accelerator, tmp_path: Path) -> None:
+    def loader(n_rows: int) -> StatefulLoader:
+        sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=accelerator)
+        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        return made.add_adata(ad.AnnData(np.zeros((n_rows, 1), dtype="float32")))
+
+    mixture = MixedLoader({"large": loader(24), "small": loader(8)}, weights={"large": 3, "small": 1}, n_steps=12)
+    assert accelerator.prepare(mixture) is mixture
+    accelerator.register_for_checkpointing(mixture)
+    before = list(islice(mixture, 5))
+    accelerator.save_state(tmp_path)
+    rest = [(batch["source"], batch["index"].tolist()) for batch in mixture]
+    accelerator.load_state(tmp_path)
+    assert [(batch["source"], batch["index"].tolist()) for batch in mixture] == rest
+    assert len(before) + len(rest) == 12
 
 
 def test_batches_that_make_up_no_step_are_carried_over_to_the_next_epoch(accelerator: Accelerator) -> None:

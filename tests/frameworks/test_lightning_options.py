@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -18,7 +19,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader
 from tests.processes.launch import forked_ranks, run
 
 if TYPE_CHECKING:
@@ -282,6 +283,26 @@ def test_a_loader_within_something_else_counts_what_it_has_yielded(tmp_path: Pat
     trainer.fit(module, Pairs(loader))
     assert epochs_of(module)[0] == alone()[0][1::2]
     assert states[0]["segments"] == [[1, 1, 6]]
+
+
+def mixture_of(trainer: Trainer, n_steps: int = N) -> MixedLoader:
+    loaders = {"large": loader_of(trainer), "small": loader_of(trainer, n_rows=24, seed=1)}
+    return MixedLoader(loaders, weights={"large": 2, "small": 1}, n_steps=n_steps)
+
+
+def test_a_mixture_is_a_loader_whose_passes_are_epochs(tmp_path: Path) -> None:
+    def fit(checkpoint: Path | None, **options: Any) -> Module:
+        trainer = trainer_of(tmp_path, **options)
+        module = Module(saved(tmp_path) if checkpoint is None else None)
+        trainer.fit(module, mixture_of(trainer), ckpt_path=checkpoint)
+        return module
+
+    whole = fit(None)
+    steps = [batch["index"].tolist() for batch in mixture_of(trainer_of(tmp_path), 3 * N)]
+    assert list(chain(*epochs_of(whole))) == steps
+    assert fit(tmp_path / "within.ckpt").read == whole.read[N + 3 :]
+    first, second, third = epochs_of(fit(None, overfit_batches=3))
+    assert first == second == third == steps[:3]
 
 
 class Cells(LightningDataModule):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -15,7 +16,7 @@ from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
 from annbatch_distributed.loader.turns import turns
 from tests.meeting import heard
 
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
 SIZES = {"tahoe": (96, 3), "census": (40, 2), "own": (240, 1)}
 
 
-def loaders(rank: int = 0, world_size: int = 2, *names: str, **options: Any) -> dict[str, StatefulLoader]:
+def loaders(
+    rank: int = 0, world_size: int = 2, *names: str, read_ahead: int = 0, **options: Any
+) -> dict[str, StatefulLoader]:
     """A rank's loader of each source, whose rows hold their numbers."""
     made = {}
     for name in names or SIZES:
         n_rows, n_genes = SIZES[name]
-        sampler = DistributedSampler(
-            RandomSampler(4, 2, 4), dist_info=Rank(rank, world_size), **{"seed": 0, "remainder": "exact"} | options
-        )
-        loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        given = {"dist_info": Rank(rank, world_size), "seed": 0, "remainder": "exact"} | options
+        sampler = DistributedSampler(RandomSampler(4, 2, 4), **given)
+        loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
         made[name] = loader.add_adata(ad.AnnData(np.repeat(np.arange(float(n_rows))[:, None], n_genes, axis=1)))
     return made
 
@@ -42,11 +44,13 @@ def loaders(rank: int = 0, world_size: int = 2, *names: str, **options: Any) -> 
 WEIGHTS = {"tahoe": 3.0, "census": 1.0, "own": 0.5}
 
 
-def mixed(rank: int = 0, world_size: int = 2, *, virtual_ranks: int | None = None, **options: Any) -> MixedLoader:
+def mixed(
+    rank: int = 0, world_size: int = 2, *, read_ahead: int = 0, virtual_ranks: int | None = None, **options: Any
+) -> MixedLoader:
     given: dict[str, Any] = {"weights": WEIGHTS, "seed": 1} | options
     if "until" not in given:
         given.setdefault("n_steps", 60)
-    return MixedLoader(loaders(rank, world_size, virtual_ranks=virtual_ranks), **given)
+    return MixedLoader(loaders(rank, world_size, read_ahead=read_ahead, virtual_ranks=virtual_ranks), **given)
 
 
 def read(mixture: MixedLoader, n_steps: int | None = None) -> list[tuple[str, list[int]]]:
@@ -84,13 +88,13 @@ def test_the_order_is_random_by_the_seed() -> None:
         assert (orders[:, lag:] == orders[:, :-lag]).mean() < 0.6
 
 
-def epochs_of(name: str, rank: int, n_epochs: int, world_size: int = 2, **options: Any) -> list[list[int]]:
-    """The batches of some epochs of a source that is read by itself."""
+def epochs_of(name: str, rank: int, n_epochs: int, world_size: int = 2, **options: Any) -> list[list[list[int]]]:
+    """The batches of each of some epochs of a source that is read by itself."""
     (made,) = loaders(rank, world_size, name, **options).values()
     found = []
     for epoch in range(n_epochs):
         made.set_epoch(epoch)
-        found += [batch["index"].tolist() for batch in made]
+        found.append([batch["index"].tolist() for batch in made])
     return found
 
 
@@ -103,45 +107,52 @@ def test_each_source_has_its_own_epochs_one_after_the_other_and_all_ranks_the_sa
     for rank, steps in enumerate(ranks):
         for name in SIZES:
             own = [rows for source, rows in steps if source == name]
-            assert own == epochs_of(name, rank, 4)[: len(own)]
+            assert own == list(chain(*epochs_of(name, rank, 4)))[: len(own)]
     (first, *_) = mixed()
     assert first["X"].shape[1] == SIZES[first["source"]][1]
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 25)), min_size=1, max_size=4), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 25)), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(0, 1),
+)
 def test_batches_and_the_order_of_sources_are_those_of_the_uninterrupted_run(
-    parts: list[tuple[int, int]], has_virtual_ranks: bool
+    parts: list[tuple[int, int]], has_virtual_ranks: bool, read_ahead: int
 ) -> None:
-    options = {"virtual_ranks": 6} if has_virtual_ranks else {}
-    n_steps, state, done = 80, None, 0
-    found: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    names: list[str] = []
+    options: dict[str, Any] = {"read_ahead": read_ahead, "virtual_ranks": 6 if has_virtual_ranks else None}
+    state, names = None, []
+    # of each epoch of a source: on how many ranks it began, and the batches that were read
+    began: dict[tuple[str, int], int] = {}
+    found: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
     for world_size, n_here in parts:
-        ranks = [mixed(rank, world_size, n_steps=n_steps, **options) for rank in range(world_size)]
+        ranks = [mixed(rank, world_size, n_steps=80, **options) for rank in range(world_size)]
         for mixture in ranks:
             if state is not None:
                 mixture.load_state_dict(state)
-        steps = [read(mixture, n_here) for mixture in ranks]
-        names += [name for name, _ in steps[0]]
-        found.update((name, tuple(rows)) for own in steps for name, rows in own)
+        for batches in islice(zip(*ranks, strict=True), n_here):
+            (name,) = {batch["source"] for batch in batches}
+            names.append(name)
+            epoch = ranks[0].state_dict()["sources"][name]["epoch"]
+            began.setdefault((name, epoch), world_size)
+            found[name, epoch] += [batch["index"].tolist() for batch in batches]
         (text,) = {json.dumps(mixture.state_dict()) for mixture in ranks}
-        state, done = json.loads(text), done + len(steps[0])
-        assert state["step"] == done
-    assert names == [name for name, _ in read(mixed(n_steps=n_steps), done)]
-    if has_virtual_ranks:  # a step has the same rows on any number of ranks
-        steps = [read(mixed(rank, 6, n_steps=n_steps, virtual_ranks=6), done) for rank in range(6)]
-        assert sorted(row for name, rows in found.elements() for row in rows if name == "own") == sorted(
-            row for own in steps for name, rows in own for row in rows if name == "own"
-        )
-    rows: dict[str, Counter[int]] = {name: Counter() for name in SIZES}
-    for name, batch in found.elements():
-        rows[name].update(batch)
-    for counted in rows.values():  # an epoch has come to its end before the next one begins
-        assert max(counted.values(), default=0) - min(counted.values(), default=0) <= 1
-    if len({world_size for world_size, _ in parts}) == 1 and not has_virtual_ranks:
-        world_size = parts[0][0]
-        whole = [read(mixed(rank, world_size, n_steps=n_steps), done) for rank in range(world_size)]
-        assert found == Counter((name, tuple(batch)) for own in whole for name, batch in own)
+        state = json.loads(text)
+        assert state["step"] == len(names)
+    assert names == [name for name, _ in read(mixed(n_steps=80), len(names))]
+    for (name, epoch), taken in found.items():
+        n_ranks = began[name, epoch]
+        whole = [epochs_of(name, rank, epoch + 1, n_ranks, **options)[epoch] for rank in range(n_ranks)]
+        batch_of = {row: batch for own in whole for batch in map(tuple, own) for row in batch}
+        read_rows = Counter(row for batch in taken for row in batch)
+        if (name, epoch + 1) in found:  # it has come to its end
+            assert read_rows == Counter(range(SIZES[name][0]))
+        assert max(read_rows.values()) == 1
+        if not has_virtual_ranks:  # which join batches
+            for batch in taken:  # or a part of one, in the last step that all ranks share
+                assert set(batch) <= set(batch_of[batch[0]])
+        if len({world_size for world_size, _ in parts}) == 1 and not has_virtual_ranks:
+            assert Counter(map(tuple, taken)) <= Counter(batch for own in whole for batch in map(tuple, own))
 
 
 @pytest.mark.parametrize("until", ["first", "all"])
@@ -163,6 +174,50 @@ def test_a_mixture_ends_when_the_first_or_every_source_has_been_read_once(until:
     after.load_state_dict(json.loads(json.dumps(again.state_dict())))
     assert len(after) == n_steps
     assert [name for name, _ in first + read(after)] == names
+    with pytest.raises(RuntimeError, match=f"have been read, until='{until}': there is no other pass"):
+        read(after)
+
+
+def test_after_a_pass_comes_the_next_with_the_steps_that_follow() -> None:
+    whole = read(mixed(n_steps=60))
+    mixture = mixed(n_steps=20)
+    assert [len(read(mixture)), len(read(mixture, 5))] == [20, 5]
+    after = mixed(n_steps=20)
+    after.load_state_dict(mixture.state_dict())
+    for which in (mixture, after):
+        assert [read(which), read(which)] == [whole[25:40], whole[40:60]]
+
+
+def test_once_steps_are_told_states_count_those_that_are_done() -> None:
+    mixture, done = mixed(), 1  # nobody has said anything in the first step
+    for number, _ in enumerate(islice(mixture, 8)):
+        within = mixture.state_dict()
+        assert within["step"] == done
+        if number != 5:
+            mixture.step_done()
+            done = number + 1
+            assert mixture.state_dict()["step"] == done
+    mixture.load_state_dict(within)
+    assert mixture.state_dict() == within
+    assert read(mixture) == read(mixed())[7:]
+
+
+def test_sources_share_the_threads_in_which_they_read_ahead() -> None:
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if "annbatch-distributed" in thread.name}
+
+    before = threads()
+    mixture = mixed(read_ahead=1)
+    own = [len(threads() - before) for _ in mixture]
+    assert len(own) == 60
+    assert max(own) == 1
+
+
+def test_ranks_may_be_known_later() -> None:
+    known: list[Rank] = []
+    mixture = MixedLoader(loaders(dist_info=deferred(lambda: known[0])), weights=WEIGHTS, n_steps=60, seed=1)
+    known.append(Rank(1, 2))
+    assert read(mixture) == read(mixed(1))
 
 
 def test_a_source_of_which_more_ranks_have_nothing_left_begins_its_next_epoch() -> None:
@@ -172,7 +227,7 @@ def test_a_source_of_which_more_ranks_have_nothing_left_begins_its_next_epoch() 
     ranks = [MixedLoader(loaders(rank, 3, "census", remainder="drop"), **options) for rank in range(3)]
     for mixture in ranks:
         mixture.load_state_dict(before.state_dict())
-    whole = [epochs_of("census", rank, 2, 3, remainder="drop")[3:] for rank in range(3)]
+    whole = [epochs_of("census", rank, 2, 3, remainder="drop")[1] for rank in range(3)]
     assert [[rows for _, rows in read(mixture, 3)] for mixture in ranks] == whole
     ending = MixedLoader(loaders(0, 3, "census", remainder="drop"), weights={"census": 1}, until="first")
     ending.load_state_dict(before.state_dict())
@@ -259,8 +314,18 @@ def test_what_cannot_be_mixed_is_an_error() -> None:
     with pytest.raises(ValueError, match="The ranks of own may have different numbers of batches"):
         MixedLoader(loaders(0, 2, "own", remainder="keep"), weights={"own": 1}, n_steps=3)
     both = loaders(0, 2, "own") | loaders(1, 2, "census")
-    with pytest.raises(ValueError, match=r"must be of the same rank, got .*\[\(0, 2\), \(1, 2\)\]"):
-        MixedLoader(both, weights=dict.fromkeys(both, 1), n_steps=3)
+    few = loaders(0, 2, "own") | loaders(0, 2, "census", mask=slice(0, 3), remainder="drop")
+    for sources, message in (
+        (both, "must be of the same rank, got own of rank 0 of 2, census of rank 1 of 2. Give all the same dist_info"),
+        (few, "The source census: The window has 3 rows, too few for one full batch on every rank"),
+    ):
+        mixture = MixedLoader(sources, weights=dict.fromkeys(sources, 1), n_steps=3)
+        for ask in (mixture.__iter__, mixture.plan):
+            with pytest.raises(ValueError, match=message):
+                next(iter(ask()))
+        right = MixedLoader(loaders(1, 2, *sources), weights=dict.fromkeys(sources, 1), n_steps=3)
+        (said,) = set(heard([partial(agree, mixture), partial(agree, right)]))
+        assert message in said
 
 
 def test_a_state_of_another_mixture_is_refused_and_leaves_all_as_it_was() -> None:

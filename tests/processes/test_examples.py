@@ -7,6 +7,7 @@ import re
 import runpy
 import sys
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import anndata as ad
@@ -64,6 +65,24 @@ def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_a
     assert f"3 ranks have read {n_rows - 60 * 2 * 32} rows" in done.stdout
     assert f"3 ranks have read {n_rows} rows" in done.stdout
     assert f"of {len(obs) - n_rows:,} held-out cells" in done.stdout
+
+
+def test_a_mixture_that_is_killed_on_two_ranks_and_on_one_ends_on_three_as_the_page_says(tmp_path: Path) -> None:
+    job = "examples/mixture_ddp.py", tmp_path / "job"
+    # the rank that is left fails, as it can't reach the other one
+    first, _ = run(*forked_ranks(*job, "--kill-at", 35, ranks=2), seconds=120, expect=[1, -9])
+    (second,) = run(*forked_ranks(*job, "--kill-at", 55, ranks=1), seconds=120, expect=-9)
+    third, *_ = run(*forked_ranks(*job, ranks=3), seconds=120)
+    whole, _ = run(*forked_ranks("examples/mixture_ddp.py", tmp_path / "whole", ranks=2), seconds=120)
+
+    said = [job.stdout.splitlines() for job in (first, second, third)]
+    steps, uninterrupted = (
+        [line for line in lines if line.startswith("step ")] for lines in (chain(*said), whole.stdout.splitlines())
+    )
+    assert steps == uninterrupted
+    page = (ROOT / "docs/mixtures.md").read_text()
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    assert [line for lines in said[1:] for line in lines] == shown.splitlines()
 
 
 def test_without_zarrs_an_example_reads_with_zarrs_own_codecs_and_says_once_what_to_install(

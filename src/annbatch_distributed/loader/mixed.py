@@ -5,6 +5,7 @@ Each step takes a batch of one source, see :mod:`turns`. A source that has come 
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,17 +13,19 @@ import numpy as np
 import pandas as pd
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Tally
+from annbatch_distributed.callers import calling_trainer
 from annbatch_distributed.integers import BOUND, integer
+from annbatch_distributed.loader import trainer as lightning
+from annbatch_distributed.loader.ahead import threads
 from annbatch_distributed.loader.inside import described
 from annbatch_distributed.loader.stateful import StatefulLoader
-from annbatch_distributed.loader.turns import checked_weights, turns
-from annbatch_distributed.state import bounded
+from annbatch_distributed.loader.steps import Steps
+from annbatch_distributed.loader.turns import Turns
+from annbatch_distributed.state import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    import numpy.typing as npt
+    from concurrent.futures import Executor
 
     from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.checks.coverage import Reading
@@ -47,7 +50,7 @@ class MixedLoader:
         For each source its part of the steps, in any unit; 0 leaves it out. Several of them with the step from which on
         they are: ``[(0, {...}), (5_000, {...})]``.
     n_steps
-        How many steps there are.
+        How many steps a pass has.
     until
         In place of ``n_steps``: ``"first"``, until one of the sources has been read once, or ``"all"``, until each has.
         Sources whose last weight is 0 don't count.
@@ -100,100 +103,142 @@ class MixedLoader:
         self._names = list(self._loaders)
         if not self._names:
             raise ValueError("A mixture needs a loader at least, got none.")
-        self._seed = integer("seed", seed, least=0, below=BOUND)
-        self._weights = checked_weights(weights, self._names)
+        self._turns = Turns(weights, self._names, seed)
         if (n_steps is None) == (until is None) or until not in (None, "first", "all"):
             raise ValueError(f"Pass n_steps, or until='first' or 'all', got n_steps={n_steps} and until={until!r}.")
         self._n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
         self._until = until
-        for name in self._names:
-            loader = self._source(name)
-            if loader.sampler._job.arguments.remainder == "keep":
+        self._sources = {name: _source(name, loader) for name, loader in self._loaders.items()}
+        for name, source in self._sources.items():
+            if source.sampler._job.arguments.remainder == "keep":
                 raise ValueError(
                     f"The ranks of {name} may have different numbers of batches, as its remainder is 'keep'. Pass "
                     "remainder='exact', 'drop' or 'pad'."
                 )
-        ranks = {(loader.sampler.rank, loader.sampler.world_size) for loader in self._loaders.values()}
-        if len(ranks) > 1:
-            raise ValueError(f"All loaders must be of the same rank, got (rank, world size) {sorted(ranks)}.")
-        self._step = 0
-        self._order = np.empty(0, dtype=np.intp)
-        # the passes that are under way, and how many batches are left of each
+        self._step, self._has_ended = 0, False
+        # the passes that are under way, how many batches are left of each, and a process with its threads
         self._open: dict[str, Iterator[Any]] = {}
         self._left: dict[str, int] = {}
-        # what the workers of a source have read; a loader knows it of itself
-        self._tallies: dict[str, Tally | None] = {}
+        self._readers: tuple[int, Executor] | None = None
         # what each source has read in epochs that have ended, since that was checked
         self._read: dict[str, list[Reading]] = {name: [] for name in self._names}
+        # the steps that are done, and the state after them
+        self._steps = Steps()
+        self._done: dict[str, Any] = {}
 
-    def _source(self, name: str) -> StatefulLoader:
-        """Return the loader of a source, whoever reads it."""
-        loader = self._loaders[name]
-        loader = getattr(loader, "_loader", loader)  # of a WorkerDataLoader
-        if not isinstance(loader, StatefulLoader):
-            raise TypeError(f"A mixture is of StatefulLoaders, got {loader!r} as {name!r}.")
-        return loader
-
-    def _sources(self, n_steps: int) -> npt.NDArray[np.intp]:
-        """Return which source each of some first steps takes."""
-        if len(self._order) < n_steps:
-            self._order = turns(self._weights, max(n_steps, 2 * len(self._order)), self._seed)
-        return self._order[:n_steps]
+    def _check(self) -> None:
+        """Raise if the loaders are of different ranks, or one has too little to read."""
+        ranks = {name: (source.sampler.rank, source.sampler.world_size) for name, source in self._sources.items()}
+        if len({*ranks.values()}) > 1:
+            ranks_of = ", ".join(f"{name} of rank {rank} of {world_size}" for name, (rank, world_size) in ranks.items())
+            raise ValueError(f"All loaders must be of the same rank, got {ranks_of}. Give all the same dist_info.")
+        for name, source in self._sources.items():
+            try:
+                source.sampler.n_batches(source.n_obs)
+            except ValueError as error:
+                raise ValueError(f"The source {name}: {error}") from error
 
     def __len__(self) -> int:
-        """Return how many steps there are in all, those included that were done before a resume."""
+        """Return how many steps a pass has, those included that were done before a resume."""
         if self._n_steps is not None:
             return self._n_steps
-        ends = [self._end(number, name) for number, name in enumerate(self._names) if self._weights[-1][1][number]]
+        ends = [self._end(name) for name, lasts in zip(self._names, self._turns.lasts, strict=True) if lasts]
         return min(ends) if self._until == "first" else max(ends)
 
-    def _end(self, number: int, name: str) -> int:
+    def _end(self, name: str) -> int:
         """Return after how many steps a source has been read once, or this one if it was."""
-        loader = self._source(name)
+        source = self._sources[name]
         # the next epoch is the one after a pass that is under way
-        if loader.sampler.epoch if name in self._open else loader.next_epoch:
+        if source.sampler.epoch if name in self._open else source.next_epoch:
             return self._step
-        n_left = self._left[name] if name in self._open else loader.sampler.n_batches(loader.n_obs)
-        if not n_left:
-            return self._step
-        n_steps = self._step + 1
-        while np.count_nonzero(self._sources(n_steps)[self._step :] == number) < n_left:
-            n_steps *= 2
-        return self._step + int(np.flatnonzero(self._sources(n_steps)[self._step :] == number)[n_left - 1]) + 1
+        n_left = self._left[name] if name in self._open else source.sampler.n_batches(source.n_obs)
+        return self._turns.step_after(self._step, self._names.index(name), n_left) if n_left else self._step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches that are left, each with its ``"source"``."""
-        n_steps = len(self)
+        """Yield the batches of the steps that come, up to the end of the pass, each with its ``"source"``.
+
+        After a pass of ``n_steps`` comes the next one, with the steps after these.
+
+        Raises
+        ------
+        ValueError
+            If the loaders are of different ranks, or one has too few rows.
+        RuntimeError
+            If the sources have been read ``until`` the end before.
+        """
+        if self._has_ended:
+            raise RuntimeError(
+                f"The sources have been read, until={self._until!r}: there is no other pass. Pass n_steps for a "
+                "mixture that goes on."
+            )
+        self._check()
+        steps = self._begin_steps()
+        self._done, n_steps = self._state(), len(self)
+        if self._until is None:
+            n_steps += self._step // n_steps * n_steps
         while self._step < n_steps:
-            name = self._names[self._sources(self._step + 1)[self._step]]
+            if steps.trainer is not None:
+                self._done = self._state()
+            name = self._names[self._turns.first(self._step + 1)[self._step]]
             batch = self._next(name)
             self._step += 1  # before it is yielded: whoever saves a state has this batch
+            steps.deliver()
             yield {**batch, "source": name}
+        self._has_ended = self._until is not None
+
+    def _begin_steps(self) -> Steps:
+        """Let a trainer do what is due before a pass, and return the steps of that."""
+        jobs = [source.sampler._job for source in self._sources.values()]
+        trainer = next((job.trainer for job in jobs if job.trainer is not None), None) or calling_trainer()
+        if is_trained := lightning.trains_on(trainer, self):
+            lightning.restore(trainer)
+            if lightning.overfits(trainer) and not lightning.n_begun(trainer):
+                for job in jobs:
+                    job.progress.go_to(Position(0))
+                self._step, self._open = 0, {}
+            lightning.check_all_are_asked_for(trainer, len(self))
+        self._steps = Steps(trainer if is_trained else None, is_told=self._steps.is_told)
+        return self._steps
 
     def _next(self, name: str) -> Any:  # noqa: ANN401 whatever annbatch yields
         """Return the next batch of a source, of its next epoch if one has ended."""
-        loader, source = self._loaders[name], self._source(name)
+        loader, source = self._loaders[name], self._sources[name]
         if name not in self._open:
             epoch = loader.next_epoch
             loader.set_epoch(epoch)
             if not source.sampler.n_batches(source.n_obs):  # on more ranks, drop may lose all that was left
                 loader.set_epoch(epoch + 1)
             self._left[name] = source.sampler.n_batches(source.n_obs)
+            source._readers = self._threads() if loader is source else None
             self._open[name] = iter(loader)
-            self._tallies[name] = None if loader is source else Tally()
         batch = next(self._open[name])
-        if (tally := self._tallies[name]) is not None and batch["index"] is not None:
-            tally.add(batch["index"])
         self._left[name] -= 1
         if not self._left[name]:
             next(self._open.pop(name), None)
-            self._read[name].append(source._reading(source.sampler._job.membership, tally))
+            self._read[name].append(loader._reading(source.sampler._job.membership))
         return batch
+
+    def _threads(self) -> Executor | None:
+        """Return the threads of this process in which all sources read ahead."""
+        n_ahead = max(source._read_ahead for source in self._sources.values())
+        if n_ahead and (self._readers is None or self._readers[0] != os.getpid()):
+            self._readers = os.getpid(), threads(n_ahead)
+        return self._readers[1] if self._readers else None
+
+    def step_done(self) -> None:
+        """Say that the step of the batch that was yielded last is done: see :meth:`StatefulLoader.step_done`."""
+        self._steps.done()
+        self._done = self._state()
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the mixture and each of its sources are, the same on every rank."""
+        return self._state() if self._steps.n_done == self._steps.n_yielded else self._done
+
+    def _state(self) -> dict[str, Any]:
+        for source in self._sources.values():  # processes that other sources have started are none of theirs
+            source.sampler._job.progress.know_workers()
         sources = {name: loader.state_dict() for name, loader in self._loaders.items()}
-        return {"step": self._step, "mixture": self._text, "sources": sources}
+        return {"step": self._step, "mixture": str(self._turns), "sources": sources}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where a state was saved, on every rank, of which there may be another number.
@@ -201,16 +246,17 @@ class MixedLoader:
         Raises
         ------
         TypeError, ValueError
-            If the state is of other sources, weights or another seed, or one of a source can't be loaded.
+            If the state is of other sources, weights or another seed, or one of a source can't be loaded. The mixture
+            is then as it was.
         """
         try:
             step = integer("step", state["step"], least=0, below=BOUND)
             text, sources = state["mixture"], dict(state["sources"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"The state is no state of a mixture: {error!r}. Load another checkpoint.") from error
-        if sources.keys() != self._loaders.keys() or text != self._text:
+        if sources.keys() != self._loaders.keys() or text != str(self._turns):
             raise ValueError(
-                f"The state is of another mixture: {text} of {', '.join(sources)} in the state, and {self._text} of "
+                f"The state is of another mixture: {text} of {', '.join(sources)} in the state, and {self._turns} of "
                 f"{', '.join(self._names)} here. Make it as it was made then."
             )
         before = {name: loader.state_dict() for name, loader in self._loaders.items()}
@@ -224,12 +270,7 @@ class MixedLoader:
             error.add_note(f"It is the state of the source {name!r}.")
             raise
         self._step, self._read = step, {name: [] for name in self._names}
-
-    @property
-    def _text(self) -> str:
-        """What the order of the sources follows from."""
-        weights = "; ".join(f"{shares.tolist()} from step {step} on" for step, shares in self._weights)
-        return bounded(f"shares {weights}, seed {self._seed}")
+        self._steps, self._has_ended = Steps(is_told=self._steps.is_told), False
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
         """Return for each source how often it will be read.
@@ -245,32 +286,38 @@ class MixedLoader:
         each rank, how many ``epochs`` the steps are, and the ``rows`` that an epoch has over all ranks. (What each rank
         reads of a source is in its loader's ``plan()``.)
         """
-        sources = self._sources(len(self) if n_steps is None else n_steps)
+        self._check()
+        takes = self._turns.first(len(self) if n_steps is None else n_steps)
         lines = []
-        for number, name in enumerate(self._names):
-            plan, n_own = self._source(name).plan(), int(np.count_nonzero(sources == number))
+        for number, (name, source) in enumerate(self._sources.items()):
+            plan, n_own = source.plan(), int(np.count_nonzero(takes == number))
             n_batches = plan.most_batches
-            line = {"source": name, "share": n_own / len(sources), "steps": n_own, "batches": n_batches}
+            line = {"source": name, "share": n_own / len(takes), "steps": n_own, "batches": n_batches}
             lines.append(line | {"epochs": n_own / n_batches, "rows": sum(plan.sizes)})
         return pd.DataFrame(lines).set_index("source")
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks mix the same: see :meth:`StatefulLoader.check_ranks_agree`."""
-        for name in self._names:
-            job = self._source(name).sampler._job
+        for name, source in self._sources.items():
+            job = source.sampler._job
             checks.ranks_agree(job.agreeing, partial(self._description, name), timeout=timeout, gather=gather)
 
     def _description(self, name: str, place: Membership) -> Description:
-        loader = self._source(name)
-        mine: dict[str, int | str] = {"mixture": self._text, "sources": ", ".join(self._names), "step": self._step}
+        self._check()
+        source = self._sources[name]
+        mine: dict[str, int | str] = {
+            "mixture": str(self._turns),
+            "sources": ", ".join(self._names),
+            "step": self._step,
+        }
         mine |= {"steps": "until " + str(self._until) if self._n_steps is None else self._n_steps, "source": name}
-        return loader.sampler._job.description(place, loader.n_obs, described(loader) | mine)
+        return source.sampler._job.description(place, source.n_obs, described(source) | mine)
 
     def check_epoch_read(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> str:
         """Check that all ranks together have read what was planned in the epochs of sources that have ended.
 
-        See :meth:`StatefulLoader.check_epoch_read`. It is about those since it was last called, or a state loaded. The
-        loader of a source that workers read needs ``return_index=True``.
+        See :meth:`StatefulLoader.check_epoch_read`. It is about those since it was last called, or a state loaded. A
+        source that workers read needs ``return_index=True``.
 
         Returns
         -------
@@ -278,12 +325,20 @@ class MixedLoader:
         """
         lines = []
         for name in self._names:
-            job = self._source(name).sampler._job
+            job = self._sources[name].sampler._job
             for reading in self._read[name]:
                 said = partial(_said, reading)
                 lines.append(f"{name}, {checks.epoch_read(job.agreeing, said, timeout=timeout, gather=gather)}")
             self._read[name] = []
         return "\n".join(lines) or "no source has come to the end of an epoch"
+
+
+def _source(name: str, loader: Any) -> StatefulLoader:  # noqa: ANN401 whatever a user gives
+    """Return the loader of a source, whoever reads it."""
+    source = getattr(loader, "_loader", loader)  # of a WorkerDataLoader
+    if not isinstance(source, StatefulLoader):
+        raise TypeError(f"A mixture is of StatefulLoaders, got {loader!r} as {name!r}.")
+    return source
 
 
 def _said(reading: Reading, place: Membership) -> Reading:  # noqa: ARG001 it is that of this process

@@ -37,6 +37,7 @@ from annbatch_distributed.state import Position
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
+    from concurrent.futures import Executor
     from typing import Self
 
     from annbatch_distributed.checks import Gather, Reading, Timeout
@@ -133,6 +134,8 @@ class StatefulLoader(PlannedLoader):
         self._pass: Delivered | None = None
         self._is_new = False
         self._steps = Steps()
+        # threads that loaders of a mixture share to read ahead
+        self._readers: Executor | None = None
 
     @classmethod
     def from_loader(
@@ -246,8 +249,8 @@ class StatefulLoader(PlannedLoader):
         assert begun is not None
         self._pass = pass_ = Delivered(begun)
         self._is_new = False
-        due = map(pass_.ask, requests)
-        with iterated(self), closing(requests), closing(ahead(due, self.read, self._read_ahead)) as batches:
+        read = ahead(map(pass_.ask, requests), self.read, self._read_ahead, self._readers)
+        with iterated(self), closing(requests), closing(read) as batches:
             for batch in batches:
                 if self._to_be is not None:
                     batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
@@ -354,7 +357,8 @@ class StatefulLoader(PlannedLoader):
         read
             The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
             loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
-            known where the loader itself is iterated over, and not where the workers of a ``DataLoader`` do so.
+            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
+            :meth:`to_dataloader` returns knows them.
         timeout, gather
             As for :meth:`DistributedSampler.check_ranks_agree`.
 

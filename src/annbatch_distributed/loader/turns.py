@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from annbatch_distributed.integers import BOUND, integer
+from annbatch_distributed.state import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 
-__all__ = ["Weights", "checked_weights", "turns"]
+__all__ = ["Turns", "Weights", "turns"]
 
 #: How far apart steps are that are exchanged, one round after the other; windows allow it or don't.
 _STRIDES = tuple(2**power for power in (10, 8, 6, 5, 4, 3, 2, 1, 0, 0))
@@ -33,7 +34,35 @@ _MARGIN = 2 * sum(_STRIDES)
 _TINY = 1e-6
 
 
-def checked_weights(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[np.float64]]]:
+class Turns:
+    """Which source each step takes."""
+
+    def __init__(self, weights: Weights, names: list[str], seed: int) -> None:
+        self._shares, self._seed = _checked(weights, names), integer("seed", seed, least=0, below=BOUND)
+        self._order = np.empty(0, dtype=np.intp)
+        #: Whether each source has a share in the end.
+        self.lasts = self._shares[-1][1] > 0
+
+    def first(self, n_steps: int) -> npt.NDArray[np.intp]:
+        """Return the number of the source that each of the first steps takes."""
+        if len(self._order) < n_steps:
+            self._order = turns(self._shares, max(n_steps, 2 * len(self._order)), self._seed)
+        return self._order[:n_steps]
+
+    def step_after(self, step: int, number: int, n_batches: int) -> int:
+        """Return the step after that in which a source has so many more batches, from a step on."""
+        n_steps = step + n_batches
+        while len(own := np.flatnonzero(self.first(n_steps)[step:] == number)) < n_batches:
+            n_steps *= 2
+        return step + int(own[n_batches - 1]) + 1
+
+    def __str__(self) -> str:
+        """What tells them from others."""
+        shares = "; ".join(f"{own.tolist()} from step {step} on" for step, own in self._shares)
+        return bounded(f"shares {shares}, seed {self._seed}")
+
+
+def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[np.float64]]]:
     """Return the shares of the sources, with the step from which on they are."""
     given = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
     steps = [integer("a step of weights", step, least=0, below=BOUND) for step, _ in given]

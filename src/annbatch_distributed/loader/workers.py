@@ -7,13 +7,16 @@ what reads is another one inside, whose workers are told where each pass begins.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import batched, chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from annbatch_distributed import checks
 from annbatch_distributed.callers import check_not_skipped
+from annbatch_distributed.checks import Tally
 from annbatch_distributed.integers import integer
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.ranks.worker import current_worker
@@ -22,9 +25,11 @@ from annbatch_distributed.state import MOST_LEFT_OUT, MOST_SEGMENTS, LeftOut, Po
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
+    from annbatch_distributed.checks import Gather, Reading, Timeout
     from annbatch_distributed.loader import StatefulLoader
     from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.progress import Begun
+    from annbatch_distributed.ranks import Membership
     from annbatch_distributed.sampler import DistributedSampler
 
 __all__ = ["WorkerDataLoader"]
@@ -104,8 +109,9 @@ class WorkerDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
         self._part = _Part(dataset)
         self._workers = DataLoader(self._part, batch_size=None, num_workers=num_workers, **options)
-        # the pass that was begun last
+        # the pass that was begun last, and what its batches had, if they say which rows that is
         self._begun: Begun | None = None
+        self._read: Tally | None = None
         # how often a mask or rng had been assigned when workers were started that persist
         self._n_changes: int | None = None
 
@@ -170,9 +176,11 @@ class WorkerDataLoader(DataLoader[Any]):
             self._n_changes = progress.n_changes
         begun = self._begun = loader.sampler._job.begin_by_workers(loader.n_obs, self.num_workers)
         self._part.write(begun.position)
+        self._read = Tally()
         for batch in self._workers:
             if self._begun is not begun:
                 raise RuntimeError(_ENDED)
+            self._note(batch)
             steps.deliver()  # before it is yielded: whoever saves a state has been given this batch
             if steps.n_yielded == begun.n_due:
                 progress.end(begun)
@@ -180,6 +188,29 @@ class WorkerDataLoader(DataLoader[Any]):
             if self._begun is not begun:
                 raise RuntimeError(_ENDED)
         progress.end(begun)
+
+    def _note(self, batch: Any) -> None:  # noqa: ANN401 whatever a collate_fn returns
+        index = batch.get("index") if isinstance(batch, dict) else None
+        if index is None:
+            self._read = None
+        elif self._read is not None:
+            self._read.add(index)
+
+    def check_epoch_read(
+        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
+    ) -> str:
+        """Check that all ranks together have read in the last pass what was planned.
+
+        See :meth:`.StatefulLoader.check_epoch_read`, with whose ``return_index=True`` the batches say which rows they
+        are.
+        """
+        reading = partial(self._reading, read=read)
+        return checks.epoch_read(self.sampler._job.agreeing, reading, timeout=timeout, gather=gather)
+
+    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
+        begun = self._loader.sampler._job.progress.begun
+        is_own = begun is not None and begun is self._begun
+        return self._loader._reading(place, self._read if read is None and is_own else read)
 
     def step_done(self) -> None:
         """Say that the step of the batch that was yielded last is done: see :meth:`.StatefulLoader.step_done`."""

@@ -1,0 +1,166 @@
+"""Train on two collections that have different genes, and resume after a kill, on any number of ranks.
+
+The first run makes the collections up. The second and third resume from the last checkpoint::
+
+    torchrun --standalone --nproc-per-node 2 examples/mixture_ddp.py job/ --kill-at 35
+    torchrun --standalone --nproc-per-node 1 examples/mixture_ddp.py job/ --kill-at 55
+    torchrun --standalone --nproc-per-node 3 examples/mixture_ddp.py job/
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+import torch
+import torch.distributed as dist
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from annbatch_distributed import DistributedSampler, MixedLoader, StatefulLoader
+
+#: Of each source: cells, genes, and its part of the steps.
+SOURCES = {"tahoe": (2_000, 60, 3), "census": (700, 40, 1)}
+
+
+class Model(nn.Module):
+    """Genes of a source in, expression out; what lies between is shared."""
+
+    def __init__(self, n_genes: dict[str, int]) -> None:
+        super().__init__()
+        self.embed = nn.ModuleDict(
+            {name: nn.Linear(n, 32) for name, n in n_genes.items()}
+        )
+        self.shared = nn.Sequential(nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+        self.decode = nn.ModuleDict(
+            {name: nn.Linear(32, n) for name, n in n_genes.items()}
+        )
+
+    def forward(self, source: str, counts: torch.Tensor) -> torch.Tensor:
+        """Return the counts as the model sees them."""
+        expressed: torch.Tensor = self.decode[source](
+            self.shared(self.embed[source](counts))
+        )
+        return expressed
+
+
+def make_up(folder: Path) -> None:
+    """Write the collections."""
+    rng = np.random.default_rng(0)
+    for name, (n_cells, n_genes, _) in SOURCES.items():
+        counts = sp.csr_matrix(rng.poisson(0.5, (n_cells, n_genes)).astype("float32"))
+        genes = pd.DataFrame(index=[f"{name}-{gene}" for gene in range(n_genes)])
+        cells = pd.DataFrame(index=[f"cell {cell}" for cell in range(n_cells)])
+        file = folder / f"{name}.h5ad"
+        ad.AnnData(counts, obs=cells, var=genes).write_h5ad(file)
+        DatasetCollection(folder / f"{name}.zarr").add_adatas([file])
+
+
+def load(collection: Path) -> StatefulLoader:
+    """Return the loader of a source."""
+    sampler = DistributedSampler(
+        RandomSampler(chunk_size=32, preload_nchunks=8, batch_size=32),
+        dist_info="torch",
+        seed=0,
+        remainder="exact",  # every cell once in each epoch of its source
+    )
+    loader = StatefulLoader(
+        batch_sampler=sampler, to="torch", preload_to_gpu=False, read_ahead=1
+    )
+    return loader.use_collection(DatasetCollection(collection, mode="r"))
+
+
+def main(folder: Path, n_steps: int, every: int, kill_at: int | None) -> None:
+    """Run one rank."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    checkpoint = folder / "last.pt"
+    if rank == 0 and not (folder / "census.zarr").exists():
+        make_up(folder)
+    dist.barrier()
+
+    loaders = {name: load(folder / f"{name}.zarr") for name in SOURCES}
+    weights = {name: weight for name, (*_, weight) in SOURCES.items()}
+    mixture = MixedLoader(loaders, weights=weights, n_steps=n_steps, seed=0)
+    torch.manual_seed(0)
+    network = Model({name: loader.n_var for name, loader in loaders.items()})
+    # a step trains the layers of its source alone
+    model = DistributedDataParallel(network, find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    parts: dict[str, Any] = {
+        "model": network,
+        "optimizer": optimizer,
+        "mixture": mixture,
+    }
+    first = 1
+    if checkpoint.exists():
+        states = torch.load(checkpoint, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(states[name])
+        first = states["mixture"]["step"] + 1
+    mixture.check_ranks_agree()
+    if rank == 0:
+        print(
+            mixture.plan().round(2)
+            if first == 1
+            else f"resumed after step {first - 1}, world size {world_size}"
+        )
+
+    sources = []
+    for step, batch in enumerate(mixture, start=first):
+        counts = batch["X"].to_dense()
+        loss = mse_loss(model(batch["source"], counts), counts)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sources.append(batch["source"])
+        if step % every == 0 and rank == 0:
+            print(f"step {step}: {' '.join(sources)}")
+            sources = []
+            torch.save(
+                {name: part.state_dict() for name, part in parts.items()},
+                folder / "unfinished",
+            )
+            (folder / "unfinished").replace(checkpoint)
+        if step == kill_at and rank == world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    read = mixture.check_epoch_read()  # an error, unless it is what was planned
+    if rank == 0:
+        print(read)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--n-steps", type=int, default=80)
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=10,
+        help="after how many steps to save a checkpoint",
+    )
+    parser.add_argument(
+        "--kill-at",
+        type=int,
+        help="at which step to kill the last rank, to see the job resume",
+    )
+    arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error(
+            "no launcher has started this: torchrun --standalone --nproc-per-node 2 mixture_ddp.py job/"
+        )
+    arguments.folder.mkdir(exist_ok=True)
+    main(**vars(arguments))
