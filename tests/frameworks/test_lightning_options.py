@@ -294,6 +294,7 @@ def test_a_mixture_is_a_loader_whose_passes_are_epochs(tmp_path: Path) -> None:
     def fit(checkpoint: Path | None, **options: Any) -> Module:
         trainer = trainer_of(tmp_path, **options)
         module = Module(saved(tmp_path) if checkpoint is None else None)
+        module.asks_for_steps = not options
         trainer.fit(module, mixture_of(trainer), ckpt_path=checkpoint)
         return module
 
