@@ -38,6 +38,13 @@ def test_the_resume_benchmark_measures_every_configuration() -> None:
     assert all(float(line.split()[-1]) > 0 for line in lines)
 
 
+def test_the_latency_benchmark_measures_every_number_of_load_requests_at_once() -> None:
+    lines = lines_of("latency.py", "--small")
+    ways = ["annbatch", *(f"read_ahead={n_ahead}" for n_ahead in (0, 1, 2, 4, 8))]
+    assert [line.split()[0] for line in lines] == ["sparse,", *ways, "dense,", *ways]
+    assert all("of annbatch's" in line and "of the ideal" in line for line in lines if line.split()[0] in ways)
+
+
 def test_the_holes_benchmark_compares_every_way_to_read_what_was_selected() -> None:
     title, *lines = lines_of("holes.py", "--small")
     assert title.startswith("6e+03 cells")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.storage import MemoryStore, WrapperStore
 
-from annbatch_distributed import DistributedSampler, Rank, sizes
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,9 +82,49 @@ def test_a_collection_says_its_rows_their_bytes_and_its_chunks(kind: str, tmp_pa
     collection.add_adatas([tmp_path / "cells.h5ad"], n_obs_per_chunk=40)
     found = sizes(collection, 2, batch_size=64, memory=10**7)
     row_bytes = 30 * 4 if kind == "dense" else 10 * (4 + 4)
-    assert found == sizes(5_000, 2, row_bytes=row_bytes, store_chunk=40, batch_size=64, memory=10**7)
+    again = sizes(5_000, 2, row_bytes=row_bytes, store_chunk=40, batch_size=64, memory=10**7)
+    assert replace(found, n_requests=0) == replace(again, n_requests=0)
     assert sizes(collection, 2, batch_size=64, row_bytes=50 * row_bytes, memory=10**7).bytes_in_memory <= 10**7
     assert sizes(collection, 2, batch_size=64, store_chunk=50).chunk_size % 50 == 0
+
+
+class Counting(WrapperStore[MemoryStore]):
+    """Counts what is asked for."""
+
+    n_requests = 0
+
+    async def get(self, *args: Any, **kwargs: Any) -> Any:
+        type(self).n_requests += 1
+        return await super().get(*args, **kwargs)
+
+    async def get_ranges(self, *args: Any, **kwargs: Any) -> Any:
+        async for values in self._store.get_ranges(*args, **kwargs):
+            type(self).n_requests += 1
+            yield values
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_a_load_request_takes_as_many_requests_as_zarr_makes(kind: str, is_sharded: bool, tmp_path: Path) -> None:
+    cells: Any = np.ones((4_096, 30), dtype=np.float32)
+    ad.AnnData(cells if kind == "dense" else sp.csr_matrix(cells)).write_h5ad(tmp_path / "cells.h5ad")
+    group = zarr.open_group(Counting(MemoryStore()))
+    collection = DatasetCollection(group)
+    collection.add_adatas([tmp_path / "cells.h5ad"], shuffle=False)
+    if not is_sharded:
+        for path in ["X"] if kind == "dense" else ["X/data", "X/indices"]:
+            array: Any = group[f"dataset_0/{path}"]
+            values, attributes = array[:], dict(array.attrs)
+            again = group.create_array(f"dataset_0/{path}", data=values, chunks=array.chunks, overwrite=True)
+            again.attrs.update(attributes)
+    found = sizes(collection, 2, batch_size=64, memory=500_000 if kind == "dense" else 10**6)
+    sampler = DistributedSampler(RandomSampler(**found.arguments), dist_info=Rank(0, 2), seed=0)
+    batches = iter(StatefulLoader(batch_sampler=sampler, preload_to_gpu=False).use_collection(collection))
+    next(batches)  # with which annbatch reads where sparse rows begin
+    n_before, n_batches = Counting.n_requests, found.chunk_size * found.preload_nchunks // found.batch_size
+    assert 2 * n_batches <= sampler.n_batches(4_096)
+    list(islice(batches, n_batches))
+    assert Counting.n_requests - n_before == found.n_requests
 
 
 @pytest.mark.parametrize("part", [0.05, 0.5, 0.95, slice(10_000, 90_000)])
@@ -123,5 +167,6 @@ def test_what_can_be_no_sizes_is_an_error(asked: Any, error: type[Exception], me
 def test_a_table_gives_a_reason_for_each_size() -> None:
     found = sizes(60_000, 2, row_bytes=4_000)
     lines = str(found).splitlines()
-    assert [line.split()[:2] for line in lines] == [[name, str(size)] for name, size in found.arguments.items()]
+    sizes_there = [[name, str(size)] for name, size in found.arguments.items()]
+    assert [line.split()[:2] for line in lines] == [*sizes_there, ["requests", str(found.n_requests)]]
     assert lines[2].endswith("256 loses 96 rows; none of 60000 rows are lost in an epoch")

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anndata as ad
 import numpy as np
@@ -17,10 +18,14 @@ import pytest
 from annbatch import DatasetCollection
 from scipy.stats import chisquare
 
+from tests.object_storage import serving
 from tests.processes.configurations import DONORS
 from tests.processes.launch import MPIRUN, OPEN_MPI, ROOT, forked, forked_ranks, free_port, python, run
 from tests.processes.rows import BATCH_SIZE, check_reads_everything, read
 from tests.samplers import flat
+
+if TYPE_CHECKING:
+    import subprocess
 
 MADE_UP = 2_001  # how many cells the examples make up
 
@@ -83,6 +88,33 @@ def test_a_mixture_that_is_killed_on_two_ranks_and_on_one_ends_on_three_as_the_p
     page = (ROOT / "docs/mixtures.md").read_text()
     (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     assert [line for lines in said[1:] for line in lines] == shown.splitlines()
+
+
+def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_and_by_three(tmp_path: Path) -> None:
+    n_rows, checkpoint = 12_000, tmp_path / "last.pt"
+    obs = pd.DataFrame(index=[f"cell {number}" for number in range(n_rows)])
+    ad.AnnData(np.ones((n_rows, 5), dtype="float32"), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
+    DatasetCollection(tmp_path / "cells.zarr").add_adatas([tmp_path / "cells.h5ad"])
+    with serving() as server:
+        server.put(tmp_path / "cells.zarr", "atlas", "cells.zarr")
+        script = "examples/object_storage.py", "s3://atlas/cells.zarr", "--checkpoint", checkpoint, "--epochs", 1
+
+        def job(ranks: int, expect: int) -> list[subprocess.CompletedProcess[str]]:
+            return run(
+                *forked_ranks(*script, ranks=ranks),
+                environments=[server.environment] * ranks,
+                seconds=120,
+                expect=expect,
+            )
+
+        with server.failing(when=checkpoint.exists):
+            errors = [rank.stderr for rank in job(2, expect=1)]
+        told, *_ = job(3, expect=0)
+    # a rank that waits for one whose store has failed has an error of its own
+    assert any('read from object_store://S3Store(bucket="atlas", prefix="cells.zarr")' in error for error in errors)
+    first, read = told.stdout.splitlines()
+    assert re.match(r"epoch 0 from step [2-8]1 of", first)
+    assert read.endswith(f"With what was done before, each of the {n_rows} rows was read once")
 
 
 def test_without_zarrs_an_example_reads_with_zarrs_own_codecs_and_says_once_what_to_install(

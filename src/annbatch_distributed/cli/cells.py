@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,12 +31,12 @@ _SETTINGS = (
 
 
 class Cells:
-    """A collection on disk, opened for reading; a CommandError if it can't be read."""
+    """A collection, opened for reading by its path or URL; a CommandError if it can't be read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         with self._readable():
-            self.collection = DatasetCollection(zarr.open_group(path, mode="r"))
+            self.collection = DatasetCollection(zarr.open_group(_stored(path), mode="r"))
             if self.collection.is_empty:
                 raise ValueError("no annbatch collection, which DatasetCollection(...).add_adatas writes")
             self.n_obs = sum(n_rows_of(group["X"], group["X"].path) for group in self.collection)
@@ -85,6 +86,16 @@ class Cells:
                     raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {values_there}")
             flags &= labels.isin(values)
         return flags
+
+
+def _stored(path: str) -> Any:  # noqa: ANN401 whatever zarr opens
+    """Return the store of a URL, by obstore if that is there; or what was given, for zarr to open."""
+    if "://" not in path or find_spec("obstore") is None:
+        return path
+    from obstore.store import from_url
+    from zarr.storage import ObjectStore
+
+    return ObjectStore(from_url(path), read_only=True)
 
 
 def sampler_of(options: Namespace, mask: Any, rank: int) -> DistributedSampler:  # noqa: ANN401 any mask

@@ -42,6 +42,7 @@ __all__ = [
     "room_for",
     "shapes_of",
     "stored_of",
+    "stores_of",
     "take_data_of",
 ]
 
@@ -87,6 +88,12 @@ def arrays_in(loader: Loader[Any, Any]) -> Iterator[AsyncArray[Any]]:
     for cells in data_in(loader):
         stored = [cells] if isinstance(cells, Array) else [cells.group["data"]] if hasattr(cells, "group") else []
         yield from (array.async_array for array in stored)
+
+
+def stores_of(loader: Loader[Any, Any]) -> str:
+    """Return what a loader reads from; empty if all is in memory."""
+    stored = [getattr(cells, "group", cells) for cells in data_in(loader)]
+    return ", ".join({str(each.store): None for each in stored if hasattr(each, "store")})
 
 
 def preloads_to_gpu(loader: Loader[Any, Any]) -> bool:

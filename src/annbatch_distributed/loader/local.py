@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader.inside import Stored
     from annbatch_distributed.rows import Int64Array
 
-__all__ = ["check_zarrs_answers", "is_by_zarrs", "parts_of", "read", "runs_of"]
+__all__ = ["check_zarrs_answers", "is_by_zarrs", "is_far_by_zarrs", "parts_of", "read", "runs_of"]
 
 
 class _Fork:
@@ -183,6 +183,12 @@ def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a class of zarrs's
 def is_by_zarrs(array: AsyncArray[Any]) -> bool:
     """Whether zarr has zarrs decode an array."""
     return type(array.codec_pipeline).__module__.partition(".")[0] == "zarrs"
+
+
+def is_far_by_zarrs(array: AsyncArray[Any]) -> bool:
+    """Whether zarrs reads an array from elsewhere than a local disk."""
+    pipeline: Any = array.codec_pipeline
+    return is_by_zarrs(array) and pipeline.impl is not None and type(array.store_path.store) is not LocalStore
 
 
 @cache

@@ -1,0 +1,105 @@
+"""Reading from a store that answers late, as object storage does, by how many load requests are read at once.
+
+A made-up collection is written as annbatch writes it, and each request to the local store takes a while longer. It is
+read by annbatch's Loader, and by a StatefulLoader with several values of ``read_ahead``; all with zarr's own codecs.
+
+1. Without a step: rows per second, and as a part of annbatch's.
+2. With a step that sleeps as long as reading a batch takes where eight load requests are read at once: rows per second
+   as a part of those without reading, which is the ideal.
+
+Every round measures each way once, in a second epoch; reported are medians over the rounds.
+
+    python -m benchmarks.latency            # some minutes
+    python -m benchmarks.latency --small    # the same at a size for tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import scipy.sparse as sp
+import zarr
+from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler
+from zarr.storage import LocalStore
+from zarr.testing.store import LatencyStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+
+SIZES = 512, 4, 512
+AHEAD = 0, 1, 2, 4, 8
+
+
+def opened(path: Path, latency: float) -> DatasetCollection:
+    """Open a collection whose store answers late."""
+    store = LatencyStore(LocalStore(path, read_only=True), get_latency=latency)
+    return DatasetCollection(zarr.open_group(store, mode="r"))
+
+
+def rate(loader: Loader, step: float = 0.0) -> float:
+    """Return rows per second in an epoch, each batch of which is followed by a step."""
+    n_rows, began = 0, time.perf_counter()
+    for batch in loader:
+        n_rows += batch["X"].shape[0]
+        time.sleep(step)
+    return n_rows / (time.perf_counter() - began)
+
+
+def measure(path: Path, latency: float, repeats: int) -> None:
+    """Print a line for annbatch, and one for each number of load requests that are read at once."""
+    theirs = Loader(batch_sampler=RandomSampler(*SIZES), preload_to_gpu=False)
+    loaders: dict[str, Loader] = {"annbatch": theirs.use_collection(opened(path, latency))}
+    for n_ahead in AHEAD:
+        sampler = DistributedSampler(RandomSampler(*SIZES), dist_info=Rank(0, 1), seed=0)
+        ours = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=n_ahead)
+        loaders[f"read_ahead={n_ahead}"] = ours.use_collection(opened(path, latency))
+    last = f"read_ahead={AHEAD[-1]}"
+    rates: dict[str, list[float]] = {name: [] for name in loaders}
+    parts: dict[str, list[float]] = {name: [] for name in loaders}
+    for loader in loaders.values():
+        rate(loader)  # a first epoch, with which annbatch reads where sparse rows begin
+    for _ in range(repeats):
+        for name, loader in loaders.items():
+            rates[name].append(rate(loader))
+        step = SIZES[-1] / rates[last][-1]
+        for name, loader in loaders.items():
+            parts[name].append(rate(loader, step) * step / SIZES[-1])
+    for name in loaders:
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(rates[name], rates["annbatch"], strict=True))
+        speed, part = statistics.median(rates[name]), statistics.median(parts[name])
+        print(f"{name:14}  {speed:8.0f} rows/s  {ratio:.2f} of annbatch's  {part:.2f} of the ideal", flush=True)
+
+
+def main() -> None:
+    """Measure both kinds of cells at each latency."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--concurrency", type=int, default=10, help="zarr's async.concurrency (10, its default)")
+    arguments = parser.parse_args()
+    n_rows, repeats, latencies = (9_000, 1, [0.005]) if arguments.small else (40_000, 3, [0.03, 0.1])
+    warnings.simplefilter("ignore")  # of anndata and of zarr
+    zarr.config.set({"async.concurrency": arguments.concurrency})
+    rng = np.random.default_rng(0)
+    kinds = {
+        "sparse": sp.random(n_rows, 2_000, density=0.05, format="csr", dtype="float32", rng=rng),
+        "dense": rng.random((n_rows, 200), dtype="float32"),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, cells in kinds.items():
+            file, path = Path(folder) / f"{kind}.h5ad", Path(folder) / f"{kind}.zarr"
+            ad.AnnData(cells).write_h5ad(file)
+            DatasetCollection(path).add_adatas([file])
+            for latency in latencies:
+                print(f"{kind}, {1000 * latency:g} ms a request, async.concurrency {arguments.concurrency}")
+                measure(path, latency, repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Collections that commands are given by a URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from annbatch_distributed.cli import cells
+from tests.cli.test_commands import SMALL, said
+from tests.cli.test_past import made, saved
+from tests.object_storage import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def url(collection: Path) -> Iterator[str]:
+    """The collection in a bucket, of whose server clients know by the environment."""
+    with serving() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        server.put(collection, "atlas", "cells.zarr")
+        yield "s3://atlas/cells.zarr"
+
+
+@pytest.mark.parametrize("has_obstore", [True, False])
+def test_commands_say_of_a_url_what_they_say_of_a_folder(
+    has_obstore: bool,
+    url: str,
+    collection: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_obstore:
+        monkeypatch.setattr(cells, "find_spec", lambda _: None)
+    state = saved(made(collection), tmp_path)
+    for command in (
+        ("plan", "--by", "label", *SMALL),
+        ("replay", "--state", state, "--steps", "0:2"),
+        ("check", "--state", state, "--steps", "1"),
+    ):
+        name, *options = command
+        assert said(capsys, name, url, *options) == said(capsys, name, collection, *options)
+
+
+def test_ranks_that_check_starts_open_a_url_too(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "2 ranks have read" in said(capsys, "check", url, *SMALL)
+
+
+def test_what_is_not_at_a_url_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = said(capsys, "plan", f"{url}/nothing", code=2)
+    assert f"{url}/nothing: not a collection that can be read: " in line

@@ -1,0 +1,155 @@
+"""Collections in object storage: the batches of a local one, and errors of the server where they happen."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import zarr
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from obstore.exceptions import GenericError
+from obstore.store import from_url
+from zarr.storage import FsspecStore, LocalStore, ObjectStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from tests.object_storage import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from zarr.abc.store import Store
+
+    from tests.object_storage import Server
+
+N_OBS = 240
+URL = "s3://atlas/cells.zarr"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection on disk, of dense and of sparse cells."""
+    folder = tmp_path_factory.mktemp("cells")
+    obs = pd.DataFrame(index=[f"cell {number}" for number in range(N_OBS)])
+    counts = sp.random(N_OBS, 30, density=0.3, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    for kind, cells in {"sparse": counts, "dense": counts.toarray()}.items():
+        ad.AnnData(cells, obs=obs).write_h5ad(folder / f"{kind}.h5ad")
+        DatasetCollection(folder / kind / "cells.zarr").add_adatas([folder / f"{kind}.h5ad"], n_obs_per_chunk=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Server]:
+    with serving() as server:
+        for kind in ("sparse", "dense"):
+            server.put(folder / kind / "cells.zarr", kind, "cells.zarr")
+        yield server
+
+
+@pytest.fixture
+def server(served: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A server of which clients know by the environment."""
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    return served
+
+
+def by_obstore(kind: str) -> Store:
+    retries: Any = {"max_retries": 2, "backoff": {"init_backoff": timedelta(milliseconds=10)}}
+    options: Any = {"allow_http": True, "timeout": "1s"}
+    return ObjectStore(
+        from_url(f"s3://{kind}/cells.zarr", retry_config=retries, client_options=options), read_only=True
+    )
+
+
+def by_fsspec(kind: str) -> Store:
+    config = {"connect_timeout": 1, "read_timeout": 1, "retries": {"max_attempts": 2}}
+    options = {"config_kwargs": config, "skip_instance_cache": True}
+    return FsspecStore.from_url(f"s3://{kind}/cells.zarr", storage_options=options, read_only=True)
+
+
+def loader(store: Store, rank: int = 0, read_ahead: int = 0) -> StatefulLoader:
+    sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(rank, 2), seed=0, remainder="exact")
+    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+    return made.use_collection(DatasetCollection(zarr.open_group(store, mode="r")))
+
+
+def read(batches: Any, n_batches: int | None = None) -> list[Any]:
+    """The rows of each batch and their values."""
+    return list(map(_read, islice(batches, n_batches)))
+
+
+def _read(batch: Any) -> Any:
+    values = batch["X"].toarray() if sp.issparse(batch["X"]) else batch["X"]
+    return batch["index"].tolist(), values.tolist()
+
+
+CLIENTS = pytest.mark.parametrize("client", [by_obstore, by_fsspec])
+
+
+@CLIENTS
+@pytest.mark.parametrize(("kind", "read_ahead"), [("sparse", 0), ("dense", 2)])
+def test_batches_and_what_a_state_leads_to_are_those_of_a_local_collection(
+    client: Callable[[str], Store], kind: str, read_ahead: int, server: Server, folder: Path
+) -> None:
+    local = LocalStore(folder / kind / "cells.zarr", read_only=True)
+    for rank in range(2):
+        whole = read(loader(local, rank))
+        first, second = (loader(client(kind), rank, read_ahead) for _ in range(2))
+        assert read(first, 7) == whole[:7]
+        second.load_state_dict(first.state_dict())
+        assert read(second) == whole[7:]
+
+
+@pytest.mark.parametrize("read_ahead", [0, 2])
+@pytest.mark.parametrize("how", ["failing", "slow"])
+def test_an_error_of_the_server_comes_at_its_batch_names_it_and_loses_nothing(
+    read_ahead: int, how: str, server: Server, folder: Path
+) -> None:
+    whole = read(loader(LocalStore(folder / "sparse" / "cells.zarr", read_only=True)))
+    cells = loader(by_obstore("sparse"), read_ahead=read_ahead)
+    batches = iter(cells)
+    found = read(batches, 4)
+    with (
+        getattr(server, how)(),
+        pytest.raises((GenericError, ExceptionGroup)) as caught,
+    ):  # as the client or zarr raises
+        found.extend(map(_read, batches))
+    (note,) = caught.value.__notes__
+    assert (
+        'from object_store://S3Store(bucket="sparse", prefix="cells.zarr"), and none of its batches was yielded' in note
+    )
+    assert 0 < len(found) < len(whole)
+    assert len(found) % 4 == 0  # load requests that were read came whole
+    after = loader(by_obstore("sparse"))
+    after.load_state_dict(cells.state_dict())
+    assert found + read(after) == whole
+
+
+@CLIENTS
+def test_clients_ask_again_what_has_failed_once(client: Callable[[str], Store], server: Server) -> None:
+    cells = loader(client("dense"))
+    with server.failing(times=1):
+        assert len(read(cells)) == len(cells)
+
+
+def test_zarrs_that_would_read_from_far_is_warned_of(server: Server, folder: Path) -> None:
+    def warned_of(store: Store) -> bool:
+        by_zarrs = zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+        with by_zarrs, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader(store)
+        return any("zarrs reads object_store://" in str(warning.message) for warning in caught)
+
+    assert warned_of(by_obstore("sparse"))
+    assert warned_of(by_obstore("dense"))
+    assert not warned_of(by_fsspec("sparse"))  # which zarrs leaves to zarr's own codecs
+    assert not warned_of(LocalStore(folder / "sparse" / "cells.zarr", read_only=True))

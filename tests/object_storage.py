@@ -1,0 +1,95 @@
+"""A server with the API of S3 in this process, which can fail and be slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
+
+import obstore
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from obstore.store import S3Store
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["Server", "serving"]
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_request(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Server:
+    """Answers as moto does, unless it is told otherwise."""
+
+    def __init__(self) -> None:
+        self._answer = DomainDispatcherApplication(create_backend_app)
+        self._n_fails, self._takes = 0, 0.0
+        self._fails_when: Callable[[], bool] = lambda: True
+        self._lock = threading.Lock()
+        self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        time.sleep(self._takes)
+        with self._lock:
+            fails = self._n_fails > 0 and self._fails_when()
+            self._n_fails -= fails
+        if fails:
+            start_response("503 Slow Down", [("Content-Length", "0")])
+            return []
+        return self._answer(environ, start_response)
+
+    def put(self, folder: Path, bucket: str, prefix: str) -> None:
+        """Put the files of a folder into a bucket, which is made if it isn't there."""
+        keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+        store = S3Store(bucket, endpoint=self.url, client_options={"allow_http": True}, config=keys)
+        urlopen(Request(f"{self.url}/{bucket}", method="PUT")).close()
+        for path in folder.rglob("*"):
+            if path.is_file():
+                obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path)
+
+    @contextmanager
+    def failing(self, *, times: int = 10**9, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Fail in a context, so often and when something is so."""
+        self._n_fails, self._fails_when = times, when
+        try:
+            yield
+        finally:
+            self._n_fails = 0
+
+    @contextmanager
+    def slow(self) -> Iterator[None]:
+        """Answer in a context later than clients of the tests wait."""
+        self._takes = 2.0
+        try:
+            yield
+        finally:
+            self._takes = 0.0
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """Serve in a context."""
+    server = Server()
+    thread = threading.Thread(target=server._server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server._server.shutdown()
+        server._server.server_close()
+        thread.join()
