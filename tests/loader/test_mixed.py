@@ -13,7 +13,7 @@ import anndata as ad
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
@@ -128,8 +128,12 @@ def test_batches_and_the_order_of_sources_are_those_of_the_uninterrupted_run(
     for world_size, n_here in parts:
         ranks = [mixed(rank, world_size, n_steps=80, **options) for rank in range(world_size)]
         for mixture in ranks:
-            if state is not None:
-                mixture.load_state_dict(state)
+            try:
+                mixture.load_state_dict(mixture.state_dict() if state is None else state)
+            except ValueError as error:  # three ranks can't share a last batch of two rows
+                if "can't have equally many" not in str(error):
+                    raise
+                reject()
         for batches in islice(zip(*ranks, strict=True), n_here):
             (name,) = {batch["source"] for batch in batches}
             names.append(name)
