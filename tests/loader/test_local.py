@@ -289,7 +289,8 @@ def test_a_chunk_that_can_t_be_read_is_an_error_where_its_batch_would_be(
     theirs = Loader(batch_sampler=distributed, preload_to_gpu=False).add_dataset(cells)
     # 96 rows are in the load requests before that of the chunk
     assert until_it_fails(ours) == (24, "Unknown frame descriptor")
-    assert reads == {"here": 6, "annbatch": 0}
+    # the request behind it may have been begun
+    assert reads in [{"here": 6 + more, "annbatch": 0} for more in range(read_ahead + 1)]
     assert until_it_fails(theirs) == (24, "Unknown frame descriptor")
 
 

@@ -1,7 +1,7 @@
 """Reading ahead: load requests are read in threads, while the batches of the one before are in use.
 
 1. As many requests are read at once as asked for, beside the one in use, and no more: so what is held is bounded.
-2. Items come in the order of the requests. An error is raised where its item would be, and no request comes after it.
+2. Items come in the order of the requests. An error is raised where its item would be, and no item comes after it.
 3. Requests are made where items are taken: only reading is done in other threads.
 4. Closing, as ``break`` does, cancels the reads that wait. One under way is finished, and dropped.
 5. Threads stay in their process when that is forked: in the child, to take another item is an error.
