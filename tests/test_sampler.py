@@ -53,6 +53,7 @@ def test_it_is_an_annbatch_sampler_with_the_wrapped_samplers_batches() -> None:
     assert (sampler.rank, sampler.world_size, sampler.batch_size, sampler.shuffle) == (1, 2, 8, True)
     assert not one(SequentialSampler(4, 4, 8)).shuffle
     assert "RandomSampler, rank=1, world_size=2, remainder='drop'" in repr(sampler)
+    assert sampler.n_iters(100) == sampler.n_batches(100)
 
 
 @pytest.mark.parametrize(

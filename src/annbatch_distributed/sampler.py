@@ -349,11 +349,10 @@ class DistributedSampler(Sampler):
         return self._job.plan(n_obs)
 
     def n_batches(self, n_obs: int) -> int:
-        """Return the number of batches that this rank yields in the next pass: in a resumed epoch, the remaining ones.
-
-        It takes and raises what :meth:`plan` does.
-        """
+        """Return how many batches this rank yields in the next pass; it takes and raises what :meth:`plan` does."""
         return self._job.n_batches(n_obs)
+
+    n_iters = n_batches  # as scripts for annbatch before 0.3 call it
 
     def rows_of(
         self, n_obs: int, steps: Steps, ranks: int | Sequence[int] | None = None, epoch: int | None = None
@@ -421,7 +420,7 @@ class DistributedSampler(Sampler):
         TimeoutError
             In every process, if one of them doesn't come, or fails while it waits for the others.
         RuntimeError
-            If the processes can't reach each other.
+            If processes can't reach each other.
         """
         checks.ranks_agree(
             self._job.agreeing, lambda place: self._job.description(place, n_obs, {}), timeout=timeout, gather=gather

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -107,6 +108,29 @@ def test_what_a_mask_and_values_of_columns_select_is_shared_out(
     assert sorted(row for shard in epoch["shards"] for row in rows_of(shard["stretches"])) == wanted
 
 
+def test_rows_may_be_those_without_a_value_or_with_any(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+    obs = DatasetCollection(collection, mode="r").obs()
+    for conditions, selected in (
+        (["donor!=d1"], obs["donor"] != "d1"),
+        (["donor!=d1", "donor!=d3"], ~obs["donor"].isin(["d1", "d3"])),
+        (["label"], obs["label"].notna()),
+        (["label", "donor!=d1", "donor=d1"], obs["donor"] != obs["donor"]),
+    ):
+        command = "--ranks", 2, "--remainder", "exact", *(part for each in conditions for part in ("--where", each))
+        if selected.any():
+            (epoch,) = planned(capsys, collection, *command, *SMALL)["epochs"]
+            rows = sorted(row for shard in epoch["shards"] for row in rows_of(shard["stretches"]))
+            assert rows == selected.to_numpy().nonzero()[0].tolist()
+        else:
+            assert "select" in said(capsys, "plan", collection, *command, code=2)
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"annbatch-distributed {version('annbatch-distributed')}\n"
+
+
 def test_cells_are_counted_by_a_column_for_each_rank(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
     (epoch,) = planned(capsys, collection, "--by", "donor", "--ranks", 2, *SMALL)["epochs"]
     donors = DatasetCollection(collection, mode="r").obs()["donor"].tolist()
@@ -162,7 +186,7 @@ WRONG = {
     ),
     "a column that names each cell": (["plan", "{folder}/names.zarr", "--by", "name"], "1200 values are too many"),
     "no such value": (["plan", "{collection}", "--where", "donor=d9"], "no 'd9' in column 'donor', which has d0, d1"),
-    "no value": (["plan", "{collection}", "--where", "donor"], "--where takes COLUMN=VALUE"),
+    "no column": (["plan", "{collection}", "--where", "=d1"], "--where takes COLUMN=VALUE, COLUMN!=VALUE or COLUMN"),
     "values that no row has": (
         ["plan", "{collection}", "--where", "cell_type=0", "--where", "cell_type=1", "--mask", "200:210"],
         "mask must select at least one row",

@@ -1,4 +1,4 @@
-"""The command line: plans, and epochs that processes of this machine stream and compare with them.
+"""The command line: collections, plans, and epochs that processes of this machine stream and compare with them.
 
 It knows what users know, and imports annbatch when a command is run.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.metadata import version
 from math import gcd
 from typing import TYPE_CHECKING, NoReturn
 
@@ -38,9 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit code; whatever is wrong is one line on stderr."""
     try:
         options = _parser().parse_args(arguments)
+        if options.command == "collect":
+            from annbatch_distributed.cli import collect
+
+            return collect.run(options)
         if options.state is None:
             _fill_in(options)
-
         from annbatch_distributed.cli import check, plan, replay
 
         return {"check": check.run, "plan": plan.run, "replay": replay.run}[options.command](options)
@@ -102,11 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--epoch", type=natural, metavar="N", help="the epoch, or the first of them (0)")
     add("--virtual-ranks", type=positive, metavar="N", help="deal the rows to so many, a multiple of --ranks")
     add("--mask", type=_stretch, action="append", metavar="START:STOP", help="only these rows; can be repeated")
-    add("--where", action="append", metavar="COLUMN=VALUE", help="only rows with this value in obs; can be repeated")
+    where = "only rows with this value in obs; COLUMN!=VALUE, without it; COLUMN, with any; can be repeated"
+    add("--where", action="append", metavar="COLUMN=VALUE", help=where)
     add("--json", action="store_true", help="print JSON, and nothing else")
 
     about = "Who reads what of a collection of cells: planned, and read by processes of this machine."
     parser = _Parser(prog="annbatch-distributed", description=about, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('annbatch-distributed')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     about = "say which rank reads which rows, and which are lost or repeated; no row is read"
@@ -133,6 +139,8 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=_steps, metavar="A:B", help="look at the values of these steps of the state's epoch"
     )
 
+    _add_collect(commands)
+
     about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
     replay = commands.add_parser("replay", parents=[shared], allow_abbrev=False, help=about, description=about)
     replay.add_argument("path", help="an annbatch collection: a folder, or a URL such as s3://atlas/cells.zarr")
@@ -142,3 +150,19 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--obs", nargs="+", metavar="COLUMN", help="columns of obs to show")
     replay.add_argument("--by", metavar="COLUMN", help="count the cells of each step by a column of obs")
     return parser
+
+
+def _add_collect(commands: argparse._SubParsersAction[_Parser]) -> None:
+    about = "write one shuffled collection of h5ad files, and say what is in it"
+    collect = commands.add_parser("collect", allow_abbrev=False, help=about, description=about)
+    collect.add_argument("files", nargs="+", metavar="FILE", help="an h5ad file")
+    collect.add_argument("--out", required=True, metavar="PATH", help="the collection, which must not be there yet")
+    collect.add_argument("--layer", metavar="NAME", help="the layer that has the counts (X)")
+    genes = "of files with other genes, all or those that each has (union)"
+    collect.add_argument("--genes", choices=["union", "intersection"], default="union", help=genes)
+    collect.add_argument("--obs", nargs="+", metavar="COLUMN", help="the columns of obs to keep (all)")
+    unique = "name cells FILE-NAME, and number genes of one name"
+    collect.add_argument("--make-unique", action="store_true", help=unique)
+    memory = "so much of the cells is in memory while they are shuffled, such as 20GB (4GB)"
+    collect.add_argument("--memory", default="4GB", metavar="SIZE", help=memory)
+    collect.add_argument("--seed", type=_at_least(0), metavar="N", help="what the order of the cells follows from (0)")

@@ -66,26 +66,39 @@ class Cells:
             return pd.Categorical(obs[column])
 
     def mask(self, stretches: Sequence[slice] | None, conditions: Sequence[str] | None) -> Any:  # noqa: ANN401 any mask
-        """Return what selects the rows of some stretches that have one of the values named for each column."""
+        """Return what selects the rows of some stretches for which all conditions hold.
+
+        Of several values of a column, a row has one; of several that it must not have, none.
+        """
         if not conditions:
             return stretches
-        wanted: dict[str, list[str]] = {}
-        for condition in conditions:
-            column, equals, value = condition.partition("=")
-            if not (column and equals):
-                raise CommandError(f"--where takes COLUMN=VALUE, such as split=train, got {condition!r}")
-            wanted.setdefault(column, []).append(value)
         flags = np.zeros(self.n_obs, dtype=np.bool_)
         for stretch in stretches or [slice(None)]:
             flags[stretch] = True
+        wanted: dict[str, list[str]] = {}
+        for condition in conditions:
+            column, equals, value = condition.partition("=")
+            if equals and not column.endswith("!"):
+                wanted.setdefault(column, []).append(self._value(column, value))
+            elif equals:
+                flags &= self._texts(column[:-1]) != self._value(column[:-1], value)
+            else:
+                flags &= self.labels(column).notna()
         for column, values in wanted.items():
-            labels = self.labels(column).rename_categories(str)
-            for value in values:
-                if value not in labels.categories:
-                    values_there = _listed(labels.categories)
-                    raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {values_there}")
-            flags &= labels.isin(values)
+            flags &= self._texts(column).isin(values)
         return flags
+
+    def _texts(self, column: str) -> pd.Categorical:
+        return self.labels(column).rename_categories(str)
+
+    def _value(self, column: str, value: str) -> str:
+        """Return a value of a column; a CommandError if it has no such value."""
+        if not column:
+            raise CommandError(f"--where takes COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {'=' + value!r}")
+        there = self._texts(column).categories
+        if value not in there:
+            raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {_listed(there)}")
+        return value
 
 
 def _stored(path: str) -> Any:  # noqa: ANN401 whatever zarr opens

@@ -1,0 +1,176 @@
+"""Collections that are made of h5ad files: each cell of each file, with its values by the names of genes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from annbatch import DatasetCollection
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.cli import main
+from tests.cli.page import PAGE
+from tests.processes.launch import forked, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+N = 30
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    """Run a command, and return what it prints, or the last line of what is wrong."""
+    assert main(list(map(str, arguments))) == code
+    out, err = capsys.readouterr()
+    return err.splitlines()[-1] if code else out
+
+
+def counts(file: int, n_genes: int) -> Any:
+    """Counts that say which file, cell and gene they are of; some are 0."""
+    values = 10_000 * file + 100 * np.arange(N)[:, None] + np.arange(1, n_genes + 1) + 0.0
+    return np.where(np.arange(N)[:, None] % 3 == 0, 0, values).astype("float32")
+
+
+def write(folder: Path) -> dict[str, ad.AnnData]:
+    """Write files as people have them; return what each holds."""
+
+    def made(file: int, genes: str, **obs: Any) -> ad.AnnData:
+        names = [f"cell {file}-{number}" for number in range(N)]
+        cells = ad.AnnData(counts(file, len(genes)), obs=pd.DataFrame(obs, index=names))
+        cells.var_names = list(genes)
+        return cells
+
+    kinds = np.array(["B", "T", None], dtype=object)[np.arange(N) % 3]
+    files = {
+        "rows": made(0, "abcd", cell_type=pd.Categorical(kinds), donor=["d0"] * N),
+        "columns": made(1, "dcbe", cell_type=pd.Categorical(["NK"] * N), donor=["d1"] * N, age=np.arange(N)),
+        "texts": made(2, "bcd", cell_type=["T"] * N, donor=["d0"] * N),
+        "old": made(3, "bcda", donor=["d3"] * N),
+    }
+    for name, cells in files.items():
+        stored = cells.copy()
+        stored.layers["raw"] = stored.X.astype("int64") * 2
+        stored.X = {"rows": sp.csr_matrix, "columns": sp.csc_matrix}.get(name, np.asarray)(stored.X)
+        if name != "old":
+            stored.write_h5ad(folder / f"{name}.h5ad")
+    with h5py.File(folder / "old.h5ad", "w") as file:  # as anndata 0.6 wrote it
+        old = files["old"]
+        file["X"] = old.X
+        rows = [(name.encode(), donor.encode()) for name, donor in zip(old.obs_names, old.obs["donor"], strict=True)]
+        file["obs"] = np.array(rows, dtype=[("index", "S12"), ("donor", "S2")])
+        file["var"] = np.array([(name.encode(),) for name in old.var_names], dtype=[("index", "S1")])
+    return files
+
+
+def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The values and the annotations of all cells of a collection, by their names."""
+    sampler = DistributedSampler(_sequential(), dist_info=Rank(0, 1), remainder="exact")
+    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+    collection = DatasetCollection(path, mode="r")
+    loader.use_collection(collection)
+    batches = list(loader)
+    values = np.concatenate([batch["X"].toarray() for batch in batches])
+    obs = pd.concat([batch["obs"] for batch in batches])
+    (group, *_) = collection
+    genes = ad.io.read_elem(group["var"]).index
+    return pd.DataFrame(values, index=obs.index, columns=genes), obs
+
+
+def _sequential() -> Any:
+    from annbatch.samplers import SequentialSampler
+
+    return SequentialSampler(16, 2, 16)
+
+
+def test_the_page_shows_what_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(forked("examples/from_h5ad/files.py", tmp_path / "h5ad"), seconds=100)
+    (command, text), *_ = re.findall(r"\$ annbatch-distributed (collect .*)\n((?:(?!```).*\n)+)```", PAGE)
+    monkeypatch.chdir(tmp_path)
+    assert said(capsys, *command.split()) == text
+
+
+@pytest.mark.parametrize("genes", ["union", "intersection"])
+def test_every_cell_has_its_values_by_the_names_of_genes(
+    genes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = write(tmp_path)
+    paths = [tmp_path / f"{name}.h5ad" for name in files]
+    text = said(capsys, "collect", *paths, "--out", tmp_path / "cells.zarr", "--genes", genes)
+    values, obs = read(tmp_path / "cells.zarr")
+    kept = list("abcde") if genes == "union" else list("bcd")
+    assert sorted(values.columns) == kept
+    expected = pd.concat([cells.to_df() for cells in files.values()])[kept if genes == "union" else list("bcd")]
+    pd.testing.assert_frame_equal(
+        values.loc[expected.index, kept], expected.fillna(0).astype("float32"), check_names=False
+    )
+    assert sorted(obs["cell_type"].cat.categories) == ["B", "NK", "T"]
+    assert obs["cell_type"].isna().sum() == N // 3 + N
+    assert obs.loc["cell 0-1", "cell_type"] == "T"
+    assert obs.loc["cell 3-4", "donor"] == "d3"
+    assert obs.loc["cell 1-7", "age"] == 7
+    assert obs["age"].isna().sum() == 3 * N
+    assert obs.loc["cell 2-3", "src_path"] == str(tmp_path / "texts.h5ad")
+    assert list(obs.index) != [name for cells in files.values() for name in cells.obs_names]  # they are shuffled
+    assert f"genes: 3 in all files, 5 in any; their {genes} is taken" in text
+    assert "cell_type: 3 values (B, NK, T), in 3 of 4 files only, 40 cells without one" in text
+    assert "donor: 3 values (d0, d1, d3), no cell without one" in text
+    assert f"{tmp_path / 'cells.zarr'}: 120 cells of 4 files, {len(kept)} genes" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"cells.zarr", *(path.name for path in paths)}
+    assert "src_path" in said(capsys, "plan", tmp_path / "cells.zarr", "--by", "src_path", "--batch-size", 8)
+
+
+def test_counts_may_be_in_a_layer_and_columns_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write(tmp_path)
+    options = "--layer", "raw", "--obs", "donor", "--out", tmp_path / "cells.zarr"
+    said(capsys, "collect", tmp_path / "rows.h5ad", tmp_path / "columns.h5ad", *options)
+    values, obs = read(tmp_path / "cells.zarr")
+    assert values.loc["cell 1-1", "c"] == 2 * files["columns"].to_df().loc["cell 1-1", "c"]
+    assert sorted(obs.columns) == ["donor", "src_path"]
+
+
+def test_names_that_repeat_are_made_unique_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        cells = ad.AnnData(counts(1, 3))
+        cells.var_names = ["a", "b", "a"]
+        cells.write_h5ad(tmp_path / f"{name}.h5ad")
+    command = "collect", tmp_path / "one.h5ad", tmp_path / "two.h5ad", "--out", tmp_path / "cells.zarr"
+    assert "1 genes have a name of another one (a): --make-unique" in said(capsys, *command, code=2)
+    said(capsys, *command, "--make-unique")
+    values, _ = read(tmp_path / "cells.zarr")
+    assert sorted(values.columns) == ["a", "a-1", "b"]
+    assert sorted(values.index) == sorted(f"{name}-{number}" for name in ("one", "two") for number in range(N))
+
+
+def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    (tmp_path / "damaged.h5ad").write_text("damaged")
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other")
+    rows, out = tmp_path / "rows.h5ad", tmp_path / "cells.zarr"
+    before = set(tmp_path.iterdir())
+    for arguments, message in (
+        ((tmp_path / "damaged.h5ad",), "damaged.h5ad: can't be read: OSError"),
+        ((tmp_path / "nothing.h5ad",), "nothing.h5ad: can't be read: FileNotFoundError"),
+        ((rows, "--layer", "counts"), "rows.h5ad: no layer 'counts', it has raw"),
+        ((rows, "--obs", "age"), "rows.h5ad: no columns age in obs, which has cell_type, donor"),
+        ((rows, tmp_path / "other" / "rows.h5ad"), "two files have the same name"),
+    ):
+        assert message in said(capsys, "collect", *arguments, "--out", out, code=2)
+        assert set(tmp_path.iterdir()) == before
+    (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
+    assert "30 cells have a name of another one" in said(
+        capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2
+    )
+    assert "is there already" in said(capsys, "collect", rows, "--out", tmp_path / "other", code=2)
