@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from annbatch import DatasetCollection
+from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.cli import main
@@ -70,7 +71,7 @@ def write(folder: Path) -> dict[str, ad.AnnData]:
 
 def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The values and the annotations of all cells of a collection, by their names."""
-    sampler = DistributedSampler(_sequential(), dist_info=Rank(0, 1), remainder="exact")
+    sampler = DistributedSampler(SequentialSampler(16, 2, 16), dist_info=Rank(0, 1), remainder="exact")
     loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
     collection = DatasetCollection(path, mode="r")
     loader.use_collection(collection)
@@ -80,12 +81,6 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     (group, *_) = collection
     genes = ad.io.read_elem(group["var"]).index
     return pd.DataFrame(values, index=obs.index, columns=genes), obs
-
-
-def _sequential() -> Any:
-    from annbatch.samplers import SequentialSampler
-
-    return SequentialSampler(16, 2, 16)
 
 
 def test_the_page_shows_what_is_said(

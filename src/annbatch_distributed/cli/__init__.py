@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--where", action="append", metavar="COLUMN=VALUE", help=where)
     add("--json", action="store_true", help="print JSON, and nothing else")
 
+    path = "an annbatch collection: a folder, or a URL such as s3://atlas/cells.zarr"
     about = "Who reads what of a collection of cells: planned, and read by processes of this machine."
     parser = _Parser(prog="annbatch-distributed", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('annbatch-distributed')}")
@@ -117,9 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
     about = "say which rank reads which rows, and which are lost or repeated; no row is read"
     plan = commands.add_parser("plan", parents=[shared], allow_abbrev=False, help=about, description=about)
-    plan.add_argument(
-        "path", nargs="?", help="an annbatch collection: a folder, or a URL such as s3://atlas/cells.zarr"
-    )
+    plan.add_argument("path", nargs="?", help=path)
     plan.add_argument("--n-obs", type=positive, metavar="N", help="so many rows, instead of a collection")
     plan.add_argument("--ranks", type=positive, metavar="N", help="how many ranks there are (8)")
     plan.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
@@ -129,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 
     about = "stream epochs in processes of this machine, and compare what they read with the plan"
     check = commands.add_parser("check", parents=[shared], allow_abbrev=False, help=about, description=about)
-    check.add_argument("path", help="an annbatch collection: a folder, or a URL such as s3://atlas/cells.zarr")
+    check.add_argument("path", help=path)
     check.add_argument("--ranks", type=positive, metavar="N", help="how many processes, one a rank (2)")
     check.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
     check.add_argument("--read-ahead", type=natural, default=0, metavar="N", help="load requests read ahead (0)")
@@ -143,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
 
     about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
     replay = commands.add_parser("replay", parents=[shared], allow_abbrev=False, help=about, description=about)
-    replay.add_argument("path", help="an annbatch collection: a folder, or a URL such as s3://atlas/cells.zarr")
+    replay.add_argument("path", help=path)
     replay.add_argument("--state", required=True, metavar="FILE", help=past)
     replay.add_argument("--steps", type=_steps, required=True, metavar="A:B", help="these steps, or a single one")
     replay.add_argument("--ranks", type=positive, metavar="N", help="how many ranks there were (as the state has it)")

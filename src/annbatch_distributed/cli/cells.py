@@ -75,30 +75,28 @@ class Cells:
         flags = np.zeros(self.n_obs, dtype=np.bool_)
         for stretch in stretches or [slice(None)]:
             flags[stretch] = True
+        columns: dict[str, pd.Categorical] = {}
         wanted: dict[str, list[str]] = {}
         for condition in conditions:
-            column, equals, value = condition.partition("=")
-            if equals and not column.endswith("!"):
-                wanted.setdefault(column, []).append(self._value(column, value))
-            elif equals:
-                flags &= self._texts(column[:-1]) != self._value(column[:-1], value)
+            name, equals, value = condition.partition("=")
+            column = name.removesuffix("!") if equals else name
+            if not column:
+                raise CommandError(f"--where takes COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {condition!r}")
+            if column not in columns:
+                columns[column] = self.labels(column).rename_categories(str)
+            labels = columns[column]
+            if equals and value not in labels.categories:
+                there = _listed(labels.categories)
+                raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {there}")
+            if not equals:
+                flags &= labels.notna()
+            elif name == column:
+                wanted.setdefault(column, []).append(value)
             else:
-                flags &= self.labels(column).notna()
+                flags &= labels != value
         for column, values in wanted.items():
-            flags &= self._texts(column).isin(values)
+            flags &= columns[column].isin(values)
         return flags
-
-    def _texts(self, column: str) -> pd.Categorical:
-        return self.labels(column).rename_categories(str)
-
-    def _value(self, column: str, value: str) -> str:
-        """Return a value of a column; a CommandError if it has no such value."""
-        if not column:
-            raise CommandError(f"--where takes COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {'=' + value!r}")
-        there = self._texts(column).categories
-        if value not in there:
-            raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {_listed(there)}")
-        return value
 
 
 def _stored(path: str) -> Any:  # noqa: ANN401 whatever zarr opens

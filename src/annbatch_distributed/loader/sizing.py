@@ -59,7 +59,7 @@ class Sizes:
     bytes_of_request: int
     """About how many bytes the values of a load request are, before they are compressed."""
     n_requests: int
-    """How many requests a load request takes to object storage; of a number of rows, for sparse cells."""
+    """How many requests a load request takes to object storage, by zarr 3.4; of a number of rows, for sparse cells."""
     reasons: tuple[str, str, str]
     """Why ``chunk_size``, ``preload_nchunks`` and ``batch_size`` are what they are."""
 
@@ -284,21 +284,21 @@ def _selected(cells: _Cells, mask: AnyMask) -> _Cells:
 
 def _stored(collection: DatasetCollection) -> _Cells:
     """What the cells of a collection take, from its metadata alone; chunks are those of the first data set."""
-    n_rows = n_bytes = store_chunk = n_arrays = 0
-    is_sharded = False
+    n_rows = n_bytes = 0
+    first: tuple[int, int, bool] | None = None
     for group in collection:
         cells: Any = group["X"]
         rows = n_rows_of(cells, cells.path)
         if isinstance(cells, zarr.Array):
             n_bytes += cells.size * cells.dtype.itemsize
-            chunk, first, n_arrays = cells.chunks[0], cells, 1
+            first = first or (cells.chunks[0], 1, cells.shards is not None)
         else:
             data, indices = cells["data"], cells["indices"]
             # column numbers take at least 4 bytes in memory, and may take fewer on disk
             n_bytes += data.shape[0] * (data.dtype.itemsize + max(4, indices.dtype.itemsize))
-            chunk, first, n_arrays = max(1, round(data.chunks[0] * rows / max(1, data.shape[0]))), data, 2
+            chunk = max(1, round(data.chunks[0] * rows / max(1, data.shape[0])))
+            first = first or (chunk, 2, data.shards is not None)
         n_rows += rows
-        store_chunk, is_sharded = store_chunk or chunk, first.shards is not None
-    if not n_rows:
+    if not n_rows or first is None:
         raise ValueError("The collection has no rows.")
-    return _Cells(n_rows, n_bytes / n_rows, store_chunk, n_arrays, is_sharded)
+    return _Cells(n_rows, n_bytes / n_rows, *first)
