@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import checks
 from annbatch_distributed.loader.checked import CheckedLoader
 from annbatch_distributed.loader.inside import data_sets_of, described, obs_of, shapes_of
+from annbatch_distributed.loader.sizing import sizes_for_batches
+from annbatch_distributed.sampler import DistributedSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Self
 
-    from annbatch_distributed.checks import Description, Gather, Timeout
+    import anndata as ad
+    import zarr
+    from annbatch import DatasetCollection
+
+    from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
+    from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.plan import EpochPlan
-    from annbatch_distributed.ranks import Membership
+    from annbatch_distributed.ranks import Deferred, DistInfo, Membership
     from annbatch_distributed.replay import Steps
-    from annbatch_distributed.sampler import DistributedSampler
 
 __all__ = ["PlannedLoader"]
 
@@ -31,6 +41,83 @@ class PlannedLoader(CheckedLoader):
         super().__init__(batch_sampler=batch_sampler, **kwargs)
         self._sampler = batch_sampler
         self._read_ahead = read_ahead
+
+    @classmethod
+    def from_collection(
+        cls,
+        collection: DatasetCollection,
+        *,
+        dist_info: DistInfo | Deferred,
+        batch_size: int = 256,
+        mask: AnyMask | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        memory: int = 1 << 30,
+        read_ahead: int = 1,
+        load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
+        **options: Any,  # noqa: ANN401 those of DistributedSampler and annbatch's own
+    ) -> Self:
+        """Make one that reads a collection, each cell once in an epoch, with sizes that fit into memory.
+
+        Its sampler is a :class:`DistributedSampler` around annbatch's ``RandomSampler``. :func:`sizes` says how chunks
+        and load requests are chosen; they are the same on any number of ranks.
+
+        Parameters
+        ----------
+        collection
+            What annbatch has written.
+        dist_info
+            Where rank and world size come from, as for :class:`DistributedSampler`: ``"torch"``, say.
+        batch_size
+            Rows of a batch on each rank.
+        mask
+            Which cells the ranks share out, as for :class:`DistributedSampler`: a boolean Series, say.
+        seed
+            Of the order; the same on every rank.
+        shuffle
+            Whether each epoch has an order of its own; False keeps that of the collection, with ``SequentialSampler``.
+        memory
+            How many bytes the loader may take on each rank.
+        read_ahead
+            How many load requests are read while others are trained on.
+        load_adata
+            What is loaded of each data set, as for ``use_collection`` of :class:`annbatch.Loader`.
+        options
+            Others of :class:`DistributedSampler` and :class:`annbatch.Loader`. If not given, ``remainder`` is
+            ``"exact"`` and ``preload_to_gpu`` is False.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :class:`DistributedSampler`, :func:`sizes` and :meth:`use_collection`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch import DatasetCollection
+        >>> from annbatch_distributed import Rank, StatefulLoader
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> ad.AnnData(np.ones((1_000, 5))).write_h5ad(folder / "cells.h5ad")
+        >>> collection = DatasetCollection(folder / "cells.zarr")
+        >>> collection = collection.add_adatas([folder / "cells.h5ad"])
+        >>> loader = StatefulLoader.from_collection(
+        ...     collection, dist_info=Rank(0, 2), batch_size=128, seed=0
+        ... )
+        >>> [len(batch["X"]) for batch in loader]
+        [128, 128, 128, 116]
+        """
+        of_sampler = {name: options.pop(name) for name in {*signature(DistributedSampler).parameters} & {*options}}
+        kind = RandomSampler if shuffle else SequentialSampler
+        sizes = sizes_for_batches(collection, batch_size, mask=mask, memory=memory, read_ahead=read_ahead)
+        sampler = DistributedSampler(
+            kind(*sizes), dist_info=dist_info, mask=mask, seed=seed, **{"remainder": "exact"} | of_sampler
+        )
+        options = {"preload_to_gpu": False} | options
+        made = cls(batch_sampler=sampler, read_ahead=read_ahead, **options)
+        return made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
 
     @property
     def batch_sampler(self) -> DistributedSampler:
@@ -141,6 +228,43 @@ class PlannedLoader(CheckedLoader):
         See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
         """
         checks.ranks_agree(self._sampler._job.agreeing, self._description, timeout=timeout, gather=gather)
+
+    def check_epoch_read(
+        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
+    ) -> str:
+        """Check that all ranks together have read in the last pass what was planned.
+
+        See :meth:`DistributedSampler.check_epoch_read`.
+
+        Parameters
+        ----------
+        read
+            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
+            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
+            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
+            :meth:`to_dataloader` returns knows them.
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> n_batches = sum(1 for _ in loader)
+        >>> loader.check_epoch_read()
+        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
+        """
+        reading = partial(self._reading, read=read)
+        return checks.epoch_read(self._sampler._job.agreeing, reading, timeout=timeout, gather=gather)
+
+    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
+        """Return what this process says of its last pass."""
+        raise NotImplementedError
 
     def _description(self, place: Membership) -> Description:
         """Return what this process says of its sampler and its data sets."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from annbatch_distributed.masks import AnyMask
 
-__all__ = ["Sizes", "sizes"]
+__all__ = ["Sizes", "sizes", "sizes_for_batches"]
 
 #: Rows of a store's chunk where they aren't known: what annbatch writes.
 _STORE_CHUNK = 64
@@ -160,10 +160,7 @@ def sizes(
     world_size, wished = integer("world_size", world_size, least=1), integer("batch_size", batch_size, least=1)
     read_ahead, memory = integer("read_ahead", read_ahead, least=0), integer("memory", memory, least=1)
     cells = _cells(n_rows, row_bytes, store_chunk)
-    if mask is not None:
-        if isinstance(n_rows, DatasetCollection):
-            _check_names(n_rows, mask)
-        cells = _selected(cells, mask)
+    cells = _selected(cells, n_rows, mask)
     shard = cells.n_rows // world_size
     if shard < wished:
         raise ValueError(
@@ -171,16 +168,8 @@ def sizes(
             "or a smaller batch_size."
         )
     held = _HELD + _HELD_AHEAD * read_ahead
-    most = int(memory / (held * cells.row_bytes))
-    chosen = _fitting(cells, world_size, wished, most)
-    if chosen is None:
-        least = math.lcm(cells.store_chunk, wished)
-        raise ValueError(
-            f"A load request of {least} rows, which has whole chunks of {cells.store_chunk} rows and whole batches of "
-            f"{wished}, takes up to {_in_words(least * cells.row_bytes * held)} with read_ahead={read_ahead}, and "
-            f"memory is {_in_words(memory)}. Allow more memory, or choose a batch_size that is a multiple or a "
-            "divisor of the chunks."
-        )
+    fitting = [size for size in _batch_sizes(wished) if world_size * size <= cells.n_rows]
+    chosen = _fitting(cells, world_size, wished, fitting, memory, held)
     chunk_size, preload_nchunks, batch_size = chosen
     n_request, n_lost = chunk_size * preload_nchunks, cells.n_rows % (world_size * batch_size)
     used = int(n_request * cells.row_bytes * held)
@@ -189,18 +178,36 @@ def sizes(
     return Sizes(*chosen, n_lost, used, n_bytes, n_requests, reasons)
 
 
-def _fitting(cells: _Cells, world_size: int, wished: int, most: int) -> tuple[int, int, int] | None:
-    """Return a chunk size, a number of chunks and a batch size with at most some rows in a load request."""
-    fitting = [size for size in _batch_sizes(wished) if math.lcm(cells.store_chunk, size) <= most]
+def sizes_for_batches(
+    collection: DatasetCollection, batch_size: int, *, mask: AnyMask | None, memory: int, read_ahead: int
+) -> tuple[int, int, int]:
+    """Return a chunk size and a number of chunks for batches of so many rows, the same on any number of ranks."""
+    cells = _selected(_stored(collection), collection, mask)
+    batch_size, memory = integer("batch_size", batch_size, least=1), integer("memory", memory, least=1)
+    return _fitting(cells, 1, batch_size, [batch_size], memory, _HELD + _HELD_AHEAD * read_ahead)
+
+
+def _fitting(
+    cells: _Cells, world_size: int, wished: int, batch_sizes: list[int], memory: int, held: float
+) -> tuple[int, int, int]:
+    """Return a chunk size, a number of chunks and one of some batch sizes, whose load requests fit into memory."""
+    most = int(memory / (held * cells.row_bytes))
 
     def preference(size: int) -> tuple[bool, int, int]:
         n_lost = cells.n_rows % (world_size * size)
         is_much = n_lost * _FEW > cells.n_rows
         return is_much, n_lost if is_much else 0, abs(size - wished)
 
-    batch_size = min((size for size in fitting if world_size * size <= cells.n_rows), key=preference, default=None)
-    if batch_size is None:
-        return None
+    fitting = [size for size in batch_sizes if math.lcm(cells.store_chunk, size) <= most]
+    if not fitting:
+        least = math.lcm(cells.store_chunk, wished)
+        raise ValueError(
+            f"A load request of {least} rows, which has whole chunks of {cells.store_chunk} rows and whole batches of "
+            f"{wished}, takes up to {_in_words(least * cells.row_bytes * held)} of memory, more than "
+            f"memory={_in_words(memory)}. Allow more, read less ahead, or choose a batch_size that is a multiple or a "
+            "divisor of the chunks."
+        )
+    batch_size = min(fitting, key=preference)
     # a request that is larger than a rank's rows mixes no better
     useful = min(most, max(cells.n_rows // world_size, math.lcm(cells.store_chunk, batch_size)))
     chunk_size = next(size for size in _chunk_sizes(cells.store_chunk, useful) if math.lcm(size, batch_size) <= useful)
@@ -274,8 +281,12 @@ def _check_names(collection: DatasetCollection, mask: AnyMask) -> None:
         check_names("mask", names, [pd.Index(ad.io.read_elem(table[table.attrs["_index"]])) for table in obs])
 
 
-def _selected(cells: _Cells, mask: AnyMask) -> _Cells:
+def _selected(cells: _Cells, given: int | DatasetCollection, mask: AnyMask | None) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
+    if mask is None:
+        return cells
+    if isinstance(given, DatasetCollection):
+        _check_names(given, mask)
     rows = resolve_mask(mask).window(cells.n_rows)
     holes = rows.starts[1:] - rows.stops[:-1]
     n_read = len(rows) + int(holes[holes <= LONGEST_HOLE].sum())

@@ -1,0 +1,116 @@
+"""A loader of a collection, for which sampler and sizes are chosen."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from annbatch import DatasetCollection
+
+from annbatch_distributed import Rank, StatefulLoader
+
+N_ROWS = 3_000
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
+    folder = tmp_path_factory.mktemp("cells")
+    cells: Any = sp.random(N_ROWS, 50, density=0.3, format="csr", dtype=np.float32, random_state=0)
+    obs = pd.DataFrame({"donor": np.arange(N_ROWS) % 5, "split": "train"}, [f"c{row}" for row in range(N_ROWS)])
+    ad.AnnData(cells, obs=obs).write_h5ad(folder / "cells.h5ad")
+    return DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"], shuffle=False)
+
+
+def ranks(collection: DatasetCollection, world_size: int, **options: Any) -> list[StatefulLoader]:
+    return [
+        StatefulLoader.from_collection(collection, dist_info=Rank(rank, world_size), return_index=True, **options)
+        for rank in range(world_size)
+    ]
+
+
+def rows(loaders: list[StatefulLoader]) -> list[list[int]]:
+    """The rows of each batch, rank by rank."""
+    return [batch["index"].tolist() for loader in loaders for batch in loader]
+
+
+def together(batches: list[list[int]]) -> list[int]:
+    """The rows of all batches, in order."""
+    return list(chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize("batch_size", [1, 100, 256, 4_096])
+def test_all_ranks_together_read_each_cell_of_the_mask_once_in_an_order_of_each_epochs_own(
+    batch_size: int, collection: DatasetCollection
+) -> None:
+    mask = collection.obs(["donor"])["donor"] != 3
+    loaders = ranks(collection, 2, batch_size=batch_size, mask=mask)
+    epochs = []
+    for epoch in range(2):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        read = rows(loaders)
+        assert max(map(len, read)) == min(batch_size, len(read[0]))
+        assert len({len(loader) for loader in loaders}) == 1
+        assert sorted(together(read)) == np.flatnonzero(mask).tolist()
+        epochs.append(together(read))
+    assert epochs[0] != epochs[1]
+    # by default, each process draws the same order
+    assert epochs[0] == together(rows(ranks(collection, 2, batch_size=batch_size, mask=mask)))
+
+
+def test_without_shuffling_cells_are_read_in_the_order_of_the_collection(collection: DatasetCollection) -> None:
+    assert together(rows(ranks(collection, 3, shuffle=False))) == list(range(N_ROWS))
+
+
+def test_fewer_cells_than_a_batch_are_read(collection: DatasetCollection) -> None:
+    assert sorted(together(rows(ranks(collection, 2, mask=slice(0, 30))))) == list(range(30))
+
+
+@pytest.mark.parametrize("memory", [10**5, 1 << 30])
+def test_a_state_leads_to_the_other_cells_on_another_number_of_ranks(
+    memory: int, collection: DatasetCollection
+) -> None:
+    options: dict[str, Any] = {"batch_size": 64, "memory": memory, "read_ahead": 0}
+    before = ranks(collection, 2, **options)
+    read = [next(batches)["index"].tolist() for batches in map(iter, before) for _ in range(3)]
+    after = ranks(collection, 3, **options)
+    for loader in after:
+        loader.load_state_dict(before[0].state_dict())
+    assert sorted(together(read + rows(after))) == list(range(N_ROWS))
+
+
+def test_more_memory_makes_larger_load_requests(collection: DatasetCollection) -> None:
+    held = [ranks(collection, 1, memory=memory)[0].plan().rows_in_memory for memory in (200_000, 10**6)]
+    row_bytes = 50 * 0.3 * 8
+    assert held[0] is not None
+    assert held[1] is not None
+    assert held[0] < held[1] < 10**6 / row_bytes
+    with pytest.raises(ValueError, match=r"load request of \d+ rows.* more than memory=0.01 MB"):
+        ranks(collection, 1, memory=10_000)
+
+
+def test_options_are_those_of_the_sampler_and_of_annbatchs_loader(collection: DatasetCollection) -> None:
+    def donors(group: Any) -> ad.AnnData:
+        obs: Any = ad.io.read_elem(group["obs"])
+        return ad.AnnData(ad.io.sparse_dataset(group["X"]), obs=obs[["donor"]])
+
+    loader = StatefulLoader.from_collection(
+        collection, dist_info=Rank(0, 1), virtual_ranks=2, remainder="drop", to="torch", load_adata=donors
+    )
+    assert loader.plan().n_batches(1) == 5
+    batch = next(iter(loader))
+    assert [*batch["obs"]] == ["donor"]
+    assert batch["X"].to_dense().shape == (2 * 256, 50)
+    with pytest.raises(TypeError, match="chunk"):
+        StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), chunks=3)
+
+
+def test_a_mask_in_another_order_is_refused(collection: DatasetCollection) -> None:
+    mask = collection.obs(["donor"])["donor"].sample(frac=1, random_state=0) != 3
+    with pytest.raises(ValueError, match="another order"):
+        ranks(collection, 2, mask=mask)
