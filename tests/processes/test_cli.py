@@ -34,10 +34,12 @@ if __name__ == "__main__":
 
 
 def ranks_of(parent: psutil.Process) -> list[psutil.Process]:
-    found = []
+    """The processes that the parent's server has forked."""
+    found: list[psutil.Process] = []
     for child in parent.children():
         with suppress(psutil.Error):  # libraries run programs as they are imported, which are gone at once
-            found += [child] * ("multiprocessing.spawn" in " ".join(child.cmdline()))
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                found += child.children()
     return found
 
 

@@ -6,9 +6,11 @@ It knows what users know, and imports annbatch when a command is run.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 from importlib.metadata import version
 from math import gcd
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return collect.run(options)
         if options.state is None:
             _fill_in(options)
+        if options.command == "check":
+            _start_server()
         from annbatch_distributed.cli import check, plan, replay
 
         return {"check": check.run, "plan": plan.run, "replay": replay.run}[options.command](options)
@@ -53,6 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.code
     except KeyboardInterrupt:
         return 130
+
+
+def _start_server() -> None:
+    """Have a process import what ranks need, while this one does; it forks them, so that they needn't."""
+    if "forkserver" in multiprocessing.get_all_start_methods():  # not on Windows
+        forkserver.set_forkserver_preload(["annbatch_distributed.cli.check"])
+        forkserver.ensure_running()
 
 
 def _fill_in(options: argparse.Namespace) -> None:

@@ -83,7 +83,8 @@ def run(options: Namespace) -> int:
 
 def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: ANN401 any mask
     """Start the ranks, and yield what they have read in each epoch; a CommandError if one raises or dies."""
-    context = multiprocessing.get_context("spawn")
+    is_there = "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if is_there else "spawn")
     ranks: dict[Any, BaseProcess] = {}
     try:
         # an interrupt waits until the ranks have started: it would leave one with half of its arguments
