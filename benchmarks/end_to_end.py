@@ -160,22 +160,24 @@ def text_of(line: dict[str, Any]) -> str:
 
 def draw(lines: list[dict[str, Any]], out: Path) -> None:
     """Write the picture: rows per second of each way in epoch 1, as a part of annbatch's."""
-    panels = list(dict.fromkeys((line["collection"], line["configuration"]) for line in lines))
-    ways = list(dict.fromkeys(line["way"] for line in lines))[::-1]
+    panels = list(dict.fromkeys(line["collection"] for line in lines))
+    ways = list(dict.fromkeys(line["way"] for line in lines))
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "end_to_end", "font.size": 9}):
-        figure = Figure(figsize=(2.2 + 1.8 * len(panels), 0.6 + 0.3 * len(ways)), layout="constrained")
-        axes = figure.subplots(ncols=len(panels), sharey=True, squeeze=False)[0]
+        figure = Figure(figsize=(2.1 + 1.2 * len(panels), 0.7 + 0.33 * len(ways)), layout="constrained")
+        axes = figure.subplots(ncols=len(panels), sharex=True, sharey=True, squeeze=False)[0]
         for axis, panel in zip(axes, panels, strict=True):
-            for place, way in enumerate(ways):
-                for line in lines:
-                    if (line["collection"], line["configuration"], line["way"], line["epoch"]) == (*panel, way, 1):
-                        spread = [[line["of annbatch's"] - line["least"]], [line["most"] - line["of annbatch's"]]]
-                        color = "#08519c" if "distributed" in way else "#bdbdbd"
-                        axis.barh(place, line["of annbatch's"], xerr=spread, color=color, ecolor="#636363")
+            for line in lines:
+                if (line["collection"], line["epoch"]) == (panel, 1):
+                    part = line["of annbatch's"]
+                    spread = [[part - line["least"]], [line["most"] - part]]
+                    color = "#08519c" if "distributed" in line["way"] else "#bdbdbd"
+                    axis.barh(ways.index(line["way"]), part, xerr=spread, color=color, ecolor="#636363")
             axis.axvline(1, color="#636363", linewidth=0.8)
-            axis.set_yticks(range(len(ways)), ways)
-            axis.set_title(f"{panel[0]}, {'/'.join(map(str, panel[1]))}", fontsize="medium")
-            axis.set_xlabel("rows/s, of annbatch's")
+            # a name of several parts has a line for its first, which keeps names short
+            axis.set_yticks(range(len(ways)), [way.replace(", ", ",\n", 1) for way in ways])
+            axis.set_title(panel, fontsize="medium")
+        axes[0].invert_yaxis()
+        figure.supxlabel("rows per second, as a part of annbatch's", fontsize="medium")
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, metadata={"Date": None})
 

@@ -84,10 +84,10 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
     kinds = list(dict.fromkeys(line["when"] for line in lines))
     names = list(dict.fromkeys(line["name"] for line in lines))
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "first_rows", "font.size": 9}):
-        figure = Figure(figsize=(2.9 * len(kinds), 5.2), layout="constrained")
-        panels = figure.subplots(nrows=2, ncols=len(kinds), sharey="row", squeeze=False)
-        for column, kind in enumerate(kinds):
-            for row, unit in enumerate(("seconds", "MB")):
+        figure = Figure(figsize=(5.2, 1.2 + 1.6 * len(kinds)), layout="constrained")
+        panels = figure.subplots(nrows=len(kinds), ncols=2, sharex="row", sharey="col", squeeze=False)
+        for row, kind in enumerate(kinds):
+            for column, unit in enumerate(("seconds", "MB")):
                 axis = panels[row, column]
                 for number, name in enumerate(names):
                     own = [line for line in lines if (line["when"], line["name"]) == (kind, name)]
@@ -100,14 +100,19 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
                     axis.loglog(rows, heights, marker="o", color=f"C{number}", linewidth=2.5 if ours else 1, label=name)
                 axis.set_xticks(sorted({line["rows"] for line in lines if line["when"] == kind}))
                 axis.grid(visible=True, axis="y", linewidth=0.4)
-            panels[0, column].set_title(kind, fontsize="medium")
-            panels[1, column].set_xlabel("rows")
-        panels[0, 0].set_ylabel("seconds")
-        panels[1, 0].set_ylabel("MB")
+            panels[row, 0].set_ylabel(kind.replace(", ", ",\n"))
+        for axis, unit in zip(panels[0], ("seconds", "MB"), strict=True):
+            axis.set_title(unit, fontsize="medium")
+        for axis in panels[-1]:
+            axis.set_xlabel("rows")
         found = {
-            label: handle for axis in panels[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            label: handle
+            for axis in panels[:, 0]
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize="small"
+        )
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, metadata={"Date": None})
 

@@ -131,27 +131,28 @@ def text_of(line: dict[str, Any]) -> str:
 
 def kind_of(line: dict[str, Any]) -> str:
     """Return the title of a line's panel."""
-    return f"{line['collection']}, cores {line['cores']},\n{'/'.join(map(str, line['configuration']))}"
+    return f"{line['collection']},\ncores {line['cores']},\n{'/'.join(map(str, line['configuration']))}"
 
 
 def draw(lines: list[dict[str, Any]], out: Path) -> None:
     """Write the picture: what is reached of the ideal, and how long a step waits, by how long it takes."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "reading", "font.size": 9}):
         kinds = list(dict.fromkeys(kind_of(line) for line in lines))
-        figure = Figure(figsize=(1 + 1.7 * len(kinds), 4.4), layout="constrained")
-        panels = figure.subplots(nrows=2, ncols=len(kinds), sharey="row", squeeze=False)
-        for column, kind in enumerate(kinds):
+        figure = Figure(figsize=(4.8, 0.8 + 1.2 * len(kinds)), layout="constrained")
+        panels = figure.subplots(nrows=len(kinds), ncols=2, sharex=True, sharey="col", squeeze=False)
+        for row, kind in enumerate(kinds):
             for way, color in zip(WAYS, ("#bdbdbd", "#6baed6", "#08519c"), strict=True):
                 own = [line for line in lines if kind_of(line) == kind and line["way"] == way and line["epoch"]]
                 places = np.arange(len(own)) + 0.25 * WAYS.index(way)
-                panels[0, column].bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
-                panels[1, column].bar(places, [line["99 % of waits"] * 1e3 for line in own], 0.25, color=color)
-                for row in (0, 1):
-                    panels[row, column].set_xticks(np.arange(len(own)) + 0.25, [line["step"] for line in own])
-            panels[0, column].set_title(kind, fontsize="medium")
-            panels[1, column].set_xlabel("step / reading a batch")
-        panels[0, 0].set_ylabel("rows/s, of the ideal")
-        panels[1, 0].set_ylabel("99th percentile of waits, ms")
+                panels[row, 0].bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
+                panels[row, 1].bar(places, [line["99 % of waits"] * 1e3 for line in own], 0.25, color=color)
+                for axis in panels[row]:
+                    axis.set_xticks(np.arange(len(own)) + 0.25, [line["step"] for line in own])
+            panels[row, 0].set_ylabel(kind)
+        panels[0, 0].set_title("rows/s, of the ideal", fontsize="medium")
+        panels[0, 1].set_title("99th percentile of waits, ms", fontsize="medium")
+        for axis in panels[-1]:
+            axis.set_xlabel("step / reading a batch")
         figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, metadata={"Date": None})

@@ -103,6 +103,7 @@ autosummary_context = {
             "plot",
         ],
         "annbatch_distributed.StatefulLoader": [
+            "from_collection",
             "from_loader",
             "sampler",
             "set_epoch",

@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
+from matplotlib.colors import to_hex
 
 from annbatch_distributed import DistributedSampler, EpochPlan, Rank
 from tests.samplers import MaskBlind
@@ -117,18 +118,32 @@ def test_a_notebook_shows_a_line_and_a_bar_for_each_rank() -> None:
     assert [[cell.text for cell in line[:4]] for line in lines[:3]] == [
         [str(rank), "3", "24", "0"] for rank in range(3)
     ]
-    assert [line.find(".//title").text for line in lines] == ["0:24", "24:40, 50:58", "58:82", "82:90"]
+    assert [line.find(".//title").text for line in lines] == ["0:24", "24:40, 50:58", "58:82", "82:90", "20 rows"]
+    assert [[cell.text for cell in line[:2]] for line in lines[3:]] == [["lost", "8"], ["left out by the mask", "20"]]
     # a bar has a unit for each of few rows
     assert {line.find(".//svg").get("viewBox") for line in lines} == {"0 0 100 12"}
     spans = [[(int(r.get("x")), int(r.get("width"))) for r in line.iter("rect")] for line in lines]
-    assert spans == [[(0, 24)], [(24, 16), (50, 8)], [(58, 24)], [(82, 8)]]
+    assert spans == [[(0, 24)], [(24, 16), (50, 8)], [(58, 24)], [(82, 8)], [(40, 10), (90, 10)]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 20])
+def test_a_notebook_and_a_picture_have_the_same_colour_for_each_rank_and_for_the_rows_that_none_reads(
+    world_size: int,
+) -> None:
+    made = plan(1_000, world_size, mask=slice(100, 995))
+    bars = [group.get("fill") for group in html(made).findall(".//svg/g")]
+    outside, lanes, lost = (np.asarray(image.get_array()) for image in made.plot().axes[0].images)
+    rows = [*lanes, lost[0], outside[0]]
+    shown = [*range(min(world_size, 15)), *([] if world_size < 16 else [world_size - 1]), -2, -1]
+    assert bars == [to_hex(rows[number][rows[number][:, 3] > 0][0, :3]) for number in shown]
+    assert len(set(bars)) == len(bars)
 
 
 @pytest.mark.parametrize("world_size", [2, 256])
 def test_what_a_notebook_shows_is_short_whatever_the_mask_and_the_number_of_ranks(world_size: int) -> None:
     flags = np.random.default_rng(0).random(100_000) < 0.9
     made = plan(100_000, world_size, mask=flags, sharding="shuffled")
-    assert len(html(made).findall(".//tbody/tr")) <= 19
+    assert len(html(made).findall(".//tbody/tr")) <= 20
     assert len(made._repr_html_()) < 300_000
     assert len(repr(made)) < 200
 

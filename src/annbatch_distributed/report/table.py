@@ -7,23 +7,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from annbatch_distributed.report import colours
 from annbatch_distributed.report.density import density
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy.typing as npt
     import pandas as pd
 
     from annbatch_distributed.plan import EpochPlan
-    from annbatch_distributed.rows import Rows
 
 __all__ = ["as_frame", "as_html", "as_text", "percent", "title"]
 
 #: With more ranks, the table shows the first and the last ones.
 _MOST_RANKS = 16
-#: Notebooks and Sphinx align numbers in other ways.
-_RIGHT = "text-align: right; padding: 0 0.5em"
-#: A bar has so many parts at most, and points.
+#: Notebooks and Sphinx align numbers, and divide the width, in other ways.
+_LEFT, _RIGHT = (f"text-align: {side}; padding: 0 0.3em" for side in ("left", "right"))
+_TABLE = "table-layout: auto; width: 100%; max-width: 40em; border-collapse: collapse; font-size: min(1em, 13px)"
+#: A bar takes the width that numbers leave, below its first and its last row.
+_WIDE = "width: 100%; padding: 0.1em 0.4em"
+_APART = "display: flex; justify-content: space-between; gap: 0.4em; font-weight: normal"
+#: It looks the same in light and in dark notebooks.
+_BAR = "display: block; background: white; outline: 1px solid #c8c8c8"
+#: A bar has so many parts at most.
 _BINS = 240
 #: Rows are named by so many stretches at most.
 _MOST_STRETCHES = 3
@@ -59,25 +66,40 @@ def as_text(plan: EpochPlan) -> str:
 
 
 def as_html(plan: EpochPlan) -> str:
-    """Return the table as HTML, with a bar for each rank that shows where in the collection its rows are."""
-    names, body = _names(plan)[:-1], []
+    """Return the table as HTML, with a bar for each rank that shows where in the collection its rows are.
+
+    Below the ranks are the lost rows, and those outside the window, in the colours that a picture has for them.
+    """
+    names, n_obs = _names(plan)[:-1], plan.n_obs
+    n_bins = min(_BINS, n_obs)
+    body = []
     for rank in _shown(plan):
         if rank is None:
             body.append(f'<tr><td colspan="{len(names) + 1}">&hellip;</td></tr>')
         else:
             *numbers, rows = _cells(plan, rank)
-            bar = _bar(plan.shard(rank).rows, plan.n_obs, "#0072b2", str(rows))
+            colour = colours.of_rank(rank, plan.world_size)
+            bar = _bar(density(plan.shard(rank).rows, n_obs, n_bins), colour, str(rows))
             cells = "".join(f'<td style="{_RIGHT}">{number}</td>' for number in numbers)
-            body.append(f"<tr>{cells}<td>{bar}</td></tr>")
+            body.append(f'<tr>{cells}<td style="{_WIDE}">{bar}</td></tr>')
+    others = []
     if plan.n_lost:
-        bar = _bar(plan.lost, plan.n_obs, "#d55e00", plan.lost.in_short(_MOST_STRETCHES))
-        number = f'<td style="{_RIGHT}">{plan.n_lost}</td>'
-        body.append(f"<tr><th>lost</th>{'<td></td>' * (len(names) - 3)}{number}<td></td><td>{bar}</td></tr>")
+        bar = _bar(density(plan.lost, n_obs, n_bins), colours.LOST, plan.lost.in_short(_MOST_STRETCHES))
+        others.append(("lost", plan.n_lost, bar))
+    if n_outside := n_obs - len(plan.window):
+        outside = 1 - density(plan.window, n_obs, n_bins)
+        bar = _bar(np.where(outside > 1e-9, outside, 0.0), colours.OUTSIDE, f"{n_outside} rows")
+        others.append(("left out by the mask", n_outside, bar))
+    for what, number, bar in others:
+        head = f'<th colspan="{len(names) - 2}" style="{_LEFT}">{what}</th>'
+        number_cell = f'<td style="{_RIGHT}">{number}</td>'
+        body.append(f'<tr>{head}{number_cell}<td></td><td style="{_WIDE}">{bar}</td></tr>')
     head = "".join(f'<th style="{_RIGHT}">{name}</th>' for name in names)
-    head += f'<th style="text-align: left; padding: 0 0.5em">0 &hellip; global rows &hellip; {plan.n_obs}</th>'
+    ends = f'<div style="{_APART}"><span>0</span><span>{n_obs}</span></div>'
+    head += f'<th style="{_WIDE}; text-align: left">global rows{ends}</th>'
     return (
         f'<div style="overflow-x: auto"><p>{escape(title(plan))}</p>'
-        f"<table><thead><tr>{head}</tr></thead>"
+        f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table><p>{'<br/>'.join(map(escape, _notes(plan)))}</p></div>"
     )
 
@@ -108,9 +130,8 @@ def _shown(plan: EpochPlan) -> Sequence[int | None]:
     return ranks if len(ranks) <= _MOST_RANKS else [*ranks[: _MOST_RANKS - 1], None, ranks[-1]]
 
 
-def _bar(rows: Rows, n_obs: int, colour: str, label: str) -> str:
+def _bar(parts: npt.NDArray[np.float64], colour: str, label: str) -> str:
     """Return a bar that is darker where more of the rows are: an SVG, which needs no styles of a notebook."""
-    parts = density(rows, n_obs, min(_BINS, n_obs))
     # a single row can be seen
     opacities = np.where(parts > 0, np.maximum(0.15, parts), 0.0)
     rectangles, start = [], 0
@@ -122,9 +143,8 @@ def _bar(rows: Rows, n_obs: int, colour: str, label: str) -> str:
                 )
             start = stop
     return (
-        f'<svg width="{_BINS}" height="12" viewBox="0 0 {len(parts)} 12" preserveAspectRatio="none" role="img" '
-        'style="background: rgba(128, 128, 128, 0.15)">'
-        f'<title>{escape(label)}</title><g fill="{colour}">{"".join(rectangles)}</g></svg>'
+        f'<svg width="100%" height="12" viewBox="0 0 {len(parts)} 12" preserveAspectRatio="none" role="img" '
+        f'style="{_BAR}"><title>{escape(label)}</title><g fill="{colour}">{"".join(rectangles)}</g></svg>'
     )
 
 
