@@ -116,7 +116,7 @@ class Planner:
                 raise ValueError(
                     f"What is left of epoch {plan.epoch} are {n_left} batches, and {last.n_lanes} ranks can't have "
                     f"equally many of them: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
-                    f"rows. Go on with {', '.join(map(str, fitting))} ranks, or begin the next epoch with "
+                    f"rows. Resume on {', '.join(map(str, fitting))} ranks, or begin the next epoch with "
                     f"set_epoch({plan.epoch + 1})."
                 )
         return lanes

@@ -55,7 +55,7 @@ __all__ = [
 #: The format of states; a state of a newer one can't be read.
 VERSION = 1
 
-#: How often an epoch can go on with other numbers of ranks or workers than before, its beginning included.
+#: How often an epoch can be resumed with other numbers of ranks or workers, its beginning included.
 MOST_SEGMENTS = 100
 
 #: How many ranges of rows can be left out of an epoch.
@@ -109,7 +109,7 @@ class Position:
         return replace(self, segments=tuple(segment for segment in self.segments if segment.done))
 
     def n_streams(self, n_lanes: int) -> int:
-        """Return how many streams the epoch has that so many lanes go on with, or begin."""
+        """Return how many streams the epoch has that so many lanes resume or begin."""
         return self.segments[0].n_lanes if self.resumes else n_lanes
 
     @property

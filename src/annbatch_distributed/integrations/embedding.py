@@ -71,7 +71,7 @@ def embed(
     Every rank of the job calls it. It reads a part of the cells, in an order that is fast to read, and writes it. The
     network of a model becomes that of rank 0, and ranks that would write something else are an error before anything is
     written. The array is the same on any number of ranks, bit for bit, as batches are and what torch draws for them,
-    where ranks have as many threads. When a job was killed, another call goes on, on any number of ranks, and keeps
+    where ranks have as many threads. When a job was killed, another call resumes, on any number of ranks, and keeps
     what there is.
 
     Parameters
@@ -160,12 +160,12 @@ def _check_same(texts: Mapping[int, str]) -> None:
     said = {number: json.loads(text) for number, text in texts.items()}
     for number, words in said.items():
         if "failed" in words:
-            raise ValueError(f"No rank goes on, since process {number} has failed: {words['failed']}")
+            raise ValueError(f"No rank continues, since process {number} has failed: {words['failed']}")
     first, *_ = said
     for number, words in said.items():
         if not _is_same(said[first], words):
             raise ValueError(
-                "No rank goes on, since they have different models or cells: of them and of the first cells, process "
+                "No rank continues, since they have different models or cells: of them and of the first cells, process "
                 f"{first} makes {said[first]}, and process {number} {words}. Give all of them the same ones."
             )
 

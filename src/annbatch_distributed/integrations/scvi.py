@@ -48,7 +48,7 @@ def distribute[Module](
     Training reads the cells of its split, shared out anew for each number of ranks, with the same number of batches on
     every rank. Where the data module draws classes (``class_sampler_key``), every rank draws from all cells of the
     split, and the job as many as one rank would alone. Validation reads each of its cells once. A checkpoint holds how
-    far the epoch is: with ``ckpt_path``, a job goes on in the middle of it, on as many ranks as there are then. Before
+    far the epoch is: with ``ckpt_path``, a job resumes in the middle of it, on as many ranks as there are then. Before
     the first epoch, ranks check that they have the same configuration.
 
     Parameters

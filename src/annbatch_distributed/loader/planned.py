@@ -89,7 +89,7 @@ class PlannedLoader(CheckedLoader):
         Raises
         ------
         TypeError, ValueError
-            As for :class:`DistributedSampler`, :func:`sizes` and :meth:`use_collection`.
+            As for :class:`DistributedSampler`, :func:`sizes` and ``use_collection``.
 
         Examples
         --------

@@ -49,7 +49,8 @@ __all__ = ["StatefulLoader"]
 class StatefulLoader(PlannedLoader):
     """An annbatch Loader that can be saved in the middle of an epoch, and resumed there.
 
-    It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`.
+    It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`;
+    :meth:`from_collection` makes both.
 
     Under ``remainder="pad"``, a batch has the key ``"repeated"``: for each of its rows, whether some rank reads it for
     the second time in this epoch, as a boolean array.
@@ -208,7 +209,7 @@ class StatefulLoader(PlannedLoader):
 
     @property
     def next_epoch(self) -> int:
-        """Which epoch to go on with: see :attr:`DistributedSampler.next_epoch`."""
+        """Which epoch to resume or begin: see :attr:`DistributedSampler.next_epoch`."""
         return self._sampler.next_epoch
 
     def __len__(self) -> int:

@@ -46,7 +46,7 @@ _REFUSED = {
 }
 
 _ENDED = (
-    "Another iteration over this DataLoader was begun, so that this one can't go on: its workers read for that one. "
+    "Another iteration over this DataLoader was begun, so that this one has ended: its workers read for that one. "
     "For a look at a batch in the middle of an epoch, make another loader."
 )
 
@@ -142,7 +142,7 @@ class WorkerDataLoader(DataLoader[Any]):
 
     @property
     def next_epoch(self) -> int:
-        """Which epoch to go on with: see :attr:`.DistributedSampler.next_epoch`."""
+        """Which epoch to resume or begin: see :attr:`.DistributedSampler.next_epoch`."""
         return self._loader.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -245,5 +245,5 @@ class WorkerDataLoader(DataLoader[Any]):
         return self._loader._state(self._position())
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
+        """Resume where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)
