@@ -62,9 +62,7 @@ def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
     return types, weights
 
 
-def draw(
-    collection: Path, label: str, num_samples: int | None, log: Path | None
-) -> None:
+def draw(collection: Path, label: str, num_samples: int | None) -> None:
     """Run one rank."""
     cells = DatasetCollection(collection, mode="r")
     types, weights = weigh(cells.obs([label])[label])
@@ -83,21 +81,15 @@ def draw(
         remainder="exact",
         seed=0,
     )
-    loader = StatefulLoader(
-        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
-    )
+    loader = StatefulLoader(batch_sampler=sampler, to="torch", preload_to_gpu=False)
     loader.use_collection(cells)
     loader.check_ranks_agree()
 
     drawn = torch.zeros(len(weights), dtype=torch.int64)
-    rows = []
     for batch in loader:
         # a step of the training goes here, as in examples/from_h5ad/train.py
         targets = torch.tensor(types.categories.get_indexer(batch["obs"][label]))
         drawn += torch.bincount(targets, minlength=len(drawn))
-        rows.append(batch["index"])
-    if log is not None:
-        np.save(log / f"drawn-rank{dist.get_rank()}.npy", np.concatenate(rows))
     dist.all_reduce(drawn)
     if dist.get_rank() == 0:
         table = pd.DataFrame(
@@ -131,12 +123,6 @@ if __name__ == "__main__":
         type=int,
         help="how many cells to draw; as many as there are by default",
     )
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        dest="log",
-        help="a folder to write the rows to that each rank draws",
-    )
     arguments = parser.parse_args()
     if arguments.write and arguments.collection.exists():
         parser.error(f"'{arguments.collection}' is there already")
@@ -149,7 +135,5 @@ if __name__ == "__main__":
         )
     else:
         dist.init_process_group("gloo")
-        draw(
-            arguments.collection, arguments.label, arguments.num_samples, arguments.log
-        )
+        draw(arguments.collection, arguments.label, arguments.num_samples)
         dist.destroy_process_group()

@@ -3,8 +3,8 @@
 Each process reads its own share of the cells. Its batch is spread over its devices, and the batches of all processes
 together are one global array. Run it in two processes, each with two virtual CPU devices::
 
-    python examples/jax_pmap.py --process-id 0 --num-processes 2 --coordinator 127.0.0.1:9876 &
-    python examples/jax_pmap.py --process-id 1 --num-processes 2 --coordinator 127.0.0.1:9876
+    python examples/jax_pmap.py --process-id 0 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr &
+    python examples/jax_pmap.py --process-id 1 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr
 """
 
 from __future__ import annotations
@@ -12,62 +12,55 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import anndata as ad
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pandas as pd
-from annbatch.samplers import RandomSampler
+from annbatch import DatasetCollection
 from jax.sharding import NamedSharding, PartitionSpec
 
-from annbatch_distributed import DistributedSampler, StatefulLoader
+from annbatch_distributed import StatefulLoader
 from annbatch_distributed.integrations.jax import global_batch
-
-BATCH_SIZE = 32  # on one process: a multiple of its devices
-N_TYPES = 4
 
 type Weights = dict[str, jax.Array]
 
 
-def main(epochs: int, log: Path | None) -> None:
+def main(collection: Path, label: str, epochs: int) -> None:
     """Run one process."""
-    sampler = DistributedSampler(
-        RandomSampler(
-            chunk_size=BATCH_SIZE,
-            preload_nchunks=8,
-            batch_size=BATCH_SIZE,
-            rng=np.random.default_rng(0),
-        ),
+    cells = DatasetCollection(collection, mode="r")
+    labels = cells.obs([label])[label]
+    classes = pd.Categorical(labels).categories
+    loader = StatefulLoader.from_collection(
+        cells,
+        batch_size=32,  # on one process: a multiple of its devices
         dist_info="jax",  # a process is a rank, whatever the number of its devices
+        remainder="drop",  # jit needs batches of one size
+        mask=labels.notna(),
+        seed=0,
     )
-    loader = StatefulLoader(
-        batch_sampler=sampler, return_index=True, preload_to_gpu=False
-    )
-    loader = loader.add_adata(made_up_cells())
-    # a process with another seed, mask or collection is an error in all of them now,
-    # instead of a wrong result
+    # a process with another seed, mask or collection raises on every rank,
+    # instead of giving a wrong result
     loader.check_ranks_agree()
 
     mesh = jax.make_mesh((jax.device_count(),), ("cells",))
     by_cells = NamedSharding(mesh, PartitionSpec("cells"))
     everywhere = NamedSharding(mesh, PartitionSpec())
     weights: Weights = jax.device_put(
-        {"matrix": jnp.zeros((loader.n_var, N_TYPES)), "bias": jnp.zeros(N_TYPES)},
+        {
+            "matrix": jnp.zeros((loader.n_var, len(classes))),
+            "bias": jnp.zeros(len(classes)),
+        },
         everywhere,
     )
 
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)  # another order, and other rows are left out
-        rows = []
+        loader.set_epoch(epoch)  # another order, and other rows are left out
         for batch in loader:
             # what one process has becomes its part of arrays that span them all
-            whole = global_batch(batch, by_cells)
-            weights, loss = step(weights, whole["X"], whole["obs"]["cell_type"])
-            rows.append(batch["index"])
-        if log is not None:
-            np.save(log / f"train-{epoch}-rank{sampler.rank}.npy", np.concatenate(rows))
+            types = classes.get_indexer(batch["obs"][label])
+            whole = global_batch({"X": batch["X"], "types": types}, by_cells)
+            weights, loss = step(weights, whole["X"], whole["types"])
         said = loader.check_epoch_read()  # an error, should it not be what was planned
-        if sampler.rank == 0:
+        if jax.process_index() == 0:
             print(
                 f"{said}: loss {loss:.3f}, "
                 f"batches of {len(whole['X'])} on {jax.device_count()} devices"
@@ -88,19 +81,6 @@ def step(
     return jax.tree.map(
         lambda weight, slope: weight - 0.05 * slope, weights, gradient
     ), loss
-
-
-def made_up_cells() -> ad.AnnData:
-    """Make up 2,001 cells of four types, the same in every process."""
-    rng = np.random.default_rng(0)
-    types = rng.integers(N_TYPES, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % N_TYPES == types[:, None])).astype(
-        np.float32
-    )
-    return ad.AnnData(
-        X=counts,
-        obs=pd.DataFrame({"cell_type": types}, index=np.arange(2_001).astype(str)),
-    )
 
 
 def positive(text: str) -> int:
@@ -128,13 +108,11 @@ if __name__ == "__main__":
     parser.add_argument(
         "--coordinator", required=True, help="the address of process 0, host:port"
     )
-    parser.add_argument("--epochs", type=positive, default=3)
+    parser.add_argument("--collection", type=existing, required=True)
     parser.add_argument(
-        "--rows",
-        type=existing,
-        dest="log",
-        help="a folder to write the rows to that each rank reads",
+        "--label", default="cell_type", help="the column of obs to learn"
     )
+    parser.add_argument("--epochs", type=positive, default=3)
     arguments = parser.parse_args()
     if not 0 <= arguments.process_id < arguments.num_processes:
         parser.error(
@@ -149,5 +127,5 @@ if __name__ == "__main__":
         # otherwise it listens on every interface
         coordinator_bind_address=arguments.coordinator,
     )
-    main(arguments.epochs, arguments.log)
+    main(arguments.collection, arguments.label, arguments.epochs)
     jax.distributed.shutdown()

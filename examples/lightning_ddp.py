@@ -1,9 +1,9 @@
-"""Train under Lightning on every rank's own share of the cells, and go on in the middle of an epoch after a stop.
+"""Train under Lightning on every rank's own share of the cells, and resume in the middle of an epoch after a stop.
 
 Run it, stop it, and run it again with the last checkpoint, with as many devices as there are then::
 
-    python examples/lightning_ddp.py --checkpoints checkpoints/
-    python examples/lightning_ddp.py --checkpoints checkpoints/ --resume checkpoints/last.ckpt --devices 1
+    python examples/lightning_ddp.py --collection cells.zarr --hold-out d09 d10
+    python examples/lightning_ddp.py --collection cells.zarr --hold-out d09 d10 --resume checkpoints/last.ckpt --devices 1
 """
 
 from __future__ import annotations
@@ -13,79 +13,66 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anndata as ad
-import numpy as np
 import pandas as pd
 import torch
 import zarr
-from annbatch import DatasetCollection, Loader
-from annbatch.samplers import RandomSampler, SequentialSampler
+from annbatch import DatasetCollection
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
-from annbatch_distributed import DistributedSampler, StatefulLoader
-
-BATCH_SIZE = 32
+from annbatch_distributed import StatefulLoader
 
 type Batch = dict[str, Any]
 
 
 class Cells(LightningDataModule):
-    """The cells that have a label: of the first four fifths to train on, of the last fifth to validate on."""
+    """The cells that have a label: those of some donors to validate on, those of the others to train on."""
 
-    def __init__(self, collection: Path | None, label: str) -> None:
+    def __init__(
+        self, collection: Path, label: str, donor: str, hold_out: list[str]
+    ) -> None:
         super().__init__()
-        self.collection, self.label = collection, label
+        self.collection = DatasetCollection(collection, mode="r")
+        obs = self.collection.obs([label, donor])
+        donors = obs[donor].astype(str)
+        if unknown := {*hold_out} - {*donors}:
+            msg = (
+                f"--hold-out: no cell's {donor} is {', '.join(sorted(unknown))}; "
+                f"choose from {', '.join(sorted({*donors}))}"
+            )
+            raise ValueError(msg)
+        self.label, self.classes = label, pd.Categorical(obs[label]).categories
+        self.is_labelled, self.is_held_out = obs[label].notna(), donors.isin(hold_out)
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 Lightning's
         """Open the cells on this rank."""
-        chunks = {
-            "chunk_size": BATCH_SIZE,
-            "preload_nchunks": 8,
-            "batch_size": BATCH_SIZE,
-        }
-        is_labelled = labels_of(self.collection, self.label).notna().to_numpy()
-        is_first = np.arange(len(is_labelled)) < len(is_labelled) * 4 // 5
-        train = DistributedSampler(
-            RandomSampler(**chunks),
-            dist_info=self.trainer,
-            mask=is_labelled & is_first,
-            seed=0,
-        )
-        # "exact": every row once, and still the same number of batches on every rank
-        validation = DistributedSampler(
-            SequentialSampler(**chunks),
-            dist_info=self.trainer,
-            mask=is_labelled & ~is_first,
-            remainder="exact",
-        )
-        # Lightning moves batches
-        options = {
-            "return_index": True,
-            "to": "torch",
-            "preload_to_gpu": False,
-        }
-        self.train = self.load(StatefulLoader(batch_sampler=train, **options))
-        self.validation = self.load(Loader(batch_sampler=validation, **options))
-        # a rank with another seed, mask or collection is an error on all of them now,
-        # instead of a wrong result
+        self.train = self.load(self.is_labelled & ~self.is_held_out, shuffle=True)
+        self.validation = self.load(self.is_labelled & self.is_held_out, shuffle=False)
+        # a rank with another seed, mask or collection raises on every rank,
+        # instead of giving a wrong result
         self.train.check_ranks_agree()
-        validation.check_ranks_agree(self.validation.n_obs)
+        self.validation.check_ranks_agree()
 
-    def load[AnyLoader: Loader](self, loader: AnyLoader) -> AnyLoader:
-        """Give the cells to a loader."""
-        if self.collection is None:
-            return loader.add_adata(made_up_cells(self.label))
-        return loader.use_collection(DatasetCollection(self.collection, mode="r"))
+    def load(self, mask: pd.Series, *, shuffle: bool) -> StatefulLoader:
+        """Return a loader that reads each of some cells once in an epoch."""
+        return StatefulLoader.from_collection(
+            self.collection,
+            batch_size=32,
+            dist_info=self.trainer,
+            mask=mask,
+            shuffle=shuffle,
+            seed=0,
+            to="torch",
+        )
 
     def train_dataloader(self) -> StatefulLoader:
         """Return the loader itself: a DataLoader would add nothing."""
         return self.train
 
-    def val_dataloader(self) -> Loader:
+    def val_dataloader(self) -> StatefulLoader:
         """Return the loader of the cells that are held out."""
         return self.validation
 
@@ -97,41 +84,42 @@ class Cells(LightningDataModule):
         return self.train.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there."""
+        """Resume there."""
         self.train.load_state_dict(state_dict)
 
 
 class Classifier(LightningModule):
-    """A small network that tells cell types apart, and notes what it was shown."""
+    """A small network that tells cell types apart."""
 
-    def __init__(
-        self, n_var: int, classes: pd.Index, label: str, log_folder: Path | None
-    ) -> None:
+    def __init__(self, cells: Cells) -> None:
         super().__init__()
-        self.classes, self.label, self.log_folder = classes, label, log_folder
-        self.network = nn.Sequential(
-            nn.Linear(n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
-        )
+        self.cells = cells
         self.accuracy = MeanMetric()  # which adds up over ranks
-        self.rows: dict[str, list[np.ndarray]] = {"train": [], "validation": []}
+
+    def configure_model(self) -> None:
+        """Make the network, once the cells are open."""
+        if hasattr(self, "network"):  # Lightning asks before trainer.validate too
+            return
+        n_var, n_classes = self.cells.train.n_var, len(self.cells.classes)
+        self.network = nn.Sequential(
+            nn.Linear(n_var, 64), nn.ReLU(), nn.Linear(64, n_classes)
+        )
 
     def training_step(self, batch: Batch) -> torch.Tensor:
         """Learn from a batch."""
-        scores, targets = self.scores_and_targets(batch)
-        self.rows["train"].append(batch["index"])
-        return cross_entropy(scores, targets)
+        return cross_entropy(*self.scores_and_targets(batch))
 
     def validation_step(self, batch: Batch) -> None:
-        """See how many cells of a batch are told right."""
+        """See how many cells of a batch are predicted correctly."""
         scores, targets = self.scores_and_targets(batch)
         self.accuracy.update(scores.argmax(dim=1) == targets)
         self.log("accuracy", self.accuracy, prog_bar=True)
-        self.rows["validation"].append(batch["index"])
 
     def scores_and_targets(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the network."""
+        labels = batch["obs"][self.cells.label]
         targets = torch.tensor(
-            self.classes.get_indexer(batch["obs"][self.label]), device=self.device
+            self.cells.classes.get_indexer(labels), device=self.device
         )
         return self.network(batch["X"].to_dense().float()), targets
 
@@ -139,44 +127,21 @@ class Classifier(LightningModule):
         """Return the optimizer."""
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
-    def on_validation_epoch_end(self) -> None:
-        """Write down the rows that were held out."""
-        name = (
-            "sanity"
-            if self.trainer.sanity_checking
-            else f"validation-{self.current_epoch}"
-        )
-        self.log_rows(name, self.rows["validation"])
-
-    def on_train_epoch_end(self) -> None:
-        """Write down the rows that were trained on."""
-        self.log_rows(f"train-{self.current_epoch}", self.rows["train"])
-
-    def log_rows(self, name: str, rows: list[np.ndarray]) -> None:
-        """Write down which rows this rank read, and begin anew."""
-        if self.log_folder is not None:
-            np.save(
-                self.log_folder / f"{name}-rank{self.global_rank}.npy",
-                np.concatenate(rows),
-            )
-        rows.clear()
-
 
 def main(
-    collection: Path | None,
+    collection: Path,
     label: str,
+    donor: str,
+    hold_out: list[str],
     epochs: int,
     devices: int,
     checkpoints: Path,
     every: int,
     resume: Path | None,
-    log: Path | None,
 ) -> None:
     """Train, on as many processes as there are devices."""
     torch.manual_seed(0)
-    cells = Cells(collection, label)
-    classes = pd.Categorical(labels_of(collection, label)).categories
-    n_var = cells.load(Loader(batch_size=1)).n_var
+    cells = Cells(collection, label, donor, hold_out)
     trainer = Trainer(
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=devices,
@@ -192,32 +157,7 @@ def main(
         reload_dataloaders_every_n_epochs=1,
         logger=False,
     )
-    trainer.fit(Classifier(n_var, classes, label, log), cells, ckpt_path=resume)
-
-
-def labels_of(collection: Path | None, label: str) -> pd.Series:
-    """Give the label of each cell."""
-    obs = (
-        made_up_cells(label).obs
-        if collection is None
-        else DatasetCollection(collection, mode="r").obs([label])
-    )
-    return obs[label]
-
-
-def made_up_cells(label: str) -> ad.AnnData:
-    """Make up 2,001 cells of four types, the same on every rank."""
-    rng = np.random.default_rng(0)
-    types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
-        np.float32
-    )
-    return ad.AnnData(
-        X=counts,
-        obs=pd.DataFrame(
-            {label: types.astype(str)}, index=np.arange(2_001).astype(str)
-        ),
-    )
+    trainer.fit(Classifier(cells), cells, ckpt_path=resume)
 
 
 def positive(text: str) -> int:
@@ -240,13 +180,19 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--collection",
-        type=existing,
-        help="an annbatch collection; without one, cells are made up",
-    )
+    parser.add_argument("--collection", type=existing, required=True)
     parser.add_argument(
         "--label", default="cell_type", help="the column of obs to learn"
+    )
+    parser.add_argument(
+        "--donor", default="donor", help="the column of obs to hold out by"
+    )
+    parser.add_argument(
+        "--hold-out",
+        nargs="+",
+        required=True,
+        metavar="DONOR",
+        help="whose cells to validate on",
     )
     parser.add_argument("--epochs", type=positive, default=3)
     parser.add_argument(
@@ -264,13 +210,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--every", type=positive, default=10, help="after how many steps to save one"
     )
-    parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
-    parser.add_argument(
-        "--rows",
-        type=existing,
-        dest="log",
-        help="a folder to write the rows to that each rank reads",
-    )
+    parser.add_argument("--resume", type=existing, help="the checkpoint to resume from")
     arguments = parser.parse_args()
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})

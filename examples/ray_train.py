@@ -1,11 +1,10 @@
-"""Train with Ray Train on every worker's own share of the cells, and go on in the middle of an epoch after a failure.
+"""Train with Ray Train on every worker's own share of the cells, and resume in the middle of an epoch after a failure.
 
-Run it on this machine, on cells that it makes up or on a collection of yours::
+Run it on this machine::
 
-    python examples/ray_train.py --checkpoints checkpoints/
-    python examples/ray_train.py --checkpoints checkpoints/ --collection cells.zarr --workers 4
+    python examples/ray_train.py --collection cells.zarr --checkpoints checkpoints/ --workers 2
 
-Run again with the same folder, it goes on after the last checkpoint there, with as many workers as there are then.
+Run again with the same folder, it resumes from the last checkpoint there, with as many workers as there are then.
 """
 
 from __future__ import annotations
@@ -16,23 +15,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anndata as ad
-import numpy as np
 import pandas as pd
 import ray
 import ray.train
 import torch
 import zarr
 from annbatch import DatasetCollection
-from annbatch.samplers import RandomSampler
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from annbatch_distributed import DistributedSampler, StatefulLoader
-
-BATCH_SIZE = 32
+from annbatch_distributed import StatefulLoader
 
 
 def train(config: dict[str, Any]) -> None:
@@ -43,9 +37,17 @@ def train(config: dict[str, Any]) -> None:
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     elif rank == 0:
         print("cells are read faster with zarrs: pip install zarrs")
-    collection, label = config["collection"], config["label"]
-    classes = pd.Categorical(labels_of(collection, label)).categories
-    loader = load(collection, label, context)
+    cells, label = DatasetCollection(config["collection"], mode="r"), config["label"]
+    labels = cells.obs([label])[label]
+    classes = pd.Categorical(labels).categories
+    loader = StatefulLoader.from_collection(
+        cells,
+        batch_size=32,
+        dist_info=context,
+        mask=labels.notna(),
+        seed=0,
+        to="torch",
+    )
 
     torch.manual_seed(0)
     # only the model: prepare_data_loader is for torch's DataLoader, and would have
@@ -66,8 +68,8 @@ def train(config: dict[str, Any]) -> None:
         getattr(model, "module", model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
-    # a worker with another seed, state or collection is an error on all of them now,
-    # instead of a wrong result
+    # a worker with another seed, state or collection raises on every rank,
+    # instead of giving a wrong result
     loader.check_ranks_agree()
 
     step = 0
@@ -84,10 +86,6 @@ def train(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             step += 1
-            if config["log"] is not None:
-                config["log"].joinpath(f"train-{epoch}-rank{rank}.txt").open("a").write(
-                    f"{batch['index'].tolist()}\n"
-                )
             if step % config["every"] == 0:
                 report(
                     rank,
@@ -122,49 +120,6 @@ def report(
         ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
-def labels_of(collection: Path | None, label: str) -> pd.Series:
-    """Give the label of each cell."""
-    obs = (
-        made_up_cells(label).obs
-        if collection is None
-        else DatasetCollection(collection, mode="r").obs([label])
-    )
-    return obs[label]
-
-
-def load(
-    collection: Path | None, label: str, context: ray.train.TrainContext
-) -> StatefulLoader:
-    """Open the cells that have a label, on this worker."""
-    sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
-        dist_info=context,
-        seed=0,
-        mask=labels_of(collection, label).notna(),
-    )
-    loader = StatefulLoader(
-        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
-    )
-    if collection is None:
-        return loader.add_adata(made_up_cells(label))
-    return loader.use_collection(DatasetCollection(collection, mode="r"))
-
-
-def made_up_cells(label: str) -> ad.AnnData:
-    """Make up 2,001 cells of four types, the same on every worker."""
-    rng = np.random.default_rng(0)
-    types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
-        np.float32
-    )
-    return ad.AnnData(
-        X=counts,
-        obs=pd.DataFrame(
-            {label: types.astype(str)}, index=np.arange(2_001).astype(str)
-        ),
-    )
-
-
 def positive(text: str) -> int:
     """Read a number that is 1 or more."""
     if (number := int(text)) < 1:
@@ -185,11 +140,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--collection",
-        type=existing,
-        help="an annbatch collection; without one, cells are made up",
-    )
+    parser.add_argument("--collection", type=existing, required=True)
     parser.add_argument(
         "--label", default="cell_type", help="the column of obs to learn"
     )
@@ -207,13 +158,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--fail-at",
         type=positive,
-        help="after how many batches the first attempt fails, to see it go on",
-    )
-    parser.add_argument(
-        "--rows",
-        type=existing,
-        dest="log",
-        help="a folder to write the rows to that each worker reads",
+        help="after how many batches the first attempt fails, to see it resume",
     )
     arguments = parser.parse_args()
 

@@ -2,8 +2,8 @@
 
 Run it, stop it, and run it again with the last checkpoint, with as many devices as there are then::
 
-    torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py --checkpoints checkpoints/
-    torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py --checkpoints checkpoints/ --resume CHECKPOINT
+    torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py --collection cells.zarr
+    torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py --collection cells.zarr --resume CHECKPOINT
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anndata as ad
-import numpy as np
-import pandas as pd
 import scvi
 import torch
 import zarr
@@ -53,7 +50,7 @@ class Checkpoints(Callback):
 
 
 def main(
-    collection: Path | None,
+    collection: Path,
     batch: str,
     epochs: int,
     checkpoints: Path,
@@ -62,7 +59,13 @@ def main(
 ) -> None:
     """Run one rank."""
     scvi.settings.seed = 0  # the same network on every rank
-    loader = load(collection, batch)
+    loader = Loader(
+        batch_size=BATCH_SIZE,
+        chunk_size=CHUNK_SIZE,
+        preload_nchunks=PRELOAD_NCHUNKS,
+        preload_to_gpu=False,
+    )
+    loader.use_collection(DatasetCollection(collection, mode="r"))
     cells = AnnbatchDataModule(
         loader, batch_key=batch, chunk_size=CHUNK_SIZE, preload_nchunks=PRELOAD_NCHUNKS
     )
@@ -93,34 +96,6 @@ def main(
         )
 
 
-def load(collection: Path | None, batch: str) -> Loader:
-    """Open the cells."""
-    sizes = {
-        "batch_size": BATCH_SIZE,
-        "chunk_size": CHUNK_SIZE,
-        "preload_nchunks": PRELOAD_NCHUNKS,
-    }
-    loader = Loader(**sizes, preload_to_gpu=False)
-    if collection is None:
-        return loader.add_adata(made_up_cells(batch))
-    return loader.use_collection(DatasetCollection(collection, mode="r"))
-
-
-def made_up_cells(batch: str) -> ad.AnnData:
-    """Make up 4,001 cells of two batches, the same on every rank."""
-    rng = np.random.default_rng(0)
-    batches = rng.integers(2, size=4_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 2 == batches[:, None])).astype(
-        np.float32
-    )
-    return ad.AnnData(
-        X=counts,
-        obs=pd.DataFrame(
-            {batch: batches.astype(str)}, index=np.arange(4_001).astype(str)
-        ),
-    )
-
-
 def positive(text: str) -> int:
     """Read a number that is 1 or more."""
     if (number := int(text)) < 1:
@@ -144,7 +119,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--collection",
         type=existing,
-        help="an annbatch collection of counts; without one, they are made up",
+        required=True,
+        help="an annbatch collection of counts",
     )
     parser.add_argument(
         "--batch", default="donor", help="the column of obs with the batch of each cell"
@@ -162,12 +138,12 @@ if __name__ == "__main__":
         default=10,
         help="after how many steps to save a checkpoint",
     )
-    parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
+    parser.add_argument("--resume", type=existing, help="the checkpoint to resume from")
     arguments = parser.parse_args()
     if "LOCAL_WORLD_SIZE" not in os.environ:
         parser.error(
             "no launcher has started this: "
-            "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py"
+            "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py ..."
         )
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})

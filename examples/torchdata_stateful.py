@@ -1,9 +1,9 @@
-"""Train with torchdata's StatefulDataLoader, which counts for its workers too, and go on in the middle of an epoch.
+"""Train with torchdata's StatefulDataLoader, which counts for its workers too, and resume in the middle of an epoch.
 
 Run it, stop it, and run it again with the last checkpoint of every rank::
 
-    torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py --checkpoints checkpoints/
-    torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py --resume checkpoints/epoch-0-batch-20
+    torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py --collection cells.zarr
+    torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py --collection cells.zarr --resume checkpoints/epoch-0-batch-20
 """
 
 from __future__ import annotations
@@ -13,39 +13,42 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-import anndata as ad
-import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
 import zarr
 from annbatch import DatasetCollection
-from annbatch.samplers import RandomSampler
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from annbatch_distributed import DistributedSampler, StatefulLoader
-
-BATCH_SIZE = 32
+from annbatch_distributed import StatefulLoader
 
 
 def main(
     device: torch.device,
-    collection: Path | None,
+    collection: Path,
     label: str,
     epochs: int,
     num_workers: int,
     checkpoints: Path,
     every: int,
     resume: Path | None,
-    log: Path | None,
 ) -> None:
     """Run one rank."""
-    classes = pd.Categorical(labels_of(collection, label)).categories
-    loader = load(collection, label)
-    # a rank with another seed or collection is an error on all of them now, instead of
+    cells = DatasetCollection(collection, mode="r")
+    labels = cells.obs([label])[label]
+    classes = pd.Categorical(labels).categories
+    loader = StatefulLoader.from_collection(
+        cells,
+        batch_size=32,
+        dist_info="torch",
+        mask=labels.notna(),
+        seed=0,
+        to="torch",
+    )
+    # a rank with another seed or collection raises on every rank, instead of giving
     # a wrong result
     loader.check_ranks_agree()
     batches = StatefulDataLoader(
@@ -76,7 +79,6 @@ def main(
 
     for epoch in range(first, epochs):
         loader.set_epoch(epoch)
-        rows = []
         for batch in batches:
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
@@ -87,7 +89,6 @@ def main(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            rows.append(batch["index"])
             done += 1
             # a state after the last batch would undo the set_epoch of the next epoch
             if done % every == 0 and done < len(batches):
@@ -104,53 +105,8 @@ def main(
                     folder / f"rank{dist.get_rank()}.pt",
                 )
         done = 0
-        if log is not None:
-            np.save(
-                log / f"train-{epoch}-rank{dist.get_rank()}.npy", np.concatenate(rows)
-            )
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {loss:.3f} after {len(batches)} batches")
-
-
-def labels_of(collection: Path | None, label: str) -> pd.Series:
-    """Give the label of each cell."""
-    obs = (
-        made_up_cells(label).obs
-        if collection is None
-        else DatasetCollection(collection, mode="r").obs([label])
-    )
-    return obs[label]
-
-
-def load(collection: Path | None, label: str) -> StatefulLoader:
-    """Open the cells that have a label, on this rank."""
-    sampler = DistributedSampler(
-        RandomSampler(chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE),
-        dist_info="torch",
-        seed=0,
-        mask=labels_of(collection, label).notna(),
-    )
-    loader = StatefulLoader(
-        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
-    )
-    if collection is None:
-        return loader.add_adata(made_up_cells(label))
-    return loader.use_collection(DatasetCollection(collection, mode="r"))
-
-
-def made_up_cells(label: str) -> ad.AnnData:
-    """Make up 2,001 cells of four types, the same on every rank."""
-    rng = np.random.default_rng(0)
-    types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
-        np.float32
-    )
-    return ad.AnnData(
-        X=counts,
-        obs=pd.DataFrame(
-            {label: types.astype(str)}, index=np.arange(2_001).astype(str)
-        ),
-    )
 
 
 def positive(text: str) -> int:
@@ -173,11 +129,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--collection",
-        type=existing,
-        help="an annbatch collection; without one, cells are made up",
-    )
+    parser.add_argument("--collection", type=existing, required=True)
     parser.add_argument(
         "--label", default="cell_type", help="the column of obs to learn"
     )
@@ -194,13 +146,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--every", type=positive, default=10, help="after how many batches to save one"
     )
-    parser.add_argument("--resume", type=existing, help="the checkpoint to go on from")
-    parser.add_argument(
-        "--rows",
-        type=existing,
-        dest="log",
-        help="a folder to write the rows to that each rank reads",
-    )
+    parser.add_argument("--resume", type=existing, help="the checkpoint to resume from")
     arguments = parser.parse_args()
     if arguments.num_workers < 0:
         parser.error(
@@ -209,7 +155,7 @@ if __name__ == "__main__":
     if "RANK" not in os.environ:
         parser.error(
             "no launcher has started this: "
-            "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py"
+            "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py ..."
         )
 
     if find_spec("zarrs"):

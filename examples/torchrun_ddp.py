@@ -1,9 +1,8 @@
 """Train on every rank's own share of the cells of some donors, and validate on every cell of the others exactly once.
 
-Run it with torch's launcher, on cells that it makes up or on a collection of yours::
+Run it with torch's launcher::
 
-    torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py
-    torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py --collection cells.zarr --donor donor_id
+    torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py --collection cells.zarr --hold-out d09 d10
 """
 
 from __future__ import annotations
@@ -13,65 +12,55 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-import anndata as ad
-import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
 import zarr
 from annbatch import DatasetCollection
-from annbatch.samplers import RandomSampler, SequentialSampler
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from annbatch_distributed import DistributedSampler, StatefulLoader
-
-BATCH_SIZE = 32
+from annbatch_distributed import StatefulLoader
 
 
 def main(
     device: torch.device,
-    collection: Path | None,
+    collection: Path,
     label: str,
     donor: str,
+    hold_out: list[str],
     epochs: int,
-    log: Path | None,
 ) -> None:
     """Run one rank."""
-    cells = (
-        made_up_cells(label, donor)
-        if collection is None
-        else DatasetCollection(collection, mode="r")
-    )
-    obs = cells.obs if isinstance(cells, ad.AnnData) else cells.obs([label, donor])
-    classes, donors = (pd.Categorical(obs[name]).categories for name in (label, donor))
+    cells = DatasetCollection(collection, mode="r")
+    obs = cells.obs([label, donor])
+    classes = pd.Categorical(obs[label]).categories
+    donors = obs[donor].astype(str)
+    if unknown := {*hold_out} - {*donors}:
+        msg = (
+            f"--hold-out: no cell's {donor} is {', '.join(sorted(unknown))}; "
+            f"choose from {', '.join(sorted({*donors}))}"
+        )
+        raise ValueError(msg)
+
+    def load(mask: pd.Series, *, shuffle: bool) -> StatefulLoader:
+        return StatefulLoader.from_collection(
+            cells,
+            batch_size=32,
+            dist_info="torch",
+            mask=mask,
+            shuffle=shuffle,
+            seed=0,
+            to="torch",
+        )
 
     # two masks of the cells that have a label: what is held out is never trained on
-    is_labelled = obs[label].notna()
-    is_held_out = obs[donor].isin(donors[-max(1, len(donors) // 5) :])
-    train_sampler = DistributedSampler(
-        RandomSampler(
-            chunk_size=BATCH_SIZE,
-            preload_nchunks=8,
-            batch_size=BATCH_SIZE,
-            rng=np.random.default_rng(0),
-        ),
-        dist_info="torch",
-        mask=is_labelled & ~is_held_out,
-    )
-    # "exact": every row once, and still the same number of batches on every rank
-    validation_sampler = DistributedSampler(
-        SequentialSampler(
-            chunk_size=BATCH_SIZE, preload_nchunks=8, batch_size=BATCH_SIZE
-        ),
-        dist_info="torch",
-        remainder="exact",
-        mask=is_labelled & is_held_out,
-    )
-    train, validation = load(train_sampler, cells), load(validation_sampler, cells)
-    # a rank with another seed, mask or collection is an error on all of them now,
-    # instead of a wrong result
+    is_labelled, is_held_out = obs[label].notna(), donors.isin(hold_out)
+    train = load(is_labelled & ~is_held_out, shuffle=True)
+    validation = load(is_labelled & is_held_out, shuffle=False)
+    # a rank with another seed, mask or collection raises on every rank,
+    # instead of giving a wrong result
     train.check_ranks_agree()
     validation.check_ranks_agree()
 
@@ -83,74 +72,34 @@ def main(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     for epoch in range(epochs):
-        train_sampler.set_epoch(epoch)  # another order, and other rows are left out
-        rows = []
+        train.set_epoch(epoch)  # another order
         for batch in train:
-            cells = batch["X"].to(device).to_dense().float()
+            counts = batch["X"].to(device).to_dense().float()
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
             )
-            loss = cross_entropy(model(cells), targets)
+            loss = cross_entropy(model(counts), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            rows.append(batch["index"])
-        log_rows(log, f"train-{epoch}", rows)
         # an error, should it not be what was planned
         trained_on = train.check_epoch_read()
 
-        counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, all
-        rows = []
+        totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct, all
         for batch in validation:
-            cells = batch["X"].to(device).to_dense().float()
+            counts = batch["X"].to(device).to_dense().float()
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
             )
             with torch.no_grad():
-                right = model(cells).argmax(dim=1) == targets
-            counts[0] += right.sum()
-            counts[1] += len(right)
-            rows.append(batch["index"])
-        log_rows(log, f"validation-{epoch}", rows)
-        dist.all_reduce(counts)
+                totals[0] += (model(counts).argmax(dim=1) == targets).sum()
+            totals[1] += len(targets)
+        dist.all_reduce(totals)
         if dist.get_rank() == 0:
             print(
-                f"{trained_on}: {counts[0] / counts[1]:.1%} of {counts[1]:,} "
-                "cells of other donors are told right"
+                f"{trained_on}: {totals[0] / totals[1]:.1%} of {totals[1]:,} "
+                "cells of other donors are predicted correctly"
             )
-
-
-def load(
-    sampler: DistributedSampler, cells: ad.AnnData | DatasetCollection
-) -> StatefulLoader:
-    """Open the cells with a sampler."""
-    loader = StatefulLoader(
-        batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False
-    )
-    return (
-        loader.add_adata(cells)
-        if isinstance(cells, ad.AnnData)
-        else loader.use_collection(cells)
-    )
-
-
-def made_up_cells(label: str, donor: str) -> ad.AnnData:
-    """Make up 2,001 cells of four types and ten donors, the same on every rank."""
-    rng = np.random.default_rng(0)
-    types = rng.integers(4, size=2_001)
-    counts = rng.poisson(1 + 2 * (np.arange(50) % 4 == types[:, None])).astype(
-        np.float32
-    )
-    obs = pd.DataFrame(
-        {label: types.astype(str), donor: rng.integers(10, size=2_001).astype(str)}
-    )
-    return ad.AnnData(X=counts, obs=obs.set_index(obs.index.astype(str)))
-
-
-def log_rows(folder: Path | None, name: str, rows: list[np.ndarray]) -> None:
-    """Write down which rows this rank read."""
-    if folder is not None:
-        np.save(folder / f"{name}-rank{dist.get_rank()}.npy", np.concatenate(rows))
 
 
 def positive(text: str) -> int:
@@ -173,31 +122,26 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--collection",
-        type=existing,
-        help="an annbatch collection; without one, cells are made up",
-    )
+    parser.add_argument("--collection", type=existing, required=True)
     parser.add_argument(
         "--label", default="cell_type", help="the column of obs to learn"
     )
     parser.add_argument(
-        "--donor",
-        default="donor",
-        help="the column of obs by which a fifth is held out",
+        "--donor", default="donor", help="the column of obs to hold out by"
+    )
+    parser.add_argument(
+        "--hold-out",
+        nargs="+",
+        required=True,
+        metavar="DONOR",
+        help="whose cells to validate on",
     )
     parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument(
-        "--rows",
-        type=existing,
-        dest="log",
-        help="a folder to write the rows to that each rank reads",
-    )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
             "no launcher has started this: "
-            "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py"
+            "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py ..."
         )
 
     if find_spec("zarrs"):

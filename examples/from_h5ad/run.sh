@@ -14,7 +14,7 @@ export OMP_NUM_THREADS=1 # as torchrun sets it, with a warning
 # train RANKS [OPTION...]
 train() {
   torchrun --standalone --nproc-per-node "$1" "$scripts/train.py" \
-    --collection cells.zarr --checkpoint last.pt "${@:2}"
+    --collection cells.zarr --checkpoint last.pt --hold-out d09 d10 "${@:2}"
 }
 
 # killed RANKS STEP
@@ -28,7 +28,7 @@ killed() {
 }
 
 python "$scripts/files.py" h5ad
-python "$scripts/collection.py" h5ad/*.h5ad --to cells.zarr
+annbatch-distributed collect h5ad/*.h5ad --out cells.zarr --obs cell_type donor 2>/dev/null
 killed 2 50
-killed 2 70 # goes on from step 40, the last checkpoint
-train 3     # goes on from step 60, on one rank more
+killed 2 70 # resumes from step 40, the last checkpoint
+train 3     # resumes from step 60, on one rank more

@@ -1,8 +1,9 @@
-"""Train on the cells of some donors, validate on every cell of the others, and go on from the last checkpoint.
+"""Train on the cells of some donors, validate on every cell of the others, and resume from the last checkpoint.
 
 Run it with torch's launcher, and after whatever has ended it run it again, on any number of ranks::
 
-    torchrun --standalone --nproc-per-node 2 examples/from_h5ad/train.py --collection cells.zarr --checkpoint last.pt
+    torchrun --standalone --nproc-per-node 2 examples/from_h5ad/train.py --collection cells.zarr --checkpoint last.pt \
+        --hold-out d09 d10
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from annbatch import DatasetCollection
-from annbatch.samplers import RandomSampler, SequentialSampler
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from annbatch_distributed import DistributedSampler, StatefulLoader
-
-BATCH_SIZE = 32  # of each rank
+from annbatch_distributed import StatefulLoader
 
 
 def start() -> torch.device:
@@ -39,40 +37,34 @@ def start() -> torch.device:
 
 
 def split(
-    collection: Path,
-    label: str,
-    donor: str,
+    collection: Path, label: str, donor: str, hold_out: list[str]
 ) -> tuple[pd.Index, StatefulLoader, StatefulLoader]:
     """Return the classes, and loaders of cells to train on and of held-out ones."""
     cells = DatasetCollection(collection, mode="r")
     obs = cells.obs([label, donor])
-    classes, donors = (
-        pd.Index(sorted(obs[of].dropna().unique())) for of in (label, donor)
-    )
-    is_known = obs[label].notna()
-    is_held_out = obs[donor].isin(donors[-max(1, len(donors) // 5) :])  # a fifth
-
-    def load(
-        sampler: RandomSampler | SequentialSampler, mask: pd.Series
-    ) -> StatefulLoader:
-        distributed = DistributedSampler(
-            sampler,
-            dist_info="torch",
-            seed=0,
-            mask=mask,
-            remainder="exact",  # every cell once, in as many batches on every rank
+    classes = pd.Categorical(obs[label]).categories
+    donors = obs[donor].astype(str)
+    if unknown := {*hold_out} - {*donors}:
+        msg = (
+            f"--hold-out: no cell's {donor} is {', '.join(sorted(unknown))}; "
+            f"choose from {', '.join(sorted({*donors}))}"
         )
-        return StatefulLoader(
-            batch_sampler=distributed,
-            return_index=True,
-            to="torch",
-            preload_to_gpu=False,  # batches go there when they are trained on
-            read_ahead=1,  # meanwhile, the next ones are read
-        ).use_collection(cells)
+        raise ValueError(msg)
 
-    sizes = {"chunk_size": 64, "preload_nchunks": 16, "batch_size": BATCH_SIZE}
-    train = load(RandomSampler(**sizes), is_known & ~is_held_out)
-    validation = load(SequentialSampler(**sizes), is_known & is_held_out)
+    def load(mask: pd.Series, *, shuffle: bool) -> StatefulLoader:
+        return StatefulLoader.from_collection(
+            cells,
+            batch_size=32,  # of each rank
+            dist_info="torch",
+            mask=mask,
+            shuffle=shuffle,
+            seed=0,
+            to="torch",
+        )
+
+    is_known, is_held_out = obs[label].notna(), donors.isin(hold_out)
+    train = load(is_known & ~is_held_out, shuffle=True)
+    validation = load(is_known & is_held_out, shuffle=False)
     return classes, train, validation
 
 
@@ -98,13 +90,14 @@ def main(
     checkpoint: Path,
     label: str,
     donor: str,
+    hold_out: list[str],
     epochs: int,
     every: int,
     kill_at: int | None,
 ) -> None:
     """Run one rank."""
     device = start()
-    classes, train, validation = split(collection, label, donor)
+    classes, train, validation = split(collection, label, donor, hold_out)
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Linear(train.n_var, 64),
@@ -120,8 +113,7 @@ def main(
         states = torch.load(checkpoint, map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(states[name])
-    # another seed, mask, collection or checkpoint on one rank is an error on all of
-    # them
+    # another seed, mask, collection or checkpoint on one rank raises on every rank
     for loader in (train, validation):
         loader.check_ranks_agree()
 
@@ -145,7 +137,7 @@ def main(
                 os.kill(os.getpid(), signal.SIGKILL)
         read = train.check_epoch_read()  # an error, unless it is what was planned
 
-        counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, in all
+        counts = torch.zeros(2, dtype=torch.int64, device=device)  # correct, all
         for batch in validation:
             inputs, targets = tensors(batch, label, classes, device)
             with torch.no_grad():
@@ -156,8 +148,8 @@ def main(
         if rank == 0:
             print(read)
             print(
-                f"right about {counts[0] / counts[1]:.1%} "
-                f"of {counts[1]:,} held-out cells"
+                f"{counts[0] / counts[1]:.1%} of {counts[1]:,} held-out cells "
+                "are predicted correctly"
             )
             save(checkpoint, parts)
     dist.destroy_process_group()
@@ -188,7 +180,7 @@ if __name__ == "__main__":
         "--checkpoint",
         type=Path,
         required=True,
-        help="is written, and gone on from if it is there",
+        help="is written, and resumed from if it is there",
     )
     parser.add_argument(
         "--label", default="cell_type", help="the column of obs to learn"
@@ -196,7 +188,14 @@ if __name__ == "__main__":
     parser.add_argument(
         "--donor",
         default="donor",
-        help="the column of obs by which a fifth is held out",
+        help="the column of obs to hold out by",
+    )
+    parser.add_argument(
+        "--hold-out",
+        nargs="+",
+        required=True,
+        metavar="DONOR",
+        help="whose cells to validate on",
     )
     parser.add_argument("--epochs", type=positive, default=2)
     parser.add_argument(
@@ -208,7 +207,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--kill-at",
         type=positive,
-        help="at which step to kill the last rank, to see it go on",
+        help="at which step to kill the last rank, to see it resume",
     )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:

@@ -1,6 +1,6 @@
 """Train in a Slurm job that may be stopped at any time: on SIGUSR1 or SIGTERM, all ranks save after the same step.
 
-Started again, it goes on with the next batch. ``torchrun.sbatch`` and ``srun.sbatch`` start it; without Slurm::
+Started again, it resumes with the next batch. ``torchrun.sbatch`` and ``srun.sbatch`` start it; without Slurm::
 
     torchrun --standalone --nproc-per-node 2 examples/slurm/train.py cells.zarr checkpoint.pt
 """
@@ -136,7 +136,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "checkpoint",
         type=Path,
-        help="the file to save to, and to go on from where it exists",
+        help="the file to save to, and to resume from where it exists",
     )
     parser.add_argument(
         "--label", default="cell_type", help="the column of obs to learn"

@@ -14,9 +14,10 @@ from annbatch.samplers import SequentialSampler
 from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader
 from tests.processes.configurations import LABELLED
 from tests.processes.launch import forked_ranks, run
-from tests.processes.rows import check_goes_on, check_reads_everything
+from tests.processes.rows import BATCH_SIZE, check_goes_on, check_reads_everything
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
@@ -25,28 +26,34 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(500)
 
+N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two ranks
+
 
 def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_path: Path) -> None:
     whole, middle, end = (tmp_path / name for name in ("whole", "middle", "end"))
     for folder in (whole, middle, end):
         folder.mkdir()
-    cells = "--collection", collection, "--label", "label"
-    job = "examples/accelerate_ddp.py", *cells, "--epochs", 2, "--checkpoints", tmp_path
-    done, _ = run(*forked_ranks(*job, "--rows", whole, "--every", 1, ranks=2), seconds=180)
+
+    def job(log: Path, *options: object) -> subprocess.CompletedProcess[str]:
+        script = "-m", "tests.processes.logging_rows", log, "examples/accelerate_ddp.py", "--collection", collection
+        always = "--label", "label", "--epochs", 2, "--checkpoints", tmp_path
+        done, _ = run(*forked_ranks(*script, *always, *options, ranks=2), seconds=180)
+        return done
+
+    done = job(whole, "--every", 1)
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
         "epoch 0",
         "epoch 1",
     ]
-    rest = *job, "--every", 100
-    run(*forked_ranks(*rest, "--rows", middle, "--resume", tmp_path / "step-3", ranks=2), seconds=180)
-    run(*forked_ranks(*rest, "--rows", end, "--resume", tmp_path / "step-5", ranks=2), seconds=180)
+    job(middle, "--every", 100, "--resume", tmp_path / "step-3")
+    job(end, "--every", 100, "--resume", tmp_path / f"step-{N_BATCHES}")
 
     check_reads_everything(whole, epochs=2, among=LABELLED)
-    check_goes_on(whole, middle, epoch=0, n_batches=2)
-    check_goes_on(whole, middle, epoch=1, n_batches=5)
+    check_goes_on(whole, middle, epoch=0, n_batches=N_BATCHES - 3)
+    check_goes_on(whole, middle, epoch=1, n_batches=N_BATCHES)
     # the state after the last batch of an epoch leads to the next one
     assert not list(end.glob("train-0-*"))
-    check_goes_on(whole, end, epoch=1, n_batches=5)
+    check_goes_on(whole, end, epoch=1, n_batches=N_BATCHES)
 
 
 @pytest.fixture

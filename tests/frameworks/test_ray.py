@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -15,13 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes.configurations import LABELLED
-from tests.processes.launch import python, run
+from tests.processes.launch import ROOT, python, run
+from tests.processes.rows import BATCH_SIZE, read_batches
+from tests.samplers import flat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BATCH_SIZE = 32
-N_BATCHES = len(LABELLED) // (2 * BATCH_SIZE)
+N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two ranks
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
     collection: Path, tmp_path: Path, ray_folder: Path
 ) -> None:
     environment = {
+        "PYTHONPATH": str(ROOT),  # of workers, which run in folders of Ray's
         # the node's address is then 127.0.0.1, on Linux too
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_TMPDIR": str(ray_folder),
@@ -66,23 +67,18 @@ def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
         # a process less
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
-    job = ["--collection", collection, "--label", "label", "--epochs", 2, "--checkpoints", tmp_path, "--rows", tmp_path]
+    job = "--collection", collection, "--label", "label", "--epochs", 2, "--checkpoints", tmp_path
     # fails a batch after a checkpoint
-    script = python("examples/ray_train.py", *job, "--every", 2, "--fail-at", 3)
-    run(script, environments=[environment], seconds=250)
+    script = "examples/ray_train.py", *job, "--every", 2, "--fail-at", 3
+    run(python("-m", "tests.frameworks.job_ray", tmp_path, *script), environments=[environment], seconds=250)
 
     order = []
     for epoch in range(2):
-        ranks = [
-            [json.loads(line) for line in (tmp_path / f"train-{epoch}-rank{rank}.txt").read_text().splitlines()]
-            for rank in range(2)
-        ]
+        ranks = read_batches(tmp_path, f"train-{epoch}")
         if epoch == 0:  # both attempts
             assert [len(batches) for batches in ranks] == [3 + N_BATCHES - 2] * 2
             for batches in ranks:
                 assert batches.pop(3) == batches[2]
-        read = [row for batches in ranks for batch in batches for row in batch]
-        assert len(read) == len(set(read)) == N_BATCHES * 2 * BATCH_SIZE
-        assert set(read) <= set(LABELLED)
+        assert sorted(flat(flat(ranks))) == LABELLED
         order.append(ranks)
     assert order[0] != order[1]

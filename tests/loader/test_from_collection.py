@@ -23,7 +23,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
     cells: Any = sp.random(N_ROWS, 50, density=0.3, format="csr", dtype=np.float32, random_state=0)
     obs = pd.DataFrame({"donor": np.arange(N_ROWS) % 5, "split": "train"}, [f"c{row}" for row in range(N_ROWS)])
     ad.AnnData(cells, obs=obs).write_h5ad(folder / "cells.h5ad")
-    return DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"], shuffle=False)
+    DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"], shuffle=False)
+    return DatasetCollection(folder / "cells.zarr", mode="r")
 
 
 def ranks(collection: DatasetCollection, world_size: int, **options: Any) -> list[StatefulLoader]:

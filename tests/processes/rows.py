@@ -1,46 +1,52 @@
-"""What the scripts wrote down: which rows each of two ranks trained on."""
+"""What `logging_rows` has logged: which rows each rank of a job read."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tests.processes.configurations import N_OBS
+from tests.samplers import flat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
     from pathlib import Path
 
 BATCH_SIZE = 32  # of the examples
 
 
+def read_batches(folder: Path, name: str, ranks: int = 2) -> list[list[list[int]]]:
+    """The rows of each batch of each rank."""
+    paths = [folder / f"{name}-rank{rank}.txt" for rank in range(ranks)]
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+
+
 def read(folder: Path, name: str, ranks: int = 2) -> list[list[int]]:
-    """The rows that each rank wrote down."""
-    return [np.load(folder / f"{name}-rank{rank}.npy").tolist() for rank in range(ranks)]
+    """The rows that each rank read."""
+    return [flat(batches) for batches in read_batches(folder, name, ranks)]
 
 
 def check_reads_everything(
-    folder: Path, *, epochs: int, n_rows: int = N_OBS, among: Collection[int] | None = None, ranks: int = 2
+    folder: Path, *, epochs: int, among: Sequence[int], ranks: int = 2, drops: bool = False
 ) -> None:
-    """Check that every epoch has each row once, but for those that fill no step, and an order of its own.
+    """Check that every epoch has each of the rows once, in as many batches on every rank, and an order of its own.
 
-    The rows are the first ``n_rows``, or those that they are ``among``.
+    A job that ``drops`` leaves out those that fill no step.
     """
-    among = range(n_rows) if among is None else among
     orders = []
     for epoch in range(epochs):
-        trained_on = read(folder, f"train-{epoch}", ranks)
-        together = [row for rows in trained_on for row in rows]
-        assert set(together) <= set(among)
-        assert len(set(together)) == len(together)
-        assert len(together) == len(among) // (ranks * BATCH_SIZE) * ranks * BATCH_SIZE
-        orders.append(trained_on)
+        batches = read_batches(folder, f"train-{epoch}", ranks)
+        rows = flat(flat(batches))
+        assert len({len(of_rank) for of_rank in batches}) == 1
+        assert len({*rows}) == len(rows)
+        assert {*rows} <= {*among}
+        assert len(rows) == (len(among) // (ranks * BATCH_SIZE) * ranks * BATCH_SIZE if drops else len(among))
+        orders.append(batches)
     assert all(order != orders[0] for order in orders[1:])
 
 
 def check_goes_on(whole: Path, rest: Path, *, epoch: int, n_batches: int) -> None:
     """Check that a second run read the last batches of an epoch, as the first one did."""
-    for first, second in zip(read(whole, f"train-{epoch}"), read(rest, f"train-{epoch}"), strict=True):
-        assert len(second) == n_batches * BATCH_SIZE
-        assert second == first[-len(second) :]
+    batches = (read_batches(folder, f"train-{epoch}") for folder in (whole, rest))
+    for first, second in zip(*batches, strict=True):
+        assert second == first[-n_batches:]
+        assert len(second) == n_batches
