@@ -16,10 +16,16 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     type Int64Array = npt.NDArray[np.int64]
 
-__all__ = ["BOUND", "integer", "integers"]
+__all__ = ["BOUND", "counted", "integer", "integers"]
 
 #: Rows are counted in words of 64 bits, one of them for the sign.
 BOUND = 2**63
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: ``1 row``, ``10,906 rows``, ``2 batches``."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:

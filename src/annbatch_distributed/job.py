@@ -235,9 +235,8 @@ class Job:
         before, self._left_out = self._left_out, position.leaves_out or self._left_out
         if not position.leaves_out and (again := sum(map(len, (plan.window.within(*rows[1:]) for rows in before)))):
             self._warn_once(
-                f"{again} rows that were left out of an epoch come again, since leave_out is about what is left of one "
-                "epoch. To leave them out of all that follow, assign a mask without them, on every rank: "
-                "sampler.mask = ..."
+                f"Rows that were left out of an epoch ({again:,}) come again, since leave_out holds for one epoch. To "
+                "leave them out of all that follow, assign a mask without them, on every rank: sampler.mask = ..."
             )
         if position.passes and not position.resumes and not self._planner.is_same_next_epoch(plan):
             self._warn_once(

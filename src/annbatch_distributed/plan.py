@@ -78,13 +78,13 @@ class EpochPlan:
     >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
     >>> plan = DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000)
     >>> print(plan)
-    epoch 0: 2 ranks share 20000 of 20000 rows (remainder="drop", batch size 256)
+    epoch 0: 2 ranks share 20,000 of 20,000 rows (remainder="drop", batch size 256)
     rank  batches  rows  repeated  global rows
        0       39  9984         0  0:9984
        1       39  9984         0  9984:19968
     lost in this epoch: 32 rows, 0.16 % (19968:20000)
     to lose none: remainder="exact", "keep" or "pad"
-    in memory: up to 2048 rows on each rank
+    in memory: up to 2,048 rows on each rank
     >>> plan.n_batches(1), len(plan.shard(1)), list(plan.lost)[0]
     (39, 9984, 19968)
     """

@@ -116,8 +116,8 @@ class Planner:
                 raise ValueError(
                     f"What is left of epoch {plan.epoch} are {n_left} batches, and {last.n_lanes} ranks can't have "
                     f"equally many of them: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
-                    f"rows. Resume on {', '.join(map(str, fitting))} ranks, or begin the next epoch with "
-                    f"set_epoch({plan.epoch + 1})."
+                    f"rows. Resume on a number of ranks that fits ({', '.join(map(str, fitting))}), or begin the next "
+                    f"epoch with set_epoch({plan.epoch + 1})."
                 )
         return lanes
 

@@ -144,13 +144,13 @@ class DistributedSampler(Sampler):
     >>> [rank.n_batches(20_000) for rank in ranks]
     [31, 31]
     >>> print(ranks[0].plan(20_000))
-    epoch 0: 2 ranks share 16000 of 20000 rows (remainder="drop", batch size 256)
+    epoch 0: 2 ranks share 16,000 of 20,000 rows (remainder="drop", batch size 256)
     rank  batches  rows  repeated  global rows
        0       31  7936         0  0:7936
        1       31  7936         0  7936:15872
     lost in this epoch: 128 rows, 0.8 % (15872:16000)
     to lose none: remainder="exact", "keep" or "pad"
-    in memory: up to 2048 rows on each rank
+    in memory: up to 2,048 rows on each rank
     """
 
     def __init__(

@@ -65,7 +65,8 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
     assert text.startswith(f"epoch {epoch}: {have} read {counted(n_rows, n_batches)}, as planned")
     if drawn.kind in PASSING and not drops_rows(drawn):
         plan = ranks[0].plan(drawn.n_obs)
-        assert f"Each of the {len(plan.window) - plan.n_lost} rows was read once" in text
+        n_once = len(plan.window) - plan.n_lost
+        assert f"Each of the {n_once} row{'s' * (n_once != 1)} was read once" in text
         assert (f", {plan.n_repeated} were repeated" in text) == bool(plan.n_repeated)
         assert (f", {plan.n_lost} of the {len(plan.window)} are lost" in text) == bool(plan.n_lost)
         assert ("; the mask selects" in text) == (len(plan.window) < drawn.n_obs)
@@ -126,8 +127,8 @@ def test_what_other_numbers_of_ranks_have_left_is_read_once_by_all(
     for one in after:
         one.load_state_dict(before.state_dict(batches_done=3))
     text = said(after, 100, [batches(one.sample(100)) for one in after])
-    rows = "as planned. With what was done before, each of the 100 rows was read once"
-    assert text == f"what was left of epoch 0: {read}, {rows}"
+    rows = "as planned. With the batches before, each of the 100 rows was read once"
+    assert text == f"rest of epoch 0: {read}, {rows}"
 
 
 class Swapped:
@@ -158,7 +159,7 @@ def test_shares_that_are_not_the_whole_are_an_error_although_each_rank_has_read_
 
     for both in (False, True):
         assert "as planned" in told(both, both)
-    assert told(False, True).endswith("\n  the shares of all ranks, 4000 rows, differ from the plan")
+    assert told(False, True).endswith("\n  the shares of all ranks, 4,000 rows, differ from the plan")
 
 
 def test_all_rows_in_place_of_the_samples_that_are_drawn_are_other_rows() -> None:

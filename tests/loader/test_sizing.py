@@ -146,7 +146,7 @@ def test_under_a_mask_what_is_read_fits_too(part: float | slice) -> None:
         (
             {"row_bytes": 10, "batch_size": 600},
             ValueError,
-            "1000 rows are too few for a batch of 600 on each of 2",
+            "1,000 rows are too few for a batch of 600 on each of 2",
         ),
         (
             {"row_bytes": 10**6, "memory": 10**8},
@@ -169,4 +169,4 @@ def test_a_table_gives_a_reason_for_each_size() -> None:
     lines = str(found).splitlines()
     sizes_there = [[name, str(size)] for name, size in found.arguments.items()]
     assert [line.split()[:2] for line in lines] == [*sizes_there, ["requests", str(found.n_requests)]]
-    assert lines[2].endswith("256 loses 96 rows; none of 60000 rows are lost in an epoch")
+    assert lines[2].endswith("256 loses 96 rows; none of 60,000 rows are lost in an epoch")

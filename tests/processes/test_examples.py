@@ -69,8 +69,8 @@ def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_a
     # the rows that each of the ranks had read when the checkpoint at step 60 was made, and what was left
     obs = DatasetCollection(tmp_path / "job/cells.zarr", mode="r").obs(["donor"])
     n_rows = int((~obs["donor"].isin(["d09", "d10"])).sum())
-    assert f"3 ranks have read {n_rows - 60 * 2 * 32} rows" in done.stdout
-    assert f"3 ranks have read {n_rows} rows" in done.stdout
+    assert f"3 ranks have read {n_rows - 60 * 2 * 32:,} rows" in done.stdout
+    assert f"3 ranks have read {n_rows:,} rows" in done.stdout
     assert f"of {len(obs) - n_rows:,} held-out cells" in done.stdout
 
 
@@ -119,7 +119,7 @@ def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_an
     resumed = re.match(r"epoch 0 from step (\d+) of", first)
     assert resumed
     assert int(resumed[1]) > 1
-    assert read.endswith(f"With what was done before, each of the {n_rows} rows was read once")
+    assert read.endswith(f"With the batches before, each of the {n_rows:,} rows was read once")
 
 
 def test_without_zarrs_an_example_reads_with_zarrs_own_codecs_and_says_once_what_to_install(

@@ -85,7 +85,7 @@ def test_what_both_processes_have_read_is_said_to_be_the_plan(processes: list[To
     ranks, _ = SHARED[name]
     n_batches = N_ROWS // BATCH_SIZE
     have = "1 rank has" if len(set(ranks)) == 1 else "2 ranks have"
-    plan = f"{have} read {N_ROWS} rows in {n_batches} batches, as planned. Each of the {N_ROWS} rows was read once"
+    plan = f"{have} read {N_ROWS:,} rows in {n_batches} batches, as planned. Each of the {N_ROWS:,} rows was read once"
     said = {process["read"][name]["said"] for process in processes}
     assert said == {f"epoch 0: {plan}; the mask selects 0:{N_ROWS}"}
 

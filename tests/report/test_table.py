@@ -63,7 +63,7 @@ def test_the_text_of_a_resumed_epoch_says_what_is_left_of_it() -> None:
     assert str(resumed.plan(101)).splitlines()[2:] == [
         "   0        6    48         0  0:48",
         "   1        6    48         0  48:96",
-        "left of it: 2 batches on each of 3 ranks; lost: 2",
+        "remaining: 2 batches on each of 3 ranks; lost: 2",
         "lost in this epoch: 5 rows, 5 % (96:101)",
         "in memory: up to 8 rows on each rank",
     ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from annbatch_distributed.checks.agreement import Description, disagreement, ranks_agree
 from annbatch_distributed.checks.tally import Tally
+from annbatch_distributed.integers import counted
 from annbatch_distributed.lanes import Lane
 from annbatch_distributed.rows import Rows
 
@@ -138,7 +139,7 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan) -> str:
     if not problems and plan.n_draws is None:
         repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.world_size) if plan.n_repeated)
         if shares + _tally(plan.lost) != sum(repeated, window):
-            problems = [f"the shares of all ranks, {shares.n_rows} rows, differ from the plan"]
+            problems = [f"the shares of all ranks, {counted(shares.n_rows, 'row')}, differ from the plan"]
     if problems:
         masked = f" ({_masked(plan)})" if _masked(plan) else ""
         raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
@@ -160,23 +161,22 @@ def _problem(number: int, process: Description) -> str:
 
 
 def _in_words(tally: Tally) -> str:
-    rows, batches = "row" if tally.n_rows == 1 else "rows", "batch" if tally.n_batches == 1 else "batches"
-    return f"{tally.n_rows} {rows} in {tally.n_batches} {batches}"
+    return f"{counted(tally.n_rows, 'row')} in {counted(tally.n_batches, 'batch')}"
 
 
 def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
     """Return what so many ranks have read as planned, in a line."""
-    epoch = f"epoch {plan.epoch}" if plan.left is None else f"what was left of epoch {plan.epoch}"
-    ranks = f"{n_ranks} ranks have" if n_ranks > 1 else "1 rank has"
+    epoch = "rest of " * (plan.left is not None) + f"epoch {plan.epoch}"
+    ranks = f"{counted(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
     text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
     # of another number of ranks, drop may lose whole batches
     if not reads_each_row or (plan.left is not None and plan.remainder == "drop"):
         return text
-    text += ". " + ("Each" if plan.left is None else "With what was done before, each")
-    text += f" of the {len(plan.window) - plan.n_lost} rows was read once"
-    text += f", {plan.n_repeated} were repeated" if plan.n_repeated else ""
+    text += ". " + ("Each" if plan.left is None else "With the batches before, each")
+    text += f" of the {counted(len(plan.window) - plan.n_lost, 'row')} was read once"
+    text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
     text += f", but for those of {plan.left_out.in_short(3)} that were left out" if len(plan.left_out) else ""
-    text += f", {plan.n_lost} of the {len(plan.window)} are lost in this epoch" if plan.n_lost else ""
+    text += f", {plan.n_lost:,} of the {len(plan.window):,} are lost in this epoch" if plan.n_lost else ""
     return text + (f"; {_masked(plan)}" if _masked(plan) else "")
 
 

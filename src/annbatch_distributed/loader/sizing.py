@@ -17,7 +17,7 @@ import pandas as pd
 import zarr
 from annbatch import DatasetCollection
 
-from annbatch_distributed.integers import integer
+from annbatch_distributed.integers import counted, integer
 from annbatch_distributed.loader.layout import n_rows_of
 from annbatch_distributed.masks import resolve_mask
 from annbatch_distributed.names import check_names, names_of
@@ -151,8 +151,8 @@ def sizes(
     >>> chosen = sizes(100_000_000, 8, row_bytes=16_000, memory=4 << 30, batch_size=1024)
     >>> print(chosen)
     chunk_size          512  a multiple of the store's 64 rows; larger ones are read hardly faster
-    preload_nchunks     130  66560 rows make 65 batches; with read_ahead=1, up to 4.26 GB are in use
-    batch_size         1024  as wished; 256 of 100000000 rows are lost in an epoch
+    preload_nchunks     130  66,560 rows make 65 batches; with read_ahead=1, up to 4.26 GB are in use
+    batch_size         1024  as wished; 256 of 100,000,000 rows are lost in an epoch
     requests            520  for 1.06 GB, from object storage
     >>> from annbatch.samplers import RandomSampler
     >>> sampler = RandomSampler(**chosen.arguments)
@@ -164,8 +164,8 @@ def sizes(
     shard = cells.n_rows // world_size
     if shard < wished:
         raise ValueError(
-            f"{cells.n_rows} rows are too few for a batch of {wished} on each of {world_size} ranks. Use fewer ranks "
-            "or a smaller batch_size."
+            f"{counted(cells.n_rows, 'row')} are too few for a batch of {wished} on each of {world_size} ranks. Use "
+            "fewer ranks or a smaller batch_size."
         )
     held = _HELD + _HELD_AHEAD * read_ahead
     fitting = [size for size in _batch_sizes(wished) if world_size * size <= cells.n_rows]
@@ -202,7 +202,7 @@ def _fitting(
     if not fitting:
         least = math.lcm(cells.store_chunk, wished)
         raise ValueError(
-            f"A load request of {least} rows, which has whole chunks of {cells.store_chunk} rows and whole batches of "
+            f"A load request of {counted(least, 'row')}, with whole chunks of {cells.store_chunk} rows and batches of "
             f"{wished}, takes up to {_in_words(least * cells.row_bytes * held)} of memory, more than "
             f"memory={_in_words(memory)}. Allow more, read less ahead, or choose a batch_size that is a multiple or a "
             "divisor of the chunks."
@@ -242,14 +242,14 @@ def _reasons(
     if batch_size == wished:
         why = "as wished"
     elif n_lost < n_lost_of_wished:
-        why = f"{wished} loses {n_lost_of_wished} rows"
+        why = f"{wished} loses {counted(n_lost_of_wished, 'row')}"
     else:
         why = f"whole chunks that are whole batches of {wished} don't fit"
-    batches = f"{n_request} rows make {n_request // batch_size} batches"
+    batches = f"{counted(n_request, 'row')} make {counted(n_request // batch_size, 'batch')}"
     return (
         f"a multiple of the store's {cells.store_chunk} rows; {many}",
         f"{batches}; with read_ahead={read_ahead}, up to {_in_words(used)} are in use",
-        f"{why}; {n_lost or 'none'} of {cells.n_rows} rows are lost in an epoch",
+        f"{why}; {format(n_lost, ',') if n_lost else 'none'} of {counted(cells.n_rows, 'row')} are lost in an epoch",
     )
 
 

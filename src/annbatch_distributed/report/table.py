@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from annbatch_distributed.integers import counted
 from annbatch_distributed.report import colours
 from annbatch_distributed.report.density import density
 
@@ -47,10 +48,14 @@ def title(plan: EpochPlan) -> str:
     if repr(plan.sharding) != "Contiguous()":  # the default
         settings.insert(0, f"sharding={getattr(plan.sharding, '__name__', plan.sharding)}")
     settings.append("no batch size" if plan.batch_size is None else f"batch size {plan.batch_size}")
-    what = "share" if plan.n_draws is None else f"draw {sum(plan.sizes)} samples from"
-    who = "ranks" if plan.n_processes is None else f"virtual ranks on {plan.n_processes} ranks"
-    rows = f"{len(plan.window)} of {plan.n_obs} rows"
-    return f"epoch {plan.epoch}: {plan.world_size} {who} {what} {rows} ({', '.join(settings)})"
+    if plan.n_processes is None:
+        who = counted(plan.world_size, "rank")
+    else:
+        who = f"{counted(plan.world_size, 'virtual rank')} on {counted(plan.n_processes, 'rank')}"
+    verb = ("share" if plan.n_draws is None else "draw") + "s" * (plan.world_size == 1)
+    what = verb if plan.n_draws is None else f"{verb} {counted(sum(plan.sizes), 'sample')} from"
+    rows = f"{len(plan.window):,} of {counted(plan.n_obs, 'row')}"
+    return f"epoch {plan.epoch}: {who} {what} {rows} ({', '.join(settings)})"
 
 
 def as_text(plan: EpochPlan) -> str:
@@ -88,7 +93,7 @@ def as_html(plan: EpochPlan) -> str:
         others.append(("lost", plan.n_lost, bar))
     if n_outside := n_obs - len(plan.window):
         outside = 1 - density(plan.window, n_obs, n_bins)
-        bar = _bar(np.where(outside > 1e-9, outside, 0.0), colours.OUTSIDE, f"{n_outside} rows")
+        bar = _bar(np.where(outside > 1e-9, outside, 0.0), colours.OUTSIDE, counted(n_outside, "row"))
         others.append(("left out by the mask", n_outside, bar))
     for what, number, bar in others:
         head = f'<th colspan="{len(names) - 2}" style="{_LEFT}">{what}</th>'
@@ -151,19 +156,19 @@ def _bar(parts: npt.NDArray[np.float64], colour: str, label: str) -> str:
 def _notes(plan: EpochPlan) -> Iterable[str]:
     if plan.left is not None:
         least, most = min(plan.left), max(plan.left)
-        batches = f"{most}" if least == most else f"{least} to {most}"
-        over = f"; lost: {plan.n_left_over}" if plan.n_left_over else ""
-        who = "virtual ranks" if plan.n_processes else "ranks"
-        yield f"left of it: {batches} batches on each of {len(plan.left)} {who}{over}"
+        batches = ("" if least == most else f"{least:,} to ") + counted(most, "batch")
+        over = f"; lost: {plan.n_left_over:,}" if plan.n_left_over else ""
+        who = counted(len(plan.left), "virtual rank" if plan.n_processes else "rank")
+        yield f"remaining: {batches} on each of {who}{over}"
     if len(plan.left_out):
-        yield f"left out of it: {len(plan.left_out)} rows ({plan.left_out.in_short(_MOST_STRETCHES)})"
+        yield f"left out: {counted(len(plan.left_out), 'row')} ({plan.left_out.in_short(_MOST_STRETCHES)})"
     if plan.n_draws is not None:
-        yield f"alone, the wrapped sampler draws {plan.n_draws} samples"
+        yield f"alone, the wrapped sampler draws {counted(plan.n_draws, 'sample')}"
     else:
-        lost = f"lost in this epoch: {plan.n_lost} rows"
+        lost = f"lost in this epoch: {counted(plan.n_lost, 'row')}"
         lost += f", {percent(plan)} ({plan.lost.in_short(_MOST_STRETCHES)})" if plan.n_lost else ""
-        yield lost + (f"; repeated: {plan.n_repeated}" if plan.n_repeated else "")
+        yield lost + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
     if plan.n_lost and plan.left is None:
         yield 'to lose none: remainder="exact", "keep" or "pad"'
     if plan.rows_in_memory is not None:
-        yield f"in memory: up to {plan.rows_in_memory} rows on each rank"
+        yield f"in memory: up to {counted(plan.rows_in_memory, 'row')} on each rank"
