@@ -538,7 +538,7 @@ def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_rando
     ]
     with pytest.raises(
         ValueError,
-        match=r"root is .*a seed=.*, or else the generator of the wrapped sampler, which must be seeded alike",
+        match=r"root is .*The root is the seed, or drawn by the wrapped sampler's generator: pass a seed",
     ):
         ranks[1].load_state_dict(ranks[0].state_dict(batches_done=2))
     ranks[1].load_state_dict(ranks[0].state_dict(batches_done=0))  # no order has to be brought back

@@ -108,7 +108,7 @@ def main(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     # what a checkpoint holds; it is the same on every rank
-    parts: dict[str, Any] = {"model": network, "optimizer": optimizer, "loader": train}
+    parts: dict[str, Any] = {"loader": train, "model": network, "optimizer": optimizer}
     if checkpoint.exists():
         states = torch.load(checkpoint, map_location="cpu", weights_only=True)
         for name, part in parts.items():
@@ -118,6 +118,8 @@ def main(
         loader.check_ranks_agree()
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank == 0 and train.next_epoch >= epochs:
+        print(f"{checkpoint}: all {epochs} epochs are done")
     for epoch in range(train.next_epoch, epochs):
         train.set_epoch(epoch)
         first = train.sampler.batches_done + 1  # 1, unless a checkpoint was loaded

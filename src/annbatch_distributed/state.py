@@ -250,11 +250,11 @@ def differences(saved: Identity, own: Identity) -> list[str]:
 def check_identity(saved: Identity, own: Identity) -> None:
     """Raise if a state is of a sampler with another identity; the message names each difference."""
     if differing := differences(saved, own):
+        root = " The root is the seed, or drawn by the wrapped sampler's generator: pass a seed."
         raise ValueError(
-            f"The state is of a sampler with other settings: {'; '.join(differing)}. Make the sampler as it was "
-            "made then, with all data sets added in the same order, or pass strict=False. (The root is what the order "
-            "follows from: a seed=..., or else the generator of the wrapped sampler, which must be seeded alike in "
-            "every process.)"
+            f"The state is of a sampler with other settings: {'; '.join(differing)}. Use those that it had then, with "
+            "data sets in the same order, or begin with another checkpoint. strict=False resumes all the same, and may "
+            f"read rows twice or never.{root if any(text.startswith('root ') for text in differing) else ''}"
         )
 
 

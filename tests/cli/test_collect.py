@@ -131,6 +131,47 @@ def test_counts_may_be_in_a_layer_and_columns_chosen(tmp_path: Path, capsys: pyt
     assert sorted(obs.columns) == ["donor", "src_path"]
 
 
+def test_counts_are_in_a_layer_or_raw_or_x_of_each_file_and_are_not_mixed_with_other_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = []
+    for number, name in enumerate(("x", "layer", "raw")):
+        cells = ad.AnnData(counts(number, 3), obs=pd.DataFrame(index=[f"{name} {cell}" for cell in range(N)]))
+        cells.var_names = list("abc")
+        expected.append(cells.to_df())
+        if name == "layer":
+            cells.layers["raw"] = cells.X
+        elif name == "raw":
+            cells.raw = cells.copy()
+            cells = cells[:, :2].copy()
+        if name != "x":
+            cells.X = np.log1p(cells.X)
+        cells.write_h5ad(tmp_path / f"{name}.h5ad")
+    command = (
+        "collect",
+        *(tmp_path / f"{name}.h5ad" for name in ("x", "layer", "raw")),
+        "--out",
+        tmp_path / "cells.zarr",
+    )
+    line = said(capsys, *command, code=2)
+    assert "layer.h5ad: X has numbers that aren't whole, and other files have counts. It has layers raw: " in line
+    text = said(capsys, *command, "--layer", "raw")
+    assert re.findall(r", of (.*)", text) == ["X", "layer raw", "raw"]
+    values, _ = read(tmp_path / "cells.zarr")
+    whole = pd.concat(expected)
+    pd.testing.assert_frame_equal(values.loc[whole.index, list("abc")], whole, check_names=False)
+
+
+def test_texts_that_are_no_labels_are_made_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path)
+    command = "collect", tmp_path / "rows.h5ad", tmp_path / "columns.h5ad", "--out", tmp_path / "cells.zarr"
+    text = said(capsys, *command, "--missing", "T", "Unknown")
+    assert "cell_type: 2 values (B, NK), 20 cells without one" in text
+    _, obs = read(tmp_path / "cells.zarr")
+    assert obs.loc["cell 0-0", "cell_type"] == "B"
+    assert obs["cell_type"].isna().sum() == 20
+
+
 def test_names_that_repeat_are_made_unique_where_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +180,7 @@ def test_names_that_repeat_are_made_unique_where_that_is_asked_for(
         cells.var_names = ["a", "b", "a"]
         cells.write_h5ad(tmp_path / f"{name}.h5ad")
     command = "collect", tmp_path / "one.h5ad", tmp_path / "two.h5ad", "--out", tmp_path / "cells.zarr"
-    assert "1 genes have a name of another one (a): --make-unique" in said(capsys, *command, code=2)
+    assert "1 gene name repeated (a): --make-unique" in said(capsys, *command, code=2)
     said(capsys, *command, "--make-unique")
     values, _ = read(tmp_path / "cells.zarr")
     assert sorted(values.columns) == ["a", "a-1", "b"]
@@ -157,15 +198,13 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
     before = set(tmp_path.iterdir())
     for arguments, message in (
         ((tmp_path / "damaged.h5ad",), "damaged.h5ad: can't be read: OSError"),
-        ((tmp_path / "nothing.h5ad",), "nothing.h5ad: can't be read: FileNotFoundError"),
-        ((rows, "--layer", "counts"), "rows.h5ad: no layer 'counts', it has raw"),
+        ((tmp_path / "nothing.h5ad",), "nothing.h5ad: no such file"),
+        ((rows, "--layer", "counts"), "no file has a layer 'counts'; "),
         ((rows, "--obs", "age"), "rows.h5ad: no columns age in obs, which has cell_type, donor"),
         ((rows, tmp_path / "other" / "rows.h5ad"), "two files have the same name"),
     ):
         assert message in said(capsys, "collect", *arguments, "--out", out, code=2)
         assert set(tmp_path.iterdir()) == before
     (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
-    assert "30 cells have a name of another one" in said(
-        capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2
-    )
+    assert "30 cell names repeated" in said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
     assert "is there already" in said(capsys, "collect", rows, "--out", tmp_path / "other", code=2)

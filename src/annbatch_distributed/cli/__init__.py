@@ -167,10 +167,13 @@ def _add_collect(commands: argparse._SubParsersAction[_Parser]) -> None:
     collect = commands.add_parser("collect", allow_abbrev=False, help=about, description=about)
     collect.add_argument("files", nargs="+", metavar="FILE", help="an h5ad file")
     collect.add_argument("--out", required=True, metavar="PATH", help="the collection, which must not be there yet")
-    collect.add_argument("--layer", metavar="NAME", help="the layer that has the counts (X)")
+    layer = "the layer that has the counts, in files that have it; raw takes .raw, too (X)"
+    collect.add_argument("--layer", metavar="NAME", help=layer)
     genes = "of files with other genes, all or those that each has (union)"
     collect.add_argument("--genes", choices=["union", "intersection"], default="union", help=genes)
     collect.add_argument("--obs", nargs="+", metavar="COLUMN", help="the columns of obs to keep (all)")
+    missing = "texts of obs that are no labels, such as Unknown"
+    collect.add_argument("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
     unique = "name cells FILE-NAME, and number genes of one name"
     collect.add_argument("--make-unique", action="store_true", help=unique)
     memory = "so much of the cells is in memory while they are shuffled, such as 20GB (4GB)"

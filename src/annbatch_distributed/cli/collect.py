@@ -21,6 +21,7 @@ import zarr
 from annbatch import DatasetCollection
 
 from annbatch_distributed.cli import CommandError
+from annbatch_distributed.integers import counted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -48,12 +49,23 @@ def _collect(options: Namespace) -> int:
         raise CommandError("two files have the same name, by which a cell's file is told: rename one of them")
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.absolute().parent) as folder:
         parts = {file: Path(folder) / f"{file.stem}.h5ad" for file in files}
-        obs, genes = {}, {}
+        obs, genes, places, are_counts = {}, {}, {}, {}
         for file, part in parts.items():
-            cells: Any = _read(file, options)
+            cells: Any
+            cells, places[file] = _read(file, options)
             cells.write_h5ad(part)
             obs[file], genes[file] = cells.obs, cells.var_names
-            print(f"{file}: {cells.n_obs:,} cells, {cells.n_vars:,} genes, {cells.X.dtype}", flush=True)
+            are_counts[file] = bool((cells.X.data % 1 == 0).all())
+            where = f", of {places[file]}" if options.layer else ""
+            print(f"{file}: {cells.n_obs:,} cells, {cells.n_vars:,} genes, {cells.X.dtype}{where}", flush=True)
+        if options.layer and set(places.values()) == {"X"}:
+            raise CommandError(f"no file has a layer {options.layer!r}; {files[0]} has {_layers(files[0])}")
+        if len(set(are_counts.values())) > 1:
+            file = next(file for file in files if not are_counts[file])
+            raise CommandError(
+                f"{file}: {places[file]} has numbers that aren't whole, and other files have counts. It has "
+                f"{_layers(file)}: --layer takes them from there, and from X of files without"
+            )
         _check_names(obs)
         columns = _columns(obs)
         everywhere = set.intersection(*map(set, genes.values()))
@@ -75,41 +87,60 @@ def _collect(options: Namespace) -> int:
         _name_files(collection, files)
         shutil.move(unfinished, out)
     n_cells = sum(map(len, obs.values()))
-    print(f"{out}: {n_cells:,} cells of {len(files):,} {'file' if len(files) == 1 else 'files'}, {len(kept):,} genes")
-    print(f"which rank would read which of them: annbatch-distributed plan {out} --by src_path")
+    print(f"{out}: {counted(n_cells, 'cell')} of {counted(len(files), 'file')}, {counted(len(kept), 'gene')}")
+    print(f"how two ranks share them: annbatch-distributed plan {out} --ranks 2 --remainder exact --by src_path")
     return 0
 
 
-def _read(file: Path, options: Namespace) -> ad.AnnData:
-    """Return what the collection takes of a file."""
+def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
+    """Return what the collection takes of a file, and where its values are."""
+    if not file.exists():
+        raise CommandError(f"{file}: no such file")
     try:
         cells: Any = ad.read_h5ad(file)
     except Exception as error:  # anndata and h5py raise all kinds for what is missing or damaged
         raise CommandError(f"{file}: can't be read: {type(error).__name__}: {error}") from error
-    layers = [name for name in cells.layers if name is not None]
-    if options.layer is not None and options.layer not in layers:
-        raise CommandError(f"{file}: no layer {options.layer!r}, it has {', '.join(layers) or 'none'}")
-    values: Any = cells.X if options.layer is None else cells.layers[options.layer]
+    place, values = "X", cells.X
+    if options.layer is not None and options.layer in cells.layers:
+        place, values = f"layer {options.layer}", cells.layers[options.layer]
+    elif options.layer == "raw" and cells.raw is not None:
+        cells = cells.raw.to_adata()
+        place, values = "raw", cells.X
     if values is None:
         raise CommandError(f"{file}: no values in X; --layer names where they are")
     if missing := [name for name in options.obs or () if name not in cells.obs]:
         raise CommandError(f"{file}: no columns {', '.join(missing)} in obs, which has {', '.join(cells.obs)}")
     obs = cells.obs if options.obs is None else cells.obs[options.obs]
-    taken = ad.AnnData(sp.csr_matrix(values), obs=obs.copy(), var=cells.var[[]])
+    taken = ad.AnnData(sp.csr_matrix(values), obs=_labelled(obs, options.missing), var=cells.var[[]])
     if options.make_unique:
         taken.obs_names = [f"{file.stem}-{name}" for name in taken.obs_names]
         taken.obs_names_make_unique()
         taken.var_names_make_unique()
     elif repeated := taken.var_names[taken.var_names.duplicated()].unique().tolist():
         names = ", ".join(repeated[:3]) + ", ..." * (len(repeated) > 3)
-        raise CommandError(f"{file}: {len(repeated):,} genes have a name of another one ({names}): --make-unique")
-    return taken
+        raise CommandError(f"{file}: {counted(len(repeated), 'gene name')} repeated ({names}): --make-unique")
+    return taken, place
+
+
+def _layers(file: Path) -> str:
+    cells: Any = ad.read_h5ad(file, backed="r")
+    layers = [name for name in cells.layers if name is not None] + ["raw"] * (cells.raw is not None)
+    return f"layers {', '.join(layers)}" if layers else "no layers"
+
+
+def _labelled(obs: pd.DataFrame, missing: list[str]) -> pd.DataFrame:
+    """Return columns in which some texts are no labels."""
+    obs = obs.copy()
+    for name in obs:
+        if not pd.api.types.is_numeric_dtype(obs[name]):
+            obs[name] = obs[name].astype(object).mask(obs[name].isin(missing))
+    return obs
 
 
 def _check_names(obs: dict[Path, pd.DataFrame]) -> None:
     names = pd.Index(np.concatenate([table.index.to_numpy(dtype=object) for table in obs.values()]))
     if n_repeated := int(names.duplicated().sum()):
-        raise CommandError(f"{n_repeated:,} cells have a name of another one, also of other files: --make-unique")
+        raise CommandError(f"{counted(n_repeated, 'cell name')} repeated, within files or across them: --make-unique")
 
 
 def _columns(obs: dict[Path, pd.DataFrame]) -> dict[str, pd.Index | None]:
@@ -152,11 +183,11 @@ def _report(
     for name, values in columns.items():
         there = [table[name] for table in obs.values() if name in table]
         n_missing = sum(len(table) if name not in table else int(table[name].isna().sum()) for table in obs.values())
-        what = "numbers" if values is None else f"{len(values):,} values"
+        what = "numbers" if values is None else counted(len(values), "value")
         if values is not None and len(values) <= _MOST_VALUES:
             what += f" ({', '.join(values)})"
-        where = "" if len(there) == len(obs) else f", in {len(there):,} of {len(obs):,} files only"
-        print(f"{name}: {what}{where}, {n_missing or 'no'} cells without one".replace("no cells", "no cell"))
+        where = "" if len(there) == len(obs) else f", in {len(there):,} of {counted(len(obs), 'file')} only"
+        print(f"{name}: {what}{where}, {counted(n_missing, 'cell') if n_missing else 'no cell'} without one")
 
 
 def _name_files(collection: DatasetCollection, files: list[Path]) -> None:
