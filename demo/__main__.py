@@ -132,4 +132,6 @@ def _torchrun(job: Job, ranks: int) -> bool:
 if __name__ == "__main__":
     for ending in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)  # nothing is left behind, as after control-C
-    typer.run(demo)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)  # which gives flags no type
+    app.command()(demo)
+    app()

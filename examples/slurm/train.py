@@ -54,7 +54,6 @@ def main(
     checkpoint: Path,
     label: str,
     epochs: int,
-    log: Path | None,
 ) -> None:
     """Run one rank."""
     stop = StopRequest()  # early: before this, a signal ends the process
@@ -68,11 +67,7 @@ def main(
         mask=labels.notna(),
     )
     loader = StatefulLoader(
-        batch_sampler=sampler,
-        return_index=True,
-        to="torch",
-        preload_to_gpu=False,
-        read_ahead=1,
+        batch_sampler=sampler, to="torch", preload_to_gpu=False, read_ahead=1
     )
     loader.use_collection(cells)
 
@@ -111,10 +106,6 @@ def main(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if log is not None:
-                (log / f"rank{dist.get_rank()}.txt").open("a").write(
-                    f"{epoch}: {batch['index'].tolist()}\n"
-                )
             if stop.came_anywhere():
                 save()
                 if dist.get_rank() == 0:
@@ -142,12 +133,6 @@ if __name__ == "__main__":
         "--label", default="cell_type", help="the column of obs to learn"
     )
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        dest="log",
-        help="a folder to write the rows to that each rank reads",
-    )
     arguments = parser.parse_args()
 
     if "RANK" not in os.environ:  # not torchrun has started this rank, but srun

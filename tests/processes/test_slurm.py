@@ -17,6 +17,7 @@ import zarr
 from annbatch.samplers import RandomSampler
 
 from tests.processes.launch import ROOT, free_port, python, run, torchrun
+from tests.processes.rows import read_batches
 from tests.samplers import batches, job
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def test_a_signal_stops_all_ranks_after_the_same_step_and_the_job_goes_on_with_t
     is_labelled = np.random.default_rng(0).random(N_OBS) < 0.9
     codes = zarr.open_array(collection / "dataset_0/obs/cell_type/codes")
     codes[:] = np.where(is_labelled, codes[:], -1)
-    command = [SCRIPT, collection, tmp_path / "checkpoint.pt", "--rows", tmp_path]
+    logging = "-m", "tests.processes.logging_rows", tmp_path
+    command = [*logging, SCRIPT, collection, tmp_path / "checkpoint.pt"]
 
     # torchrun hears it, and passes it on; whatever its ranks make of it, it ends with 1
     (stopped,) = run_and_signal(
@@ -69,11 +71,13 @@ def test_a_signal_stops_all_ranks_after_the_same_step_and_the_job_goes_on_with_t
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["loader"]
     samplers = job(RandomSampler(64, 32, 256), world_size=2, seed=0, mask=is_labelled)
     for rank, sampler in enumerate(samplers):
-        planned: list[str] = []
+        planned: list[list[int]] = []
         for epoch in range(saved["epoch"] + 1):
             sampler.set_epoch(epoch)
-            planned += [f"{epoch}: {rows}" for rows in batches(sampler.sample(N_OBS))]
-        assert (tmp_path / f"rank{rank}.txt").read_text().splitlines() == planned[:n_read]
+            planned += batches(sampler.sample(N_OBS))
+        epochs = range(len(logged(tmp_path)))
+        read = [rows for epoch in epochs for rows in read_batches(tmp_path, f"train-{epoch}")[rank]]
+        assert read == planned[:n_read]
         sampler.load_state_dict(saved)
         # after the last batch of an epoch, another pass through it is next
         assert sampler.n_batches(N_OBS) == (len(planned) - n_read or sampler.plan(N_OBS).n_batches(rank))
@@ -97,8 +101,12 @@ def run_and_signal(
 
 def n_steps(folder: Path) -> int:
     """How many steps rank 0 has made."""
-    rows = folder / "rank0.txt"
-    return rows.read_text().count("\n") if rows.exists() else 0
+    return sum(path.read_text().count("\n") for path in logged(folder))
+
+
+def logged(folder: Path) -> list[Path]:
+    """What rank 0 has read in each epoch."""
+    return list(folder.glob("train-*-rank0.txt"))
 
 
 @pytest.mark.parametrize("script", ["srun.sbatch", "torchrun.sbatch"])
