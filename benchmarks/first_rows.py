@@ -48,7 +48,7 @@ BEGINNINGS = [
     ("mosaicml-streaming", "mosaicml_streaming", FEW_CHUNKS),
     ("torch", "torch", FEW_CHUNKS),
 ]
-#: The same, and on how many ranks it goes on.
+#: The same, and on how many ranks it resumes.
 MIDDLES = [
     ("annbatch-distributed, 512/32/4096", "annbatch_distributed", FEW_CHUNKS, WORLD_SIZE),
     ("annbatch-distributed, 64/512/4096", "annbatch_distributed", MANY_CHUNKS, WORLD_SIZE),

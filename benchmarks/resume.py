@@ -1,4 +1,4 @@
-"""What it takes to go on in the middle of an epoch: until the first load request, on one rank of a job.
+"""What it takes to resume in the middle of an epoch: until the first load request, on one rank of a job.
 
 With the same number of ranks, that is compared with the least that it can take: the wrapped sampler alone, run as far
 as this rank had come, because a generator's numbers can't be passed over. Times are CPU seconds of one process, the

@@ -1,4 +1,4 @@
-"""This package: what it takes to plan, and to go on. Its loaders are beside annbatch's own."""
+"""This package: what it takes to plan, and to resume. Its loaders are beside annbatch's own."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class Planner:
                 n_left = sum(len(lane) - 1 for lane in lanes) + len(n_parts)
                 fitting = [number for number in range(1, 2 * last.n_lanes) if n_left % number == 0]
                 raise ValueError(
-                    f"What is left of epoch {plan.epoch} are {n_left} batches, and {last.n_lanes} ranks can't have "
-                    f"equally many of them: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
+                    f"Epoch {plan.epoch} has {n_left} batches left, of which {last.n_lanes} ranks can't have equally "
+                    f"many: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
                     f"rows. Resume on a number of ranks that fits ({', '.join(map(str, fitting))}), or begin the next "
                     f"epoch with set_epoch({plan.epoch + 1})."
                 )

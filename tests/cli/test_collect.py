@@ -154,7 +154,9 @@ def test_counts_are_in_a_layer_or_raw_or_x_of_each_file_and_are_not_mixed_with_o
         tmp_path / "cells.zarr",
     )
     line = said(capsys, *command, code=2)
-    assert "layer.h5ad: X has numbers that aren't whole, and other files have counts. It has layers raw: " in line
+    assert (
+        "layer.h5ad: X has numbers that aren't whole, and other files have counts. It has layers raw; --layer" in line
+    )
     text = said(capsys, *command, "--layer", "raw")
     assert re.findall(r", of (.*)", text) == ["X", "layer raw", "raw"]
     values, _ = read(tmp_path / "cells.zarr")
@@ -170,6 +172,25 @@ def test_texts_that_are_no_labels_are_made_missing(tmp_path: Path, capsys: pytes
     _, obs = read(tmp_path / "cells.zarr")
     assert obs.loc["cell 0-0", "cell_type"] == "B"
     assert obs["cell_type"].isna().sum() == 20
+
+
+def test_columns_may_be_categories_of_any_kind_and_be_missing_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2):
+        cells = ad.AnnData(counts(number, 3) * (number == 1))  # no values say nothing about counts
+        cells.obs_names = [f"{number}-{cell}" for cell in range(N)]
+        cells.obs["cluster"] = pd.Categorical(np.arange(N) % 3)
+        cells.obs["is_doublet"] = pd.Categorical(np.arange(N) % 2 == 0)
+        cells.obs["kind"] = pd.Categorical(["Unknown" if number == 1 else "B"] * N)
+        cells.write_h5ad(tmp_path / f"{number}.h5ad")
+    command = "collect", tmp_path / "1.h5ad", tmp_path / "2.h5ad", "--out", tmp_path / "cells.zarr"
+    text = said(capsys, *command, "--missing", "Unknown")
+    assert "kind: 1 value (B), 30 cells without one" in text
+    assert "cluster: 3 values (0, 1, 2), no cell without one" in text
+    _, obs = read(tmp_path / "cells.zarr")
+    assert obs.loc["1-4", "cluster"] == "1"
+    assert obs["kind"].notna().sum() == N
 
 
 def test_names_that_repeat_are_made_unique_where_that_is_asked_for(

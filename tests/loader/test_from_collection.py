@@ -60,6 +60,7 @@ def test_all_ranks_together_read_each_cell_of_the_mask_once_in_an_order_of_each_
         assert sorted(together(read)) == np.flatnonzero(mask).tolist()
         epochs.append(together(read))
     assert epochs[0] != epochs[1]
+    assert epochs[0] != together(rows(ranks(collection, 2, batch_size=batch_size, mask=mask, seed=1)))
     # by default, each process draws the same order
     assert epochs[0] == together(rows(ranks(collection, 2, batch_size=batch_size, mask=mask)))
 
@@ -90,9 +91,31 @@ def test_more_memory_makes_larger_load_requests(collection: DatasetCollection) -
     row_bytes = 50 * 0.3 * 8
     assert held[0] is not None
     assert held[1] is not None
+    assert held[0] < 200_000 / row_bytes
     assert held[0] < held[1] < 10**6 / row_bytes
+    # a rank may run all virtual ranks
+    of_eight = ranks(collection, 1, memory=10**6, virtual_ranks=8, batch_size=64)[0].plan().rows_in_memory
+    assert of_eight is not None
+    assert of_eight < 10**6 / row_bytes
     with pytest.raises(ValueError, match=r"load request of \d+ rows.* more than memory=0.01 MB"):
         ranks(collection, 1, memory=10_000)
+
+
+def test_batches_that_make_no_whole_chunks_within_memory_are_read_all_the_same(collection: DatasetCollection) -> None:
+    options: dict[str, Any] = {"batch_size": 999, "memory": 10**6}
+    assert sorted(together(rows(ranks(collection, 2, **options)))) == list(range(N_ROWS))
+    held = ranks(collection, 1, **options)[0].plan().rows_in_memory
+    assert held is not None
+    assert held < 10**6 / (50 * 0.3 * 8)
+
+
+def test_scattered_cells_take_more_memory_with_those_between_that_are_read_through(
+    collection: DatasetCollection,
+) -> None:
+    mask, options = np.arange(N_ROWS) % 40 == 0, {"batch_size": 32, "memory": 200_000}
+    with pytest.raises(ValueError, match="load request of 32 rows"):
+        ranks(collection, 1, mask=mask, **options)
+    assert len(ranks(collection, 1, mask=mask, read_through=0, **options)[0]) == 3
 
 
 def test_options_are_those_of_the_sampler_and_of_annbatchs_loader(collection: DatasetCollection) -> None:
@@ -107,6 +130,9 @@ def test_options_are_those_of_the_sampler_and_of_annbatchs_loader(collection: Da
     batch = next(iter(loader))
     assert [*batch["obs"]] == ["donor"]
     assert batch["X"].to_dense().shape == (2 * 256, 50)
+    assert 'remainder="keep"' in str(ranks(collection, 1, enforce_equal_batches=False)[0].plan())
+    with pytest.raises(TypeError, match=r"such as DatasetCollection\(path, mode='r'\), got 'cells.zarr'"):
+        StatefulLoader.from_collection("cells.zarr", dist_info=Rank(0, 1))
     with pytest.raises(TypeError, match="chunk"):
         StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), chunks=3)
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import sys
+from contextlib import contextmanager
 from importlib.metadata import version
 from math import gcd
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["CommandError", "main"]
+__all__ = ["CommandError", "interrupts_held", "main"]
 
 _DEFAULTS = {
     "chunk_size": 64,
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return collect.run(options)
         if options.state is None:
             _fill_in(options)
-        if options.command == "check":
+        if options.command == "check" and options.state is None:
             _start_server()
         from annbatch_distributed.cli import check, plan, replay
 
@@ -63,7 +65,20 @@ def _start_server() -> None:
     """Have a process import what ranks need, while this one does; it forks them, so that they needn't."""
     if "forkserver" in multiprocessing.get_all_start_methods():  # not on Windows
         forkserver.set_forkserver_preload(["annbatch_distributed.cli.check"])
-        forkserver.ensure_running()
+        with interrupts_held():  # it has them ignored once it has imported
+            forkserver.ensure_running()
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Have an interrupt wait until a context is left, where the system can: Windows can't."""
+    hold = getattr(signal, "pthread_sigmask", None)
+    before = hold(signal.SIG_BLOCK, {signal.SIGINT}) if hold else None
+    try:
+        yield
+    finally:
+        if hold:
+            hold(signal.SIG_SETMASK, before)
 
 
 def _fill_in(options: argparse.Namespace) -> None:
@@ -176,6 +191,6 @@ def _add_collect(commands: argparse._SubParsersAction[_Parser]) -> None:
     collect.add_argument("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
     unique = "name cells FILE-NAME, and number genes of one name"
     collect.add_argument("--make-unique", action="store_true", help=unique)
-    memory = "so much of the cells is in memory while they are shuffled, such as 20GB (4GB)"
+    memory = "the most that cells take in memory while they are shuffled, such as 20GB (4GB)"
     collect.add_argument("--memory", default="4GB", metavar="SIZE", help=memory)
     collect.add_argument("--seed", type=_at_least(0), metavar="N", help="what the order of the cells follows from (0)")

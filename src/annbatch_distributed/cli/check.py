@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import connection
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from annbatch_distributed import StatefulLoader, Tally
-from annbatch_distributed.cli import CommandError, values
+from annbatch_distributed.cli import CommandError, interrupts_held, values
 from annbatch_distributed.cli.cells import Cells, plans_of, sampler_of, settings_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
     ranks: dict[Any, BaseProcess] = {}
     try:
         # an interrupt waits until the ranks have started: it would leave one with half of its arguments
-        with _interrupts_held():
+        with interrupts_held():
             for rank in range(options.ranks):
                 here, there = context.Pipe()
                 arguments = options, mask, rank, there
@@ -108,18 +108,6 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
         for process in ranks.values():
             process.kill()
             process.join()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Have an interrupt wait until a context is left, where the system can: Windows can't."""
-    hold = getattr(signal, "pthread_sigmask", None)
-    before = hold(signal.SIG_BLOCK, {signal.SIGINT}) if hold else None
-    try:
-        yield
-    finally:
-        if hold:
-            hold(signal.SIG_SETMASK, before)
 
 
 def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:

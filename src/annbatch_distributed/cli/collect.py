@@ -55,16 +55,18 @@ def _collect(options: Namespace) -> int:
             cells, places[file] = _read(file, options)
             cells.write_h5ad(part)
             obs[file], genes[file] = cells.obs, cells.var_names
-            are_counts[file] = bool((cells.X.data % 1 == 0).all())
+            if cells.X.data.any():
+                are_counts[file] = bool((cells.X.data % 1 == 0).all())
             where = f", of {places[file]}" if options.layer else ""
-            print(f"{file}: {cells.n_obs:,} cells, {cells.n_vars:,} genes, {cells.X.dtype}{where}", flush=True)
+            shape = f"{counted(cells.n_obs, 'cell')}, {counted(cells.n_vars, 'gene')}"
+            print(f"{file}: {shape}, {cells.X.dtype}{where}", flush=True)
         if options.layer and set(places.values()) == {"X"}:
             raise CommandError(f"no file has a layer {options.layer!r}; {files[0]} has {_layers(files[0])}")
         if len(set(are_counts.values())) > 1:
-            file = next(file for file in files if not are_counts[file])
+            file = next(file for file in files if not are_counts.get(file, True))
             raise CommandError(
                 f"{file}: {places[file]} has numbers that aren't whole, and other files have counts. It has "
-                f"{_layers(file)}: --layer takes them from there, and from X of files without"
+                f"{_layers(file)}; --layer names where counts are, in files that have it"
             )
         _check_names(obs)
         columns = _columns(obs)
@@ -132,8 +134,9 @@ def _labelled(obs: pd.DataFrame, missing: list[str]) -> pd.DataFrame:
     """Return columns in which some texts are no labels."""
     obs = obs.copy()
     for name in obs:
-        if not pd.api.types.is_numeric_dtype(obs[name]):
-            obs[name] = obs[name].astype(object).mask(obs[name].isin(missing))
+        if (are_none := obs[name].astype(object).isin(missing)).any():
+            texts = obs[name].astype(object)
+            obs[name] = pd.Categorical(texts.where(texts.isna(), texts.astype(str)).mask(are_none))
     return obs
 
 
@@ -184,7 +187,7 @@ def _report(
         there = [table[name] for table in obs.values() if name in table]
         n_missing = sum(len(table) if name not in table else int(table[name].isna().sum()) for table in obs.values())
         what = "numbers" if values is None else counted(len(values), "value")
-        if values is not None and len(values) <= _MOST_VALUES:
+        if values is not None and 0 < len(values) <= _MOST_VALUES:
             what += f" ({', '.join(values)})"
         where = "" if len(there) == len(obs) else f", in {len(there):,} of {counted(len(obs), 'file')} only"
         print(f"{name}: {what}{where}, {counted(n_missing, 'cell') if n_missing else 'no cell'} without one")

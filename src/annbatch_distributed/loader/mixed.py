@@ -168,8 +168,8 @@ class MixedLoader:
         """
         if self._has_ended:
             raise RuntimeError(
-                f"The sources have been read, until={self._until!r}: there is no other pass. Pass n_steps for a "
-                "mixture that goes on."
+                f"The sources have been read, until={self._until!r}: there is no other pass. Pass n_steps for "
+                "passes that follow each other."
             )
         self._check()
         steps = self._begin_steps()

@@ -15,6 +15,7 @@ from annbatch_distributed import checks
 from annbatch_distributed.loader.checked import CheckedLoader
 from annbatch_distributed.loader.inside import data_sets_of, described, obs_of, shapes_of
 from annbatch_distributed.loader.sizing import sizes_for_batches
+from annbatch_distributed.requests import LONGEST_HOLE
 from annbatch_distributed.sampler import DistributedSampler
 
 if TYPE_CHECKING:
@@ -77,14 +78,16 @@ class PlannedLoader(CheckedLoader):
         shuffle
             Whether each epoch has an order of its own; False keeps that of the collection, with ``SequentialSampler``.
         memory
-            How many bytes the loader may take on each rank.
+            How many bytes the loader may take on each rank, where it reads ``X`` of the collection; pass less if
+            ``load_adata`` loads larger values.
         read_ahead
             How many load requests are read while others are trained on.
         load_adata
             What is loaded of each data set, as for ``use_collection`` of :class:`annbatch.Loader`.
         options
             Others of :class:`DistributedSampler` and :class:`annbatch.Loader`. If not given, ``remainder`` is
-            ``"exact"`` and ``preload_to_gpu`` is False.
+            ``"exact"``, whose batches can be smaller (pass ``"drop"`` where each step needs batches of one size, as
+            compiled ones do), and ``preload_to_gpu`` is False.
 
         Raises
         ------
@@ -111,10 +114,17 @@ class PlannedLoader(CheckedLoader):
         """
         of_sampler = {name: options.pop(name) for name in {*signature(DistributedSampler).parameters} & {*options}}
         kind = RandomSampler if shuffle else SequentialSampler
-        sizes = sizes_for_batches(collection, batch_size, mask=mask, memory=memory, read_ahead=read_ahead)
-        sampler = DistributedSampler(
-            kind(*sizes), dist_info=dist_info, mask=mask, seed=seed, **{"remainder": "exact"} | of_sampler
+        if not {"remainder", "enforce_equal_batches"} & {*of_sampler}:
+            of_sampler["remainder"] = "exact"
+        sizes = sizes_for_batches(
+            collection,
+            batch_size,
+            mask=mask,
+            memory=memory // (of_sampler.get("virtual_ranks") or 1),  # a rank may run all of them
+            read_ahead=read_ahead,
+            read_through=of_sampler.get("read_through", LONGEST_HOLE),
         )
+        sampler = DistributedSampler(kind(*sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
         options = {"preload_to_gpu": False} | options
         made = cls(batch_sampler=sampler, read_ahead=read_ahead, **options)
         return made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))

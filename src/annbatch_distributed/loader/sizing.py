@@ -179,12 +179,26 @@ def sizes(
 
 
 def sizes_for_batches(
-    collection: DatasetCollection, batch_size: int, *, mask: AnyMask | None, memory: int, read_ahead: int
+    collection: DatasetCollection,
+    batch_size: int,
+    *,
+    mask: AnyMask | None,
+    memory: int,
+    read_ahead: int,
+    read_through: int,
 ) -> tuple[int, int, int]:
-    """Return a chunk size and a number of chunks for batches of so many rows, the same on any number of ranks."""
-    cells = _selected(_stored(collection), collection, mask)
+    """Return a chunk size and a number of chunks for batches of so many rows, the same on any number of ranks.
+
+    Where whole chunks of the store and whole batches don't fit into memory, chunks are parts of the store's.
+    """
+    if not isinstance(collection, DatasetCollection):
+        raise TypeError(f"Expected a collection, such as DatasetCollection(path, mode='r'), got {collection!r}.")
     batch_size, memory = integer("batch_size", batch_size, least=1), integer("memory", memory, least=1)
-    return _fitting(cells, 1, batch_size, [batch_size], memory, _HELD + _HELD_AHEAD * read_ahead)
+    cells = _selected(_stored(collection), collection, mask, read_through)
+    held = _HELD + _HELD_AHEAD * read_ahead
+    if math.lcm(cells.store_chunk, batch_size) * cells.row_bytes * held > memory:
+        cells = replace(cells, store_chunk=math.gcd(cells.store_chunk, batch_size))
+    return _fitting(cells, 1, batch_size, [batch_size], memory, held)
 
 
 def _fitting(
@@ -204,8 +218,8 @@ def _fitting(
         raise ValueError(
             f"A load request of {counted(least, 'row')}, with whole chunks of {cells.store_chunk} rows and batches of "
             f"{wished}, takes up to {_in_words(least * cells.row_bytes * held)} of memory, more than "
-            f"memory={_in_words(memory)}. Allow more, read less ahead, or choose a batch_size that is a multiple or a "
-            "divisor of the chunks."
+            f"memory={_in_words(memory)}. Allow more, read less ahead, or choose a batch_size that is smaller, or a "
+            "multiple or a divisor of the chunks."
         )
     batch_size = min(fitting, key=preference)
     # a request that is larger than a rank's rows mixes no better
@@ -281,7 +295,9 @@ def _check_names(collection: DatasetCollection, mask: AnyMask) -> None:
         check_names("mask", names, [pd.Index(ad.io.read_elem(table[table.attrs["_index"]])) for table in obs])
 
 
-def _selected(cells: _Cells, given: int | DatasetCollection, mask: AnyMask | None) -> _Cells:
+def _selected(
+    cells: _Cells, given: int | DatasetCollection, mask: AnyMask | None, read_through: int = LONGEST_HOLE
+) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
     if mask is None:
         return cells
@@ -289,7 +305,7 @@ def _selected(cells: _Cells, given: int | DatasetCollection, mask: AnyMask | Non
         _check_names(given, mask)
     rows = resolve_mask(mask).window(cells.n_rows)
     holes = rows.starts[1:] - rows.stops[:-1]
-    n_read = len(rows) + int(holes[holes <= LONGEST_HOLE].sum())
+    n_read = len(rows) + int(holes[holes <= read_through].sum())
     return replace(cells, n_rows=len(rows), row_bytes=cells.row_bytes * n_read / len(rows))
 
 
