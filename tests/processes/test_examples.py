@@ -74,6 +74,27 @@ def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_a
     assert f"of {len(obs) - n_rows:,} held-out cells" in done.stdout
 
 
+def test_the_readmes_script_trains_and_validates_on_two_ranks(tmp_path: Path) -> None:
+    run(forked("examples/from_h5ad/files.py", tmp_path), seconds=100)
+    cells = tmp_path / "cells.zarr"
+    files = sorted(tmp_path.glob("*.h5ad"))
+    run(forked("-m", "annbatch_distributed", "collect", *files, "--out", cells), seconds=100)
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for theirs, ours in (("cells.zarr", str(cells)), ("d3", "d03"), ("d7", "d07")):
+        assert f'"{theirs}"' in script
+        script = script.replace(f'"{theirs}"', f'"{ours}"')
+    (tmp_path / "train.py").write_text(script)
+    done, _ = run(*forked_ranks(tmp_path / "train.py", ranks=2), seconds=100)
+
+    donors = DatasetCollection(cells, mode="r").obs(["donor"])["donor"]
+    n_held_out = int(donors.isin(["d03", "d07"]).sum())
+    n_cells = {"training": f"{len(donors) - n_held_out:,}", "validation": f"{n_held_out:,}"}
+    told = re.findall(r"epoch (\d), (\w+): ([\d.]+)% of ([\d,]+) cells", done.stdout)
+    expected = [(str(epoch), *of) for epoch in range(3) for of in n_cells.items()]
+    assert [(epoch, name, n) for epoch, name, _, n in told] == expected
+    assert float(told[-1][2]) > 90
+
+
 def test_a_mixture_that_is_killed_on_two_ranks_and_on_one_ends_on_three_as_the_page_says(tmp_path: Path) -> None:
     job = "examples/mixture_ddp.py", tmp_path / "job"
     # the rank that is left fails, as it can't reach the other one
