@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["CommandError", "interrupts_held", "main"]
+__all__ = ["CommandError", "interrupts_held", "main", "start_method"]
 
 _DEFAULTS = {
     "chunk_size": 64,
@@ -63,10 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _start_server() -> None:
     """Have a process import what ranks need, while this one does; it forks them, so that they needn't."""
-    if "forkserver" in multiprocessing.get_all_start_methods():  # not on Windows
+    if start_method() == "forkserver":
         forkserver.set_forkserver_preload(["annbatch_distributed.cli.check"])
         with interrupts_held():  # it has them ignored once it has imported
             forkserver.ensure_running()
+
+
+def start_method() -> str:
+    """Return how ranks are started: forked from the server, or spawned on Windows, which has none."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from annbatch_distributed import StatefulLoader, Tally
-from annbatch_distributed.cli import CommandError, interrupts_held, values
+from annbatch_distributed.cli import CommandError, interrupts_held, start_method, values
 from annbatch_distributed.cli.cells import Cells, plans_of, sampler_of, settings_of
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def run(options: Namespace) -> int:
 
 def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: ANN401 any mask
     """Start the ranks, and yield what they have read in each epoch; a CommandError if one raises or dies."""
-    is_there = "forkserver" in multiprocessing.get_all_start_methods()
-    context: Any = multiprocessing.get_context("forkserver" if is_there else "spawn")
+    context: Any = multiprocessing.get_context(start_method())
     ranks: dict[Any, BaseProcess] = {}
     try:
         # an interrupt waits until the ranks have started: it would leave one with half of its arguments

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import zarr
     from annbatch import DatasetCollection
 
-    from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
+    from annbatch_distributed.checks import Description, Gather, Timeout
     from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Deferred, DistInfo, Membership
@@ -238,43 +237,6 @@ class PlannedLoader(CheckedLoader):
         See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
         """
         checks.ranks_agree(self._sampler._job.agreeing, self._description, timeout=timeout, gather=gather)
-
-    def check_epoch_read(
-        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
-    ) -> str:
-        """Check that all ranks together have read in the last pass what was planned.
-
-        See :meth:`DistributedSampler.check_epoch_read`.
-
-        Parameters
-        ----------
-        read
-            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
-            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
-            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
-            :meth:`to_dataloader` returns knows them.
-        timeout, gather
-            As for :meth:`DistributedSampler.check_ranks_agree`.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> n_batches = sum(1 for _ in loader)
-        >>> loader.check_epoch_read()
-        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
-        """
-        reading = partial(self._reading, read=read)
-        return checks.epoch_read(self._sampler._job.agreeing, reading, timeout=timeout, gather=gather)
-
-    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
-        """Return what this process says of its last pass."""
-        raise NotImplementedError
 
     def _description(self, place: Membership) -> Description:
         """Return what this process says of its sampler and its data sets."""

@@ -160,7 +160,10 @@ def sizes(
     world_size, wished = integer("world_size", world_size, least=1), integer("batch_size", batch_size, least=1)
     read_ahead, memory = integer("read_ahead", read_ahead, least=0), integer("memory", memory, least=1)
     cells = _cells(n_rows, row_bytes, store_chunk)
-    cells = _selected(cells, n_rows, mask)
+    if mask is not None:
+        if isinstance(n_rows, DatasetCollection):
+            _check_names(n_rows, mask)
+        cells = _selected(cells, mask)
     shard = cells.n_rows // world_size
     if shard < wished:
         raise ValueError(
@@ -194,7 +197,9 @@ def sizes_for_batches(
     if not isinstance(collection, DatasetCollection):
         raise TypeError(f"Expected a collection, such as DatasetCollection(path, mode='r'), got {collection!r}.")
     batch_size, memory = integer("batch_size", batch_size, least=1), integer("memory", memory, least=1)
-    cells = _selected(_stored(collection), collection, mask, read_through)
+    cells = _stored(collection)
+    if mask is not None:  # whose names the loader compares with those of its cells
+        cells = _selected(cells, mask, read_through)
     held = _HELD + _HELD_AHEAD * read_ahead
     if math.lcm(cells.store_chunk, batch_size) * cells.row_bytes * held > memory:
         cells = replace(cells, store_chunk=math.gcd(cells.store_chunk, batch_size))
@@ -295,14 +300,8 @@ def _check_names(collection: DatasetCollection, mask: AnyMask) -> None:
         check_names("mask", names, [pd.Index(ad.io.read_elem(table[table.attrs["_index"]])) for table in obs])
 
 
-def _selected(
-    cells: _Cells, given: int | DatasetCollection, mask: AnyMask | None, read_through: int = LONGEST_HOLE
-) -> _Cells:
+def _selected(cells: _Cells, mask: AnyMask, read_through: int = LONGEST_HOLE) -> _Cells:
     """The cells that a mask selects, each with its part of those between that are read."""
-    if mask is None:
-        return cells
-    if isinstance(given, DatasetCollection):
-        _check_names(given, mask)
     rows = resolve_mask(mask).window(cells.n_rows)
     holes = rows.starts[1:] - rows.stops[:-1]
     n_read = len(rows) + int(holes[holes <= read_through].sum())

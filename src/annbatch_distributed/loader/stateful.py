@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from annbatch import Loader
 from annbatch.utils import convert
 
+from annbatch_distributed import checks
 from annbatch_distributed.callers import calling_trainer, check_not_dispatched
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.integers import BOUND, integer
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from typing import Self
 
-    from annbatch_distributed.checks import Reading
+    from annbatch_distributed.checks import Gather, Reading, Timeout
     from annbatch_distributed.loader.workers import WorkerDataLoader
     from annbatch_distributed.masks import AnyMask
     from annbatch_distributed.ranks import Membership
@@ -343,6 +345,39 @@ class StatefulLoader(PlannedLoader):
                 "or of sampler.sample(...). Give each loader a sampler of its own."
             )
         return None if progress.begun is None else self._pass
+
+    def check_epoch_read(
+        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
+    ) -> str:
+        """Check that all ranks together have read in the last pass what was planned.
+
+        See :meth:`DistributedSampler.check_epoch_read`.
+
+        Parameters
+        ----------
+        read
+            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
+            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
+            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
+            :meth:`to_dataloader` returns knows them.
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> n_batches = sum(1 for _ in loader)
+        >>> loader.check_epoch_read()
+        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
+        """
+        reading = partial(self._reading, read=read)
+        return checks.epoch_read(self._sampler._job.agreeing, reading, timeout=timeout, gather=gather)
 
     def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
         """Return what this process says of its last pass."""
