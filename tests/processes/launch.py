@@ -49,6 +49,9 @@ PRELOADED = [
     "zarrs",
 ]
 
+#: torchrun, but for the end of its own interpreter, in which torch 2.15 has stayed after all ranks had ended well.
+TORCHRUN = "import os; from torch.distributed.run import main; main(); os._exit(0)"
+
 #: Open MPI's launcher, which the tests bring along.
 MPIRUN = str(Path(sys.executable).with_name("mpirun"))
 # it asks for these, old or new, where a job has more ranks than cores, or belongs to root
@@ -68,7 +71,7 @@ def python(*arguments: object) -> list[str]:
 def torchrun(*arguments: object, ranks: int, restarts: int = 0) -> list[str]:
     """Return the command that runs something on several ranks of this machine."""
     options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
-    return python("-m", "torch.distributed.run", *options, *arguments)
+    return python("-c", TORCHRUN, *options, *arguments)
 
 
 @dataclass(frozen=True)

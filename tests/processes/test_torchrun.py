@@ -20,7 +20,7 @@ def test_the_torchrun_example_trains_on_some_donors_and_counts_every_cell_of_the
 ) -> None:
     script = "-m", "tests.processes.logging_rows", tmp_path, "examples/torchrun_ddp.py"
     options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d4", "--epochs", 2
-    (done,) = run(torchrun(*script, *options, ranks=2), seconds=90)
+    (done,) = run(torchrun(*script, *options, ranks=2), seconds=180)
 
     is_labelled, is_held_out = LABELS.codes >= 0, np.isin(DONORS, ["d1", "d4"])
     trained_on, held_out = (np.flatnonzero(is_labelled & of).tolist() for of in (~is_held_out, is_held_out))
