@@ -26,10 +26,10 @@ N = 30
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
-    """Run a command, and return what it prints, or the last line of what is wrong."""
+    """Run a command, and return what it prints, and the last line of what is wrong."""
     assert main(list(map(str, arguments))) == code
     out, err = capsys.readouterr()
-    return err.splitlines()[-1] if code else out
+    return out + err.splitlines()[-1] if code else out
 
 
 def counts(file: int, n_genes: int) -> Any:
@@ -168,7 +168,9 @@ def test_texts_that_are_no_labels_are_made_missing(tmp_path: Path, capsys: pytes
     write(tmp_path)
     command = "collect", tmp_path / "rows.h5ad", tmp_path / "columns.h5ad", "--out", tmp_path / "cells.zarr"
     text = said(capsys, *command, "--missing", "T", "Unknown")
-    assert "cell_type: 2 values (B, NK), 20 cells without one" in text
+    assert "cell_type: 2 values (B, NK), 20 cells without one\n" in text
+    assert "--missing: no cell has 'Unknown'\n" in text
+    assert "'T'" not in text
     _, obs = read(tmp_path / "cells.zarr")
     assert obs.loc["cell 0-0", "cell_type"] == "B"
     assert obs["cell_type"].isna().sum() == 20
@@ -220,12 +222,14 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
     for arguments, message in (
         ((tmp_path / "damaged.h5ad",), "damaged.h5ad: can't be read: OSError"),
         ((tmp_path / "nothing.h5ad",), "nothing.h5ad: no such file"),
-        ((rows, "--layer", "counts"), "no file has a layer 'counts'; "),
         ((rows, "--obs", "age"), "rows.h5ad: no columns age in obs, which has cell_type, donor"),
         ((rows, tmp_path / "other" / "rows.h5ad"), "two files have the same name"),
     ):
         assert message in said(capsys, "collect", *arguments, "--out", out, code=2)
         assert set(tmp_path.iterdir()) == before
+    # before a file is read as a whole
+    told = said(capsys, "collect", rows, "--layer", "counts", "--out", out, code=2)
+    assert told == f"annbatch-distributed: no file has a layer 'counts'; {rows} has layers raw"
     (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
     assert "30 cell names repeated" in said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
     assert "is there already" in said(capsys, "collect", rows, "--out", tmp_path / "other", code=2)

@@ -47,12 +47,16 @@ def _collect(options: Namespace) -> int:
     files = [Path(file) for file in options.files]
     if len({file.stem for file in files}) < len(files):
         raise CommandError("two files have the same name, by which a cell's file is told: rename one of them")
+    layers = {file: _layers(file) for file in files}
+    if options.layer and not any(options.layer in names for names in layers.values()):
+        raise CommandError(f"no file has a layer {options.layer!r}; {files[0]} has {_named(layers[files[0]])}")
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.absolute().parent) as folder:
         parts = {file: Path(folder) / f"{file.stem}.h5ad" for file in files}
-        obs, genes, places, are_counts = {}, {}, {}, {}
+        obs, genes, places, are_counts, found = {}, {}, {}, {}, set[str]()
         for file, part in parts.items():
             cells: Any
             cells, places[file] = _read(file, options)
+            found |= _labelled(cells.obs, options.missing)
             cells.write_h5ad(part)
             obs[file], genes[file] = cells.obs, cells.var_names
             if cells.X.data.any():
@@ -60,13 +64,11 @@ def _collect(options: Namespace) -> int:
             where = f", of {places[file]}" if options.layer else ""
             shape = f"{counted(cells.n_obs, 'cell')}, {counted(cells.n_vars, 'gene')}"
             print(f"{file}: {shape}, {cells.X.dtype}{where}", flush=True)
-        if options.layer and set(places.values()) == {"X"}:
-            raise CommandError(f"no file has a layer {options.layer!r}; {files[0]} has {_layers(files[0])}")
         if len(set(are_counts.values())) > 1:
             file = next(file for file in files if not are_counts.get(file, True))
             raise CommandError(
                 f"{file}: {places[file]} has numbers that aren't whole, and other files have counts. It has "
-                f"{_layers(file)}; --layer names where counts are, in files that have it"
+                f"{_named(layers[file])}; --layer names where counts are, in files that have it"
             )
         _check_names(obs)
         columns = _columns(obs)
@@ -76,6 +78,8 @@ def _collect(options: Namespace) -> int:
         if not kept:
             raise CommandError("no gene is in all files: are the names of one kind? --genes union takes all of any")
         _report(obs, columns, everywhere, anywhere, options.genes)
+        for value in sorted({*options.missing} - found):
+            print(f"--missing: no cell has {value!r}")
 
         unfinished = Path(folder) / "cells.zarr"
         collection = DatasetCollection(unfinished)
@@ -94,14 +98,18 @@ def _collect(options: Namespace) -> int:
     return 0
 
 
-def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
-    """Return what the collection takes of a file, and where its values are."""
+def _open(file: Path, *, whole: bool = True) -> Any:  # noqa: ANN401 what anndata's stubs say of it is of no use here
     if not file.exists():
         raise CommandError(f"{file}: no such file")
     try:
-        cells: Any = ad.read_h5ad(file)
+        return ad.read_h5ad(file, backed=None if whole else "r")
     except Exception as error:  # anndata and h5py raise all kinds for what is missing or damaged
         raise CommandError(f"{file}: can't be read: {type(error).__name__}: {error}") from error
+
+
+def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
+    """Return what the collection takes of a file, and where its values are."""
+    cells = _open(file)
     place, values = "X", cells.X
     if options.layer is not None and options.layer in cells.layers:
         place, values = f"layer {options.layer}", cells.layers[options.layer]
@@ -113,7 +121,7 @@ def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
     if missing := [name for name in options.obs or () if name not in cells.obs]:
         raise CommandError(f"{file}: no columns {', '.join(missing)} in obs, which has {', '.join(cells.obs)}")
     obs = cells.obs if options.obs is None else cells.obs[options.obs]
-    taken = ad.AnnData(sp.csr_matrix(values), obs=_labelled(obs, options.missing), var=cells.var[[]])
+    taken = ad.AnnData(sp.csr_matrix(values), obs=obs.copy(), var=cells.var[[]])
     if options.make_unique:
         taken.obs_names = [f"{file.stem}-{name}" for name in taken.obs_names]
         taken.obs_names_make_unique()
@@ -124,20 +132,24 @@ def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
     return taken, place
 
 
-def _layers(file: Path) -> str:
-    cells: Any = ad.read_h5ad(file, backed="r")
-    layers = [name for name in cells.layers if name is not None] + ["raw"] * (cells.raw is not None)
+def _layers(file: Path) -> list[str]:
+    cells = _open(file, whole=False)
+    return [name for name in cells.layers if name is not None] + ["raw"] * (cells.raw is not None)
+
+
+def _named(layers: list[str]) -> str:
     return f"layers {', '.join(layers)}" if layers else "no layers"
 
 
-def _labelled(obs: pd.DataFrame, missing: list[str]) -> pd.DataFrame:
-    """Return columns in which some texts are no labels."""
-    obs = obs.copy()
+def _labelled(obs: pd.DataFrame, missing: list[str]) -> set[str]:
+    """Take labels away that are none, in place, and return those that there were."""
+    found = set[str]()
     for name in obs:
-        if (are_none := obs[name].astype(object).isin(missing)).any():
-            texts = obs[name].astype(object)
+        texts = obs[name].astype(object)
+        if (are_none := texts.isin(missing)).any():
+            found |= {*texts[are_none]}
             obs[name] = pd.Categorical(texts.where(texts.isna(), texts.astype(str)).mask(are_none))
-    return obs
+    return found
 
 
 def _check_names(obs: dict[Path, pd.DataFrame]) -> None:
