@@ -67,8 +67,8 @@ class Mask:
         """
         if self.n_obs not in (None, n_obs):
             raise ValueError(
-                f"The mask has {self.n_obs} values, one for each row, and the collection has {n_obs} rows. Make it of "
-                "the obs of this collection, or check that every dataset has been added to the loader."
+                f"The mask has {self.n_obs:,} values, one for each row, and the collection has {n_obs:,} rows. Make it "
+                "of the obs of this collection, or check that every dataset has been added to the loader."
             )
         if self.rows.starts[-1] >= n_obs or not (self.is_open or self.rows.stops[-1] <= n_obs):
             raise ValueError(
@@ -96,7 +96,7 @@ class Mask:
     def in_short(self) -> str:
         """Return what it looks like, in a few words."""
         if not self.is_slices:
-            return f"of {len(self.rows)} rows in [{self.rows.starts[0]}, {self.rows.stops[-1]})"
+            return f"of {len(self.rows):,} rows in [{self.rows.starts[0]}, {self.rows.stops[-1]})"
         texts = [_text(part) for part in self._slices(4)]
         return ", ".join([*texts[:3], "..."] if len(texts) > 3 else texts)
 
@@ -222,7 +222,7 @@ def _of_values(mask: _Values) -> Mask:
         names_of("mask", mask)  # raises if its index numbers the rows in another order
         rows = Rows.where(values)
         if not len(rows):
-            raise ValueError(f"mask must select at least one row, got {len(values)} values that are all False.")
+            raise ValueError(f"mask must select at least one row, got {len(values):,} values that are all False.")
         return Mask(rows, len(values), is_slices=False)
     if values.dtype.kind not in "iu":
         has_nan = values.dtype.kind == "f" and bool(np.isnan(values).any())

@@ -63,7 +63,7 @@ def _difference(
     known = cells[0].append(list(cells[1:]))
     foreign = names[~names.isin(known)]
     if len(foreign):
-        problem = f"have {len(foreign)} names that no cell of the collection has, {foreign[0]!r} first"
+        problem = f"have {len(foreign):,} names that no cell of the collection has, {foreign[0]!r} first"
     else:
         problem = "have the names of the collection's cells in another order"
     if known.has_duplicates or names.has_duplicates:

@@ -166,14 +166,14 @@ class EpochPlan:
         per rank there.
         """
         n_rows, world_size, size = self._n_shared, self.world_size, self.batch_size
-        drawn = f"The wrapped sampler draws {n_rows} samples"
-        what = f"The window has {n_rows} rows" if self.n_draws is None else drawn
+        drawn = f"The wrapped sampler draws {n_rows:,} samples"
+        what = f"The window has {n_rows:,} rows" if self.n_draws is None else drawn
         if self.remainder == "drop":
             assert size is not None
             if n_rows < world_size * size:
                 raise ValueError(
                     f"{what}, too few for one full batch on every rank: {world_size} ranks times batch size {size} is "
-                    f"{world_size * size}. Use fewer ranks or a smaller batch_size, or remainder='exact' or 'pad'."
+                    f"{world_size * size:,}. Use fewer ranks or a smaller batch_size, or remainder='exact' or 'pad'."
                 )
         elif self.remainder != "pad" and n_rows < world_size:
             raise ValueError(

@@ -206,7 +206,7 @@ def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> 
         )
     if len(answer) != len(rows) or answer.mixed_sum() != rows.mixed_sum():
         raise ValueError(
-            f"The sharding {name} must return each of the {len(rows)} rows of {rows.in_short(3)} once and no other, in "
-            f"any order; it returned {len(answer)} rows, {answer.in_short(3)}."
+            f"The sharding {name} must return each of the {len(rows):,} rows of {rows.in_short(3)} once and no other, "
+            f"in any order; it returned {len(answer):,} rows, {answer.in_short(3)}."
         )
     return answer
