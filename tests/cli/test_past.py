@@ -140,9 +140,10 @@ def test_what_a_state_does_not_hold_or_contradicts_is_said(
 def damaged(collection: Path, tmp_path: Path) -> Path:
     """A copy of the collection with four cells that no cell should be like; in the first column, rows have numbers."""
     path = shutil.copytree(collection, tmp_path / "cells.zarr")
-    first = zarr.open_group(path)["dataset_0/X/data"]
+    values = zarr.open_group(path)["dataset_0/X/data"]  # two of each row
     for row, value in {5: np.nan, 6: np.inf, 7: 0, 8: -1e6}.items():
-        first[row] = value
+        values[2 * row] = value
+    values[2 * 7 + 1] = 0
     return path
 
 
