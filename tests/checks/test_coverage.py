@@ -162,14 +162,6 @@ def test_shares_that_are_not_the_whole_are_an_error_although_each_rank_has_read_
     assert told(False, True).endswith("\n  the shares of all ranks, 4,000 rows, differ from the plan")
 
 
-def test_all_rows_in_place_of_the_samples_that_are_drawn_are_other_rows() -> None:
-    ranks = job(RandomSampler(4, 2, 4, replacement=True), 2, seed=0)
-    read = [batches(rank.sample(80)) for rank in ranks]
-    assert said(ranks, 80, read) == "epoch 0: 2 ranks have read 80 rows in 20 batches, as planned"
-    wrong = [read[0], np.arange(40, 80).reshape(10, 4).tolist()]
-    assert said(ranks, 80, wrong).endswith("rank 1 has read 40 rows in 10 batches as planned, but other rows")
-
-
 def test_the_loader_counts_what_it_yields() -> None:
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="pad")
     loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
@@ -248,15 +240,3 @@ def test_a_sampler_that_reads_some_rows_again_and_others_never_is_an_error(polic
         text = said(ranks, 100, [batches(rank.sample(100)) for rank in ranks])
         promised = f"SameRows doesn't read each row of its share once, as remainder={policy!r} promises."
         assert (promised in text) == ("as planned" not in text) == is_error
-
-
-def test_of_two_loaders_of_one_collection_it_is_told_which_is_meant() -> None:
-    def told(mask: slice) -> str:
-        sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), mask=mask, remainder="exact")
-        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        loader.add_adata(ad.AnnData(np.zeros((50, 1))))
-        list(loader)
-        return loader.check_epoch_read()
-
-    assert told(slice(0, 40)).endswith("Each of the 40 rows was read once; the mask selects 0:40")
-    assert told(slice(40, 50)).endswith("Each of the 10 rows was read once; the mask selects 40:50")

@@ -1,8 +1,7 @@
-"""One of two JAX processes with two devices each: ``job_jax_meshes COLLECTION RESULTS COORDINATOR PROCESS``."""
+"""One of two JAX processes with two devices each: ``-m tests.processes.job_jax_meshes COLLECTION RESULTS``."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from annbatch_distributed import DistributedSampler, Tally
 from annbatch_distributed.integrations.jax import global_batch, pmap_batch
 from annbatch_distributed.ranks.jax import mesh
 from tests.processes.configurations import BATCH_SIZE, CHUNKS
+from tests.processes.in_job import in_job
+from tests.processes.told import tell
 
 N_ROWS = 80
 KINDS = "jax", "scipy", "dense"  # how the batches of a sharding hold their cells, in turn; the first is sparse in JAX
@@ -100,13 +101,9 @@ def fail(attempt: Any) -> str:
 
 def failures() -> dict[str, str]:
     """What each process gets from what must fail."""
-    spread = shardings()
     rows = np.ones((BATCH_SIZE - 1, 4), np.float32)
     return {
-        "rows that don't divide": fail(lambda: global_batch(rows, spread["both"])),
-        "columns that don't divide": fail(
-            lambda: global_batch(np.ones((BATCH_SIZE, 3)), spread["data across processes, columns split"])
-        ),
+        "rows that don't divide": fail(lambda: global_batch(rows, shardings()["both"])),
         "shares of different sizes": fail(lambda: mesh(Mesh(devices().ravel()[:3], ("data",)))),
         "the mesh of process 0": fail(lambda: mesh(Mesh(devices()[0], ("data",)))),
         "a batch in the mesh of process 0": fail(
@@ -130,18 +127,17 @@ def sums_under_pmap() -> dict[str, list[float]]:
     }
 
 
-if __name__ == "__main__":
-    collection, results, coordinator, process = sys.argv[1:]
+def main(collection: Path, results: Path) -> None:
+    """Read by all shardings, and fail in all ways."""
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     jax.config.update("jax_num_cpu_devices", 2)
-    jax.distributed.initialize(coordinator, 2, int(process), coordinator_bind_address=coordinator)
-    told = {
-        "read": {
-            name: read(Path(collection), sharding, KINDS[number % len(KINDS)])
+    with in_job("jax") as process:
+        passes = {
+            name: read(collection, sharding, KINDS[number % len(KINDS)])
             for number, (name, sharding) in enumerate(shardings().items())
-        },
-        "failures": failures(),
-        "pmap": sums_under_pmap(),
-    }
-    (Path(results) / f"process{process}.json").write_text(json.dumps(told))
-    jax.distributed.shutdown()
+        }
+        tell(results, process, {"read": passes, "failures": failures(), "pmap": sums_under_pmap()})
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,11 +1,10 @@
-"""One of four ranks in a 2 x 2 mesh: ``python -m torch.distributed.run ... -m tests.processes.job_mesh RESULTS``."""
+"""One of four ranks in a 2 x 2 mesh: ``-m tests.processes.job_mesh RESULTS``."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
@@ -15,12 +14,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, StatefulLoader, Tally, deferred, mesh_ranks
-from tests.processes.meshes import N_OBS, OnMesh
+from tests.processes.in_job import in_job
+from tests.processes.told import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.distributed.device_mesh import DeviceMesh
+
     from annbatch_distributed.ranks import Deferred, DistInfo
+
+N_OBS = 203
 
 
 def make(dist_info: DistInfo | Deferred, *, seed: int | None = 0) -> DistributedSampler:
@@ -43,59 +47,73 @@ def error(call: Callable[[], object]) -> str:
     return ""
 
 
-if __name__ == "__main__":
-    results = Path(sys.argv[1])
-    early = make(deferred("torch"))  # as a framework does that builds its loaders first
-    too_early = error(lambda: early.n_batches(N_OBS))
-    dist.init_process_group("gloo")
-    told = OnMesh(dist.get_rank(), errors={"too early": too_early})
-
-    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    line = init_device_mesh("cpu", (4,))
-    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    half = halves[told.process // 2]
-    assert not isinstance(half, int)
-    infos: dict[str, DistInfo | Deferred] = {
+def memberships(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInfo | Deferred]:
+    """All that tells a rank, by name."""
+    return {
         "torch": "torch",
         "deferred": deferred("torch"),
         "dp": mesh_ranks(square, "dp"),
         "tp": mesh_ranks(square, ["tp"]),
         "dp and tp": mesh_ranks(square, ("dp", "tp")),
         "tp and dp": mesh_ranks(square, ("tp", "dp")),
-        "the mesh of one dimension": line,
+        "the mesh of one dimension": init_device_mesh("cpu", (4,)),
         "a part of the mesh": square["dp"],
         "a group": half,
         "a deferred mesh": deferred(lambda: mesh_ranks(square, "dp")),
     }
-    for name, info in infos.items():
-        sampler = make(info)
-        sampler.check_ranks_agree(N_OBS, timeout=60)
-        loader = load(sampler)
-        told.ranks[name] = sampler.rank, sampler.world_size
-        told.batches[name] = [batch["index"].tolist() for batch in loader]
-        told.said[name] = loader.check_epoch_read(timeout=60)
 
-    # spawned workers are in no process group
-    read, loader = Tally(), load(early)
-    workers = DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    told.batches["spawned workers"] = []
-    for batch in workers:
-        read.add(batch["index"])
-        told.batches["spawned workers"].append(batch["index"].tolist())
-    told.ranks["spawned workers"] = early.rank, early.world_size
-    told.errors["workers read"] = error(loader.check_epoch_read)
-    told.said["spawned workers"] = loader.check_epoch_read(read, timeout=60)
 
-    told.errors["no names"] = error(lambda: make(square))
-    told.errors["unknown name"] = error(lambda: mesh_ranks(square, ("dp", "pp")))
-    told.errors["a name twice"] = error(lambda: mesh_ranks(square, ("dp", "dp")))
-    told.errors["names that there are not"] = error(lambda: mesh_ranks(line, "dp"))
-    told.errors["another's group"] = error(partial(make, halves[1 - told.process // 2]))
-    told.errors["a mesh of others"] = error(lambda: make(init_device_mesh("cpu", (2,))) if told.process > 1 else None)
+def read(dist_info: DistInfo | Deferred) -> dict[str, Any]:
+    """Tell which rank this is, the rows of each batch that it reads, and what is said of all that was read."""
+    sampler = make(dist_info)
+    sampler.check_ranks_agree(N_OBS, timeout=60)
+    loader = load(sampler)
+    return {
+        "rank": (sampler.rank, sampler.world_size),
+        "batches": [batch["index"].tolist() for batch in loader],
+        "said": loader.check_epoch_read(timeout=60),
+    }
+
+
+def read_by_workers(sampler: DistributedSampler) -> dict[str, Any]:
+    """Tell the same of spawned workers, which are in no process group."""
+    tally, loader, batches = Tally(), load(sampler), []
+    for batch in DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn"):
+        tally.add(batch["index"])
+        batches.append(batch["index"].tolist())
+    said = loader.check_epoch_read(tally, timeout=60)
+    return {"rank": (sampler.rank, sampler.world_size), "batches": batches, "said": said}
+
+
+def errors(rank: int, square: DeviceMesh, other_half: dist.ProcessGroup) -> dict[str, str]:
+    """What is wrong, by what is tried; empty if nothing is."""
     unseeded = make(mesh_ranks(square, "dp"), seed=None)
-    told.errors["peers with other randomness"] = error(lambda: unseeded.check_ranks_agree(N_OBS, timeout=60))
     # two of them take the other dimension for the data-parallel one, and each rank has two processes all the same
-    mixed = make(mesh_ranks(square, "tp" if told.process in {1, 2} else "dp"))
-    told.errors["other dimensions"] = error(lambda: mixed.check_ranks_agree(N_OBS, timeout=60))
-    told.write(results)
-    dist.destroy_process_group()
+    mixed = make(mesh_ranks(square, "tp" if rank in {1, 2} else "dp"))
+    return {
+        "no names": error(lambda: make(square)),
+        "unknown name": error(lambda: mesh_ranks(square, ("dp", "pp"))),
+        "a name twice": error(lambda: mesh_ranks(square, ("dp", "dp"))),
+        "names that there are not": error(lambda: mesh_ranks(init_device_mesh("cpu", (4,)), "dp")),
+        "another's group": error(lambda: make(other_half)),
+        "a mesh of others": error(lambda: make(init_device_mesh("cpu", (2,))) if rank > 1 else None),
+        "peers with other randomness": error(lambda: unseeded.check_ranks_agree(N_OBS, timeout=60)),
+        "other dimensions": error(lambda: mixed.check_ranks_agree(N_OBS, timeout=60)),
+    }
+
+
+def main(results: Path) -> None:
+    """Read in every way, and fail in every way."""
+    early = make(deferred("torch"))  # as a framework does that builds its loaders first
+    too_early = error(lambda: early.n_batches(N_OBS))
+    with in_job("torch") as rank:
+        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        halves: Any = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        told = {name: read(dist_info) for name, dist_info in memberships(square, halves[rank // 2]).items()}
+        told["spawned workers"] = read_by_workers(early)
+        told["errors"] = {"too early": too_early, **errors(rank, square, halves[1 - rank // 2])}
+        tell(results, rank, told)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.job_environment import N_OBS, Asked
+from tests.processes.job_environment import N_OBS
 from tests.processes.launch import MPIRUN, OPEN_MPI, python, run, torchrun
+from tests.processes.told import told_by
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,17 +32,13 @@ def _outside_of_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def asked(folder: Path) -> list[Asked]:
-    """What every process of a job has learned, by rank."""
-    told = [Asked(**json.loads(path.read_text())) for path in folder.iterdir()]
-    return sorted(told, key=lambda one: one.rank)
-
-
-def check(told: list[Asked], world_size: int) -> None:
-    """Check that every process is another rank, and that together they read every row once."""
-    assert [(one.rank, one.world_size) for one in told] == [(rank, world_size) for rank in range(world_size)]
-    assert sorted(row for one in told for row in one.rows) == list(range(N_OBS))
-    assert all(one.rows for one in told)
+def check(folder: Path) -> None:
+    """Check that each of two processes is another rank, and that together they read every row once."""
+    first, second = told_by(folder)
+    assert first["world_size"] == second["world_size"] == 2
+    assert sorted(first["rows"] + second["rows"]) == list(range(N_OBS))
+    assert first["rows"]
+    assert second["rows"]
 
 
 IN_A_TASK = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
@@ -50,10 +46,10 @@ IN_A_TASK = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SL
 
 def test_under_torchrun_every_process_is_another_rank_also_within_a_task_of_slurm(tmp_path: Path) -> None:
     run(torchrun(*JOB, tmp_path, ranks=2), environments=[IN_A_TASK], seconds=SECONDS)
-    check(asked(tmp_path), 2)
+    check(tmp_path)
 
 
 @pytest.mark.parametrize("mpirun", [mpirun for mpirun in MPIRUNS if mpirun])
 def test_under_mpirun_every_process_is_another_rank(mpirun: str, tmp_path: Path) -> None:
     run([mpirun, "-n", "2", *python(*JOB, tmp_path)], environments=[OPEN_MPI], seconds=SECONDS)
-    check(asked(tmp_path), 2)
+    check(tmp_path)

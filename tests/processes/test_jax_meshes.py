@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 
 from tests.processes.configurations import BATCH_SIZE, CLASSES
 from tests.processes.job_jax_meshes import N_ROWS
-from tests.processes.launch import forked, free_port, run
+from tests.processes.launch import forked_ranks, run
+from tests.processes.told import told_by
 from tests.samplers import flat
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ SHARED = {
 def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     """What each process told."""
     results = tmp_path_factory.mktemp("results")
-    job = "-m", "tests.processes.job_jax_meshes", collection, results, f"127.0.0.1:{free_port()}"
-    run(*(forked(*job, process) for process in range(2)), seconds=200)
-    return [json.loads(path.read_text()) for path in sorted(results.iterdir())]
+    run(*forked_ranks("-m", "tests.processes.job_jax_meshes", collection, results, ranks=2), seconds=200)
+    return told_by(results)
 
 
 def test_processes_have_the_rank_of_their_place_along_the_axes_that_split_rows(processes: list[Told]) -> None:
@@ -78,16 +77,10 @@ def test_peers_read_the_same_rows_in_the_same_order_and_other_processes_no_row_o
         assert here == there
     else:
         assert not set(flat(here)) & set(flat(there))
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_what_both_processes_have_read_is_said_to_be_the_plan(processes: list[Told], name: str) -> None:
-    ranks, _ = SHARED[name]
-    n_batches = N_ROWS // BATCH_SIZE
-    have = "1 rank has" if len(set(ranks)) == 1 else "2 ranks have"
-    plan = f"{have} read {N_ROWS:,} rows in {n_batches} batches, as planned. Each of the {N_ROWS:,} rows was read once"
+    have = "1 rank has" if here == there else "2 ranks have"
+    rows = f"{have} read {N_ROWS:,} rows in {N_ROWS // BATCH_SIZE} batches, as planned. Each of the {N_ROWS:,} rows was"
     said = {process["read"][name]["said"] for process in processes}
-    assert said == {f"epoch 0: {plan}; the mask selects 0:{N_ROWS}"}
+    assert said == {f"epoch 0: {rows} read once; the mask selects 0:{N_ROWS}"}
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -122,7 +115,6 @@ def test_devices_hold_different_parts_wherever_an_axis_splits_something(processe
     ("failure", "problem"),
     [
         ("rows that don't divide", "A batch of 7 rows doesn't divide by 2, "),
-        ("columns that don't divide", "batch is 3 long in dimension 1, which doesn't divide by 2, "),
         ("shares of different sizes", "Process 0 holds place 0, 1, and process 1 holds place 2: these are not as"),
     ],
 )
