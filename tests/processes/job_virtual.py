@@ -1,8 +1,8 @@
-"""One rank of a training on virtual ranks: ``job_virtual COLLECTION FOLDER VIRTUAL_RANKS WORKERS STOP_AT``.
+"""One rank of a training on virtual ranks: ``-m tests.processes.job_virtual COLLECTION FOLDER STOP_AT``.
 
-It trains a linear model with DDP, and rank 0 writes down the mean loss of every step over all ranks. The rank that is
-to stop is killed after so many steps of the last epoch, between two checkpoints; ``STOP_AT`` 0 trains to the end. A
-checkpoint that is there is gone on with, on any number of ranks.
+It trains a linear model with DDP, and rank 0 writes down the mean loss of every step over all ranks. The last rank is
+killed after ``STOP_AT`` steps of the last epoch, between two checkpoints; 0 trains to the end. A checkpoint that is
+there is gone on with, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ from tests.processes.configurations import CHUNKS
 from tests.samplers import flat
 
 EPOCHS = 2
-#: Workers of several ranks are forked, which is fast.
-FORKS = os.environ["WORLD_SIZE"] != "1" and sys.argv[4] != "0"
+VIRTUAL_RANKS = 4
 #: A checkpoint is made after so many steps of each epoch, and every multiple.
 EVERY = 4
 
 
-def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, stop_at: int) -> None:
+def train(collection: Path, folder: Path, stop_at: int) -> None:
     """Train to the end, or until a rank is killed."""
     sampler = DistributedSampler(
-        RandomSampler(**CHUNKS), dist_info="torch", seed=0, sharding="shuffled", virtual_ranks=virtual_ranks
+        RandomSampler(**CHUNKS), dist_info="torch", seed=0, sharding="shuffled", virtual_ranks=VIRTUAL_RANKS
     )
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
     loader.use_collection(DatasetCollection(collection, mode="r"))
     loader.check_ranks_agree()
-    start = {"multiprocessing_context": "fork"} if FORKS else {}
-    batches = loader.to_dataloader(num_workers=n_workers, **start)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(loader.n_var, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -51,12 +48,12 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
         saved = torch.load(checkpoint, weights_only=True)
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        batches.load_state_dict(saved["batches"])
+        loader.load_state_dict(saved["loader"])
         losses = saved["losses"]
     for epoch in range(sampler.next_epoch, EPOCHS):
-        batches.set_epoch(epoch)
+        loader.set_epoch(epoch)
         done = sampler.batches_done
-        for step, batch in enumerate(batches, start=done + 1):
+        for step, batch in enumerate(loader, start=done + 1):
             cells = batch["X"].to_dense() / 100
             loss = nn.functional.mse_loss(model(cells), torch.sin(cells[:, :1] * 20))
             optimizer.zero_grad()
@@ -69,7 +66,7 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
             losses.append((epoch, step, float(mean) / dist.get_world_size(), sorted(flat(rows))))
             if dist.get_rank() == 0 and step % EVERY == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
-                torch.save(state | {"batches": batches.state_dict()}, checkpoint.with_suffix(".unfinished"))
+                torch.save(state | {"loader": loader.state_dict()}, checkpoint.with_suffix(".unfinished"))
                 checkpoint.with_suffix(".unfinished").replace(checkpoint)
             if (epoch, step) == (EPOCHS - 1, stop_at):
                 dist.barrier()
@@ -80,8 +77,7 @@ def train(collection: Path, folder: Path, virtual_ranks: int, n_workers: int, st
 
 
 if __name__ == "__main__":
-    if not FORKS:  # threads of zarrs don't survive it
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    train(*map(Path, sys.argv[1:3]), *map(int, sys.argv[3:]))
+    train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
     dist.destroy_process_group()

@@ -87,11 +87,11 @@ def forked(*arguments: object) -> Forked:
     return Forked(list(map(str, arguments)))
 
 
-def forked_ranks(*arguments: object, ranks: int, attempt: int = 0) -> list[Forked]:
+def forked_ranks(*arguments: object, ranks: int) -> list[Forked]:
     """Return the commands of the ranks of a job, with the variables that torchrun sets on one machine."""
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     job |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
-    job |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": attempt, "TORCHELASTIC_USE_AGENT_STORE": False}
+    job |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_USE_AGENT_STORE": False}
     return [
         Forked(
             list(map(str, arguments)),
