@@ -52,18 +52,6 @@ def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() ->
     assert not re.search("Warning|Traceback", done.stderr)
 
 
-def test_the_loss_of_every_step_is_the_same_on_any_number_of_ranks_that_run_virtual_ones() -> None:
-    tables = []
-    for ranks in (1, 2):
-        (done,) = run(python("-m", "demo", "--epochs", 2, "--virtual-ranks", 4, "--ranks", ranks), seconds=120)
-        assert f"{ranks} gloo ranks that run 4 virtual ones" in done.stdout
-        assert done.stdout.count("✓") == 5
-        tables.append([float(loss) for loss in re.findall(r"\d\.\d{4}", done.stdout)])
-    assert len(tables[0]) == 2 * 8
-    assert all(table == pytest.approx(tables[0], abs=2e-4) for table in tables)
-    assert len(set(tables[0])) > 10
-
-
 def wait_for(what: Callable[[], object]) -> bool:
     """Whether something comes true in time."""
     deadline = time.monotonic() + 90
@@ -125,11 +113,12 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
         job.wait()
 
 
-def test_the_demo_trains_on_a_collection_and_leaves_it_as_it_was(collection: Path) -> None:
+def test_the_demo_trains_on_virtual_ranks_and_on_a_collection_which_it_leaves_as_it_was(collection: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
-    options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--epochs", 1]
+    options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--virtual-ranks", 4, "--epochs", 1]
     (done,) = run(python("-m", "demo", *options), seconds=180)
 
+    assert "1 gloo ranks that run 4 virtual ones" in done.stdout
     assert done.stdout.count("✓") == 5
     assert "cells/s" in done.stdout
     assert not re.search("Warning|Traceback", done.stderr)
@@ -159,42 +148,22 @@ def test_a_file_with_a_sparse_matrix_and_labels_that_are_text_becomes_a_collecti
     assert labels.tolist() != CLASSES.astype(str).tolist()  # the rows are shuffled
 
 
-def damage(collection: Path, name: str, content: bytes) -> None:
-    """Write something else into a file of a copy of a collection."""
-    copy = collection.parent / "damaged" / name.replace("/", "-")
-    shutil.copytree(collection, copy)
-    (copy / name).write_bytes(content)
-
-
 UNUSABLE = {
     "a file that isn't there": (["--h5ad", "{folder}/none.h5ad"], "none.h5ad: no such file"),
     "a file that isn't h5ad": (["--h5ad", __file__], "not an h5ad file"),
-    "a file of no bytes": (["--h5ad", "{folder}/empty.h5ad"], "not an h5ad file"),
-    "a folder instead of a file": (["--h5ad", "{folder}"], "no such file"),
     "a file without a matrix": (["--h5ad", "{folder}/no-matrix.h5ad"], "not an h5ad file that .* with a matrix X"),
     "a file without genes": (["--h5ad", "{folder}/no-genes.h5ad"], "40 cells with 0 genes"),
-    "a file without cells": (["--h5ad", "{folder}/no-cells.h5ad"], "0 cells with 3 genes"),
     "a column that isn't there": (
         ["--label", "cell_tpye"],
         "no column 'cell_tpye' in obs; --label takes one of: bulk_labels",
     ),
     "a column of measurements": (["--label", "n_counts"], "'n_counts' holds measurements, not labels"),
     "a collection that isn't there": (["--collection", "{folder}/none.zarr"], "none.zarr: no such folder"),
-    "a file instead of a collection": (["--collection", __file__], "no such folder"),
     "a folder without zarr": (["--collection", "{folder}"], "not an annbatch collection"),
     "a zarr group that isn't a collection": (["--collection", "{folder}/group.zarr"], "not an annbatch collection"),
-    "a collection with broken JSON": (["--collection", "{damaged}/zarr.json"], "can be read: JSONDecodeError"),
-    "a collection with a broken data set": (
-        ["--collection", "{damaged}/dataset_0-zarr.json"],
-        "can be read: JSONDecodeError",
-    ),
-    "a collection with a broken matrix": (
-        ["--collection", "{damaged}/dataset_0-X-zarr.json"],
-        "can be read: JSONDecodeError",
-    ),
+    "a collection with a broken data set": (["--collection", "{damaged}"], "can be read: JSONDecodeError"),
     "a collection without the column": (["--collection", "{collection}"], "no column 'bulk_labels' in obs"),
     "too many ranks": (["--ranks", "36"], "700 cells are too few for 36 ranks"),
-    "too few cells": (["--cells", "39"], "39 cells are too few for 2 ranks"),
     "virtual ranks": (["--ranks", "3", "--virtual-ranks", "4"], "3 ranks can't run 4 virtual ones"),
     "too many virtual ranks": (["--virtual-ranks", "36"], "700 cells are too few for 36 ranks"),
     "two sources": (["--cells", "100", "--h5ad", "{folder}/none.h5ad"], "exclude each other"),
@@ -206,14 +175,12 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """Files and folders of which the demo can't use most."""
     folder = tmp_path_factory.mktemp("unusable")
     zarr.open_group(folder / "group.zarr", mode="w")
-    for name in ("zarr.json", "dataset_0/zarr.json", "dataset_0/X/zarr.json"):
-        damage(collection, name, b"{broken")
-    (folder / "empty.h5ad").touch()
+    shutil.copytree(collection, folder / "damaged.zarr")
+    (folder / "damaged.zarr/dataset_0/zarr.json").write_text("{broken")
     obs = pd.DataFrame({"bulk_labels": ["a", "b"] * 20}, index=np.arange(40).astype(str))
     ad.AnnData(obs=obs).write_h5ad(folder / "no-matrix.h5ad")
     ad.AnnData(np.zeros((40, 0), np.float32), obs=obs).write_h5ad(folder / "no-genes.h5ad")
-    ad.AnnData(np.zeros((0, 3), np.float32), obs=obs[:0]).write_h5ad(folder / "no-cells.h5ad")
-    return {"folder": folder, "damaged": collection.parent / "damaged", "collection": collection}
+    return {"folder": folder, "damaged": folder / "damaged.zarr", "collection": collection}
 
 
 def ask(*options: str) -> Result:
@@ -237,7 +204,7 @@ def test_what_cannot_be_trained_on_gets_one_line_and_exit_code_2(unusable: dict[
 
 
 @pytest.mark.parametrize("option", ["--cells", "--ranks", "--epochs"])
-@pytest.mark.parametrize("number", ["0", "-1", "1.5", "many", "9" * 20])
+@pytest.mark.parametrize("number", ["0", "1.5", "9" * 20])
 def test_a_number_that_cannot_be_is_refused_with_the_option_that_has_it(option: str, number: str) -> None:
     done = ask(option, number)
     assert done.exit_code == 2
