@@ -1,11 +1,7 @@
-"""One rank that asks frameworks' objects for its rank, and tells what they say.
-
-``python -m torch.distributed.run ... -m tests.frameworks.job_dist_info RESULTS``
-"""
+"""One rank that asks frameworks' objects for its rank, and tells what they say: ``job_dist_info RESULTS``."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -22,6 +18,7 @@ from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch.distributed.device_mesh import init_device_mesh
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
+from tests.processes.told import tell
 
 
 def sampler(dist_info: Any) -> DistributedSampler:
@@ -95,4 +92,4 @@ if __name__ == "__main__":
         accelerator.state.device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         told[f"Accelerator with a mesh of {name}"] = said(accelerator)
     torch.distributed.barrier()  # whoever ends takes along what others may still connect to
-    Path(sys.argv[1], f"rank{trainer.global_rank}.json").write_text(json.dumps(told))
+    tell(Path(sys.argv[1]), trainer.global_rank, told)

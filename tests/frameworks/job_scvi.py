@@ -1,13 +1,12 @@
-"""One rank that trains models of scvi-tools on its share, and writes down what it was given.
+"""One of two ranks that train models of scvi-tools, and write down what they were given.
 
-``python -m torch.distributed.run ... -m tests.frameworks.job_scvi TASK COLLECTION RESULTS [CHECKPOINT]``
+``-m tests.frameworks.job_scvi whole|resumed COLLECTION RESULTS``
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from hashlib import sha256
@@ -21,7 +20,7 @@ import scvi
 import torch
 import zarr
 from annbatch import DatasetCollection, Loader
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback
 from scvi.dataloaders import AnnbatchDataModule
 
 from annbatch_distributed import Rank
@@ -29,11 +28,11 @@ from annbatch_distributed.integrations.scvi import distribute, embed
 
 SIZES = {"chunk_size": 8, "preload_nchunks": 4}
 BATCH_SIZE, EPOCHS = 8, 3
-RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK = int(os.environ["RANK"])
 TRAINER: Any = {
     "accelerator": "cpu",
-    "devices": WORLD_SIZE,
-    "strategy": "ddp_find_unused_parameters_true" if WORLD_SIZE > 1 else "auto",
+    "devices": 2,
+    "strategy": "ddp_find_unused_parameters_true",
     "train_size": 0.8,
     "check_val_every_n_epoch": 1,
     "enable_progress_bar": False,
@@ -74,10 +73,10 @@ class Rows(Callback):
             trainer.save_checkpoint(self.checkpoint)
 
 
-def train(model: Any, datamodule: Any, *callbacks: Callback, epochs: int = EPOCHS, **options: Any) -> dict[str, Any]:
+def train(model: Any, datamodule: Any, *, epochs: int = EPOCHS, **options: Any) -> dict[str, Any]:
     """Train a model, and return what it was given and what it is then."""
     rows = Rows(options.pop("checkpoint", None), options.pop("after", 0))
-    model.train(datamodule=datamodule, max_epochs=epochs, callbacks=[rows, *callbacks], **TRAINER | options)
+    model.train(datamodule=datamodule, max_epochs=epochs, callbacks=[rows], **TRAINER | options)
     weights = b"".join(weight.numpy().tobytes() for weight in model.module.state_dict().values())
     return {"train": rows.train, "validation": rows.validation, "weights": sha256(weights).hexdigest()}
 
@@ -126,24 +125,16 @@ def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
     return errors
 
 
-def whole(collection: Path, results: Path, _: Path) -> dict[str, Any]:
-    """Train without an interruption, and other models."""
+def whole(collection: Path, results: Path) -> dict[str, Any]:
+    """Train without an interruption, and embed."""
     own = distribute(cells(collection))
     told: dict[str, Any] = {}
     told["SCVI"] = train(new(scvi.model.SCVI, own), own, checkpoint=results / "middle.ckpt", after=22)
-    exact = distribute(cells(collection), remainder="exact", read_ahead=1)
-    told["exact"] = train(new(scvi.model.SCVI, exact), exact, checkpoint=results / "exact.ckpt", after=5, epochs=2)
-    labelled = distribute(cells(collection, model_name="SCANVI"))
+    labelled = distribute(cells(collection, model_name="SCANVI"), remainder="exact", read_ahead=1)
     told["SCANVI"] = train(new(scvi.model.SCANVI, labelled, datamodule=labelled), labelled, epochs=1)
     drawn = distribute(cells(collection, class_sampler_key="cell_type"))
     told["classes"] = train(new(scvi.model.SCVI, drawn), drawn, epochs=1)
     told["sharding"] = str(drawn.train_dataloader().sampler.plan(347).sharding)
-    # the other way round, so that it stops where a score is better than all before
-    stopping = EarlyStopping("elbo_validation", patience=1, mode="max")
-    stopped = distribute(cells(collection))
-    train(new(scvi.model.SCVI, stopped), stopped, stopping, epochs=9)
-    told["stopped"] = [stopping.stopped_epoch, float(stopping.best_score)]
-    embed(trained(own), own, results / "embedded.zarr", progress=False)
 
     # without a validation, DDP leaves each rank with the running means of its own last batch
     model = new(scvi.model.SCVI, own)
@@ -185,41 +176,16 @@ def whole(collection: Path, results: Path, _: Path) -> dict[str, Any]:
     return told
 
 
-def resumed(collection: Path, results: Path, checkpoint: Path) -> dict[str, Any]:
-    """Go on with as many ranks."""
+def resumed(collection: Path, results: Path) -> dict[str, Any]:
+    """Go on in the middle of an epoch."""
     own = distribute(cells(collection))
-    return {"SCVI": train(new(scvi.model.SCVI, own), own, ckpt_path=checkpoint / "middle.ckpt")}
-
-
-def elsewhere(collection: Path, results: Path, checkpoint: Path) -> dict[str, Any]:
-    """Go on with another number of ranks, and write an embedding."""
-    own = distribute(cells(collection), remainder="exact")
-    told = {"exact": train(new(scvi.model.SCVI, own), own, ckpt_path=checkpoint / "exact.ckpt", epochs=2)}
-    embed(trained(own), own, results / "embedded.zarr", progress=False)
-    return told
-
-
-def killed(collection: Path, results: Path, _: Path) -> dict[str, Any]:
-    """End in the middle of an embedding, and go on in another call."""
-    own = distribute(cells(collection))
-    model, n_batches = trained(own), 0
-
-    def latent(batch: Any) -> Any:
-        nonlocal n_batches
-        n_batches += 1
-        if n_batches == 17 and not (results / "killed").exists():
-            (results / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return model.get_latent_representation(dataloader=[batch])
-
-    embed(latent, own, results / "killed.zarr", progress=False)
-    return {"n_batches": n_batches}
+    return {"SCVI": train(new(scvi.model.SCVI, own), own, ckpt_path=results / "middle.ckpt")}
 
 
 if __name__ == "__main__":
-    task, *paths = sys.argv[1:]
+    task, collection, results = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     torch.use_deterministic_algorithms(mode=True)
-    TRAINER["log_save_dir"] = paths[1]
+    TRAINER["log_save_dir"] = str(results)
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    told = globals()[task](*(Path(path) for path in [*paths, "unused"][:3]))
-    Path(paths[1], f"{task}-rank{os.environ['RANK']}.json").write_text(json.dumps(told))
+    told = {"whole": whole, "resumed": resumed}[task](collection, results)
+    (results / f"{task}-rank{RANK}.json").write_text(json.dumps(told))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,14 +12,14 @@ from lightning import Trainer
 
 from annbatch_distributed.integrations.scvi import distribute
 from tests.frameworks.test_distribute import Cells, Reader
+from tests.processes.told import tell
 
 
 class Told(Reader):
     """Writes down what it has read."""
 
     def on_fit_end(self) -> None:
-        told = {"train": self.read, "validation": self.validated}
-        Path(sys.argv[2], f"rank{self.global_rank}.json").write_text(json.dumps(told))
+        tell(Path(sys.argv[2]), self.global_rank, {"train": self.read, "validation": self.validated})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -17,6 +16,7 @@ from lightning import Fabric, Trainer
 from annbatch_distributed import DistributedSampler, StatefulLoader, deferred
 from annbatch_distributed.ranks import resolve
 from tests.processes.launch import forked_ranks, run
+from tests.processes.told import told_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks was told."""
     folder = tmp_path_factory.mktemp("told")
     run(*forked_ranks("-m", "tests.frameworks.job_dist_info", folder, ranks=2), seconds=180)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return told_by(folder)
 
 
 RANKS = {

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, on two ranks: jobs that go on from checkpoints, compared with one that ran through."""
+"""Hugging Face's Trainer, on two ranks: a job that goes on from a checkpoint, compared with one that ran through."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ def rows(folder: Path, name: str) -> list[list[list[int]]]:
     return [json.loads((folder / f"{name}-rank{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_a_job_goes_on_from_any_checkpoint_as_if_it_had_not_been_interrupted(tmp_path: Path) -> None:
+def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(tmp_path: Path) -> None:
     job = "-m", "tests.frameworks.job_transformers", tmp_path
     run(*forked_ranks(*job, ranks=2), seconds=180)
     whole = rows(tmp_path, "whole")
     for epoch in range(3):
         both = [flat(rank[epoch * N_BATCHES : (epoch + 1) * N_BATCHES]) for rank in whole]
         assert sorted(both[0] + both[1]) == list(range(160))
-    for n_steps in (3, 9, 15):  # in the first epoch, in the second one, and at the end
-        run(*forked_ranks(*job, tmp_path / f"checkpoint-{n_steps}", ranks=2), seconds=180)
-        assert rows(tmp_path, f"checkpoint-{n_steps}") == [rank[2 * n_steps :] for rank in whole]
+    run(*forked_ranks(*job, tmp_path / "checkpoint-9", ranks=2), seconds=180)  # in the second epoch
+    assert rows(tmp_path, "checkpoint-9") == [rank[2 * 9 :] for rank in whole]
