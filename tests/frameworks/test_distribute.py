@@ -297,8 +297,6 @@ def test_a_hook_that_was_assigned_is_an_error() -> None:
     [
         ({"shardng": "shuffled"}, TypeError, "shardng"),
         ({"sharding": "shufled"}, ValueError, "Unknown sharding 'shufled'"),
-        ({"remainder": "exakt"}, ValueError, "Unknown remainder 'exakt'"),
-        ({"virtual_ranks": 0}, ValueError, "virtual_ranks must be at least 1"),
         ({"seed": "x"}, TypeError, "seed"),
         ({"read_ahead": -1}, ValueError, "read_ahead"),
         ({"dist_info": "tourch"}, ValueError, "Unknown dist_info 'tourch'"),

@@ -1,17 +1,11 @@
-"""Lightning, on two ranks and on one: jobs that go on from a checkpoint, compared with one that was not interrupted."""
+"""The example of Lightning, on two ranks and on one: jobs that go on from a checkpoint, and one that ran through."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import anndata as ad
-import numpy as np
 import pytest
-import torch
-from annbatch.samplers import RandomSampler
-from lightning import LightningModule, Trainer
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.processes.configurations import DONORS, LABELLED
 from tests.processes.launch import forked_ranks, run
 from tests.processes.rows import check_goes_on, check_reads_everything, read, read_batches
@@ -48,7 +42,6 @@ def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # with more to come than is done: otherwise a length of what is left alone would pass too, since Lightning then
         # begins to count anew
         ("middle", 2, "two-checkpoints/epoch=1-step=6.ckpt"),
-        ("last batch", 2, "two-checkpoints/epoch=0-step=5.ckpt"),
         ("shrunk", 1, "two-checkpoints/epoch=0-step=1.ckpt"),
     ):
         run(*forked_ranks(*job(name, devices, checkpoint), ranks=devices), seconds=180)
@@ -75,13 +68,6 @@ def test_a_job_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_been_interrupt
     assert not list((runs / "middle").glob("train-0-*"))
 
 
-def test_a_job_goes_on_with_the_next_epoch_after_the_last_batch_of_one(runs: Path) -> None:
-    assert not list((runs / "last batch").glob("train-0-*"))
-    for epoch in (1, 2):
-        check_goes_on(runs / "two", runs / "last batch", epoch=epoch, n_batches=5)
-        check_validates(runs / "last batch", epoch=epoch)
-
-
 def test_a_job_goes_on_with_another_number_of_devices(runs: Path) -> None:
     read_before = flat(batches[0] for batches in read_batches(runs / "two", "train-0"))
     (read_after,) = read(runs / "shrunk", "train-0", 1)
@@ -91,57 +77,3 @@ def test_a_job_goes_on_with_another_number_of_devices(runs: Path) -> None:
         assert sorted(rows) == TRAINING
     for epoch_read in range(3):
         check_validates(runs / "shrunk", epoch=epoch_read, ranks=1)
-
-
-class Rows(LightningModule):
-    """Writes down the rows of each epoch, and saves a checkpoint in the middle of one."""
-
-    def __init__(self, checkpoint: Path | None = None) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.checkpoint = checkpoint
-        self.read: dict[int, list[list[int]]] = {}
-
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
-        self.read.setdefault(self.current_epoch, []).append(batch["index"].tolist())
-        loss: torch.Tensor = (self.weight * batch["X"]).sum()
-        return loss
-
-    def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
-        if self.checkpoint is not None and (self.current_epoch, batch_idx) == (1, 3):
-            self.trainer.save_checkpoint(self.checkpoint)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-def test_behind_a_dataloader_lightning_finds_epochs_and_the_state_after_the_batch_that_was_trained_on(
-    tmp_path: Path,
-) -> None:
-    def loader() -> StatefulLoader:
-        sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(1, 2), seed=0, sharding="shuffled")
-        made = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False)
-        return made.add_adata(ad.AnnData(np.arange(201, dtype="float32").reshape(-1, 1)))
-
-    def fit(module: Rows, checkpoint: Path | None = None) -> dict[int, list[list[int]]]:
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=3,
-            logger=False,
-            enable_progress_bar=False,
-            default_root_dir=tmp_path,
-        )
-        trainer.fit(module, loader().to_dataloader(num_workers=2, multiprocessing_context="fork"), ckpt_path=checkpoint)
-        return module.read
-
-    whole = fit(Rows(tmp_path / "middle.ckpt"))
-    shards = []
-    for epoch, batches in whole.items():
-        alone = loader()
-        alone.set_epoch(epoch)
-        assert sorted(batches) == sorted(batch["index"].tolist() for batch in alone)
-        shards.append({row for batch in batches for row in batch})
-    assert len(shards) == 3
-    assert shards[0] != shards[1] != shards[2]
-    assert fit(Rows(), tmp_path / "middle.ckpt") == {1: whole[1][4:], 2: whole[2]}
