@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from itertools import product
 from multiprocessing import get_context
@@ -134,8 +135,9 @@ def test_of_torchrun_only_what_started_torchrun_itself_may_say_something_else() 
                 launched(within | others)
 
 
-def _spawned() -> tuple[int, int] | str:
+def _spawned(variables: Variables) -> tuple[int, int] | str:
     """What a process that multiprocessing has started takes itself for."""
+    os.environ.update(variables)
     try:
         rank = resolve("env").rank
     except RuntimeError as error:
@@ -152,13 +154,10 @@ def test_a_process_that_multiprocessing_has_started_is_not_the_task_of_its_paren
         monkeypatch.setenv(name, value)
     assert resolve("env").rank == Rank(0, 1)
     with get_context("spawn").Pool(1) as pool:
-        said = pool.apply_async(_spawned).get(60)
+        said = pool.apply_async(_spawned, [{}]).get(60)
         assert isinstance(said, str)
         assert "needs RANK and WORLD_SIZE of its own" in said
-    for name, value in pair(HAND, Rank(1, 2)).items():
-        monkeypatch.setenv(name, value)
-    with get_context("spawn").Pool(1) as pool:
-        assert pool.apply_async(_spawned).get(60) == (1, 2)
+        assert pool.apply_async(_spawned, [pair(HAND, Rank(1, 2))]).get(60) == (1, 2)
 
 
 def test_what_a_batch_script_exports_to_all_tasks_raises_in_every_task_but_the_one_it_is_true_of() -> None:
