@@ -1,13 +1,14 @@
-"""Hugging Face's Trainer, on two ranks: a job that goes on from a checkpoint, compared with one that ran through."""
+"""The page about Hugging Face's Trainer, on two ranks: a job that is resumed, and one that ran through."""
 
 from __future__ import annotations
 
-import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.launch import forked_ranks, run
+from tests.processes.launch import ROOT, forked_ranks, run
+from tests.processes.rows import check_goes_on, read_batches
 from tests.samplers import flat
 
 if TYPE_CHECKING:
@@ -15,20 +16,22 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(500)
 
-N_BATCHES = 10  # of each rank, in each of three epochs; two make a step
+N_BATCHES = 39  # of each rank in an epoch: 20 steps of two, or of one that is left over
 
 
-def rows(folder: Path, name: str) -> list[list[list[int]]]:
-    """The batches of each rank."""
-    return [json.loads((folder / f"{name}-rank{rank}.json").read_text()) for rank in range(2)]
+def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(cells: Path, tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks/transformers.md").read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(script)
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    for folder, checkpoint in ((whole, []), (rest, [whole / "checkpoint-25"])):
+        folder.mkdir()
+        job = "-m", "tests.frameworks.job_transformers", tmp_path / "train.py", cells, folder
+        run(*forked_ranks(*job, *checkpoint, ranks=2), seconds=180)
 
-
-def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(tmp_path: Path) -> None:
-    job = "-m", "tests.frameworks.job_transformers", tmp_path
-    run(*forked_ranks(*job, ranks=2), seconds=180)
-    whole = rows(tmp_path, "whole")
     for epoch in range(3):
-        both = [flat(rank[epoch * N_BATCHES : (epoch + 1) * N_BATCHES]) for rank in whole]
-        assert sorted(both[0] + both[1]) == list(range(160))
-    run(*forked_ranks(*job, tmp_path / "checkpoint-9", ranks=2), seconds=180)  # in the second epoch
-    assert rows(tmp_path, "checkpoint-9") == [rank[2 * 9 :] for rank in whole]
+        one, other = (flat(batches) for batches in read_batches(whole, f"train-{epoch}"))
+        assert len({*one, *other}) == len(one) + len(other) == 2 * N_BATCHES * 256
+    # five steps of the second epoch were done
+    check_goes_on(whole, rest, epoch=1, n_batches=N_BATCHES - 5 * 2)
+    check_goes_on(whole, rest, epoch=2, n_batches=N_BATCHES)
+    assert not list(rest.glob("train-0-*"))
