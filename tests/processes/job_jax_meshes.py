@@ -34,11 +34,8 @@ def shardings() -> dict[str, NamedSharding]:
     across, along = devices(), devices().T
     names = "data", "model"
     return {
-        "data across processes": NamedSharding(Mesh(across, names), PartitionSpec("data")),
         "data across processes, columns split": NamedSharding(Mesh(across, names), PartitionSpec("data", "model")),
         "model across processes": NamedSharding(Mesh(along, names), PartitionSpec("data")),
-        "model across processes, columns split": NamedSharding(Mesh(along, names), PartitionSpec("data", "model")),
-        "both": NamedSharding(Mesh(across, names), PartitionSpec(names)),
         "both, processes in turn": NamedSharding(Mesh(along, names), PartitionSpec(names)),
         "both, process 1 first": NamedSharding(Mesh(across[::-1], names), PartitionSpec(names)),
         "none": NamedSharding(Mesh(across, names), PartitionSpec()),
@@ -103,8 +100,6 @@ def failures() -> dict[str, str]:
     """What each process gets from what must fail."""
     rows = np.ones((BATCH_SIZE - 1, 4), np.float32)
     return {
-        "rows that don't divide": fail(lambda: global_batch(rows, shardings()["both"])),
-        "shares of different sizes": fail(lambda: mesh(Mesh(devices().ravel()[:3], ("data",)))),
         "the mesh of process 0": fail(lambda: mesh(Mesh(devices()[0], ("data",)))),
         "a batch in the mesh of process 0": fail(
             lambda: global_batch(rows, NamedSharding(Mesh(devices()[0], ("data",)), PartitionSpec()))

@@ -75,10 +75,11 @@ def read(dist_info: DistInfo | Deferred) -> dict[str, Any]:
     }
 
 
-def read_by_workers(sampler: DistributedSampler) -> dict[str, Any]:
-    """Tell the same of spawned workers, which are in no process group."""
+def read_by_a_worker(sampler: DistributedSampler, rank: int) -> dict[str, Any]:
+    """Tell the same where the last rank has a spawned worker, which is in no process group."""
+    options = {"num_workers": 1, "multiprocessing_context": "spawn"} if rank == 3 else {}
     tally, loader, batches = Tally(), load(sampler), []
-    for batch in DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn"):
+    for batch in DataLoader(loader, batch_size=None, **options):
         tally.add(batch["index"])
         batches.append(batch["index"].tolist())
     said = loader.check_epoch_read(tally, timeout=60)
@@ -110,7 +111,7 @@ def main(results: Path) -> None:
         square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         halves: Any = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         told = {name: read(dist_info) for name, dist_info in memberships(square, halves[rank // 2]).items()}
-        told["spawned workers"] = read_by_workers(early)
+        told["a spawned worker"] = read_by_a_worker(early, rank)
         told["errors"] = {"too early": too_early, **errors(rank, square, halves[1 - rank // 2])}
         tell(results, rank, told)
 

@@ -19,7 +19,7 @@ from annbatch import DatasetCollection
 from scipy.stats import chisquare
 
 from tests.object_storage import serving
-from tests.processes.configurations import DONORS, LABELLED, N_OBS
+from tests.processes.configurations import LABELLED, N_OBS
 from tests.processes.launch import MPIRUN, OPEN_MPI, ROOT, forked, forked_ranks, free_port, python, run
 from tests.processes.rows import BATCH_SIZE, check_reads_everything, read
 from tests.samplers import flat
@@ -143,18 +143,6 @@ def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_an
     assert read.endswith(f"With the batches before, each of the {n_rows:,} rows was read once")
 
 
-def test_without_zarrs_an_example_reads_with_zarrs_own_codecs_and_says_once_what_to_install(
-    collection: Path, tmp_path: Path
-) -> None:
-    logged = "tests/processes/logging_rows.py", tmp_path, "examples/torchrun_ddp.py"
-    options = "--collection", collection, "--hold-out", "d4", "--epochs", 2
-    ranks = forked_ranks("-m", "tests.processes.without_zarrs", *logged, *options, ranks=2)
-    first, second = run(*ranks, seconds=180)
-    check_reads_everything(tmp_path, epochs=2, among=np.flatnonzero(DONORS != "d4").tolist())
-    said = "cells are read faster with zarrs: pip install zarrs\n"
-    assert (first.stdout.count(said), second.stdout.count(said)) == (1, 0)
-
-
 def test_every_example_asks_whether_zarrs_is_there_before_it_names_it() -> None:
     texts = {path.name: path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))}
     naming = {name for name, text in texts.items() if "zarrs.ZarrsCodecPipeline" in text}
@@ -206,25 +194,18 @@ def is_drawn_by(weights: np.ndarray, counts: np.ndarray) -> bool:
     return bool(chisquare(counts, counts.sum() * weights / weights.sum()).pvalue > 1e-6)
 
 
-JAX = "jax_pmap.py --collection . --num-processes 2 --coordinator 127.0.0.1:9 --process-id"
 # what is wrong with a command, and what the one line about it says
 REFUSED = {
     "torchrun_ddp.py --collection . --hold-out d1": "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py",
-    "torchrun_ddp.py --collection .": "required: --hold-out",
+    "torchrun_ddp.py --epochs 0": "--epochs: must be 1 or more, got 0",
     "class_weights.py cells.zarr": "torchrun --standalone --nproc-per-node 2 examples/class_weights.py",
     "class_weights.py . --write cells.h5ad": "'.' is there already",
     "torchdata_stateful.py --collection .": "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py",
+    "torchdata_stateful.py --resume none": "--resume: 'none' is not there",
     "accelerate_ddp.py --collection .": "torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py",
     "custom_ranks.py --ranks env . sums": "the variables of no launcher",
-    "jax_pmap.py": "required: --process-id, --num-processes, --coordinator, --collection",
-    f"{JAX} 2": "--process-id: must be from 0 to 1",
-    "torchrun_ddp.py --epochs 0": "--epochs: must be 1 or more, got 0",
-    "torchrun_ddp.py --collection none.zarr": "--collection: 'none.zarr' is not there",
-    "torchdata_stateful.py --collection . --num-workers -1": "--num-workers: must be 0 or more, got -1",
-    "torchdata_stateful.py --every 0": "--every: must be 1 or more, got 0",
-    "torchdata_stateful.py --resume none": "--resume: 'none' is not there",
+    "jax_pmap.py --collection . --num-processes 2 --coordinator 127.0.0.1:9 --process-id 2": "must be from 0 to 1",
     "lightning_ddp.py --collection .": "required: --hold-out",
-    "lightning_ddp.py --devices 0": "--devices: must be 1 or more, got 0",
     "scvi_ddp.py --collection .": "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py",
     "from_h5ad/train.py --collection . --checkpoint last.pt --hold-out d1": "--nproc-per-node 2 train.py ...",
     "from_h5ad/train.py --collection none.zarr --checkpoint last.pt": "--collection: 'none.zarr' is not there",

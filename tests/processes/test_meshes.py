@@ -15,7 +15,7 @@ from tests.samplers import flat
 RANKS = {
     "torch": [0, 1, 2, 3],
     "deferred": [0, 1, 2, 3],
-    "spawned workers": [0, 1, 2, 3],
+    "a spawned worker": [0, 1, 2, 3],
     "the mesh of one dimension": [0, 1, 2, 3],
     "dp and tp": [0, 1, 2, 3],
     "tp and dp": [0, 2, 1, 3],
