@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
@@ -19,7 +19,6 @@ from tests.processes.told import told_by
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import Any
 
     from accelerate import Accelerator
 
@@ -55,15 +54,19 @@ def accelerator() -> Iterator[Accelerator]:
     GradientState._reset_state()
 
 
+def loader_of(n_rows: int, dist_info: Any) -> StatefulLoader:
+    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=dist_info)
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    return loader.add_adata(ad.AnnData(np.zeros((n_rows, 1), dtype="float32")))
+
+
 @pytest.mark.parametrize("dispatch", [True, False])
 def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
     accelerator: Accelerator, *, dispatch: bool
 ) -> None:
     from torch.utils.data import DataLoader
 
-    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 1))
-    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-    loader.add_adata(ad.AnnData(np.zeros((8, 1), dtype="float32")))
+    loader = loader_of(8, Rank(0, 1))
     accelerator.dataloader_config.dispatch_batches = dispatch
     prepared = accelerator.prepare(DataLoader(loader, batch_size=None))
     with pytest.raises(RuntimeError, match=r"accelerate's DataLoader(Dispatcher|Shard), .* is about to share out"):
@@ -75,13 +78,9 @@ def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
 def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state(
     accelerator: Accelerator, tmp_path: Path
 ) -> None:
-    def loader() -> Any:
-        sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(1, 2))
-        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-        made.add_adata(ad.AnnData(np.zeros((24, 1), dtype="float32")))
-        return made.to_dataloader(num_workers=2, multiprocessing_context="fork")
-
-    batches, again = loader(), loader()
+    batches, again = (
+        loader_of(24, Rank(1, 2)).to_dataloader(num_workers=2, multiprocessing_context="fork") for _ in range(2)
+    )
     for option in ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler"):
         for value in (True, False):
             setattr(accelerator.dataloader_config, option, value)
@@ -99,12 +98,8 @@ def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state
 
 
 def test_a_mixture_is_left_as_it_is_and_saved_where_it_was_registered(accelerator: Accelerator, tmp_path: Path) -> None:
-    def loader(n_rows: int) -> StatefulLoader:
-        sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=accelerator)
-        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-        return made.add_adata(ad.AnnData(np.zeros((n_rows, 1), dtype="float32")))
-
-    mixture = MixedLoader({"large": loader(24), "small": loader(8)}, weights={"large": 3, "small": 1}, n_steps=12)
+    loaders = {"large": loader_of(24, accelerator), "small": loader_of(8, accelerator)}
+    mixture = MixedLoader(loaders, weights={"large": 3, "small": 1}, n_steps=12)
     assert accelerator.prepare(mixture) is mixture
     accelerator.register_for_checkpointing(mixture)
     before = list(islice(mixture, 5))
@@ -117,9 +112,7 @@ def test_a_mixture_is_left_as_it_is_and_saved_where_it_was_registered(accelerato
 
 def test_batches_that_make_up_no_step_are_carried_over_to_the_next_epoch(accelerator: Accelerator) -> None:
     accelerator.gradient_accumulation_steps = 3
-    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 1))
-    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-    batches = accelerator.prepare(loader.add_adata(ad.AnnData(np.zeros((8, 1), dtype="float32"))).to_dataloader())
+    batches = accelerator.prepare(loader_of(8, Rank(0, 1)).to_dataloader())
     steps = []
     for _ in range(2):
         for _ in batches:
@@ -131,10 +124,9 @@ def test_batches_that_make_up_no_step_are_carried_over_to_the_next_epoch(acceler
 def test_batches_are_skipped_by_a_state_and_by_nothing_else(accelerator: Accelerator) -> None:
     from accelerate import skip_first_batches
 
-    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 1))
-    batches = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False).to_dataloader()
+    batches = accelerator.prepare(loader_of(8, Rank(0, 1)).to_dataloader())
     with pytest.raises(RuntimeError, match=r"skip_first_batches can't skip .*ignore_data_skip=True"):
-        skip_first_batches(accelerator.prepare(batches), 2)
+        skip_first_batches(batches, 2)
 
 
 @pytest.fixture(scope="module")
