@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.processes.configurations import LABELLED
-from tests.processes.launch import ROOT, python, run
+from tests.processes.launch import ROOT, none_left, python, run
 from tests.processes.rows import BATCH_SIZE, read_batches
 from tests.samplers import flat
 
@@ -28,25 +24,8 @@ N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two
 def ray_folder() -> Iterator[Path]:
     """Folder that Ray's processes have in their command lines; what is left of them in the end is an error."""
     # not tmp_path, whose name is too long for a socket
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, none_left(folder, seconds=60):
         yield Path(folder)
-        deadline = time.monotonic() + 60  # only guards against hanging
-        while (left := processes_with(folder)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for process in left:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        assert not left
-
-
-def processes_with(text: str) -> list[int]:
-    """The processes that have a text in their command lines."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if text.encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-    return found
 
 
 @pytest.mark.timeout(300)

@@ -89,7 +89,6 @@ def train(collection: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     collection, folder = map(Path, sys.argv[1:])
-    (folder / f"{os.getpid()}.process").touch()
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     train(collection, folder)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import forkserver
@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from unittest import mock
 
+import psutil
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.context import ForkServerContext
 
 ROOT = Path(__file__).parents[2]
@@ -250,3 +252,21 @@ def _end(process: _Process) -> None:
             process.wait(wait)
         except subprocess.TimeoutExpired:
             continue
+
+
+@contextmanager
+def none_left(text: str, *, seconds: float) -> Iterator[None]:
+    """Kill the processes that have a text in their command lines so many seconds after the end; any is an error."""
+    yield
+    deadline = time.monotonic() + seconds
+    while (left := _processes_with(text)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert not left, "processes that outlived their job"
+
+
+def _processes_with(text: str) -> list[psutil.Process]:
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if any(text in word for word in process.info["cmdline"] or [])]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 
 from tests.processes.configurations import DONORS
 from tests.processes.job_faults import DIES_IN, EPOCHS, EVERY, HELD_OUT, WORLD_SIZE, Step
-from tests.processes.launch import free_port, python, run
+from tests.processes.launch import free_port, none_left, python, run
 from tests.processes.told import told_by
 from tests.samplers import flat
 
@@ -32,19 +30,9 @@ STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where a job writes; in the end, no process that wrote there is alive."""
-    yield tmp_path
-    alive = [pid for pid in (int(path.stem) for path in tmp_path.glob("*.process")) if _is_alive(pid, tmp_path)]
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
-    assert not alive, "ranks that outlived their job"
-
-
-def _is_alive(pid: int, folder: Path) -> bool:
-    """Whether a process is a rank of this job: its number may belong to another one by now, and it may be a zombie."""
-    command = ["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout  # it fails if there is none
-    return str(folder) in shown and not shown.startswith("Z")
+    """Where a job writes; in the end, no process has it in its command line."""
+    with none_left(str(tmp_path), seconds=0):
+        yield tmp_path
 
 
 def steps_of(folder: Path) -> list[Step]:
