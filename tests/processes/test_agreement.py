@@ -10,6 +10,8 @@ from tests.processes.job_agreement import N_OBS
 from tests.processes.launch import forked_ranks, run
 from tests.processes.told import told_by
 
+pytestmark = pytest.mark.timeout(500)
+
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:

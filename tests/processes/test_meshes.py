@@ -11,6 +11,8 @@ from tests.processes.launch import forked_ranks, run
 from tests.processes.told import told_by
 from tests.samplers import flat
 
+pytestmark = pytest.mark.timeout(500)
+
 #: For each dist_info, the rank of each process: (0, 0), (0, 1), (1, 0) and (1, 1) of the mesh.
 RANKS = {
     "torch": [0, 1, 2, 3],
