@@ -70,9 +70,9 @@ def python(*arguments: object) -> list[str]:
     return [sys.executable, *map(str, arguments)]
 
 
-def torchrun(*arguments: object, ranks: int, restarts: int = 0) -> list[str]:
+def torchrun(*arguments: object, ranks: int) -> list[str]:
     """Return the command that runs something on several ranks of this machine."""
-    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     return python("-c", TORCHRUN, *options, *arguments)
 
 

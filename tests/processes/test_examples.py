@@ -54,9 +54,10 @@ def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count_under_mp
     assert np.array_equal(sum(sums), cells.toarray().sum(axis=0, dtype=float))
 
 
+@pytest.mark.timeout(540)  # a dozen Pythons start one after the other
 def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_as_the_page_says(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}], seconds=290)
+    (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}], seconds=500)
 
     said = done.stdout.splitlines()
     page = (ROOT / "docs/first-job.md").read_text()
