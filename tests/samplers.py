@@ -89,28 +89,6 @@ class NoBatchSize(MaskBlind):
         return None
 
 
-class Promising(MaskBlind):
-    """Promises more batches than it gives, or fewer."""
-
-    def __init__(self, batch_size: int, too_many: int) -> None:
-        super().__init__(batch_size)
-        self._too_many = too_many
-
-    def n_batches(self, n_obs: int) -> int:
-        return super().n_batches(n_obs) + self._too_many
-
-
-class Straying(MaskBlind):
-    """Asks for given rows of the collection, whatever the number of rows that it is told."""
-
-    def __init__(self, requests: Any) -> None:
-        super().__init__(batch_size=2)
-        self._requests = requests
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        yield {"requests": self._requests, "splits": [np.arange(1)] * self.n_batches(n_obs)}
-
-
 class Locked(RandomSampler):
     """Holds a lock, which can't be copied, beside things that can; the same list under two names."""
 

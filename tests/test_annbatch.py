@@ -59,16 +59,11 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("world_size", [1, 2, 5])
-def test_the_first_pass_of_epoch_0_under_drop_is_annbatchs(kind: str, world_size: int) -> None:
-    compare(SAMPLERS[kind](rng=np.random.default_rng(3)), 10_000, world_size)
-
-
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("world_size", [1, 2, 5])
-def test_the_first_pass_of_epoch_0_under_keep_is_annbatchs_where_the_ranks_divide_the_rows(
-    kind: str, world_size: int
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_the_first_pass_of_epoch_0_is_annbatchs_under_drop_and_where_ranks_divide_the_rows_under_keep(
+    kind: str, world_size: int, is_equal: bool
 ) -> None:
-    compare(SAMPLERS[kind](rng=np.random.default_rng(3)), 10_000, world_size, enforce_equal_batches=False)
+    compare(SAMPLERS[kind](rng=np.random.default_rng(3)), 10_000, world_size, enforce_equal_batches=is_equal)
 
 
 @given(jobs(kinds=("random", "sequential", "class", "weighted-class", "random-replacement", "random-num-samples")))
@@ -100,7 +95,7 @@ def test_annbatchs_tutorial_has_39_batches_on_each_of_two_ranks() -> None:
     assert [sum(len(request["splits"]) for request in rank.sample(20_000)) for rank in ranks] == [39, 39]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 8])
 def test_astropts_epoch_is_exact_in_13242_steps_on_every_number_of_ranks(world_size: int) -> None:
     """8,474,566 rows with a global batch of 640: the table of astroPT's pull request 72."""
     n_obs, batch_size = 8_474_566, 640 // world_size

@@ -11,14 +11,13 @@ from annbatch.samplers import ClassSampler, RandomSampler
 
 from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
 from tests.strategies import POLICIES
+from tests.test_known import Localized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
-
-    from annbatch_distributed.rows import Rows
 
 
 def labels(*runs: int) -> pd.Categorical:
@@ -33,9 +32,6 @@ def classes(*runs: int, **kwargs: Any) -> ClassSampler:
 @pytest.mark.parametrize(
     ("sampler", "n_obs", "options", "message"),
     [
-        (RandomSampler(4, 2, 8), 31, {}, "4 ranks times batch size 8 is 32"),
-        (RandomSampler(4, 2, 8), 3, {"remainder": "exact"}, "has 3 rows, too few for 4 ranks"),
-        (RandomSampler(4, 2, 8), 3, {"remainder": "keep"}, "has 3 rows, too few for 4 ranks"),
         (RandomSampler(4, 2, 8, num_samples=26), 100, {}, r"num_samples \(26\) cannot exceed the observation range"),
         (RandomSampler(4, 2, 8, num_samples=26), 101, {"remainder": "keep"}, r"rank 0 of 4.*num_samples \(26\)"),
         (
@@ -93,58 +89,53 @@ def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -
     assert [len(batches(rank.sample(24))) for rank in job(alone, 2)] == [3, 3]
 
 
-class Uneven(MaskBlind):
-    """Gives two more batches for every row beyond the tenth."""
+class Counting(MaskBlind):
+    """Says what it is told when asked how many batches it gives."""
 
-    def n_batches(self, n_obs: int) -> int:
-        return 1 + 2 * max(0, n_obs - 10)
+    def __init__(self, batch_size: int, count: Callable[[int], Any]) -> None:
+        super().__init__(batch_size)
+        self.count = count
 
-
-def test_counts_too_far_apart_cannot_be_made_equal() -> None:
-    for rank in job(Uneven(20), 2, remainder="exact"):
-        with pytest.raises(ValueError, match="Uneven makes 1 of the 10 rows of rank 0, and 3 on rank 1"):
-            rank.n_batches(21)
+    def n_batches(self, n_obs: int) -> Any:
+        return self.count(n_obs)
 
 
-class WholeRequests(MaskBlind):
-    """Leaves out what does not fill a request of two batches."""
+@pytest.mark.parametrize(
+    ("batch_size", "count", "n_obs", "policy", "message"),
+    [
+        (20, lambda n: 1 + 2 * max(0, n - 10), 21, "exact", "makes 1 of the 10 rows of rank 0, and 3 on rank 1"),
+        (4, lambda n: n // 8 * 2, 44, "exact", "4 batches of 4 rows at most, and so leaves out some of its 22 rows"),
+        (1, lambda n: 2 * n, 20, "exact", "makes 20 batches"),
+        (4, lambda n: n // 2, 80, "pad", "makes 20 batches"),
+    ],
+)
+def test_counts_that_cannot_be_made_equal_are_the_same_error_on_all_ranks_beforehand(
+    batch_size: int, count: Any, n_obs: int, policy: Any, message: str
+) -> None:
+    raised = set()
+    for rank in job(Counting(batch_size, count), 2, remainder=policy):
+        with pytest.raises(ValueError, match=f"Counting .*{message}|Counting {message}") as error:
+            rank.validate(n_obs)
+        raised.add(str(error.value))
+    assert len(raised) == 1
 
-    def n_batches(self, n_obs: int) -> int:
-        return n_obs // (2 * self.batch_size) * 2
 
+def test_where_a_count_cannot_be_known_it_raises() -> None:
+    def unknown(n_obs: int) -> int:
+        raise NotImplementedError("that depends")
 
-def test_exact_is_refused_for_samplers_that_cannot_read_every_row() -> None:
-    for rank in job(WholeRequests(4), 2, remainder="exact"):
-        with pytest.raises(ValueError, match="4 batches of 4 rows at most, and so leaves out some of its 22 rows"):
-            rank.n_batches(44)
-
-
-class PerRow(MaskBlind):
-    """One batch of one row for each row of the collection with a weight."""
-
-    def __init__(self, weights: list[int]) -> None:
-        super().__init__(1)
-        self.weights = np.array(weights)
-
-    def localize(self, rows: Rows, n_obs: int) -> None:
-        assert len(self.weights) == n_obs
-        self.weights = rows.take(self.weights)
-
-    def n_batches(self, n_obs: int) -> int:
-        return int(self.weights.sum())
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        for row in np.flatnonzero(self.weights).tolist():
-            yield {"requests": [slice(row, row + 1)], "splits": [np.arange(1)]}
+    for rank in job(Counting(2, unknown), 2):
+        with pytest.raises(NotImplementedError, match="that depends"):
+            rank.n_batches(20)
 
 
 def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_needs_global_rows() -> None:
-    uneven = PerRow([1, 1, 1, 0, 1, 0, 0, 0])
+    uneven = Localized(np.array([1, 1, 1, 0, 1, 0, 0, 0]))
     for rank, n_batches in zip(job(uneven, 2, remainder="keep"), (3, 1), strict=True):
         assert rank.n_batches(8) == len(batches(rank.sample(8))) == n_batches
     for policy in ("drop", "pad", "exact"):
         for rank in job(uneven, 2, remainder=policy):
-            with pytest.raises(ValueError, match="PerRow"):
+            with pytest.raises(ValueError, match="Localized"):
                 rank.n_batches(8)
 
 
@@ -170,20 +161,6 @@ def test_a_sampler_with_epochs_of_its_own_is_counted_in_each_of_them() -> None:
         for epoch, n_batches in ((0, 5), (1, 10), (0, 5)):
             sampler.set_epoch(epoch)
             assert sampler.n_batches(40) == len(batches(sampler.sample(40))) == n_batches
-
-
-class Unknown(MaskBlind):
-    """Doesn't know beforehand how many batches it gives."""
-
-    def n_batches(self, n_obs: int) -> int:
-        msg = "that depends"
-        raise NotImplementedError(msg)
-
-
-def test_where_a_count_cannot_be_known_it_raises() -> None:
-    for rank in job(Unknown(2), 2):
-        with pytest.raises(NotImplementedError, match="that depends"):
-            rank.n_batches(20)
 
 
 @pytest.mark.parametrize("remainder", [None, "drop", "exact", "pad"])
@@ -233,17 +210,6 @@ def test_a_batch_size_may_be_one_of_numpys_integers(integer: Any) -> None:
         job(OfNumpys(integer, 100), 3)[0].plan(250)
 
 
-class Counting(MaskBlind):
-    """Says what it is told when asked how many batches it gives."""
-
-    def __init__(self, batch_size: int, count: Callable[[int], Any]) -> None:
-        super().__init__(batch_size)
-        self.count = count
-
-    def n_batches(self, n_obs: int) -> Any:
-        return self.count(n_obs)
-
-
 @pytest.mark.parametrize(
     ("count", "error"),
     [
@@ -283,20 +249,3 @@ def test_a_number_of_batches_may_be_what_numpy_rounds(kind: Any) -> None:
             assert type(n_batches) is int
             assert len(batches(rank.sample(42))) == n_batches
             assert rank.state_dict(batches_done=1)["segments"] == [[2, 1, 1]]
-
-
-class TwiceAsMany(MaskBlind):
-    """Promises more full batches than its rows make."""
-
-    def n_batches(self, n_obs: int) -> int:
-        return 2 * super().n_batches(n_obs)
-
-
-@pytest.mark.parametrize(("policy", "size"), [("exact", 1), ("pad", 4)])
-def test_more_batches_than_the_rows_can_make_are_refused_beforehand(policy: Any, size: int) -> None:
-    raised = set()
-    for rank in job(TwiceAsMany(size), 2, remainder=policy):
-        with pytest.raises(ValueError, match="makes 20 batches") as error:
-            rank.validate(20 if size == 1 else 80)
-        raised.add(str(error.value))
-    assert len(raised) == 1

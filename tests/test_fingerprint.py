@@ -212,22 +212,6 @@ def test_what_a_users_sampler_or_sharding_holds_is_never_written_out(secret: Any
         assert "hunter2" not in "".join([str(state), *heard, str(raised.value)])
 
 
-def test_the_numbers_that_annbatchs_samplers_are_set_to_are_shown() -> None:
-    sampler = RandomSampler(4, 2, np.int64(8))
-    text = "RandomSampler(batch_size=8, chunk_size=4, drop_last=False, in_memory_size=8, num_samples=None, "
-    text += "preload_nchunks=2, replacement=False, shuffle=True)"
-    assert fingerprint(sampler) == text
-
-
-def test_a_sampler_that_holds_itself_is_described() -> None:
-    sampler = Holding(None)
-    sampler.held = {"me": [sampler]}
-    state = DistributedSampler(sampler, dist_info=Rank(0, 2)).state_dict(batches_done=1)
-    again = DistributedSampler(sampler, dist_info=Rank(0, 2))
-    again.load_state_dict(state)
-    assert again.batches_done == 1
-
-
 def test_what_a_sharding_holds_is_not_told_to_other_ranks_when_it_deals_wrongly() -> None:
     @dataclass(frozen=True)
     class Lying(ByToken):

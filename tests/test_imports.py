@@ -6,7 +6,6 @@ import ast
 import json
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -77,23 +76,17 @@ def test_a_room_imports_from_itself_and_from_those_below(room: str) -> None:
         assert not own & set(above), f"{file} imports from above"
 
 
-@pytest.mark.parametrize("room", [name for name in ROOMS if (PACKAGE / name).is_dir()])
-def test_a_room_says_what_it_knows(room: str) -> None:
-    assert "know" in (import_module(f"annbatch_distributed.{room}").__doc__ or "")
-
-
 def test_the_search_for_imports_finds_them() -> None:
     assert "annbatch.abc.Sampler" in imported(PACKAGE / "sampler.py")
     assert "torch.distributed" in imported(PACKAGE / "ranks" / "torch.py")
     assert not any("collections.abc" in name for name in imported(PACKAGE / "sampler.py"))
 
 
-@pytest.mark.parametrize("module", ARITHMETIC)
-def test_arithmetic_loads_neither_annbatch_nor_a_framework(module: str) -> None:
-    (modules,) = loaded(f"import {module}")
+def test_arithmetic_loads_neither_annbatch_nor_a_framework() -> None:
+    (modules,) = loaded(f"import {', '.join(ARITHMETIC)}")
+    assert set(ARITHMETIC) <= modules
     roots = {name.partition(".")[0] for name in modules}
     assert roots.isdisjoint({"annbatch", "anndata", "dask", "jax", "pandas", "scipy", "torch", "zarr"})
-    assert "annbatch_distributed" in roots
 
 
 def test_the_command_line_loads_nothing_before_a_command_is_run() -> None:

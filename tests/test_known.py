@@ -107,17 +107,6 @@ def class_sampler(cls: type[ClassSampler] = ClassSampler, **kwargs: object) -> C
     return cls(5, 2, 5, classes=LABELS, num_samples=500, rng=np.random.default_rng(0), **kwargs)
 
 
-@pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
-def test_a_class_sampler_draws_the_classes_of_its_rows_only(cls: type[ClassSampler]) -> None:
-    rows = Rows((range(40, 55), range(80, 100)))  # NK, B, T
-    local = class_sampler(cls)
-    localize(local, rows, 100)
-    drawn = flat(request_rows(request) for request in local.sample(len(rows)))
-    assert set(drawn) <= set(range(len(rows)))
-    read = LABELS[rows.to_global(np.array(drawn))]
-    assert set(read) == {"B", "NK", "T"}
-
-
 def test_class_weights_are_those_of_the_classes_in_its_rows() -> None:
     weights = np.array([0.0, 1.0, 3.0])
     rows = Rows((range(25, 100),))
@@ -153,11 +142,6 @@ def test_a_class_sampler_that_is_being_iterated_can_be_shared_out() -> None:
     for mask in (slice(0, 50), [slice(0, 25), slice(75, 100)]):
         wrapped = DistributedSampler(sampler, dist_info=Rank(0, 1), mask=mask)
         assert wrapped.n_batches(100) == len(batches(wrapped.sample(100)))
-
-
-def test_labels_of_another_number_of_rows_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"classes length \(100\) does not match loader n_obs \(101\)"):
-        localize(class_sampler(), Rows((range(25, 75),)), 101)
 
 
 class Weighted(MaskBlind):

@@ -237,15 +237,6 @@ def test_a_plan_of_10_billion_rows_is_a_few_integers(remainder: str) -> None:
     assert len({plan.n_batches(rank) for rank in range(1024)}) == 1
 
 
-def test_a_row_that_is_repeated_in_batches_of_a_million_can_be_read() -> None:
-    sampler = DistributedSampler(RandomSampler(10**6, 1, 10**6), dist_info=Rank(1, 2), remainder="pad")
-    plan = sampler.plan(3)
-    assert [(len(plan.shard(rank)), plan.shard(rank).n_own) for rank in range(2)] == [(10**6, 1), (10**6, 2)]
-    [request] = sampler.sample(3)
-    assert request["requests"][:3] == [slice(1, 3), slice(0, 3), slice(0, 3)]
-    assert sum(part.stop - part.start for part in request["requests"]) == 10**6
-
-
 def test_a_plan_has_no_other_ranks() -> None:
     plan = plan_of(100, 3)
     for rank in (-1, 3):

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from annbatch import Loader
-from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.requests import LONGEST_HOLE, Request, bounds_of, concatenated, rows_of
-from tests.samplers import IndexArrays, batches, flat, repeats
+from tests.samplers import batches, flat, repeats
 
 
 @st.composite
@@ -82,22 +78,3 @@ def test_rows_and_their_ranges_are_the_same_rows(rows: list[int]) -> None:
 
 def test_the_default_is_as_long_as_the_documentation_says() -> None:
     assert LONGEST_HOLE == 64
-
-
-@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-@pytest.mark.parametrize("sampler", [RandomSampler(8, 4, 16), SequentialSampler(8, 4, 16), IndexArrays(16)])
-def test_what_a_loader_reads_is_the_same_with_holes_and_without(sampler: Any, remainder: Any) -> None:
-    chosen = np.random.default_rng(0).random(600) < 0.7
-    data = np.arange(600.0)[:, np.newaxis]
-    for rank in range(3):
-        read = []
-        for longest in (0, 1, 64):
-            distributed = DistributedSampler(
-                sampler, dist_info=Rank(rank, 3), mask=chosen, seed=0, remainder=remainder, read_through=longest
-            )
-            loader = Loader(batch_sampler=distributed, return_index=True, preload_to_gpu=False)
-            loader.add_datasets([data[:250], data[250:]])
-            read.append([(batch["index"].tolist(), batch["X"][:, 0].tolist()) for batch in loader])
-            assert all(index == values for index, values in read[-1])
-        assert read[0] == read[1] == read[2]
-        assert all(chosen[row] for index, _ in read[0] for row in index)

@@ -127,14 +127,6 @@ def test_ranges_are_cut_at_the_multiples_of_a_size(parts: list[range], size: int
     assert list(map(list, of_bounds(*cut_at_multiples(rows, size)))) == expected
 
 
-@given(ranges, st.integers(1, 12))
-def test_whole_chunks_come_first_and_ragged_ends_after_them_in_order(parts: list[range], size: int) -> None:
-    rows = Rows(tuple(parts))
-    blocks = [list(part) for part in of_bounds(*cut_at_multiples(rows, size))]
-    expected = [block for block in blocks if len(block) == size] + [block for block in blocks if len(block) < size]
-    assert list(whole_chunks_first(rows, size)) == [row for block in expected for row in block]
-
-
 def test_rows_never_change_so_that_copies_are_the_same_and_arrays_cannot_be_written() -> None:
     given_ = np.array([4, 8])
     rows = Rows.of_bounds(given_, given_ + 2)

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Rows, Shuffled
-from tests.samplers import IndexArrays, MaskBlind, batches, flat, job, request_rows
+from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,25 +33,6 @@ N_OBS = len(LABELS)
 def classes(cls: type[ClassSampler] = ClassSampler, **kwargs: Any) -> ClassSampler:
     options = {"num_samples": 400, "rng": np.random.default_rng(0)} | kwargs
     return cls(4, 4, 8, classes=LABELS, **options)
-
-
-# which sharding
-
-
-@pytest.mark.parametrize(
-    ("name", "sampler", "expected"),
-    [
-        ("contiguous", RandomSampler(4, 2, 8), Contiguous()),
-        ("shuffled", RandomSampler(4, 2, 8), Shuffled(4)),
-        (Shuffled(), SequentialSampler(5, 2, 5), Shuffled(5)),
-        (Shuffled(7), IndexArrays(4), Shuffled(7)),
-        ("independent", classes(), Independent()),
-    ],
-)
-def test_a_sharding_is_a_name_or_an_object(name: Any, sampler: Sampler, expected: object) -> None:
-    for rank in job(sampler, 2, sharding=name, seed=0):
-        assert rank.plan(N_OBS).sharding == expected
-        assert f"sharding={expected}" in repr(rank)
 
 
 # shuffled
@@ -96,22 +77,6 @@ def test_an_order_is_the_same_in_every_process_and_version() -> None:
     ]
 
 
-@given(windows(), st.integers(1, 12), st.integers(1, 4), st.sampled_from(["drop", "keep", "exact", "pad"]))
-def test_in_a_shard_whole_blocks_come_first_and_what_a_boundary_or_the_mask_has_cut_after_them(
-    window: Rows, block_size: int, world_size: int, remainder: Any
-) -> None:
-    assume(len(window) >= 2 * world_size)
-    options: dict[str, Any] = {"sharding": Shuffled(block_size), "seed": 0, "mask": window, "remainder": remainder}
-    plan = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, world_size), **options).plan(100)
-    for rank in range(world_size):
-        shard = plan.shard(rank)
-        own = list(shard.rows)[: shard.n_own]
-        n_whole = sum({*range(row, row + block_size)} <= {*own} for row in own if row % block_size == 0)
-        for start in range(0, n_whole * block_size, block_size):
-            assert own[start] % block_size == 0
-            assert own[start : start + block_size] == [*range(own[start], own[start] + block_size)]
-
-
 def test_shuffled_alone_takes_a_seed_and_a_block_size() -> None:
     rows = Rows((range(4),))
     assert Contiguous()(rows, epoch=3, seed=None) == Independent()(rows, epoch=3, seed=None) == rows
@@ -132,32 +97,16 @@ def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() ->
     class Known(Chunked):
         chunk_size = 16
 
-    assert job(Known(4), 2, sharding="shuffled", seed=0)[0].plan(100).sharding == Shuffled(16)
+    for sharding in ("shuffled", Shuffled()):
+        rank, _ = job(Known(4), 2, sharding=sharding, seed=0)
+        assert rank.plan(100).sharding == Shuffled(16)
+        assert "sharding=Shuffled(block_size=16)" in repr(rank)
 
 
 @pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
 def test_shuffled_refuses_class_samplers_and_names_another_sharding(cls: type[ClassSampler]) -> None:
     with pytest.raises(ValueError, match=r"which sharding='shuffled' would cut. Use sharding='independent'"):
         job(classes(cls), 2, sharding="shuffled", seed=0)
-
-
-def test_rows_move_between_ranks_from_epoch_to_epoch_and_an_epoch_comes_back() -> None:
-    ranks = job(RandomSampler(4, 2, 8), 4, sharding="shuffled", seed=0)
-    owners = []
-    for epoch in (0, 1, 2, 0):
-        owner = np.full(N_OBS, -1)
-        for rank in ranks:
-            rank.set_epoch(epoch)
-            rows = flat(batches(rank.sample(N_OBS)))
-            assert (owner[rows] == -1).all()
-            owner[rows] = rank.rank
-        assert (owner >= 0).all()
-        owners.append(owner)
-    assert (owners[0] == owners[3]).all()
-    for first, second in ((0, 1), (1, 2), (0, 2)):
-        # of 200 blocks, one in four stays with its rank by chance: 50, with a standard deviation below 6.2
-        stay = (owners[first] == owners[second])[::4].sum()
-        assert abs(stay - 50) < 6 * 6.2
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
@@ -176,16 +125,6 @@ def test_a_chunk_is_one_contiguous_read_where_batches_are_whole_chunks(
         assert max(part.stop - part.start for part in pieces) == chunk
 
 
-@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-def test_a_chunk_is_two_reads_at_most_but_for_a_few(remainder: Any) -> None:
-    """annbatch puts the one chunk that is short anywhere, and those after it then are parts of two blocks."""
-    for rank in job(RandomSampler(16, 2, 8), 3, sharding="shuffled", seed=0, remainder=remainder):
-        for epoch in range(5):
-            rank.set_epoch(epoch)
-            n_pieces = sum(len(request["requests"]) for request in rank.sample(N_OBS))
-            assert n_pieces <= 2 * math.ceil(len(rank.plan(N_OBS).shard(rank.rank)) / 16) + 10
-
-
 def test_a_second_pass_without_set_epoch_has_the_same_rows_in_another_order_and_warns_once() -> None:
     (sampler,) = job(RandomSampler(4, 2, 8), 1, sharding="shuffled", seed=0, mask=slice(0, 37))
     first = flat(batches(sampler.sample(N_OBS)))
@@ -197,17 +136,6 @@ def test_a_second_pass_without_set_epoch_has_the_same_rows_in_another_order_and_
     assert len({tuple(first), tuple(second), tuple(third)}) == 3
 
 
-def test_no_warning_comes_where_every_pass_has_its_epoch_or_the_rows_do_not_move() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for sharding in ("shuffled", "contiguous"):
-            (sampler,) = job(RandomSampler(4, 2, 8), 1, sharding=sharding, seed=0)
-            for epoch in range(3):
-                if sharding == "shuffled":
-                    sampler.set_epoch(epoch)
-                list(sampler.sample(N_OBS))
-
-
 def test_another_generator_is_another_order_of_the_same_blocks() -> None:
     ranks = job(RandomSampler(4, 2, 8), 2, sharding="shuffled", seed=0)
     before = [flat(batches(rank.sample(N_OBS))) for rank in ranks]
@@ -217,25 +145,6 @@ def test_another_generator_is_another_order_of_the_same_blocks() -> None:
     after = [flat(batches(rank.sample(N_OBS))) for rank in ranks]
     assert before != after
     assert [sorted(rows) for rows in before] == [sorted(rows) for rows in after]
-
-
-class Reusing(MaskBlind):
-    """Yields the same list in each request, with other slices in it."""
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        requests: list[slice] = []
-        for start in range(0, n_obs, self.batch_size):
-            stop = min(n_obs, start + self.batch_size)
-            requests[:] = [slice(start, stop)]
-            yield {"requests": requests, "splits": [np.arange(stop - start)]}
-
-
-@pytest.mark.parametrize("options", [{}, {"sharding": Shuffled(5), "seed": 0}])
-def test_a_users_sampler_may_use_again_what_it_has_yielded(options: Any) -> None:
-    ranks = job(Reusing(4), 3, remainder="exact", **options)
-    # one request at a time, as annbatch's loader reads them
-    read = [row for rank in ranks for request in rank.sample(N_OBS) for rows in batches([request]) for row in rows]
-    assert sorted(read) == list(range(N_OBS))
 
 
 # independent
@@ -270,6 +179,7 @@ def test_the_job_makes_the_draws_of_the_wrapped_sampler_in_equally_many_batches(
             case "pad":
                 assert drawn == math.ceil(alone / (8 * world_size)) * 8 * world_size
                 assert sizes == {8}
+                assert not any(any(flat(repeats(rank.sample(N_OBS)))) for rank in ranks)  # no draw is a repeat
             case _:
                 assert drawn == alone
         assert max(counts) - min(counts) <= (1 if remainder == "keep" else 0)
@@ -278,38 +188,9 @@ def test_the_job_makes_the_draws_of_the_wrapped_sampler_in_equally_many_batches(
         assert f"alone, the wrapped sampler draws {alone} samples" in str(ranks[0].plan(N_OBS))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_what_drop_last_leaves_out_alone_is_no_draw_to_share_out(world_size: int) -> None:
-    sampler = classes(num_samples=389, drop_last=True)
-    alone = len(flat(batches(sampler.sample(N_OBS))))
-    assert alone == 384
-    for remainder, expected in (
-        ("drop", alone // (8 * world_size) * 8 * world_size),
-        ("pad", math.ceil(alone / (8 * world_size)) * 8 * world_size),
-    ):
-        ranks = job(sampler, world_size, sharding="independent", remainder=remainder)
-        assert sum(len(flat(batches(rank.sample(N_OBS)))) for rank in ranks) == expected
-        assert "draws 384 samples" in str(ranks[0].plan(N_OBS))
-
-
-@pytest.mark.parametrize("remainder", ["drop", "pad", "exact", "keep"])
-def test_a_sampler_that_draws_nothing_is_an_error(remainder: Any) -> None:
-    for rank in job(classes(num_samples=5, drop_last=True), 2, sharding="independent", remainder=remainder):
-        with pytest.raises(ValueError, match="The wrapped sampler draws 0 samples"):
-            rank.n_batches(N_OBS)
-
-
-def test_no_draw_is_a_repeat() -> None:
-    for rank in job(classes(), 3, sharding="independent", remainder="pad"):
-        assert not any(request["repeated"].any() for request in rank.sample(N_OBS))  # type: ignore[typeddict-item]  # a key of a user's own
-        assert rank.plan(N_OBS).n_repeated == 0
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("remainder", ["drop", "exact"])
-def test_batches_of_a_class_sampler_stay_of_one_class(world_size: int, remainder: Any) -> None:
-    for rank in job(classes(num_samples=397), world_size, sharding="independent", remainder=remainder):
-        assert all(len(set(LABELS[batch])) == 1 for batch in batches(rank.sample(N_OBS)))
+def test_what_drop_last_leaves_out_alone_is_no_draw_to_share_out() -> None:
+    (rank, _) = job(classes(num_samples=389, drop_last=True), 2, sharding="independent")
+    assert "alone, the wrapped sampler draws 384 samples" in str(rank.plan(N_OBS))
 
 
 @pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
@@ -338,24 +219,6 @@ def test_class_weights_hold_for_the_whole_job(cls: type[ClassSampler]) -> None:
         assert (abs(shares(sharding="contiguous")[-1] - weights) > 0.05).any()
 
 
-def test_ranks_draw_with_generators_of_their_own() -> None:
-    ranks = job(classes(), 4, sharding="independent")
-    assert len({tuple(flat(batches(rank.sample(N_OBS)))) for rank in ranks}) == 4
-
-
-def test_draws_are_from_the_window_alone() -> None:
-    for sampler in (classes(), RandomSampler(4, 4, 8, replacement=True, num_samples=400)):
-        for mask in (slice(20, 150), [slice(20, 90), slice(300, 700)]):
-            window = {
-                row for part in (mask if isinstance(mask, list) else [mask]) for row in range(part.start, part.stop)
-            }
-            for rank in job(sampler, 2, sharding="independent", mask=mask, seed=0):
-                rows = set(flat(batches(rank.sample(N_OBS))))
-                assert rows <= window
-                assert min(rows) < 60  # both ranks draw from all over it
-                assert max(rows) > 120
-
-
 @pytest.mark.parametrize(
     "sampler",
     [RandomSampler(4, 2, 8), RandomSampler(4, 2, 8, num_samples=30), SequentialSampler(4, 2, 8), MaskBlind(4)],
@@ -371,12 +234,7 @@ def test_independent_refuses_samplers_without_replacement_and_names_the_sharding
 @pytest.mark.parametrize(
     ("sampler", "options", "message"),
     [
-        (
-            classes(num_samples=23),
-            {},
-            "The wrapped sampler draws 23 samples, too few for one full batch on every rank: 3 ranks",
-        ),
-        (classes(num_samples=2), {"remainder": "exact"}, "The wrapped sampler draws 2 samples, too few for 3 ranks"),
+        (classes(num_samples=5, drop_last=True), {"remainder": "pad"}, "The wrapped sampler draws 0 samples"),
         (
             classes(num_samples=250, drop_last=True),
             {"remainder": "exact"},
@@ -562,8 +420,27 @@ def test_a_function_of_other_arguments_is_refused_when_the_sampler_is_made() -> 
         job(SequentialSampler(2, 1, 2), 1, sharding=lambda rows: rows)
 
 
-def test_a_users_own_sharding_that_moves_warns_of_a_second_pass_too() -> None:
-    (sampler,) = job(SequentialSampler(2, 1, 2), 1, sharding=turning)
-    list(sampler.sample(13))
-    with pytest.warns(UserWarning, match="A second pass without set_epoch"):
-        list(sampler.sample(13))
+@pytest.mark.parametrize(
+    ("options", "n_obs", "warns"),
+    [
+        ({"sharding": "shuffled"}, 96, True),
+        ({"sharding": turning}, 96, True),
+        ({}, 101, True),
+        ({}, 96, False),
+        ({"remainder": "exact"}, 101, False),
+    ],
+)
+def test_a_second_pass_without_set_epoch_warns_once_where_epochs_move_rows_or_lose_others(
+    options: Any, n_obs: int, warns: bool
+) -> None:
+    (sampler, _) = job(RandomSampler(4, 4, 4), 2, seed=0, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            list(sampler.sample(n_obs))
+        assert caught == []
+        for _ in range(2):
+            list(sampler.sample(n_obs))
+    assert len(caught) == warns
+    assert all("to_dataloader" in str(one.message) for one in caught)

@@ -377,15 +377,3 @@ def test_a_sampler_that_yields_nothing_at_all_says_so() -> None:
     [rank] = job(Returning(4), 1)
     with pytest.raises(TypeError, match="Returning must yield load requests for its rows, got None"):
         list(rank.sample(20))
-
-
-def test_endless_requests_are_stopped_where_the_promise_is_broken() -> None:
-    class Endless(MaskBlind):
-        def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-            while True:
-                yield {"requests": [slice(0, 4)], "splits": [np.arange(4)]}
-
-    for policy in ("drop", "keep", "exact", "pad"):
-        [rank] = job(Endless(4), 1, remainder=policy)
-        with pytest.raises(RuntimeError, match="Endless promised 5 batches"):
-            list(rank.sample(20))
