@@ -78,26 +78,15 @@ def leave_out(batch: Batch) -> Iterator[Batch]:
     yield from ()
 
 
-def again(batch: Batch) -> Iterator[Batch]:
-    yield batch
-    yield batch
-
-
 def of_the_other_rank(batch: Batch) -> Iterator[Batch]:
     sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(0, 2), sharding="shuffled", seed=0)
     yield {**batch, "index": [sampler.plan(N_OBS).shard(0).rows.to_array()[5], *batch["index"][1:]]}
 
 
-def beyond(batch: Batch) -> Iterator[Batch]:
-    yield {**batch, "index": [N_OBS + 5, *batch["index"][1:]]}
-
-
 #: What rank 1 makes of a batch, and what is said of it.
 WRONG: dict[str, tuple[Callable[[Batch], Iterator[Batch]], str]] = {
     "a batch that is left out": (leave_out, "20 batches"),
-    "a batch that comes again": (again, "22 batches"),
     "a row of the other rank": (of_the_other_rank, "other rows"),
-    "a row beyond the collection": (beyond, "other rows"),
 }
 
 
