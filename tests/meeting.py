@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import HashStore
 
@@ -32,6 +33,20 @@ def heard(calls: Sequence[Callable[[Gather], str | None]]) -> list[str]:
     """
     texts = [_said(call) for call in calls]
     return [_heard(call, texts) for call in calls]
+
+
+def agreement(ranks: Sequence[Any], *arguments: object) -> list[str]:
+    """Return what each of some samplers or loaders hears when they check that they agree."""
+    return heard([partial(_asked, rank.check_ranks_agree, arguments) for rank in ranks])
+
+
+def verdict(ranks: Sequence[Any], *arguments: object) -> list[str]:
+    """Return what each of some samplers or loaders hears when they check what they have read."""
+    return heard([partial(_asked, rank.check_epoch_read, arguments) for rank in ranks])
+
+
+def _asked(ask: Callable[..., str | None], arguments: tuple[object, ...], gather: Gather) -> str | None:
+    return ask(*arguments, gather=gather)
 
 
 def _said(call: Callable[[Gather], str | None]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -10,10 +9,11 @@ import numpy as np
 import pytest
 import zarr
 from annbatch.samplers import RandomSampler
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.samplers import request_rows
+from tests.stores import Counting
 
 if TYPE_CHECKING:
     from annbatch_distributed.masks import AnyMask
@@ -22,28 +22,15 @@ if TYPE_CHECKING:
 N_OBS, CHUNK = 20_011, 64
 
 
-class CountingStore(WrapperStore[MemoryStore]):
-    """Counts how often each chunk is read."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.n_read: Counter[str] = Counter()
-
-    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-        if "/c/" in key:
-            self.n_read[key] += 1
-        return await super().get(key, *arguments, **options)
-
-
 @pytest.fixture(scope="module")
-def counted() -> tuple[CountingStore, ad.AnnData]:
-    store = CountingStore(MemoryStore())
+def counted() -> tuple[Counting, ad.AnnData]:
+    store = Counting(MemoryStore())
     cells = zarr.create_array(store, name="X", shape=(N_OBS, 2), chunks=(CHUNK, 2), dtype="float32")
     cells[:, 0] = np.arange(N_OBS, dtype="float32")
     return store, ad.AnnData(X=cells)
 
 
-def chunks_read(counted: tuple[CountingStore, ad.AnnData], sampler: DistributedSampler) -> tuple[float, list[int]]:
+def chunks_read(counted: tuple[Counting, ad.AnnData], sampler: DistributedSampler) -> tuple[float, list[int]]:
     """Read what a sampler says; return how many chunks that takes for each chunk that it gives, and the rows."""
     store, cells = counted
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
@@ -68,7 +55,7 @@ FOLDS: dict[str, AnyMask | None] = {
 @pytest.mark.parametrize("remainder", ["drop", "pad", "exact", "keep"])
 @pytest.mark.parametrize("sizes", [SMALL, LARGE])
 def test_every_epoch_reads_hardly_more_chunks_than_it_gives(
-    counted: tuple[CountingStore, ad.AnnData],
+    counted: tuple[Counting, ad.AnnData],
     sizes: tuple[int, int, int],
     remainder: Remainder,
     sharding: Any,

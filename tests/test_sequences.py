@@ -6,16 +6,13 @@ import copy
 import json
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import anndata as ad
-import numpy as np
 from hypothesis import Phase, assume, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from annbatch_distributed import StatefulLoader
+from tests.loaders import numbered
 from tests.samplers import job
 from tests.strategies import Job, jobs
 from tests.test_resume import Batch, check_same_batches, read_by
@@ -23,14 +20,10 @@ from tests.test_resume import Batch, check_same_batches, read_by
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from annbatch_distributed import StatefulLoader
+
 #: More batches than there are.
 TO_THE_END = 10**6
-
-
-@cache
-def collection(n_obs: int) -> ad.AnnData:
-    """A collection in which each row holds its own number."""
-    return ad.AnnData(np.arange(float(n_obs)).reshape(n_obs, 1))
 
 
 @dataclass(frozen=True)
@@ -66,10 +59,8 @@ class Sequences(RuleBasedStateMachine):
         self.begin(0, 0)
 
     def made(self, world_size: int) -> list[StatefulLoader]:
-        options: dict[str, Any] = {"return_index": True, "preload_to_gpu": False, "read_ahead": self.read_ahead}
         samplers = job(copy.deepcopy(self.drawn.sampler), world_size, **self.options)
-        loaders = [StatefulLoader(batch_sampler=sampler, **options) for sampler in samplers]
-        return [loader.add_adata(collection(self.drawn.n_obs)) for loader in loaders]
+        return [numbered(sampler, self.drawn.n_obs, read_ahead=self.read_ahead) for sampler in samplers]
 
     def begin(self, epoch: int, passes: int) -> None:
         """Nothing of a pass has been read."""

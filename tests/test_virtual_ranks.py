@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
-from annbatch.samplers import ClassSampler, RandomSampler
+from annbatch.samplers import RandomSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
-from tests.meeting import heard
+from tests.loaders import numbered, rows
+from tests.meeting import agreement, verdict
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 from tests.strategies import Job, jobs
 from tests.workers import Workers
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from annbatch.types import LoadRequest
-
-    from annbatch_distributed.checks import Gather
 
     type Read = list[list[int]]
 
@@ -244,49 +239,21 @@ def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read()
     assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
 
 
-def test_a_batch_is_of_one_class_for_each_virtual_rank() -> None:
-    labels = pd.Categorical.from_codes(np.repeat([0, 1, 0, 1], 250), categories=["B", "T"])
-    wrapped = ClassSampler(10, 2, 20, classes=labels, num_samples=400)
-    (sampler,) = job(wrapped, 1, seed=0, virtual_ranks=4, sharding="independent")
-    drawn = batches(sampler.sample(1000))
-    assert len(flat(drawn)) == 400
-    assert all(len(set(labels[part])) == 1 for batch in drawn for part in np.split(np.array(batch), 4))
-
-
-def test_a_pass_can_be_copied_and_pickled_in_its_middle() -> None:
-    (sampler,) = job(RandomSampler(4, 2, 4), 1, seed=0, virtual_ranks=4)
-    whole = batches(sampler.sample(256))
-    sampler.set_epoch(0)
-    requests = sampler.sample(256)
-    first = batches([next(requests), next(requests)])
-    for again in (copy.deepcopy(requests), pickle.loads(pickle.dumps(requests))):
-        assert first + batches(again) == whole
-
-
 def loader(world_size: int, rank: int = 0, **options: Any) -> StatefulLoader:
     sampler = DistributedSampler(RandomSampler(4, 4, 8), dist_info=Rank(rank, world_size), seed=0, **options)
-    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-    return made.add_adata(ad.AnnData(np.arange(203.0)[:, np.newaxis]))
+    return numbered(sampler, 203)
 
 
 @pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
 def test_a_loader_counts_joined_batches_and_checks_what_was_read(remainder: Any) -> None:
     for world_size in (1, 2):
         loaders = [loader(world_size, rank, virtual_ranks=4, remainder=remainder) for rank in range(world_size)]
-
-        def agree(made: StatefulLoader, gather: Gather) -> None:
-            made.check_ranks_agree(gather=gather)
-
-        def check(made: StatefulLoader, gather: Gather) -> str:
-            return made.check_epoch_read(gather=gather)
-
-        assert set(heard([partial(agree, made) for made in loaders])) == {""}
+        assert set(agreement(loaders)) == {""}
         for made in loaders:
             found = list(made)
-            assert len(found) == len(made)
-            assert all(batch["X"][:, 0].tolist() == batch["index"].tolist() for batch in found)
+            assert len(rows(found)) == len(made)
             assert all(("repeated" in batch) == (remainder == "pad") for batch in found)
-        (text,) = set(heard([partial(check, made) for made in loaders]))
+        (text,) = set(verdict(loaders))
         assert text.startswith(f"epoch 0: {world_size} rank")
         assert "as planned" in text
 
@@ -309,45 +276,10 @@ def test_a_world_size_that_does_not_divide_the_virtual_ranks_is_an_error_that_li
         later.plan(100)
 
 
-def test_a_loader_of_a_deferred_rank_can_be_made_before_the_rank_is_known() -> None:
-    known: list[Rank] = []
-    sampler = DistributedSampler(
-        RandomSampler(4, 4, 8),
-        dist_info=deferred(lambda: (known[0].rank, known[0].world_size)),
-        seed=0,
-        virtual_ranks=4,
-    )
-    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-    made.add_adata(ad.AnnData(np.arange(203.0)[:, np.newaxis]))
-    known.append(Rank(1, 2))
-    expected = loader(2, 1, virtual_ranks=4)
-    assert [batch["index"].tolist() for batch in made] == [batch["index"].tolist() for batch in expected]
-    assert sampler.batch_size == 16
-
-
 def test_ranks_with_other_numbers_of_virtual_ranks_are_told_so() -> None:
     ranks = [
         DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(rank, 2), seed=0, virtual_ranks=number)
         for rank, number in enumerate((4, 8))
     ]
-
-    def check(sampler: DistributedSampler, gather: Gather) -> None:
-        sampler.check_ranks_agree(500, gather=gather)
-
-    (text,) = set(heard([partial(check, sampler) for sampler in ranks]))
+    (text,) = set(agreement(ranks, 500))
     assert "virtual ranks: 4 on rank 0; 8 on rank 1" in text
-
-
-def test_a_plan_shows_the_virtual_ranks_and_who_runs_them() -> None:
-    (sampler, _) = job(RandomSampler(4, 2, 4), 2, seed=0, virtual_ranks=4)
-    title, names, *lines = str(sampler.plan(100)).splitlines()
-    assert title.startswith("epoch 0: 4 virtual ranks on 2 ranks share 100 of 100 rows")
-    assert names.split()[:3] == ["rank", "virtual", "batches"]
-    assert [line.split()[:3] for line in lines[:4]] == [
-        ["0", "0", "6"],
-        ["0", "1", "6"],
-        ["1", "2", "6"],
-        ["1", "3", "6"],
-    ]
-    assert sampler.plan(100).composition(["a"] * 100).index.name == "virtual rank"
-    assert "virtual_ranks=4" in repr(sampler)

@@ -73,19 +73,6 @@ def test_fewer_cells_than_a_batch_are_read(collection: DatasetCollection) -> Non
     assert sorted(together(rows(ranks(collection, 2, mask=slice(0, 30))))) == list(range(30))
 
 
-@pytest.mark.parametrize("memory", [10**5, 1 << 30])
-def test_a_state_leads_to_the_other_cells_on_another_number_of_ranks(
-    memory: int, collection: DatasetCollection
-) -> None:
-    options: dict[str, Any] = {"batch_size": 64, "memory": memory, "read_ahead": 0}
-    before = ranks(collection, 2, **options)
-    read = [next(batches)["index"].tolist() for batches in map(iter, before) for _ in range(3)]
-    after = ranks(collection, 3, **options)
-    for loader in after:
-        loader.load_state_dict(before[0].state_dict())
-    assert sorted(together(read + rows(after))) == list(range(N_ROWS))
-
-
 def test_more_memory_makes_larger_load_requests(collection: DatasetCollection) -> None:
     held = [ranks(collection, 1, memory=memory)[0].plan().rows_in_memory for memory in (200_000, 10**6)]
     row_bytes = 50 * 0.3 * 8
@@ -135,10 +122,3 @@ def test_options_are_those_of_the_sampler_and_of_annbatchs_loader(collection: Da
         StatefulLoader.from_collection("cells.zarr", dist_info=Rank(0, 1))
     with pytest.raises(TypeError, match="chunk"):
         StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), chunks=3)
-
-
-def test_a_mask_in_another_order_is_refused(collection: DatasetCollection) -> None:
-    mask = collection.obs(["donor"])["donor"].sample(frac=1, random_state=0) != 3
-    for loader in ranks(collection, 2, mask=mask):
-        with pytest.raises(ValueError, match="another order"):
-            next(iter(loader))

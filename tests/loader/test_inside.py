@@ -83,8 +83,7 @@ def check_same(batches: Any, others: Any) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("options", [{}, {"return_index": True, "to": "torch"}])
-@pytest.mark.parametrize("read_ahead", [0, 1])
+@pytest.mark.parametrize(("options", "read_ahead"), [({}, 1), ({"return_index": True, "to": "torch"}, 0)])
 def test_a_loader_with_data_becomes_one_that_yields_what_annbatch_s_does_with_the_same_sampler(
     source: Callable[..., Loader], options: dict[str, Any], read_ahead: int, tmp_path: Path
 ) -> None:

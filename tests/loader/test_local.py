@@ -168,8 +168,7 @@ def arrays_in(cells: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("layout", READ_HERE)
-@pytest.mark.parametrize("read_ahead", [0, 1])
-@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize(("read_ahead", "is_masked"), [(1, False), (0, True)])
 def test_zarrs_reads_here_what_annbatch_reads_with_it(
     layout: str, read_ahead: int, is_masked: bool, tmp_path: Path, reads: dict[str, int]
 ) -> None:

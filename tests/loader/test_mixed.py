@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -18,10 +17,7 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
 from annbatch_distributed.loader.turns import turns
-from tests.meeting import heard
-
-if TYPE_CHECKING:
-    from annbatch_distributed.checks.exchange import Gather
+from tests.meeting import agreement, verdict
 
 #: Rows and genes of the sources; on two ranks an epoch has 12, 5 and 30 batches.
 SIZES = {"tahoe": (96, 3), "census": (40, 2), "own": (240, 1)}
@@ -256,20 +252,12 @@ def test_a_plan_says_how_often_each_source_is_read() -> None:
     assert mixed().plan(10)["steps"].sum() == 10
 
 
-def check(mixture: MixedLoader, gather: Gather) -> str:
-    return mixture.check_epoch_read(gather=gather)
-
-
-def agree(mixture: MixedLoader, gather: Gather) -> None:
-    mixture.check_ranks_agree(gather=gather)
-
-
 def test_ranks_agree_unless_they_mix_otherwise() -> None:
     ranks = [MixedLoader(loaders(rank, 2, "own"), weights={"own": 1}, n_steps=9 + rank) for rank in range(2)]
-    (message,) = set(heard([partial(agree, mixture) for mixture in ranks]))
+    (message,) = set(agreement(ranks))
     assert "steps: 9 on rank 0; 10 on rank 1" in message
     ranks = [MixedLoader(loaders(rank, 2, "own"), weights={"own": 1}, n_steps=9, seed=0) for rank in range(2)]
-    assert heard([partial(agree, mixture) for mixture in ranks]) == ["", ""]
+    assert agreement(ranks) == ["", ""]
 
 
 @pytest.mark.parametrize("n_workers", [None, 2])
@@ -284,7 +272,7 @@ def test_the_epochs_that_were_read_are_checked(n_workers: int | None) -> None:
     assert [mixture.check_epoch_read() for mixture in ranks] == ["no source has come to the end of an epoch"] * 2
     steps = [read(mixture) for mixture in ranks]
     assert [len(own) for own in steps] == [32, 32]
-    (text,) = set(heard([partial(check, mixture) for mixture in ranks]))
+    (text,) = set(verdict(ranks))
     assert (
         text == "own, epoch 0: 2 ranks have read 240 rows in 60 batches, as planned. Each of the 240 rows was read once"
     )
@@ -328,7 +316,7 @@ def test_what_cannot_be_mixed_is_an_error() -> None:
             with pytest.raises(ValueError, match=message):
                 next(iter(ask()))
         right = MixedLoader(loaders(1, 2, *sources), weights=dict.fromkeys(sources, 1), n_steps=3)
-        (said,) = set(heard([partial(agree, mixture), partial(agree, right)]))
+        (said,) = set(agreement([mixture, right]))
         assert message in said
 
 

@@ -10,10 +10,8 @@ import pandas as pd
 import pytest
 from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
-from lightning import LightningDataModule
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
-from annbatch_distributed.integrations.scvi import distribute
 from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
@@ -46,9 +44,12 @@ def in_order_of_files(obs: pd.DataFrame) -> pd.Series:
     return obs.loc[[f"{donor}-{cell}" for donor in DONORS for cell in range(20)], "donor"] == "d1"
 
 
+def read(collection: DatasetCollection) -> list[Any]:
+    return [ad.io.read_elem(group) for group in collection]
+
+
 def joined(collection: DatasetCollection) -> ad.AnnData:
-    data_sets: list[Any] = [ad.io.read_elem(group) for group in collection]
-    return ad.concat(data_sets)
+    return ad.concat(read(collection))
 
 
 def loader(mask: Any, rank: int = 0) -> StatefulLoader:
@@ -84,42 +85,43 @@ def test_what_the_message_says_to_do_selects_the_right_cells(shuffled: DatasetCo
     assert all((batch["X"] == 1).all() for batch in batches)
 
 
-def test_a_mask_of_the_collection_s_own_obs_is_taken_as_it_is_however_data_sets_are_added(
-    shuffled: DatasetCollection,
+def without_columns(given: StatefulLoader, collection: DatasetCollection) -> StatefulLoader:
+    """Make a loader of one of cells without a column, of which annbatch keeps no names."""
+    cells = joined(collection)
+    named = loader(None).add_adata(ad.AnnData(cells.X, obs=cells.obs[[]]))
+    return StatefulLoader.from_loader(named, batch_sampler=given.sampler)
+
+
+def in_parts(given: StatefulLoader, collection: DatasetCollection) -> StatefulLoader:
+    for part in read(collection):
+        given.add_dataset(part.X, part.obs)
+    return given
+
+
+WAYS: dict[str, Callable[[StatefulLoader, DatasetCollection], StatefulLoader]] = {
+    "use_collection": lambda given, cells: given.use_collection(cells),
+    "add_adata": lambda given, cells: given.add_adata(joined(cells)),
+    "add_adatas": lambda given, cells: given.add_adatas(read(cells)),
+    "add_dataset": in_parts,
+    "add_datasets": lambda given, cells: given.add_datasets(
+        [one.X for one in read(cells)], [one.obs for one in read(cells)]
+    ),
+    "from_loader": lambda given, cells: StatefulLoader.from_loader(
+        Loader(**SIZES, preload_to_gpu=False).add_adata(joined(cells)), batch_sampler=given.sampler, return_index=True
+    ),
+    "from_loader of ours": without_columns,
+}
+
+
+@pytest.mark.parametrize("add", WAYS.values(), ids=WAYS)
+def test_names_are_compared_however_data_sets_are_added(
+    add: Callable[[StatefulLoader, DatasetCollection], StatefulLoader], shuffled: DatasetCollection
 ) -> None:
     mask = shuffled.obs()["donor"] == "d1"
-    adatas: list[Any] = [ad.io.read_elem(group) for group in shuffled]
-    made = [
-        loader(mask).use_collection(shuffled),
-        loader(mask).add_adatas(adatas),
-        loader(mask).add_adata(adatas[0]).add_adata(adatas[1]),
-        loader(mask).add_datasets([one.X for one in adatas], [one.obs for one in adatas]),
-        loader(mask).add_dataset(adatas[0].X, adatas[0].obs).add_dataset(adatas[1].X, adatas[1].obs),
-    ]
-    expected, *read = [[batch["index"].tolist() for batch in one] for one in made]
-    assert expected
-    assert read == [expected] * 4
-
-
-@pytest.mark.parametrize("add", ["add_adata", "add_dataset", "from_loader", "from_loader of ours"])
-def test_names_are_compared_however_data_sets_were_added(add: str, shuffled: DatasetCollection) -> None:
-    cells = joined(shuffled)
-    given = loader(in_order_of_files(cells.obs))
-    match add:
-        case "add_adata":
-            given.add_adata(cells)
-        case "add_dataset":
-            given.add_dataset(cells.X, cells.obs)
-        case "from_loader":
-            given = StatefulLoader.from_loader(
-                Loader(**SIZES, preload_to_gpu=False).add_adata(cells), batch_sampler=given.sampler
-            )
-        case _:
-            # of cells without a column annbatch keeps no names
-            named = loader(None).add_adata(ad.AnnData(cells.X, obs=cells.obs[[]]))
-            given = StatefulLoader.from_loader(named, batch_sampler=given.sampler)
+    read = [batch["index"].tolist() for batch in add(loader(mask), shuffled)]
+    assert read == [batch["index"].tolist() for batch in loader(mask.to_numpy()).use_collection(shuffled)]
     with pytest.raises(ValueError, match="in another order"):
-        given.plan()
+        add(loader(in_order_of_files(shuffled.obs())), shuffled).plan()
 
 
 def test_names_that_no_cell_has_are_named(shuffled: DatasetCollection) -> None:
@@ -197,17 +199,3 @@ def test_rows_have_no_names_and_take_none() -> None:
     with pytest.raises(TypeError, match=r"got a Series with the index \['a', 'b'\].*Pass the Series itself as mask"):
         Rows.where(pd.Series([True, False], index=["a", "b"]))
     assert Rows.where(pd.Series([True, False])) == Rows.of([0])
-
-
-def test_a_data_module_that_is_distributed_compares_names(shuffled: DatasetCollection) -> None:
-    class Cells(LightningDataModule):
-        def train_dataloader(self) -> Loader:
-            made = Loader(batch_sampler=RandomSampler(**SIZES), preload_to_gpu=False)
-            return made.use_collection(shuffled)
-
-    obs = shuffled.obs()
-    distributed = distribute(Cells(), dist_info=Rank(0, 2), mask=in_order_of_files(obs))
-    with pytest.raises(ValueError, match="in another order"):
-        next(iter(distributed.train_dataloader()))
-    distributed = distribute(Cells(), dist_info=Rank(0, 2), mask=obs["donor"] == "d1")
-    assert set(next(iter(distributed.train_dataloader()))["obs"]["donor"]) == {"d1"}

@@ -6,9 +6,7 @@ import json
 import threading
 import time
 import tracemalloc
-import warnings
 import weakref
-from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +21,14 @@ from annbatch.utils import convert
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
-from tests.meeting import heard
+from tests.loaders import numbered, rows
+from tests.meeting import agreement
 from tests.samplers import flat, repeats
+from tests.stores import Counting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from annbatch_distributed.checks.exchange import Gather
 
 N_OBS = 101
 SIZES = {"chunk_size": 4, "preload_nchunks": 4, "batch_size": 4}
@@ -55,15 +54,6 @@ def empty(rank: int = 0, world_size: int = 2, **options: Any) -> StatefulLoader:
 def loader(rank: int = 0, world_size: int = 2, *, n_obs: int = N_OBS, **options: Any) -> StatefulLoader:
     """One rank's loader of a collection whose only column says which row it is."""
     return empty(rank, world_size, **options).add_adata(ad.AnnData(np.arange(float(n_obs))[:, None]))
-
-
-def rows(batches: Iterable[Any]) -> list[list[int]]:
-    """The rows of each batch, which its data must agree with."""
-    found = []
-    for batch in batches:
-        assert batch["X"][:, 0].tolist() == batch["index"].tolist()
-        found.append(batch["index"].tolist())
-    return found
 
 
 def test_a_consumer_who_takes_the_batches_that_are_left_and_no_more_has_a_whole_pass_next() -> None:
@@ -244,52 +234,30 @@ def test_a_batch_that_can_t_be_made_a_tensor_is_not_done(monkeypatch: pytest.Mon
     assert rows(again) == expected[5:]
 
 
-def test_a_pass_ends_with_a_break_and_data_sets_can_be_added() -> None:
-    made = loader()
-    for number, _ in enumerate(made):
-        if number == 2:
-            break
-    assert made.state_dict()["segments"] == [[2, 1, 3]]
-    made.set_epoch(1)
-    made.add_adata(ad.AnnData(np.arange(N_OBS, 2 * N_OBS, dtype="float32").reshape(-1, 1)))
-    assert len(flat(rows(made))) > N_OBS - 20
-
-
-class Counting(WrapperStore[MemoryStore]):
-    """Keeps the keys that are read."""
-
-    read: list[str]
-
-    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        self.read.append(key)
-        return await super().get(key, *args, **kwargs)
-
-
 def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due() -> None:
     memory = MemoryStore()
     # every row is a chunk of its own
     array = zarr.create_array(memory, shape=(N_OBS, 3), chunks=(1, 3), dtype="float32")
     array[:] = np.arange(N_OBS, dtype="float32")[:, None] * np.ones(3, dtype="float32")
 
-    def reading() -> tuple[StatefulLoader, list[str]]:
+    def reading() -> tuple[StatefulLoader, Counting]:
         store = Counting(memory)
-        store.read = []
-        return empty(read_through=0).add_dataset(zarr.open_array(store)), store.read
+        return empty(read_through=0).add_dataset(zarr.open_array(store)), store
 
-    def rows_read(keys: list[str]) -> list[int]:
-        return sorted(int(key.split("/")[1]) for key in keys if key.startswith("c/"))
+    def rows_read(store: Counting) -> list[int]:
+        return sorted(int(key.split("/")[1]) for key in store.n_read.elements())
 
-    before, keys = reading()
+    before, store = reading()
     batches = rows(before)
-    assert rows_read(keys) == sorted(flat(batches))
+    assert rows_read(store) == sorted(flat(batches))
     before.set_epoch(0)
     for done in range(1, len(batches)):
         before.set_epoch(0)
         list(islice(before, done))
-        after, keys = reading()
+        after, store = reading()
         after.load_state_dict(before.state_dict())
         assert rows(after) == batches[done:]
-        assert rows_read(keys) == sorted(flat(batches[done:]))
+        assert rows_read(store) == sorted(flat(batches[done:]))
 
 
 def test_the_length_of_a_resumed_epoch_is_what_all_ranks_of_all_segments_did_and_what_is_left() -> None:
@@ -315,33 +283,10 @@ def test_the_length_of_a_resumed_epoch_is_what_all_ranks_of_all_segments_did_and
     assert len(one) == len(rows(of(1)))
 
 
-def test_the_epoch_to_go_on_with_is_the_next_one_after_the_last_batch() -> None:
-    before = loader()
-    assert before.next_epoch == 0
-    before.set_epoch(3)
-    n_batches = len(before)
-    for done, _ in enumerate(before, start=1):
-        after = loader()
-        after.load_state_dict(before.state_dict())
-        assert after.next_epoch == (3 if done < n_batches else 4)
-        after.set_epoch(after.next_epoch)
-        assert len(rows(after)) == (n_batches - done if done < n_batches else n_batches)
-
-
 def test_ranks_with_the_same_data_sets_in_another_order_are_told_so() -> None:
-    def rank(number: int, sizes: list[int]) -> StatefulLoader:
-        return of_sizes(*sizes, rank=number)
-
-    def agreement(loaders: list[StatefulLoader]) -> list[str]:
-        return heard([partial(_check, loader) for loader in loaders])
-
-    assert agreement([rank(0, [48, 96]), rank(1, [48, 96])]) == ["", ""]
-    (text,) = set(agreement([rank(0, [48, 96]), rank(1, [96, 48])]))
+    assert agreement([of_sizes(48, 96), of_sizes(48, 96, rank=1)]) == ["", ""]
+    (text,) = set(agreement([of_sizes(48, 96), of_sizes(96, 48, rank=1)]))
     assert "\n  rows of each data set: 48, 96 on rank 0; 96, 48 on rank 1\n" in text
-
-
-def _check(loader: StatefulLoader, gather: Gather) -> None:
-    loader.check_ranks_agree(gather=gather)
 
 
 def passes(made: StatefulLoader, n: int = 3) -> list[list[list[int]]]:
@@ -364,35 +309,12 @@ def test_to_begin_another_pass_ends_the_one_before_and_the_state_is_that_of_the_
 
 def test_a_pass_of_another_loader_with_the_same_sampler_is_none_of_this_one() -> None:
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
-    one, other = (
-        StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **READING).add_adata(
-            ad.AnnData(np.arange(N_OBS, dtype="float32").reshape(-1, 1))
-        )
-        for _ in range(2)
-    )
+    one, other = (numbered(sampler, N_OBS, **READING) for _ in range(2))
     list(islice(one, 4))
     next(iter(other))
     assert other.state_dict()["segments"] == [[2, 1, 1]]
     with pytest.raises(RuntimeError, match=r"is not one of this loader.*Give each loader a sampler of its own"):
         one.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("remainder", "n_obs", "warns"), [("drop", 101, True), ("drop", 96, False), ("exact", 101, False)]
-)
-def test_a_second_pass_without_set_epoch_warns_once_where_other_epochs_lose_other_rows(
-    remainder: str, n_obs: int, warns: bool
-) -> None:
-    sampler = empty(remainder=remainder).sampler
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            list(sampler.sample(n_obs))
-        sampler.set_epoch(1)
-        list(sampler.sample(n_obs))
-    texts = [str(one.message) for one in caught if "A second pass without set_epoch" in str(one.message)]
-    assert len(texts) == warns
-    assert all("to_dataloader" in text for text in texts)
 
 
 def of_sizes(*sizes: int, rank: int = 0, n_var: int = 1, **options: Any) -> StatefulLoader:
@@ -413,40 +335,17 @@ def cells(batches: Iterable[Any]) -> list[float]:
     return [cell for batch in batches for cell in batch["X"][:, 0].tolist()]
 
 
-def test_data_sets_in_another_order_are_refused_in_a_resumed_epoch() -> None:
-    everywhere = {10_000 * size + cell for size in (244, 756) for cell in range(size)}
-    trained_on, states = [], []
-    for rank in range(2):
-        made = of_sizes(244, 756, rank=rank)
-        trained_on += cells(islice(made, 40))
-        states.append(made.state_dict())
-    assert states[0] == states[1]
-    state = json.loads(json.dumps(states[0]))
-    assert state["identity"]["data sets"] == "244x1, 756x1"
-
-    messages, again = set(), list(trained_on)
-    for rank in range(2):
-        other = of_sizes(756, 244, rank=rank)
-        fresh = cells(of_sizes(756, 244, rank=rank))
-        with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '756x1, 244x1' here") as no:
-            other.load_state_dict(state)
-        messages.add(str(no.value))
-        assert cells(other) == fresh
-        same = of_sizes(244, 756, rank=rank)
-        same.load_state_dict(state)
-        again += cells(same)
-    assert len(messages) == 1
-    assert sorted(again) == sorted(everywhere)
-
-
-@pytest.mark.parametrize("others", [(1000,), (244, 755), (244, 756, 1), (100, 144, 756)])
-def test_other_data_sets_are_named(others: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("others", [(756, 244), (1000,), (244, 755), (244, 756, 1), (100, 144, 756)])
+def test_other_data_sets_or_in_another_order_are_refused_in_a_resumed_epoch(others: tuple[int, ...]) -> None:
     made = of_sizes(244, 756)
-    next(iter(made))
+    list(islice(made, 40))
+    state = json.loads(json.dumps(made.state_dict()))
+    other = of_sizes(*others)
     with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '"):
-        of_sizes(*others).load_state_dict(made.state_dict(batches_done=1))
+        other.load_state_dict(state)
+    assert cells(other) == cells(of_sizes(*others))
     with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '244x2, 756x2' here"):
-        of_sizes(244, 756, n_var=2).load_state_dict(made.state_dict())
+        of_sizes(244, 756, n_var=2).load_state_dict(state)
 
 
 def test_data_sets_that_are_added_after_a_state_was_loaded_are_compared_when_a_pass_begins() -> None:
@@ -522,7 +421,7 @@ def test_ranks_agree_whatever_is_known_of_the_data_sets_of_a_state() -> None:
         rank.load_state_dict(state)
     list(islice(ranks[0], 1))
     ranks[0].load_state_dict(state)
-    assert heard([partial(_check, rank) for rank in ranks]) == ["", ""]
+    assert agreement(ranks) == ["", ""]
 
 
 def test_who_knows_the_rank_is_asked_in_the_thread_that_takes_the_batches() -> None:

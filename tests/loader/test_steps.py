@@ -5,21 +5,21 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import anndata as ad
-import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank
+from tests.loaders import numbered, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from annbatch_distributed import StatefulLoader
+
 
 def loader(**options: Any) -> StatefulLoader:
     sampler = DistributedSampler(RandomSampler(8, 2, 8), dist_info=Rank(1, 2), seed=0, sharding="shuffled")
-    made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, **options)
-    return made.add_adata(ad.AnnData(np.arange(160.0).reshape(-1, 1)))
+    return numbered(sampler, 160, **options)
 
 
 MADE: dict[str, Callable[[], Any]] = {
@@ -34,7 +34,7 @@ MADE: dict[str, Callable[[], Any]] = {
 def test_once_steps_are_told_states_count_those_that_are_done(make: Callable[[], Any]) -> None:
     batches = make()
     batches.set_epoch(0)
-    whole = [batch["index"].tolist() for batch in batches]
+    whole = rows(batches)
     for epoch in range(2):
         batches.set_epoch(epoch)
         for done, _ in enumerate(islice(batches, 5)):
@@ -48,7 +48,7 @@ def test_once_steps_are_told_states_count_those_that_are_done(make: Callable[[],
         if not epoch:
             again = make()
             again.load_state_dict(within)
-            assert [batch["index"].tolist() for batch in again] == whole[4:]
+            assert rows(again) == whole[4:]
 
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)

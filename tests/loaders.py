@@ -1,0 +1,30 @@
+"""Loaders of collections in which each row holds its own number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+
+from annbatch_distributed import StatefulLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from annbatch_distributed import DistributedSampler
+
+
+def numbered(sampler: DistributedSampler, n_obs: int, **options: Any) -> StatefulLoader:
+    """A loader of so many rows."""
+    made = StatefulLoader(batch_sampler=sampler, **{"return_index": True, "preload_to_gpu": False} | options)
+    return made.add_adata(ad.AnnData(np.arange(float(n_obs))[:, None]))
+
+
+def rows(batches: Iterable[Any]) -> list[list[int]]:
+    """The rows of each batch, which its data must agree with."""
+    found = []
+    for batch in batches:
+        assert batch["X"][:, 0].tolist() == batch["index"].tolist()
+        found.append(batch["index"].tolist())
+    return found
