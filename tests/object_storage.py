@@ -30,9 +30,8 @@ class Server:
 
     def __init__(self) -> None:
         self._answer = DomainDispatcherApplication(create_backend_app)
-        self._n_fails, self._takes = 0, 0.0
-        self._fails_when: Callable[[], bool] = lambda: True
-        self._lock = threading.Lock()
+        self._takes = 0.0
+        self._fails_when: Callable[[], bool] = lambda: False
         self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.environment = {
@@ -45,10 +44,7 @@ class Server:
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
         time.sleep(self._takes)
-        with self._lock:
-            fails = self._n_fails > 0 and self._fails_when()
-            self._n_fails -= fails
-        if fails:
+        if self._fails_when():
             start_response("503 Slow Down", [("Content-Length", "0")])
             return []
         return self._answer(environ, start_response)
@@ -63,13 +59,13 @@ class Server:
                 obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path)
 
     @contextmanager
-    def failing(self, *, times: int = 10**9, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Fail in a context, so often and when something is so."""
-        self._n_fails, self._fails_when = times, when
+    def failing(self, *, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Fail in a context, when something is so."""
+        self._fails_when = when
         try:
             yield
         finally:
-            self._n_fails = 0
+            self._fails_when = lambda: False
 
     @contextmanager
     def slow(self) -> Iterator[None]:

@@ -92,10 +92,7 @@ def _read(batch: Any) -> Any:
     return batch["index"].tolist(), values.tolist()
 
 
-CLIENTS = pytest.mark.parametrize("client", [by_obstore, by_fsspec])
-
-
-@CLIENTS
+@pytest.mark.parametrize("client", [by_obstore, by_fsspec])
 @pytest.mark.parametrize(("kind", "read_ahead"), [("sparse", 0), ("dense", 2)])
 def test_batches_and_what_a_state_leads_to_are_those_of_a_local_collection(
     client: Callable[[str], Store], kind: str, read_ahead: int, server: Server, folder: Path
@@ -132,13 +129,6 @@ def test_an_error_of_the_server_comes_at_its_batch_names_it_and_loses_nothing(
     after = loader(by_obstore("sparse"))
     after.load_state_dict(cells.state_dict())
     assert found + read(after) == whole
-
-
-@CLIENTS
-def test_clients_ask_again_what_has_failed_once(client: Callable[[str], Store], server: Server) -> None:
-    cells = loader(client("dense"))
-    with server.failing(times=1):
-        assert len(read(cells)) == len(cells)
 
 
 def test_zarrs_that_would_read_from_far_is_warned_of(server: Server, folder: Path) -> None:
