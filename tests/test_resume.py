@@ -146,6 +146,23 @@ def rows_in(counted: Counter[Batch]) -> list[int]:
     return [row for rows, _ in counted.elements() for row in rows]
 
 
+@pytest.mark.parametrize("done", [0, 5])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_state_that_was_just_loaded_is_the_state(done: int, passes: int) -> None:
+    before = random()
+    before.set_epoch(3)
+    for _ in range(passes + 1):
+        before.sample(N_OBS)
+    state = before.state_dict(batches_done=done)
+    after = random()
+    for _ in range(2):
+        after.load_state_dict(state)
+        assert after.state_dict(batches_done=after.batches_done) == state
+        after.set_epoch(3)  # as frameworks do
+        assert after.state_dict(batches_done=after.batches_done) == state
+        list(after.sample(N_OBS))
+
+
 @pytest.mark.parametrize("saves", [1, 2])
 def test_after_a_pass_that_was_done_the_next_one_comes_or_nothing_if_its_epoch_is_set_again(saves: int) -> None:
     before = random()
