@@ -80,6 +80,7 @@ class Sequences(RuleBasedStateMachine):
             self.n_left, self.has_looked, self.has_ended = self.left(), False, False
             self.iterators = [iter(loader) for loader in self.ranks]
             self.n_streams = self.n_streams or len(self.ranks)
+            self.is_loaded = self.is_loaded and bool(self.read)  # the beginning of an epoch is nothing to resume
         if n_batches >= min(self.n_left):  # under keep, a rank that has come to its end alone is in another epoch
             n_batches = max(self.n_left)
         for number, iterator in enumerate(self.iterators):
@@ -116,8 +117,8 @@ class Sequences(RuleBasedStateMachine):
         self.checkpoints.append(checkpoint)
 
     @precondition(lambda self: self.checkpoints)
-    @rule(world_size=st.integers(1, 4), before_the_last=st.integers(0, 3))
-    def load(self, world_size: int, before_the_last: int) -> None:
+    @rule(world_size=st.integers(1, 4), before_the_last=st.integers(0, 3), sets_epoch=st.booleans())
+    def load(self, world_size: int, before_the_last: int, *, sets_epoch: bool) -> None:
         """Load a checkpoint, which need not be the last one: what was done since then is forgotten."""
         checkpoint = self.checkpoints[-1 - min(before_the_last, len(self.checkpoints) - 1)]
         ranks, messages = self.made(world_size), set()
@@ -135,6 +136,8 @@ class Sequences(RuleBasedStateMachine):
             self.begin(checkpoint.epoch, checkpoint.passes)
             self.read, self.n_streams = checkpoint.read.copy(), checkpoint.n_streams if checkpoint.read else None
             self.is_loaded, self.has_ended = True, checkpoint.has_ended
+            if sets_epoch and self.read:  # as frameworks do, of the epoch that they have just loaded
+                self.set_epoch(self.epoch)
 
     @rule(epoch=st.integers(0, 2))
     def set_epoch(self, epoch: int) -> None:
@@ -147,6 +150,7 @@ class Sequences(RuleBasedStateMachine):
             assert not any(self.left())
             assert [batch for loader in self.ranks for batch in loader] == []
             self.begin(epoch, self.passes)
+            self.has_ended = True
         elif not goes_on:
             self.begin(epoch, 0)
 
