@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import threading
 from collections import Counter
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.cli import main
+from annbatch_distributed.cli import interrupts_held, main
 from tests.processes.configurations import N_OBS
 
 if TYPE_CHECKING:
@@ -233,3 +235,23 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     arguments, problem = WRONG[what]
     line = said(capsys, *(argument.format(**unusable) for argument in arguments), code=2)
     assert problem in line
+
+
+def test_an_interrupt_waits_while_ranks_start_whichever_thread_gets_it() -> None:
+    begun, started = threading.Event(), []
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    (other := threading.Thread(target=interrupt)).start()
+
+    def start() -> None:
+        with interrupts_held():
+            begun.set()
+            other.join()
+            started.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert started == ["all"]

@@ -76,14 +76,19 @@ def start_method() -> str:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Have an interrupt wait until a context is left, where the system can: Windows can't."""
-    hold = getattr(signal, "pthread_sigmask", None)
-    before = hold(signal.SIG_BLOCK, {signal.SIGINT}) if hold else None
+    """Have an interrupt wait until a context is left; but on Windows, processes started in it keep it waiting."""
+    held: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))  # another thread may get it
+    block = getattr(signal, "pthread_sigmask", None)
+    before = block(signal.SIG_BLOCK, {signal.SIGINT}) if block else None
     try:
         yield
     finally:
-        if hold:
-            hold(signal.SIG_SETMASK, before)
+        if block:
+            block(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _fill_in(options: argparse.Namespace) -> None:
