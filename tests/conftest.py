@@ -29,7 +29,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.fixture(scope="session")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Path to a collection of three data sets; the first column of each row is one more than its number.
+    """Path to a collection of three data sets; the first column of each row is one more than the row's number.
 
     Beside it, with the suffix ``.h5ad``, is the file that it was written from.
     """
@@ -43,7 +43,6 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     matrix = np.zeros((N_OBS, 4), dtype=np.float32)
     matrix[:, 0] = np.arange(1, N_OBS + 1)
-    matrix[:, 3] = 1
     folder = tmp_path_factory.mktemp("processes")
     obs = pd.DataFrame({"cell_type": CLASSES.astype(str), "donor": DONORS, "label": LABELS})
     obs.index = obs.index.astype(str)

@@ -16,7 +16,7 @@ import torch
 import zarr
 from annbatch.samplers import RandomSampler
 
-from tests.processes.launch import ROOT, free_port, python, run, torchrun
+from tests.processes.launch import ROOT, TORCHRUN, free_port, python, run, torchrun
 from tests.processes.rows import read_batches
 from tests.samplers import batches, job
 
@@ -46,7 +46,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step_and_the_job_goes_on_with_t
     (stopped,) = run_and_signal(
         torchrun(SIGNALS, *command, "--epochs", 1000, ranks=2),
         rows=tmp_path,
-        which="torch.distributed.run",
+        which=TORCHRUN,
         number=signal.SIGUSR1,
         expect=1,
     )

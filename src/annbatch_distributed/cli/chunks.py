@@ -45,8 +45,9 @@ def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of
     if isinstance(cells, zarr.Array):
         yield cells
     elif cells["data"].size:
-        is_of_genes = cells.attrs["shape"][1] > 1  # the index of a single one is 0
-        yield from (cells[name] for name in ("indptr", *["indices"] * is_of_genes, "data"))
+        yield from (cells["indptr"], cells["data"])
+        if cells["indices"].nchunks_initialized:  # none are written if all values are of the first gene
+            yield cells["indices"]
     names = [table[table.attrs.get("_index", "_index")] for table in (obs, var)]
     columns = [obs[name] for name in obs.attrs["column-order"]]
     names += [column["categories"] for column in columns if "categories" in getattr(column, "keys", tuple)()]
