@@ -41,14 +41,18 @@ def cells_of(values: Any) -> ad.AnnData:
     return ad.AnnData(values, obs=obs)
 
 
-def written(folder: Path, values: Any) -> Path:
+def write(folder: Path, name: str, values: Any) -> None:
     """Have annbatch write a collection of 60 and 40 cells, in shards of about 8."""
-    cells_of(values).write_h5ad(folder / "cells.h5ad")
-    data_sets = DatasetCollection(folder / "cells.zarr").add_adatas(
-        [folder / "cells.h5ad"], n_obs_per_chunk=4, shard_size=8, dataset_size=60, shuffle_chunk_size=10, shuffle=False
+    cells_of(values).write_h5ad(folder / f"{name}.h5ad")  # which may stay open
+    data_sets = DatasetCollection(folder / f"{name}.zarr").add_adatas(
+        [folder / f"{name}.h5ad"],
+        n_obs_per_chunk=4,
+        shard_size=8,
+        dataset_size=60,
+        shuffle_chunk_size=10,
+        shuffle=False,
     )
     assert len(list(data_sets)) == 2
-    return folder / "cells.zarr"
 
 
 def in_small_chunks(path: Path, zarr_format: Any) -> None:
@@ -67,15 +71,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first_gene = sp.csr_matrix(np.where([True, False, False], DENSE, 0))
     odd = {"no values": sp.csr_matrix(DENSE.shape, dtype=np.float32), "first gene": first_gene}
     for name, values in {"dense": DENSE, "sparse": SPARSE, **odd}.items():
-        written(folder, values).rename(folder / name)
+        write(folder, name, values)
     for zarr_format in (2, 3):
-        in_small_chunks(folder / f"format {zarr_format}", zarr_format)
+        in_small_chunks(folder / f"format {zarr_format}.zarr", zarr_format)
     return folder
 
 
 def without(path: Path, copy: Path, *lost: str) -> Path:
     """Copy a collection but for some files and folders."""
-    shutil.copytree(path, copy)
+    shutil.copytree(path.with_suffix(".zarr"), copy)
     for name in lost:
         shutil.rmtree(copy / name) if (copy / name).is_dir() else (copy / name).unlink()
     return copy
@@ -88,8 +92,8 @@ def lost(collection: Path | zarr.Group) -> list[str]:
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "no values", "first gene", "format 2", "format 3"])
 def test_what_the_writer_left_out_is_not_lost(whole: Path, name: str) -> None:
-    assert not list((whole / name).glob("dataset_0/obs/zero/c/*"))
-    assert lost(whole / name) == []
+    assert not list((whole / f"{name}.zarr").glob("dataset_0/obs/zero/c/*"))
+    assert lost(whole / f"{name}.zarr") == []
 
 
 @pytest.mark.parametrize(
