@@ -28,7 +28,7 @@ def ray_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
     collection: Path, tmp_path: Path, ray_folder: Path
 ) -> None:
@@ -49,7 +49,7 @@ def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
     job = "--collection", collection, "--label", "label", "--epochs", 2, "--checkpoints", tmp_path
     # fails a batch after a checkpoint
     script = "examples/ray_train.py", *job, "--every", 2, "--fail-at", 3
-    run(python("-m", "tests.frameworks.job_ray", tmp_path, *script), environments=[environment], seconds=250)
+    run(python("-m", "tests.frameworks.job_ray", tmp_path, *script), environments=[environment], seconds=500)
 
     order = []
     for epoch in range(2):

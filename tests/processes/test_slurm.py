@@ -23,7 +23,7 @@ from tests.samplers import batches, job
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 180  # on a busy machine; it takes an eighth of that
+SECONDS = 300  # on a busy machine; it takes a tenth of that
 pytestmark = pytest.mark.timeout(2 * SECONDS)
 
 FOLDER = ROOT / "examples" / "slurm"
