@@ -50,6 +50,6 @@ def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of
             yield cells["indices"]
     names = [table[table.attrs.get("_index", "_index")] for table in (obs, var)]
     columns = [obs[name] for name in obs.attrs["column-order"]]
-    names += [column["categories"] for column in columns if "categories" in getattr(column, "keys", tuple)()]
+    names += [column["categories"] for column in columns if isinstance(column, zarr.Group) and "categories" in column]
     arrays = (array if isinstance(array, zarr.Array) else array["values"] for array in names)
     yield from (array for array in arrays if array.size > 1)  # a name may be empty
