@@ -76,7 +76,7 @@ def start_method() -> str:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Have an interrupt wait until a context is left; but on Windows, processes started in it keep it waiting."""
+    """Have an interrupt wait until a context is left; processes started in it don't hear it, except on Windows."""
     held: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))  # another thread may get it
     block = getattr(signal, "pthread_sigmask", None)

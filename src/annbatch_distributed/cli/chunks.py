@@ -1,7 +1,7 @@
 """Chunks that a collection has lost, for which zarr reads fill values and raises nothing.
 
-Writers leave out chunks that hold the fill value only, as columns of ``obs`` may. The values of cells, where each row
-begins, and names don't, whatever is in the collection: a chunk of them that isn't in the store is lost.
+Writers leave out chunks that hold the fill value only, as columns of ``obs`` may. A chunk of cells, names or categories
+that isn't in the store counts as lost: it would have to be of cells without a single count.
 """
 
 from __future__ import annotations

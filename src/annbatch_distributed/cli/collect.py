@@ -134,7 +134,9 @@ def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
 
 def _layers(file: Path) -> list[str]:
     cells = _open(file, whole=False)
-    return [name for name in cells.layers if name is not None] + ["raw"] * (cells.raw is not None)
+    names = [name for name in cells.layers if name is not None] + ["raw"] * (cells.raw is not None)
+    cells.file.close()
+    return names
 
 
 def _named(layers: list[str]) -> str:
