@@ -55,7 +55,7 @@ def imported(path: Path) -> set[str]:
 def loaded(*statements: str) -> list[set[str]]:
     """Modules that there are in a fresh process after each of some statements."""
     code = "import json, sys\n" + "\n".join(f"{one}\nprint(json.dumps(list(sys.modules)))" for one in statements)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return [set(json.loads(line)) for line in run.stdout.splitlines()]
 
 

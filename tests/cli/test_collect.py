@@ -86,7 +86,7 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 def test_the_page_shows_what_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(forked("examples/from_h5ad/files.py", tmp_path / "h5ad"), seconds=100)
+    run(forked("examples/from_h5ad/files.py", tmp_path / "h5ad"))
     (command, text), *_ = re.findall(r"\$ annbatch-distributed (collect .*)\n((?:(?!```).*\n)+)```", PAGE)
     monkeypatch.chdir(tmp_path)
     assert said(capsys, *command.split()) == text

@@ -50,7 +50,7 @@ def test_commands_say_of_a_url_what_they_say_of_a_folder(
 
 def test_ranks_that_check_starts_open_a_url_too(url: str) -> None:
     # in a process of its own, as those that it forks ranks from know the environment of its beginning
-    (done,) = run(python("-m", "annbatch_distributed", "check", url, *SMALL), seconds=120)
+    (done,) = run(python("-m", "annbatch_distributed", "check", url, *SMALL))
     assert "2 ranks have read" in done.stdout
 
 

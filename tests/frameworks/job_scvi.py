@@ -110,7 +110,7 @@ def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
         (wider, own, {}),
     ):
         with pytest.raises((ValueError, ZeroDivisionError, TypeError)) as raised:
-            embed(model, data, results / "wrong.zarr", progress=False, timeout=20, **options)
+            embed(model, data, results / "wrong.zarr", progress=False, **options)
         errors.append(str(raised.value))
     assert torch.equal(weights, wider.module.weight)
     assert not (results / "wrong.zarr").exists()
@@ -121,7 +121,7 @@ def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
         return batch["X"].numpy() if RANK == 0 or len(seen) < 4 else 1 / 0
 
     with pytest.raises(ValueError, match="process 1 has failed: ZeroDivisionError"):
-        embed(late, own, results / "late.zarr", progress=False, timeout=20)
+        embed(late, own, results / "late.zarr", progress=False)
     return errors
 
 

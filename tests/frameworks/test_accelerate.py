@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
-pytestmark = pytest.mark.timeout(500)
 
 N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two ranks
 
@@ -33,7 +32,7 @@ def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_p
         folder.mkdir()
         script = "-m", "tests.processes.logging_rows", folder, "examples/accelerate_ddp.py", "--collection", collection
         always = "--label", "label", "--epochs", 2, "--checkpoints", tmp_path
-        done, _ = run(*forked_ranks(*script, *always, *options, ranks=2), seconds=180)
+        done, _ = run(*forked_ranks(*script, *always, *options, ranks=2))
         assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
             "epoch 0",
             "epoch 1",
@@ -133,7 +132,7 @@ def test_batches_are_skipped_by_a_state_and_by_nothing_else(accelerator: Acceler
 def told(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks told of loaders that it had prepared."""
     folder = tmp_path_factory.mktemp("prepared")
-    run(*forked_ranks("-m", "tests.frameworks.job_accelerate", collection, folder, ranks=2), seconds=200)
+    run(*forked_ranks("-m", "tests.frameworks.job_accelerate", collection, folder, ranks=2))
     return told_by(folder)
 
 

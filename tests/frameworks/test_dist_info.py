@@ -32,7 +32,7 @@ def sampler(dist_info: Any) -> DistributedSampler:
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks was told."""
     folder = tmp_path_factory.mktemp("told")
-    run(*forked_ranks("-m", "tests.frameworks.job_dist_info", folder, ranks=2), seconds=180)
+    run(*forked_ranks("-m", "tests.frameworks.job_dist_info", folder, ranks=2))
     return told_by(folder)
 
 

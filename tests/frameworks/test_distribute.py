@@ -333,7 +333,7 @@ def test_a_training_has_one_loader_whoever_asks_and_the_next_one_its_own() -> No
 
 
 def test_ranks_that_are_started_after_the_cells_were_distributed_have_shares(tmp_path: Path) -> None:
-    run(forked("-m", "tests.frameworks.job_strategies", "ddp_fork", tmp_path), seconds=180)
+    run(forked("-m", "tests.frameworks.job_strategies", "ddp_fork", tmp_path))
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for epoch in "01":
         read = [row for rank in ranks for rows in rank["train"][epoch] for row in rows]

@@ -14,7 +14,6 @@ from tests.samplers import flat
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(600)  # which includes what the fixture runs
 
 SCRIPT = "examples/lightning_ddp.py"
 TRAINING = [row for row in LABELLED if DONORS[row] != "d4"]
@@ -37,14 +36,14 @@ def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             return [*options, "--checkpoints", folder / f"{name}-checkpoints", "--every", 1]
         return [*options, "--checkpoints", folder / "unused", "--every", 1000, "--resume", folder / resume]
 
-    run(*forked_ranks(*job("two", 2), ranks=2), seconds=180)
+    run(*forked_ranks(*job("two", 2), ranks=2))
     for name, devices, checkpoint in (
         # with more to come than is done: otherwise a length of what is left alone would pass too, since Lightning then
         # begins to count anew
         ("middle", 2, "two-checkpoints/epoch=1-step=6.ckpt"),
         ("shrunk", 1, "two-checkpoints/epoch=0-step=1.ckpt"),
     ):
-        run(*forked_ranks(*job(name, devices, checkpoint), ranks=devices), seconds=180)
+        run(*forked_ranks(*job(name, devices, checkpoint), ranks=devices))
     return folder
 
 

@@ -16,7 +16,6 @@ from tests.samplers import flat
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(600)  # which includes what the fixture runs
 
 # as scvi-tools splits: the first rows are held out
 N_TRAIN = 278
@@ -34,7 +33,7 @@ def folder(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of what jobs wrote down that run one after another."""
     results = tmp_path_factory.mktemp("scvi")
     for task in ("whole", "resumed"):
-        run(*forked_ranks("-m", "tests.frameworks.job_scvi", task, collection, results, ranks=2), seconds=150)
+        run(*forked_ranks("-m", "tests.frameworks.job_scvi", task, collection, results, ranks=2))
     return results
 
 
@@ -42,13 +41,13 @@ def test_the_example_goes_on_from_its_checkpoint_and_writes_what_its_model_makes
     collection: Path, tmp_path: Path
 ) -> None:
     job = "examples/scvi_ddp.py", "--collection", collection, "--epochs", 6, "--checkpoints", tmp_path, "--every", 2
-    run(*forked_ranks(*job, ranks=2), seconds=180)
+    run(*forked_ranks(*job, ranks=2))
     checkpoints = sorted(path.name for path in tmp_path.glob("*.ckpt"))
     # 311 rows to train on: 1 batch of 128 for each of two ranks
     assert checkpoints == ["step-2.ckpt", "step-4.ckpt", "step-6.ckpt"]
     first = zarr.open_array(tmp_path / "latent.zarr", mode="r")[:]
     (tmp_path / "latent.zarr").rename(tmp_path / "first.zarr")
-    done, _ = run(*forked_ranks(*job, "--resume", tmp_path / "step-4.ckpt", ranks=2), seconds=180)
+    done, _ = run(*forked_ranks(*job, "--resume", tmp_path / "step-4.ckpt", ranks=2))
     assert f"6 epochs; 10 numbers for each of {N_OBS} cells" in done.stdout
     again = zarr.open_array(tmp_path / "latent.zarr", mode="r")[:]
     assert again.shape == first.shape == (N_OBS, 10)

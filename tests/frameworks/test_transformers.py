@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.processes.launch import ROOT, forked_ranks, run
 from tests.processes.rows import check_goes_on, read_batches
 from tests.samplers import flat
@@ -14,7 +12,6 @@ from tests.samplers import flat
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(500)
 
 N_BATCHES = 39  # of each rank in an epoch: 20 steps of two, or of one that is left over
 
@@ -26,7 +23,7 @@ def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(cells
     for folder, checkpoint in ((whole, []), (rest, [whole / "checkpoint-25"])):
         folder.mkdir()
         job = "-m", "tests.frameworks.job_transformers", tmp_path / "train.py", cells, folder
-        run(*forked_ranks(*job, *checkpoint, ranks=2), seconds=180)
+        run(*forked_ranks(*job, *checkpoint, ranks=2))
 
     for epoch in range(3):
         one, other = (flat(batches) for batches in read_batches(whole, f"train-{epoch}"))

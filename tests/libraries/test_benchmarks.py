@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def lines_of(script: str, *arguments: str | Path) -> list[str]:
     """What a benchmark prints."""
-    (done,) = run(forked(f"benchmarks/{script}", *arguments), seconds=110)
+    (done,) = run(forked(f"benchmarks/{script}", *arguments))
     return done.stdout.splitlines()
 
 

@@ -45,7 +45,7 @@ def have_read(dist_info: DistInfo, *, left_out: int = 0) -> str:
     for rows in batches(made.sample(N_OBS))[left_out:]:
         tally.add(np.array(rows))
     try:
-        return made.check_epoch_read(N_OBS, tally, timeout=60)
+        return made.check_epoch_read(N_OBS, tally)
     except ValueError as error:
         return str(error)
 

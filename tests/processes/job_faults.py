@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -90,6 +89,6 @@ def train(collection: Path, folder: Path) -> None:
 if __name__ == "__main__":
     collection, folder = map(Path, sys.argv[1:])
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo")
     train(collection, folder)
     dist.destroy_process_group()

@@ -59,7 +59,7 @@ def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]
     sampler = DistributedSampler(RandomSampler(**CHUNKS, mask=slice(0, N_ROWS)), dist_info=member, seed=0)
     loader = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, to=to)
     loader.use_collection(DatasetCollection(collection, mode="r"))
-    sampler.check_ranks_agree(loader.n_obs, timeout=60)
+    sampler.check_ranks_agree(loader.n_obs)
     add_up = jax.jit(lambda batch: batch["X"].sum())
     steps, tally = [], Tally()
     for batch in loader:
@@ -83,7 +83,7 @@ def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]
         "processes": member.processes,
         "source": member.source,
         "steps": steps,
-        "said": sampler.check_epoch_read(loader.n_obs, tally, timeout=60),
+        "said": sampler.check_epoch_read(loader.n_obs, tally),
     }
 
 

@@ -66,12 +66,12 @@ def memberships(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistIn
 def read(dist_info: DistInfo | Deferred) -> dict[str, Any]:
     """Tell which rank this is, the rows of each batch that it reads, and what is said of all that was read."""
     sampler = make(dist_info)
-    sampler.check_ranks_agree(N_OBS, timeout=60)
+    sampler.check_ranks_agree(N_OBS)
     loader = load(sampler)
     return {
         "rank": (sampler.rank, sampler.world_size),
         "batches": [batch["index"].tolist() for batch in loader],
-        "said": loader.check_epoch_read(timeout=60),
+        "said": loader.check_epoch_read(),
     }
 
 
@@ -82,7 +82,7 @@ def read_by_a_worker(sampler: DistributedSampler, rank: int) -> dict[str, Any]:
     for batch in DataLoader(loader, batch_size=None, **options):
         tally.add(batch["index"])
         batches.append(batch["index"].tolist())
-    said = loader.check_epoch_read(tally, timeout=60)
+    said = loader.check_epoch_read(tally)
     return {"rank": (sampler.rank, sampler.world_size), "batches": batches, "said": said}
 
 
@@ -98,8 +98,8 @@ def errors(rank: int, square: DeviceMesh, other_half: dist.ProcessGroup) -> dict
         "names that there are not": error(lambda: mesh_ranks(init_device_mesh("cpu", (4,)), "dp")),
         "another's group": error(lambda: make(other_half)),
         "a mesh of others": error(lambda: make(init_device_mesh("cpu", (2,))) if rank > 1 else None),
-        "peers with other randomness": error(lambda: unseeded.check_ranks_agree(N_OBS, timeout=60)),
-        "other dimensions": error(lambda: mixed.check_ranks_agree(N_OBS, timeout=60)),
+        "peers with other randomness": error(lambda: unseeded.check_ranks_agree(N_OBS)),
+        "other dimensions": error(lambda: mixed.check_ranks_agree(N_OBS)),
     }
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -78,6 +77,6 @@ def train(collection: Path, folder: Path, stop_at: int) -> None:
 
 if __name__ == "__main__":
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo")
     train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
     dist.destroy_process_group()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
 ROOT = Path(__file__).parents[2]
+#: Whatever takes longer hangs: a machine that does much else takes several times what an idle one does.
+SECONDS = 600
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
@@ -117,18 +119,15 @@ def free_port() -> int:
 
 def run(
     *commands: Sequence[str] | Forked,
-    seconds: float,
     environments: Sequence[Mapping[str, str]] = (),
     expect: int | Sequence[int] = 0,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run commands side by side, and return how each went.
+    """Run commands side by side, and return how each went; after `SECONDS`, end them, and say what they had printed.
 
     Parameters
     ----------
     commands
         Run in the root of the repository, each in a process group of its own.
-    seconds
-        After so long, everything is ended, and an error says what had been printed.
     environments
         What each command has in its environment besides `ENVIRONMENT`.
     expect
@@ -149,7 +148,7 @@ def run(
                 commands, environments or [{}] * len(commands), outputs, strict=True
             )
         ]
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SECONDS
         try:
             while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
                 if any(process.poll() not in {None, code} for process, code in zip(processes, codes, strict=True)):

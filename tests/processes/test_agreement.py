@@ -10,8 +10,6 @@ from tests.processes.job_agreement import N_OBS
 from tests.processes.launch import forked_ranks, run
 from tests.processes.told import told_by
 
-pytestmark = pytest.mark.timeout(500)
-
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
@@ -19,7 +17,7 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     results = tmp_path_factory.mktemp("results")
     job = "-m", "tests.processes.job_agreement", request.param, results
     # a rank that waits for another hears a TimeoutError long before
-    run(*forked_ranks(*job, ranks=3), seconds=200)
+    run(*forked_ranks(*job, ranks=3))
     return told_by(results)
 
 

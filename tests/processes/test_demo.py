@@ -30,7 +30,7 @@ from demo.cells import check_collection, check_h5ad, write_collection
 from demo.job import Job
 from demo.report import report
 from tests.processes.configurations import CLASSES
-from tests.processes.launch import ROOT, python, run
+from tests.processes.launch import ROOT, SECONDS, python, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() -> None:
-    (done,) = run(python("-m", "demo", "--epochs", 2), seconds=180)
+    (done,) = run(python("-m", "demo", "--epochs", 2))
 
     assert "700 cells: 560 to train on, 140 held out; 2 gloo ranks" in done.stdout
     assert done.stdout.count("✓") == 5
@@ -54,7 +54,7 @@ def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() ->
 
 def wait_for(what: Callable[[], object]) -> bool:
     """Whether something comes true in time."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + SECONDS
     while not (came := what()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return bool(came)
@@ -78,7 +78,6 @@ def ports(processes: list[psutil.Process]) -> list[str]:
     ]
 
 
-@pytest.mark.timeout(400)  # what it waits for has limits of its own
 @pytest.mark.parametrize(("end", "ranks"), [(signal.SIGKILL, 2), (signal.SIGTERM, 1)])
 def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_however_it_is_ended(
     end: signal.Signals, ranks: int, tmp_path: Path
@@ -103,7 +102,7 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
         assert len(started) > ranks
         assert set(ports(started)) == {"127.0.0.1"}
         job.send_signal(end)
-        assert job.wait(90) != 0
+        assert job.wait(SECONDS) != 0
         assert wait_for(lambda: not any(map(runs, started)))
         # torch keeps a cache of its own, for every process of a user
         assert wait_for(lambda: {left.name.partition("_")[0] for left in folder.iterdir()} <= {"torchinductor"})
@@ -116,7 +115,7 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
 def test_the_demo_trains_on_virtual_ranks_and_on_a_collection_which_it_leaves_as_it_was(collection: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
     options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--virtual-ranks", 4, "--epochs", 1]
-    (done,) = run(python("-m", "demo", *options), seconds=180)
+    (done,) = run(python("-m", "demo", *options))
 
     assert "1 gloo ranks that run 4 virtual ones" in done.stdout
     assert done.stdout.count("✓") == 5

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SECONDS = 200  # the limit for the job, which takes up to a third of that on a busy machine
-pytestmark = pytest.mark.timeout(SECONDS + 40)
 
 EPOCH, DIED_AT = DIES_IN
 # else the ranks that are started again find the addresses of those before them: gloo puts them where the agents meet
@@ -55,7 +53,7 @@ def test_after_a_machine_is_gone_the_ranks_that_are_left_go_on_from_the_checkpoi
         )
         for ranks, conf in ((2, f"is_host=true,{times}"), (1, f"is_host=false,{times}"))
     )
-    run(staying, going, seconds=SECONDS, environments=[STORE, STORE], expect=[0, -signal.SIGKILL])
+    run(staying, going, environments=[STORE, STORE], expect=[0, -signal.SIGKILL])
 
     steps = steps_of(folder)
     before = [step for step in steps if step.world_size == WORLD_SIZE]

@@ -36,7 +36,7 @@ SHARED = {
 def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     """What each process told."""
     results = tmp_path_factory.mktemp("results")
-    run(*forked_ranks("-m", "tests.processes.job_jax_meshes", collection, results, ranks=2), seconds=200)
+    run(*forked_ranks("-m", "tests.processes.job_jax_meshes", collection, results, ranks=2))
     return told_by(results)
 
 

@@ -22,7 +22,7 @@ def ranks(request: pytest.FixtureRequest, collection: Path, tmp_path_factory: py
     folder = tmp_path_factory.mktemp("results")
     n_ranks, *_, framework = request.param.split()
     job = "-m", "tests.processes.job_launch", framework, collection, folder
-    run(*forked_ranks(*job, ranks=int(n_ranks)), seconds=180)
+    run(*forked_ranks(*job, ranks=int(n_ranks)))
     return told_by(folder)
 
 

@@ -11,8 +11,6 @@ from tests.processes.launch import forked_ranks, run
 from tests.processes.told import told_by
 from tests.samplers import flat
 
-pytestmark = pytest.mark.timeout(500)
-
 #: For each dist_info, the rank of each process: (0, 0), (0, 1), (1, 0) and (1, 1) of the mesh.
 RANKS = {
     "torch": [0, 1, 2, 3],
@@ -33,7 +31,7 @@ RANKS = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each of four ranks told."""
     results = tmp_path_factory.mktemp("results")
-    run(*forked_ranks("-m", "tests.processes.job_mesh", results, ranks=4), seconds=200)
+    run(*forked_ranks("-m", "tests.processes.job_mesh", results, ranks=4))
     return told_by(results)
 
 

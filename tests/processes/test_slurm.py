@@ -23,8 +23,6 @@ from tests.samplers import batches, job
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 300  # on a busy machine; it takes a tenth of that
-pytestmark = pytest.mark.timeout(2 * SECONDS)
 
 FOLDER = ROOT / "examples" / "slurm"
 SCRIPT = "examples/slurm/train.py"
@@ -88,7 +86,7 @@ def run_and_signal(
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run commands, and send a signal to the first process of those when ranks have made some more steps."""
     with ThreadPoolExecutor(1) as threads:
-        jobs = threads.submit(run, *commands, seconds=SECONDS, **options)
+        jobs = threads.submit(run, *commands, **options)
         enough = n_steps(rows) + 60  # more than an epoch
         while n_steps(rows) < enough and not jobs.done():
             time.sleep(0.02)

@@ -11,6 +11,7 @@ import pytest
 
 from annbatch_distributed import Rank
 from tests.processes.configurations import GOOD, N_OBS
+from tests.processes.launch import SECONDS
 from tests.samplers import batches
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def test_passes_and_samplers_sent_in_mid_pass_go_on_alike_in_a_spawned_process(
     rest = spawned.submit(list, begun)
     following = spawned.submit(sampler.sample, N_OBS)
 
-    assert done + batches(rest.result(timeout=150)) == whole
+    assert done + batches(rest.result(timeout=SECONDS)) == whole
     assert done + batches(begun) == whole  # here too, as if it had not been sent
-    there = batches(spawned.submit(list, following.result(timeout=150)).result(timeout=150))
+    there = batches(spawned.submit(list, following.result(timeout=SECONDS)).result(timeout=SECONDS))
     assert there == batches(sampler.sample(N_OBS))

@@ -31,7 +31,7 @@ def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
     error, verdict = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     script = f"import os; os.chdir({str(tmp_path)!r})\n{script}"
     (tmp_path / "train.py").write_text(script)
-    failed = run(*forked_ranks(tmp_path / "train.py", ranks=2), seconds=180, expect=1)
+    failed = run(*forked_ranks(tmp_path / "train.py", ranks=2), expect=1)
     assert all(error in process.stderr for process in failed)
 
     shown = re.findall(r"```console\n\$ annbatch-distributed (.*)\n((?:(?!```).*\n)*)```", PAGE)
@@ -44,5 +44,5 @@ def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
         assert rest or printed == lines
 
     (tmp_path / "train.py").write_text(script.replace("loader.set_epoch(3)\n", resume))
-    done = run(*forked_ranks(tmp_path / "train.py", ranks=2), seconds=180)
+    done = run(*forked_ranks(tmp_path / "train.py", ranks=2))
     assert all(verdict.strip() in process.stdout for process in done)

@@ -20,7 +20,7 @@ def test_the_torchrun_example_trains_on_some_donors_and_counts_every_cell_of_the
 ) -> None:
     script = "-m", "tests.processes.logging_rows", tmp_path, "examples/torchrun_ddp.py"
     options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d4", "--epochs", 2
-    (done,) = run(torchrun(*script, *options, ranks=2), seconds=180)
+    (done,) = run(torchrun(*script, *options, ranks=2))
 
     is_labelled, is_held_out = LABELS.codes >= 0, np.isin(DONORS, ["d1", "d4"])
     trained_on, held_out = (np.flatnonzero(is_labelled & of).tolist() for of in (~is_held_out, is_held_out))
@@ -34,5 +34,5 @@ def test_the_torchrun_example_trains_on_some_donors_and_counts_every_cell_of_the
 
 def test_the_torchrun_example_names_the_donors_that_there_are(collection: Path) -> None:
     options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d7"
-    for done in run(*forked_ranks("examples/torchrun_ddp.py", *options, ranks=2), seconds=90, expect=1):
+    for done in run(*forked_ranks("examples/torchrun_ddp.py", *options, ranks=2), expect=1):
         assert "--hold-out: no cell's donor is d7; choose from d0, d1, d2, d3, d4" in done.stderr

@@ -13,8 +13,6 @@ from tests.processes.launch import forked_ranks, run
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 150
-pytestmark = pytest.mark.timeout(3 * SECONDS)
 
 #: The step after which a rank is killed.
 STOP_AT = 6
@@ -26,7 +24,7 @@ def test_after_a_rank_was_killed_another_number_of_ranks_goes_on_with_the_same_l
     def train(name: str, ranks: int, stop_at: int = 0, expect: int | list[int] = 0) -> Path:
         (tmp_path / name).mkdir(exist_ok=True)
         job = "-m", "tests.processes.job_virtual", collection, tmp_path / name, stop_at
-        run(*forked_ranks(*job, ranks=ranks), seconds=SECONDS, expect=expect)
+        run(*forked_ranks(*job, ranks=ranks), expect=expect)
         return tmp_path / name / "losses.json"
 
     uninterrupted = json.loads(train("whole", 4).read_text())
