@@ -9,6 +9,7 @@ under a launcher. Here the launcher is this process, and it started a single ran
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ from tests.processes.launch import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# where there is a GPU, too, tests and their processes are of CPUs, some of them of several that JAX makes up
+os.environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 #: What is left out where nothing is named.
 LONG = ["docs/frameworks", "tests/frameworks", "tests/libraries", "tests/processes"]
