@@ -25,6 +25,7 @@ from tests.loaders import numbered, rows
 from tests.meeting import agreement
 from tests.samplers import flat, repeats
 from tests.stores import Counting
+from tests.workers import as_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -105,13 +106,15 @@ def test_it_is_an_annbatch_loader_with_the_sampler_where_frameworks_look() -> No
     assert made.state_dict()["epoch"] == 3
 
 
-def test_reading_ahead_leaves_the_gpu_to_the_thread_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_left_to_the_thread_and_the_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(self: Any, **_: Any) -> None:
         self._preload_to_gpu = True  # which takes a GPU and its libraries
 
     monkeypatch.setattr(Loader, "__init__", init)
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2))
-    StatefulLoader(batch_sampler=sampler)
+    made = StatefulLoader(batch_sampler=sampler)
+    with as_worker(1, 2), pytest.raises(ValueError, match=r"A worker of a DataLoader .* Pass preload_to_gpu=False"):
+        iter(made)
     with pytest.raises(ValueError, match=r"read_ahead=1 reads in a thread, .* Pass preload_to_gpu=False"):
         StatefulLoader(batch_sampler=sampler, read_ahead=1)
 

@@ -231,10 +231,16 @@ class StatefulLoader(PlannedLoader):
         Raises
         ------
         ValueError
-            If the mask has the names of the cells in another order, or a state is of other data sets.
+            If the mask has the names of the cells in another order, a state is of other data sets, or a worker of a
+            ``DataLoader`` would read with ``preload_to_gpu=True``.
         RuntimeError
             While iterating, if another pass was begun since.
         """
+        if current_worker() is not None and preloads_to_gpu(self):
+            raise ValueError(
+                "A worker of a DataLoader reads with preload_to_gpu=True, and torch can't pass on from one process to "
+                "another what cupy has on the GPU. Pass preload_to_gpu=False, and move batches in the training step."
+            )
         self._check_cells()
         # whoever keeps the states of workers asks for one before the first batch
         self._is_new = True
