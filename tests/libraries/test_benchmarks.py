@@ -45,6 +45,13 @@ def test_the_latency_benchmark_measures_every_number_of_load_requests_at_once() 
     assert all("of annbatch's" in line and "of the ideal" in line for line in lines if line.split()[0] in ways)
 
 
+def test_the_gpu_benchmark_measures_every_way_also_where_there_is_no_gpu() -> None:
+    _, _, *lines = lines_of("gpu.py", "--small")
+    ways = ["annbatch, preload_to_gpu=False", "ours, preload_to_gpu=False", "ours, read_ahead=1"]
+    assert [line.split("  ")[0] for line in lines] == ways
+    assert all("of annbatch's" in line and "of the ideal" in line for line in lines)
+
+
 def test_the_holes_benchmark_compares_every_way_to_read_what_was_selected() -> None:
     title, *lines = lines_of("holes.py", "--small")
     assert title.startswith("6e+03 cells")
