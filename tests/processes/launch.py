@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 #: Whatever takes longer hangs: a machine that does much else takes several times what an idle one does.
-SECONDS = 600
+SECONDS = 900
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
