@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# where there is a GPU, too, tests and their processes are of CPUs, some of them of several that JAX makes up
+# tests run on CPUs, also on a machine with a GPU; for some, JAX makes up several CPUs
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 #: What is left out where nothing is named.

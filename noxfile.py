@@ -145,7 +145,7 @@ def annbatch_next(session: nox.Session) -> None:
 def thorough(session: nox.Session) -> None:
     """Run all tests, or those that are named, with 1,000 examples of each law, which takes long."""
     sync(session, "--all-extras", "--group=test")
-    # a law may take an hour then
+    # a law may take an hour then; a test that says how long it may take means it all the same
     session.run("python", *PYTEST, "--all", "--timeout=3600", *session.posargs, env={"HYPOTHESIS_PROFILE": "thorough"})
 
 

@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import anndata as ad
-import numpy as np
-import scipy.sparse as sp
 import torch
 import zarr
 from annbatch import DatasetCollection, Loader
@@ -33,6 +31,7 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from benchmarks.end_to_end import make
+from benchmarks.libraries.cells import matrix
 
 SIZES = 64, 32, 256
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,8 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, file, path = (Path(folder) / name for name in ("cells.npz", "cells.h5ad", "cells.zarr"))
         make("sparse", n_obs, source)
-        made = np.load(source)
-        ad.AnnData(sp.csr_matrix((made["data"], made["indices"], made["indptr"]), shape=made["shape"])).write_h5ad(file)
+        ad.AnnData(matrix(source)).write_h5ad(file)
         DatasetCollection(path).add_adatas([file])
         for width in widths:
             measure(DatasetCollection(path, mode="r"), width, repeats)

@@ -318,6 +318,7 @@ def everything(source: Any) -> list[Any]:
     return [state, sampler.epoch, sampler.batches_done, plan, passes, held]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("make", [random, loader])
 def test_a_damaged_state_leaves_all_as_it_was(make: Any, strict: bool) -> None:
@@ -388,6 +389,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("options", "state", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 @pytest.mark.parametrize("make", [random, loader])
 def test_a_state_that_cannot_be_gone_on_with_is_refused_when_it_is_loaded_and_leaves_all_as_it_was(

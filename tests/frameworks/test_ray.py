@@ -24,7 +24,7 @@ N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two
 def ray_folder() -> Iterator[Path]:
     """Folder that Ray's processes have in their command lines; what is left of them in the end is an error."""
     # not tmp_path, whose name is too long for a socket
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, none_left(folder, seconds=120):
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, none_left(folder, seconds=60):
         yield Path(folder)
 
 

@@ -56,6 +56,7 @@ def test_a_library_that_fails_is_an_error_and_nobody_waits() -> None:
         libraries.run("torch", "resume", 1_000, 64, 1, 64, 0, 2, 3)
 
 
+@pytest.mark.timeout(300)  # others would give up after libraries.SECONDS, with the same error
 def test_a_rank_that_is_lost_is_an_error_and_nobody_waits(tmp_path: Path) -> None:
     with libraries.Ranks("annbatch", "serve", tmp_path, "shared", 64, 16, 256, world_size=2) as job:
         job._processes[1].kill()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 #: Whatever takes longer hangs: a machine that does much else takes several times what an idle one does.
 SECONDS = 900
+#: What is to end early has ended by then: ranks that wait for others give up by themselves after 300 seconds.
+EARLY = 240
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
@@ -122,7 +124,9 @@ def run(
     environments: Sequence[Mapping[str, str]] = (),
     expect: int | Sequence[int] = 0,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run commands side by side, and return how each went; after `SECONDS`, end them, and say what they had printed.
+    """Run commands side by side, and return how each went.
+
+    After `SECONDS`, or `EARLY` where one is to fail, they are ended, and an error says what they had printed.
 
     Parameters
     ----------
@@ -148,7 +152,7 @@ def run(
                 commands, environments or [{}] * len(commands), outputs, strict=True
             )
         ]
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + (EARLY if any(codes) else SECONDS)
         try:
             while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
                 if any(process.poll() not in {None, code} for process, code in zip(processes, codes, strict=True)):

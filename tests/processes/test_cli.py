@@ -13,7 +13,7 @@ import psutil
 
 from annbatch_distributed.cli import check, main
 from tests.processes import cli_ranks
-from tests.processes.launch import ROOT, SECONDS, python
+from tests.processes.launch import ROOT, python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,8 +68,8 @@ def wait_for_end(parent: psutil.Popen, number: signal.Signals) -> tuple[int, str
             assert parent.poll() is None, parent.communicate()
             time.sleep(0.02)
         parent.send_signal(number)
-        out, err = parent.communicate(timeout=SECONDS)  # its server may still import libraries
-        _, left = psutil.wait_procs(ranks, timeout=SECONDS)
+        out, err = parent.communicate(timeout=150)  # its server may still import libraries
+        _, left = psutil.wait_procs(ranks, timeout=90)
         assert not left
         return parent.returncode, out, err
     finally:

@@ -30,7 +30,7 @@ from demo.cells import check_collection, check_h5ad, write_collection
 from demo.job import Job
 from demo.report import report
 from tests.processes.configurations import CLASSES
-from tests.processes.launch import ROOT, SECONDS, python, run
+from tests.processes.launch import EARLY, ROOT, python, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() ->
 
 def wait_for(what: Callable[[], object]) -> bool:
     """Whether something comes true in time."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + EARLY
     while not (came := what()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return bool(came)
@@ -102,7 +102,7 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
         assert len(started) > ranks
         assert set(ports(started)) == {"127.0.0.1"}
         job.send_signal(end)
-        assert job.wait(SECONDS) != 0
+        assert job.wait(EARLY) != 0
         assert wait_for(lambda: not any(map(runs, started)))
         # torch keeps a cache of its own, for every process of a user
         assert wait_for(lambda: {left.name.partition("_")[0] for left in folder.iterdir()} <= {"torchinductor"})
