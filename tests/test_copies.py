@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler
 
-from annbatch_distributed.copies import SHARED_BYTES, first_generator, private_copy
+from annbatch_distributed.wrapped import SHARED_BYTES, first_generator, private_copy
 from tests.samplers import Locked, MaskBlind, Uncopyable
 
 

@@ -21,8 +21,7 @@ import torch
 from annbatch.samplers import ClassSampler, RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.copies import private_copy
-from annbatch_distributed.fingerprint import fingerprint
+from annbatch_distributed.wrapped import fingerprint, private_copy
 from tests.samplers import MaskBlind
 
 if TYPE_CHECKING:

@@ -16,40 +16,19 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Highest first: a room imports from itself and from those below it.
 ROOMS = [
-    *(
-        "cli",
-        "integrations",
-        "loader",
-        "sampler",
-        "job",
-        "checks",
-        "planner",
-        "arguments",
-        "counts",
-        "passes",
-        "stream",
-    ),
-    *("replay", "requests", "fingerprint", "known", "copies", "callers", "randomness", "plan", "report"),
-    *("progress", "state", "ranks", "lanes", "sharding", "masks", "rows", "names", "integers"),
+    *("cli", "integrations", "loader", "sampler", "job", "checks", "picture", "report", "planner", "progress"),
+    *("state", "stream", "config", "plan", "wrapped", "callers", "ranks", "lanes", "sharding", "masks", "rows"),
 ]
 #: What knows neither samplers nor what frameworks make of batches.
-PURE = ["checks", "plan", "ranks", "sharding"]
+PURE = ["lanes", "masks", "ranks", "rows", "sharding"]
 ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in PURE)]
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports at run time, at the top or in a function."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = [ast.Pass()]
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    """Names in this package that a module imports at the top, where order matters."""
+    nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+    names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+    return {name for name in names if name.startswith("annbatch_distributed.")}
 
 
 def loaded(*statements: str) -> list[set[str]]:
@@ -59,27 +38,16 @@ def loaded(*statements: str) -> list[set[str]]:
     return [set(json.loads(line)) for line in run.stdout.splitlines()]
 
 
-def test_every_module_is_in_a_room() -> None:
-    entries = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py") and not path.stem.startswith("__")}
-    assert entries == set(ROOMS)
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_from_itself_and_from_those_below(room: str) -> None:
-    files = [PACKAGE / f"{room}.py"] if (PACKAGE / f"{room}.py").exists() else [*(PACKAGE / room).rglob("*.py")]
-    assert files
-    above = ROOMS[: ROOMS.index(room)]
-    for file in files:
-        names = [name.split(".")[1] for name in imported(file) if name.startswith("annbatch_distributed.")]
+def test_rooms_import_from_rooms_below() -> None:
+    """A module imports at the top from its own room and from rooms further down only."""
+    homes = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+    homes = {path: room for path, room in homes.items() if not room.startswith("_")}
+    assert set(homes.values()) == set(ROOMS)
+    for path, room in homes.items():
+        names = {name.split(".")[1] for name in imported(path)}
         # a public name is in the room that it is imported from
-        own = {annbatch_distributed._HOMES.get(name, name).partition(".")[0] for name in names}
-        assert not own & set(above), f"{file} imports from above"
-
-
-def test_the_search_for_imports_finds_them() -> None:
-    assert "annbatch.abc.Sampler" in imported(PACKAGE / "sampler.py")
-    assert "torch.distributed" in imported(PACKAGE / "ranks" / "torch.py")
-    assert not any("collections.abc" in name for name in imported(PACKAGE / "sampler.py"))
+        below = {annbatch_distributed._HOMES.get(name, name).partition(".")[0] for name in names}
+        assert not below & set(ROOMS[: ROOMS.index(room)]), path
 
 
 def test_arithmetic_loads_neither_annbatch_nor_a_framework() -> None:

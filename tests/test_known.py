@@ -10,17 +10,17 @@ import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.fingerprint import fingerprint
-from annbatch_distributed.known import (
+from annbatch_distributed.rows import Rows
+from annbatch_distributed.wrapped import (
     SETTINGS,
     chunk_size,
+    fingerprint,
     is_annbatchs_own,
     localize,
     n_draws,
     needs_global_rows,
     settings,
 )
-from annbatch_distributed.rows import Rows
 from tests.samplers import MaskBlind, batches, flat, job, request_rows
 
 if TYPE_CHECKING:

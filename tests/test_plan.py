@@ -30,7 +30,7 @@ from tests.strategies import POLICIES
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.plan import Remainder
+    from annbatch_distributed.lanes import Remainder
 
 
 def made(window: Rows, remainder: Remainder, world_size: int, batch_size: int | None, **options: Any) -> EpochPlan:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.requests import LONGEST_HOLE, Request, bounds_of, concatenated, rows_of
+from annbatch_distributed.stream import LONGEST_HOLE, Request, bounds_of, concatenated, rows_of
 from tests.samplers import batches, flat, repeats
 
 

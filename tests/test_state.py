@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from annbatch_distributed.lanes import Worker
-from annbatch_distributed.state import Position, Segment, differences, from_state, to_state
+from annbatch_distributed.lanes import Segment, Worker
+from annbatch_distributed.state import Position, differences, from_state, to_state
 
 #: As a file would have it, written by hand.
 STATE: dict[str, Any] = {

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annbatch_distributed.checks.tally import Tally
+    from annbatch_distributed.checks.agreement import Tally
     from annbatch_distributed.loader import MixedLoader, StatefulLoader, sizes
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
@@ -44,7 +44,7 @@ _HOMES = {
     "DistributedSampler": "sampler",
     "EpochPlan": "plan",
     "Rows": "rows",
-    "Tally": "checks.tally",
+    "Tally": "checks.agreement",
 }
 
 

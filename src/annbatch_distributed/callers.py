@@ -13,8 +13,6 @@ from typing import Any
 
 from annbatch.samplers import DistributedSampler
 
-__all__ = ["calling_trainer", "check_not_dispatched", "check_not_skipped", "check_not_within_annbatchs"]
-
 _ACCELERATE = "accelerate.data_loader"
 _TRAININGS = "lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop"
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,22 +18,20 @@ from typing import TYPE_CHECKING, Any, Self
 import annbatch
 import numpy as np
 
-from annbatch_distributed.arguments import open_ended
-from annbatch_distributed.checks import Description, Reading
-from annbatch_distributed.integers import BOUND, integer, integers
-from annbatch_distributed.masks import resolve_mask
-from annbatch_distributed.names import check_names, names_of
-from annbatch_distributed.passes import Pass
-from annbatch_distributed.planner import Planner, check_segments
+from annbatch_distributed.checks import Description, Reading, Tally
+from annbatch_distributed.config import Arguments, open_ended
+from annbatch_distributed.lanes import Lane, Worker
+from annbatch_distributed.masks import AnyMask, check_names, resolve_mask
+from annbatch_distributed.plan import Classes, EpochPlan
+from annbatch_distributed.planner import Planner, StepSelection, check_segments, rows_at
 from annbatch_distributed.progress import Begun, Progress
-from annbatch_distributed.ranks import Deferred, deferred
+from annbatch_distributed.ranks import Deferred, Membership, deferred
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
-from annbatch_distributed.replay import rows_at
-from annbatch_distributed.requests import bounds_of
-from annbatch_distributed.rows import Rows
+from annbatch_distributed.rows import BOUND, Rows, integer, integers, names_of
 from annbatch_distributed.state import (
     MOST_LEFT_OUT,
+    Identity,
     LeftOut,
     Position,
     check_identity,
@@ -39,24 +39,11 @@ from annbatch_distributed.state import (
     from_state,
     to_state,
 )
+from annbatch_distributed.stream import Pass, bounds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
     import pandas as pd
 
-    from annbatch_distributed.arguments import Arguments
-    from annbatch_distributed.checks import Tally
-    from annbatch_distributed.counts import Classes
-    from annbatch_distributed.lanes import Lane, Worker
-    from annbatch_distributed.masks import AnyMask
-    from annbatch_distributed.plan import EpochPlan
-    from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.replay import Steps
-    from annbatch_distributed.state import Identity
-
-__all__ = ["Job", "warn"]
 
 #: Warnings point at the code that called this package, directly or by annbatch's Loader.
 _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
@@ -288,7 +275,9 @@ class Job:
                         "epoch, with a mask without them."
                     )
 
-    def rows_of(self, n_obs: int, steps: Steps, ranks: int | Sequence[int] | None, epoch: int | None) -> pd.DataFrame:
+    def rows_of(
+        self, n_obs: int, steps: StepSelection, ranks: int | Sequence[int] | None, epoch: int | None
+    ) -> pd.DataFrame:
         """Return which rows each rank has read, or will read, in some steps of an epoch."""
         import pandas as pd
 

@@ -16,16 +16,15 @@ stretch, so that a load request is read by one of them; of a sampler that keeps 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+#: What becomes of rows, or batches, that don't divide evenly.
+type Remainder = Literal["drop", "keep", "exact", "pad"]
 
-    from annbatch_distributed.plan import Remainder
-
-__all__ = ["Lane", "Numbers", "Segment", "SharedStep", "Worker", "each_segment"]
+POLICIES: tuple[Remainder, ...] = get_args(Remainder.__value__)
 
 #: Numbers of batches, in the order in which they are read.
 type Numbers = tuple[range, ...]

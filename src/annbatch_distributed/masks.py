@@ -1,7 +1,9 @@
 """Masks: the rows to be shared out, before the number of rows of the collection is known.
 
 1. ``resolve_mask`` checks what can be checked without the collection, and fills in what a slice leaves open.
-2. ``Mask.window`` holds it against the number of rows, which is known later.
+2. ``Mask.window`` compares it with the number of rows, which is known later.
+3. ``check_names`` compares the index of a pandas Series with the names of the cells. Values are always taken by
+   position, and annbatch shuffles cells when it writes them: names in another order would silently select other cells.
 """
 
 from __future__ import annotations
@@ -13,17 +15,47 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from annbatch_distributed.integers import BOUND, integer
-from annbatch_distributed.names import names_of
-from annbatch_distributed.rows import Rows
+from annbatch_distributed.rows import BOUND, IntArray, Rows, integer, names_of
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    import pandas as pd
 
-    from annbatch_distributed.rows import IntArray
 
-__all__ = ["ALL", "AnyMask", "Mask", "resolve_mask"]
+def check_names(what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]]) -> None:
+    """Raise a ValueError unless the names of values are those of the cells of all data sets, in their order.
+
+    Names that repeat are compared one by one too. Another number of names is for others to find.
+    """
+    if len(names) != sum(map(len, cells)):
+        return
+    first = 0
+    for own in cells:
+        given = names[first : first + len(own)]
+        if not given.equals(own):
+            place = int(np.flatnonzero(np.asarray(given, dtype=object) != np.asarray(own, dtype=object))[0])
+            raise ValueError(_difference(what, names, cells, first + place, given[place], own[place]))
+        first += len(own)
+
+
+def _difference(
+    what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]], row: int, given: object, own: object
+) -> str:
+    known = cells[0].append(list(cells[1:]))
+    foreign = names[~names.isin(known)]
+    if len(foreign):
+        problem = f"have {len(foreign):,} names that no cell of the collection has, {foreign[0]!r} first"
+    else:
+        problem = "have the names of the collection's cells in another order"
+    if known.has_duplicates or names.has_duplicates:
+        remedy = f"Names repeat, so make {what} of collection.obs() itself"
+    else:
+        remedy = f"Take them by name: {what}.reindex(collection.obs().index)"
+    return (
+        f"The values of {what} {problem}: row {row} of the collection is {own!r}, and {what} has {given!r} there. "
+        f"{remedy}; or, if they are right by position, pass {what}.to_numpy()."
+    )
 
 
 class _Values(Protocol):

@@ -11,19 +11,13 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from annbatch_distributed.lanes import Worker
+from annbatch_distributed.lanes import Lane, Worker
 from annbatch_distributed.ranks.worker import base_seed, current_worker, n_started, note_started
 from annbatch_distributed.state import Position
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from annbatch_distributed.lanes import Lane
-
-__all__ = ["Begun", "Progress"]
 
 
 @dataclass(eq=False)

@@ -2,28 +2,85 @@
 
 A window, a shard, the rows lost in an epoch: all are rows in some order. Position ``p`` of ``Rows`` (a *local* row) is
 its ``p``-th row (a *global* row). Every operation costs in the number of ranges, never in the rows.
+
+Integers from users are checked here too: Python and numpy accept a bool as an integer, truncate a float, and wrap a
+large unsigned number to a negative one. As rows, those would silently be different rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
+from numbers import Integral
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.integers import BOUND, integer, integers
-from annbatch_distributed.names import names_of
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Int64Array", "IntArray", "Rows", "cut_at_multiples", "mixed_sum", "whole_chunks_first"]
+    import pandas as pd
 
 type IntArray = npt.NDArray[np.integer[Any]]
 type Int64Array = npt.NDArray[np.int64]
+
+
+#: Rows are counted in words of 64 bits, one of them for the sign.
+BOUND = 2**63
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: ``1 row``, ``10,906 rows``, ``2 batches``."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
+    """Return an integer of any type as Python's; a bool is none. ``name`` is what a message calls it.
+
+    A TypeError if it is no integer; a ValueError if it is below ``least``, or not ``below``.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}.")
+    number = int(value)
+    if (least is not None and number < least) or (below is not None and number >= below):
+        # an integer of thousands of digits has no text in Python
+        got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"
+        raise ValueError(f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}.")
+    return number
+
+
+def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:
+    """Return integers in an array, a list, a range or a pandas Series as an array of 64 bits of the same shape.
+
+    ``name`` is the beginning of messages. A TypeError if they are not integers (an empty array may be of any type), a
+    ValueError if 64 bits don't hold them, an IndexError if they are not all within ``[0, below)``.
+    """
+    if not (isinstance(values, list | tuple | range) or hasattr(values, "__array__")):
+        raise TypeError(_no_array(name, values))
+    try:
+        array: npt.NDArray[Any] = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise TypeError(_no_array(name, values)) from None
+    if not array.size:
+        return array.astype(np.int64)
+    if array.dtype.kind == "b":
+        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, see Rows.where(mask).")
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name} must be integers, got {array.dtype}. If they are whole numbers, convert them with astype(int)."
+        )
+    if below is not None and not 0 <= int(array.min()) <= int(array.max()) < below:
+        raise IndexError(f"{name} must be in [0, {below}), got {array.min()} to {array.max()}.")
+    if array.dtype == np.uint64 and int(array.max()) >= BOUND:
+        raise ValueError(f"{name} must be below 2**63, got {array.max()}.")
+    return array.astype(np.int64, copy=False)
+
+
+def _no_array(name: str, values: object) -> str:
+    return f"{name} must be integers in a list or an array, got {shortened(values)} of type {type(values).__name__}."
+
 
 #: How many ranges a text shows, and how many rows are worked out at once.
 _SHOWN, _AT_ONCE = 8, 1 << 20
@@ -402,3 +459,26 @@ def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:
     if n_before > len(ragged):
         whole, ragged = whole.cut(0, len(whole) - size), ragged + whole.cut(len(whole) - size, len(whole))
     return ragged.cut(0, n_before) + whole + ragged.cut(n_before, len(ragged))
+
+
+def names_of(what: str, values: object) -> pd.Index[Any] | None:
+    """Return the names of values that were given for each cell; None if they are by position, as arrays are.
+
+    A Series with the index 0, 1, 2, ... (also of each data set) is by position. ``what`` is what a message calls it. A
+    ValueError if its index numbers rows in another order.
+    """
+    if not all(hasattr(values, name) for name in ("index", "dtype", "to_numpy")):
+        return None
+    names: pd.Index[Any] = values.index  # type: ignore[attr-defined]  # a Series
+    if names.dtype.kind not in "iuf":
+        return names
+    numbers = np.asarray(names)
+    wrong = np.flatnonzero((numbers != np.append(-1, numbers[:-1]) + 1) & (numbers != 0))
+    if len(wrong):
+        place = int(wrong[0])
+        raise ValueError(
+            f"A Series as {what} must have the rows of the collection in their order, and its index, which is compared "
+            f"with 0, 1, 2, ... (in each data set), has {numbers[place]} at place {place}. Don't filter, sort or "
+            "shuffle it. If the index means something else, pass its values with to_numpy()."
+        )
+    return None

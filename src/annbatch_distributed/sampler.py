@@ -6,6 +6,7 @@ This is what users see of it. What it does is in :mod:`job`.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,29 +14,21 @@ import numpy as np
 from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
-from annbatch_distributed.arguments import Arguments, check_wrapped
 from annbatch_distributed.callers import check_not_within_annbatchs
-from annbatch_distributed.integers import BOUND, integer
+from annbatch_distributed.checks import Gather, Tally, Timeout
+from annbatch_distributed.config import Arguments, ShardingName, check_wrapped
 from annbatch_distributed.job import Job, warn
-from annbatch_distributed.ranks import member
-from annbatch_distributed.requests import LONGEST_HOLE
+from annbatch_distributed.lanes import Remainder
+from annbatch_distributed.masks import AnyMask
+from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.planner import StepSelection
+from annbatch_distributed.ranks import Deferred, DistInfo, member
+from annbatch_distributed.rows import BOUND, Rows, integer
+from annbatch_distributed.sharding import Sharding
+from annbatch_distributed.stream import LONGEST_HOLE, Pass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pandas as pd
-
-    from annbatch_distributed.arguments import ShardingName
-    from annbatch_distributed.checks import Gather, Tally, Timeout
-    from annbatch_distributed.masks import AnyMask
-    from annbatch_distributed.passes import Pass
-    from annbatch_distributed.plan import EpochPlan, Remainder
-    from annbatch_distributed.ranks import Deferred, DistInfo
-    from annbatch_distributed.replay import Steps
-    from annbatch_distributed.rows import Rows
-    from annbatch_distributed.sharding import Sharding
-
-__all__ = ["DistributedSampler"]
 
 
 class DistributedSampler(Sampler):
@@ -355,7 +348,7 @@ class DistributedSampler(Sampler):
     n_iters = n_batches  # as scripts for annbatch before 0.3 call it
 
     def rows_of(
-        self, n_obs: int, steps: Steps, ranks: int | Sequence[int] | None = None, epoch: int | None = None
+        self, n_obs: int, steps: StepSelection, ranks: int | Sequence[int] | None = None, epoch: int | None = None
     ) -> pd.DataFrame:
         """Return which rows each rank has read in some steps of an epoch, or will read; nothing is read for it.
 

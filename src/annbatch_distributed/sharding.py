@@ -12,10 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from annbatch_distributed.integers import integer
-from annbatch_distributed.rows import Rows, cut_at_multiples
-
-__all__ = ["Contiguous", "Independent", "Sharding", "Shuffled", "checked_sharding", "name_of", "ordered"]
+from annbatch_distributed.rows import Rows, cut_at_multiples, integer
 
 #: Takes rows, and by name the epoch and the seed, and returns the same rows in another order. What it returns depends
 #: on these alone, so that every rank works out the same.

@@ -33,24 +33,9 @@ from operator import index
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
-from annbatch_distributed.integers import BOUND
 from annbatch_distributed.lanes import Segment, Worker
 from annbatch_distributed.ranks.rank import MOST_RANKS
-
-__all__ = [
-    "MOST_LEFT_OUT",
-    "MOST_SEGMENTS",
-    "Identity",
-    "LeftOut",
-    "Position",
-    "Segment",
-    "bounded",
-    "check_identity",
-    "check_worker",
-    "differences",
-    "from_state",
-    "to_state",
-]
+from annbatch_distributed.rows import BOUND
 
 #: The format of states; a state of a newer one can't be read.
 VERSION = 1

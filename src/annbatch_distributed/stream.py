@@ -1,39 +1,177 @@
-"""A stream: the numbered batches that the wrapped sampler makes of one shard.
+"""From the wrapped sampler to the loader: the load requests of a stream, and of one rank's pass.
+
+A load request says which rows are read at once, as ranges, and which of them each batch has (its splits). annbatch's
+own form is a dict of ``requests`` (slices or an integer array of rows) and ``splits`` (for each batch, positions in the
+rows of the requests). Between a sampler and the loader it is a :class:`Request`.
+
+A stream is the numbered batches that the wrapped sampler makes of one shard:
 
 1. A private copy of the sampler runs on local rows ``[0, len(shard))`` with a generator of its own; it never learns
    which rows of the collection they are. It is run from its beginning, which reads nothing.
-2. What a user's sampler yields is checked, and gets the splits that it left out.
+2. Load requests of a user's sampler are checked, and get splits if they have none.
 3. The number of batches is made the planned one. Under ``"exact"``, a last batch of one row gets one of the batch
    before it, since batch norm, for one, can't train on a single row.
-4. Batches that aren't asked for are left out, and with them the rows that only they need.
-5. Local rows become global ones, and short holes between them are read through.
+4. Batches that aren't due are left out, and with them the rows that only they need.
+5. Local rows become global ones. annbatch reads each run of consecutive rows by itself, and to begin one costs about as
+   much as some dozens of rows: short gaps between rows are read too, and no split points to them.
+
+A pass is what one rank reads: its lane, or the lanes of its virtual ranks, joined batch by batch. It holds all that it
+depends on, so setting another mask or epoch on the sampler changes nothing in it. In a worker of a ``DataLoader``, the
+wrapped sampler runs as if there were no workers. A copied or unpickled pass runs again through the load requests that
+were taken, as a sampler's own generator can't be copied.
+
+Randomness is keyed by (root seed, stream, epoch, pass), which stand next to each other in numpy's seed sequence.
+Nothing is added up, so (seed 0, epoch 1) and (seed 1, epoch 0) differ, and nothing depends on earlier calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
+from annbatch.types import LoadRequest
 
-from annbatch_distributed import known
-from annbatch_distributed.copies import private_copy
-from annbatch_distributed.randomness import generator
-from annbatch_distributed.requests import Request, bounds_of
+from annbatch_distributed import wrapped
+from annbatch_distributed.lanes import Lane, Numbers, SharedStep
+from annbatch_distributed.plan import EpochPlan, Shard, prepared
+from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
+from annbatch_distributed.rows import Int64Array, integer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from annbatch_distributed.lanes import Numbers, SharedStep
-    from annbatch_distributed.plan import EpochPlan, Shard
-    from annbatch_distributed.requests import Split
-    from annbatch_distributed.rows import Int64Array
+def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np.random.Generator:
+    """Return the generator of a pass over one stream; all arguments are integers of at least 0.
 
-__all__ = ["Stream", "prepared"]
+    ``passes`` is the number of passes that were begun since the epoch was set.
+
+    In the first pass of epoch 0 it is, bit for bit, annbatch 0.3.1's ``default_rng([rank, root_seed])``: numpy pads a
+    seed sequence with zeros. Later passes go in as a spawn key, which numpy keeps apart from the rest. Within a job all
+    coordinates give different generators. Root seeds of 2^32 and more take two words of the sequence, so that such a
+    root seed may share a generator with another job's smaller one in a later epoch.
+
+    >>> generator(7, stream=1, epoch=0).random() == np.random.default_rng([1, 7]).random()
+    True
+    >>> generator(0, stream=0, epoch=1).random() == generator(1, stream=0, epoch=0).random()
+    False
+    """
+    for name, value in {"root_seed": root_seed, "stream": stream, "epoch": epoch, "passes": passes}.items():
+        integer(name, value, least=0)
+    key = (passes,) if passes else ()
+    return np.random.default_rng(np.random.SeedSequence([stream, root_seed, epoch], spawn_key=key))
+
+
+type Split = npt.NDArray[np.integer[Any]]
+type Flags = npt.NDArray[np.bool_]
+
+#: How many rows a hole has at most that is read through, if users don't say otherwise: see benchmarks/holes.py.
+LONGEST_HOLE = 64
+
+
+class Request(NamedTuple):
+    """A load request of local or of global rows."""
+
+    starts: Int64Array
+    """Where each range of rows starts, in the order in which they are read."""
+    stops: Int64Array
+    """Where each stops."""
+    splits: Sequence[Split]
+    """For each batch, positions in the rows of the ranges."""
+    are_repeats: Flags | None = None
+    """For each row, whether it is a repeat; None if none is known to be one."""
+    is_narrowed: bool = False
+    """Whether no other load request of the sampler reads what lies between the ranges."""
+
+    def rows(self) -> Int64Array:
+        """Return every row that is read, in order."""
+        return rows_of(self.starts, self.stops)
+
+    def narrowed(self, splits: Sequence[Split]) -> Request:
+        """Return a load request with some batches of this one, or parts of them, that reads only the rows they need."""
+        positions = np.unique(np.concatenate(splits))
+        starts, stops = bounds_of(self.rows()[positions])
+        are_repeats = None if self.are_repeats is None else self.are_repeats[positions]
+        return Request(starts, stops, [np.searchsorted(positions, split) for split in splits], are_repeats, True)
+
+    def read_through(self, are_read: Flags) -> Request:
+        """Return a load request for the same batches that reads some holes as well.
+
+        ``are_read`` says, for each range but the first, whether the hole before it is read; ranges that continue each
+        other are joined then.
+        """
+        if not are_read.any():
+            return self
+        starts, stops = self.starts, self.stops
+        is_first = np.append(True, ~are_read & (starts[1:] != stops[:-1]))
+        lengths = stops - starts
+        stretch_starts, stretch_stops = starts[is_first], stops[np.append(is_first[1:], True)]
+        stretch_lengths = stretch_stops - stretch_starts
+        # where each range begins in what is read, and with that each of its rows
+        places = starts - (stretch_starts - (np.cumsum(stretch_lengths) - stretch_lengths))[np.cumsum(is_first) - 1]
+        places = np.repeat(places - (np.cumsum(lengths) - lengths), lengths)
+        places += np.arange(len(places))
+        are_repeats = self.are_repeats
+        if are_repeats is not None:
+            are_repeats = np.zeros(stretch_lengths.sum(), dtype=np.bool_)
+            are_repeats[places] = self.are_repeats
+        splits = [places[split] for split in self.splits]
+        return Request(stretch_starts, stretch_stops, splits, are_repeats, self.is_narrowed)
+
+    def to_annbatch(self) -> LoadRequest:
+        """Return it as annbatch's ``Loader`` takes it, with a key ``repeated`` where it is known which rows are."""
+        request: dict[str, Any] = {
+            "requests": list(map(slice, self.starts.tolist(), self.stops.tolist())),
+            "splits": list(self.splits),
+        }
+        if self.are_repeats is not None:
+            request["repeated"] = self.are_repeats
+        return cast("LoadRequest", request)
+
+
+def concatenated(requests: Sequence[Request]) -> Request:
+    """Return a load request that has batch k of each of some others, one after the other, as its batch k."""
+    lengths = [int((request.stops - request.starts).sum()) for request in requests]
+    offsets = np.cumsum([0, *lengths]).tolist()
+    moved = [[split + offset for split in request.splits] for request, offset in zip(requests, offsets, strict=False)]
+    are_repeats = None
+    if any(request.are_repeats is not None for request in requests):
+        are_repeats = np.concatenate(
+            [
+                np.zeros(length, dtype=np.bool_) if request.are_repeats is None else request.are_repeats
+                for request, length in zip(requests, lengths, strict=True)
+            ]
+        )
+    return Request(
+        np.concatenate([request.starts for request in requests]),
+        np.concatenate([request.stops for request in requests]),
+        [np.concatenate(splits) for splits in zip(*moved, strict=True)],
+        are_repeats,
+    )
+
+
+def bounds_of(rows: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
+    """Return the starts and stops of the ranges of consecutive rows that some rows are, in order.
+
+    >>> [bounds.tolist() for bounds in bounds_of(np.array([4, 5, 6, 0, 1, 9]))]
+    [[4, 0, 9], [7, 2, 10]]
+    """
+    wide: Int64Array = rows.astype(np.int64, copy=False)
+    first = np.flatnonzero(np.append(True, np.diff(wide) != 1))[: len(wide)]
+    return wide[first], wide[first] + np.diff(first, append=len(rows))
+
+
+def rows_of(starts: Iterable[int], stops: Iterable[int]) -> Int64Array:
+    """Return every row of some half-open ranges, in order."""
+    starts, lengths = np.asarray(starts), np.asarray(stops) - starts
+    rows = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    rows += np.arange(len(rows))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -88,8 +226,8 @@ class Stream:
             requests = sampler._sample(len(shard))
         if not isinstance(requests, Iterable):
             raise TypeError(f"{self._name} must yield load requests for its rows, got {shortened(requests)} instead.")
-        is_trusted = known.is_annbatchs_own(sampler)
-        grid = known.chunk_size(sampler) if type(sampler) is RandomSampler and self.plan.grid is not None else None
+        is_trusted = wrapped.is_annbatchs_own(sampler)
+        grid = wrapped.chunk_size(sampler) if type(sampler) is RandomSampler and self.plan.grid is not None else None
         for given in requests:
             if not is_trusted:
                 request = _checked(given, sampler, len(shard), rng)
@@ -117,25 +255,6 @@ class Stream:
             follows = np.append(request.starts[1:] == request.stops[:-1], False)
             are_read &= (which[1:] == which[:-1]) | follows[which[:-1]]
         return Request(starts, stops, request.splits, are_repeats, request.is_narrowed).read_through(are_read)
-
-
-def prepared(
-    sampler: Sampler, plan: EpochPlan, stream: int, shard: Shard, rng: np.random.Generator | None = None
-) -> Sampler:
-    """Return a private copy of a sampler that runs on the local rows of a stream in the plan's epoch.
-
-    ``rng`` takes the place of its generator. A ValueError if it can't run on these rows.
-    """
-    duplicate = private_copy(sampler, rng)
-    known.localize(duplicate, shard.rows, plan.n_obs)
-    if plan.n_draws is not None:
-        known.set_draws(duplicate, plan.size(stream))
-    # where the generator is worked out instead of held, so that the copy has another one
-    if rng is not None and duplicate.rng is not None and duplicate.rng is not rng:
-        duplicate.rng = rng
-    if callable(set_epoch := getattr(duplicate, "set_epoch", None)):
-        set_epoch(plan.epoch)
-    return duplicate
 
 
 def _aligned(starts: Int64Array, lengths: Int64Array, size: int, n_rows: int) -> tuple[Int64Array, Int64Array]:
@@ -302,3 +421,130 @@ def _selected(requests: Iterable[Request], numbers: Numbers, n_batches: int) -> 
         # whoever has the last batch sees whether the sampler keeps its promise
         if not part and numbers[-1][-1] < n_batches - 1:
             return
+
+
+@dataclass(eq=False)
+class Pass(Iterator[LoadRequest]):
+    """The load requests of one rank for one pass."""
+
+    sampler: Sampler
+    """The wrapped sampler; it is never run, only private copies of it are."""
+    plan: EpochPlan
+    """Every stream's rows and batches in this epoch."""
+    lanes: Sequence[Lane]
+    """What is read, side by side: the lane of a rank, or those of its virtual ranks."""
+    root_seed: int
+    """What the job's randomness begins from."""
+    passes: int
+    """How many passes were begun before, since the epoch was set."""
+    longest_hole: int = 0
+    """How many rows a hole has at most that is read through."""
+    n_taken: int = 0
+    """How many load requests have been taken from this pass."""
+    is_closed: bool = False
+    """Whether the pass was closed, and gives no more load requests."""
+    on_end: Callable[[], None] | None = field(default=None, repr=False)
+    """Called when no load request is left; not by copies."""
+    _requests: Iterator[Request] | None = field(default=None, repr=False)
+
+    def __next__(self) -> LoadRequest:
+        worker = current_worker()
+        try:
+            with worker_info_hidden(worker):
+                if self._requests is None:
+                    self._requests = iter(()) if self.is_closed else islice(self._all_requests(), self.n_taken, None)
+                request = next(self._requests)
+        except StopIteration:
+            if self.on_end is not None and not self.is_closed:
+                self.on_end()
+            raise
+        self.n_taken += 1
+        return request.to_annbatch()
+
+    def close(self) -> None:
+        """End the pass."""
+        self.is_closed, self._requests = True, None
+
+    @property
+    def n_batches(self) -> int:
+        """How many batches there are in all."""
+        return max(map(len, self.lanes))
+
+    def batches(self) -> Iterator[Int64Array]:
+        """Yield the rows of each batch, and read nothing."""
+        for request in self._all_requests():
+            rows = request.rows()
+            yield from (rows[split] for split in request.splits)
+
+    def _all_requests(self) -> Iterator[Request]:
+        """Yield all load requests; what is left out of their batches is read all the same."""
+        if not len(self.plan.left_out):
+            yield from self._joined()
+            return
+        for request in self._joined():
+            is_in = ~self.plan.left_out.contains(request.rows())
+            yield request._replace(splits=[split[is_in[split]] for split in request.splits])
+
+    def _joined(self) -> Iterator[Request]:
+        """Yield the load requests of all lanes together; a lane that has fewer batches is missing in the last ones."""
+        lanes = [self._of_lane(lane) for lane in self.lanes]
+        if len(lanes) == 1:
+            yield from lanes[0]
+            return
+        pending: list[Request | None] = [None] * len(lanes)
+        while True:
+            pending = [
+                next(lane, None) if request is None else request for lane, request in zip(lanes, pending, strict=True)
+            ]
+            n_batches = min((len(request.splits) for request in pending if request is not None), default=0)
+            if not n_batches:
+                return
+            taken = []
+            for lane, request in enumerate(pending):
+                pending[lane] = None
+                if request is not None and len(request.splits) > n_batches:  # the rest is for the next one
+                    pending[lane] = self._part(request, request.splits[n_batches:])
+                    request = self._part(request, request.splits[:n_batches])  # noqa: PLW2901 a part of it
+                if request is not None:
+                    taken.append(request)
+            yield concatenated(taken)
+
+    def _part(self, request: Request, splits: Sequence[Any]) -> Request:
+        """Return a load request for some batches of another one, of global rows."""
+        part = request.narrowed(splits)
+        gaps = part.starts[1:] - part.stops[:-1]
+        return part.read_through((gaps > 0) & (gaps <= self.longest_hole))
+
+    def _of_lane(self, lane: Lane) -> Iterator[Request]:
+        for stream, numbers in self._by_stream(lane.numbers):
+            yield from self._of_stream(stream, numbers)
+        if lane.last is not None:
+            ((stream, numbers),) = self._by_stream((range(lane.last.number, lane.last.number + 1),))
+            yield from self._of_stream(stream, numbers, lane.last)
+
+    def _of_stream(self, number: int, numbers: Numbers, step: SharedStep | None = None) -> Iterator[Request]:
+        stream = Stream(self.sampler, self.plan, number, self.root_seed, self.passes)
+        return stream.requests(numbers, step=step, longest_hole=self.longest_hole)
+
+    def _by_stream(self, numbers: Numbers) -> list[tuple[int, Numbers]]:
+        """Return the streams that some numbers are of, and the numbers of each as it counts them, ascending."""
+        streams: list[tuple[int, list[range]]] = []
+        for part in numbers:
+            while part:
+                stream = self.plan.stream_of(part[0])
+                first, stop = self.plan.first_number(stream), self.plan.first_number(stream + 1)
+                n_here = len(range(part[0], min(part[-1] + 1, stop), part.step))
+                own, part = part[:n_here], part[n_here:]  # noqa: PLW2901 the numbers of other streams
+                local = range(own.start - first, own[-1] + 1 - first, own.step)
+                if streams and streams[-1][0] == stream and streams[-1][1][-1][-1] < local[0]:
+                    streams[-1][1].append(local)
+                else:
+                    streams.append((stream, [local]))
+        return [(stream, tuple(parts)) for stream, parts in streams]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_requests": None, "on_end": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # nothing but the iterator, which a copy leaves out, ever changes in place
+        return copy.copy(self)

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
 from annbatch_distributed.checks import exchange
-from annbatch_distributed.checks.exchange import gather_texts, listed
-from annbatch_distributed.checks.stores import store_of
+from annbatch_distributed.checks.exchange import gather_texts, listed, store_of
 from annbatch_distributed.ranks import resolve
 
 if TYPE_CHECKING:
-    from annbatch_distributed.checks.stores import Store
+    from annbatch_distributed.checks.exchange import Store
 
 NUMBERS = (2, 3, 7, 11)
 SAID = {number: f"I am {number}" for number in NUMBERS}

@@ -57,7 +57,7 @@ def test_ranges_are_mixed_to_what_their_rows_are(monkeypatch: pytest.MonkeyPatch
 def test_a_tally_does_not_depend_on_how_many_rows_are_mixed_at_once(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("annbatch_distributed.checks.tally._AT_ONCE", at_once)
+    monkeypatch.setattr("annbatch_distributed.checks.agreement._AT_ONCE", at_once)
     tally, buffer = Tally(), np.zeros(4, dtype=np.int64)
     for first in range(0, 40, 4):
         buffer[:] = np.arange(first, first + 4)

@@ -19,7 +19,8 @@ from annbatch.io import V1_ENCODING
 from zarr.core.buffer.cpu import Buffer
 from zarr.storage import MemoryStore, ZipStore
 
-from annbatch_distributed.cli import chunks, main
+from annbatch_distributed.cli import main
+from annbatch_distributed.cli.cells import lost_chunks
 from tests.cli.page import PAGE, not_named
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def without(path: Path, copy: Path, *lost: str) -> Path:
 
 def lost(collection: Path | zarr.Group) -> list[str]:
     group = zarr.open_group(collection, mode="r") if isinstance(collection, Path) else collection
-    return chunks.lost(DatasetCollection(group))
+    return lost_chunks(DatasetCollection(group))
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "no values", "first gene", "format 2", "format 3"])

@@ -20,7 +20,7 @@ from tests.processes.configurations import GOOD
 from tests.processes.told import tell
 
 if TYPE_CHECKING:
-    from annbatch_distributed.passes import Pass
+    from annbatch_distributed.stream import Pass
 
 BEGUN: list[int] = []
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from annbatch_distributed.plan import Remainder
+    from annbatch_distributed.lanes import Remainder
 
 SCRIPT = "examples/torchdata_stateful.py"
 

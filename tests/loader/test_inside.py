@@ -16,7 +16,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from annbatch_distributed.loader.inside import options_of, preloads_to_gpu, shapes_of
+from annbatch_distributed.loader._annbatch import options_of, preloads_to_gpu, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
-from annbatch_distributed.loader.turns import turns
+from annbatch_distributed.loader.mixed import turns
 from tests.meeting import agreement, verdict
 
 #: Rows and genes of the sources; on two ranks an epoch has 12, 5 and 30 batches.

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
-from annbatch_distributed.loader.layout import n_rows_of
+from annbatch_distributed.loader._annbatch import n_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

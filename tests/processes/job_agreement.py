@@ -10,7 +10,7 @@ import numpy as np
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, Tally
-from annbatch_distributed.checks.stores import store_of
+from annbatch_distributed.checks.exchange import store_of
 from annbatch_distributed.ranks import Membership, resolve
 from tests.processes.in_job import in_job
 from tests.processes.told import tell

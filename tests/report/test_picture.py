@@ -10,7 +10,7 @@ import pytest
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, EpochPlan, Rank
-from annbatch_distributed.report.picture import Picture
+from annbatch_distributed.picture import Picture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
     import sys
 
     (made,) = plans(100, 2)
-    monkeypatch.delitem(sys.modules, "annbatch_distributed.report.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "annbatch_distributed.picture", raising=False)
     imported = builtins.__import__
 
     def without(name: str, *args: Any) -> Any:

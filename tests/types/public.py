@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from annbatch_distributed.plan import Remainder
+    from annbatch_distributed.lanes import Remainder
 
 
 def lazy_names_are_those_of_their_modules() -> None:

@@ -6,9 +6,7 @@ the stores in which processes meet; of how a pass runs it knows only that one ca
 
 from __future__ import annotations
 
-from annbatch_distributed.checks.agreement import Description, ranks_agree
-from annbatch_distributed.checks.coverage import Reading, epoch_read
+from annbatch_distributed.checks.agreement import Description, Reading, Tally, epoch_read, ranks_agree
 from annbatch_distributed.checks.exchange import Gather, Timeout
-from annbatch_distributed.checks.tally import Tally
 
 __all__ = ["Description", "Gather", "Reading", "Tally", "Timeout", "epoch_read", "ranks_agree"]

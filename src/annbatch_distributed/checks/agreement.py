@@ -1,36 +1,152 @@
-"""Agreement: whether all processes of a job have the same configuration, and which differ in what.
+"""Checks of whether all ranks have the same configuration, and have read what was planned.
 
-1. Each process describes itself by texts and numbers, or says why it can't.
-2. All hear the descriptions of all.
-3. Comparing them is arithmetic, so that all raise the same error, in the same words, or none.
+1. Each process describes itself in strings and numbers, or says why it can't: its configuration, and, at the end of an
+   epoch, what it read, what was planned for it, its part of the plan, and the rows of a part of the window.
+2. All processes receive the descriptions of all.
+3. Comparing them is arithmetic, so all raise the same error, in the same words, or none. What each process read must be
+   what was planned for it, and the plans of all must add up to the window, without dropped rows and with repeats.
+
+Rows are compared by a :class:`Tally`: they are mixed and added up (:func:`rows.mixed_sum`). The sum doesn't depend on
+their order, sums of ranks add up to the job's, and different rows have the same sum with a chance of 2**-64, unless
+they were chosen to.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from importlib import metadata
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from annbatch_distributed.checks.exchange import gather_texts, initialized, listed, seconds_of
+from annbatch_distributed.checks.exchange import Gather, Kind, Timeout, gather_texts, initialized, listed, seconds_of
+from annbatch_distributed.lanes import Lane
+from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.progress import Begun
 from annbatch_distributed.ranks import Membership, Rank
-from annbatch_distributed.state import bounded
+from annbatch_distributed.rows import Int64Array, Rows, counted, integer, integers, mixed_sum
+from annbatch_distributed.state import Position, bounded
+from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from annbatch.abc import Sampler
 
-    from annbatch_distributed.checks.exchange import Gather, Kind, Timeout
-    from annbatch_distributed.plan import EpochPlan
-    from annbatch_distributed.state import Position
+type Values = Mapping[str, int | str | None]
 
-    type Values = Mapping[str, int | str | None]
 
-__all__ = ["Description", "compare", "disagreement", "ranks_agree"]
+#: How many rows are mixed together, since numpy takes as long for a few as for thousands.
+_AT_ONCE = 1 << 14
+
+
+class Tally:
+    """Counts rows, so that they can be compared with those that were planned.
+
+    Parameters
+    ----------
+    n_batches
+        How many batches were counted; tallies of the same rows are equal whatever the batches were.
+    n_rows
+        How many rows, each as often as it was counted.
+    value
+        What tells other rows apart: the sum of all rows, each mixed.
+
+    Raises
+    ------
+    TypeError
+        If one of them is not an integer.
+    ValueError
+        If one is negative, or the value is 2**64 or more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from annbatch_distributed import Tally
+    >>> read, planned = Tally(), Tally()
+    >>> for rows in (np.array([3, 0, 1]), np.array([2, 4])):
+    ...     read.add(rows)
+    >>> planned.add(np.arange(5))
+    >>> read == planned
+    True
+    >>> planned.add(np.array([4]))
+    >>> read == planned
+    False
+    """
+
+    def __init__(self, n_batches: int = 0, n_rows: int = 0, value: int = 0) -> None:
+        self.n_batches = integer("n_batches of a Tally", n_batches, least=0)
+        self.n_rows = integer("n_rows of a Tally", n_rows, least=0)
+        self._value = integer("value of a Tally", value, least=0, below=2**64)
+        self._pending: list[Int64Array] = []
+        self._n_pending = 0
+
+    @property
+    def value(self) -> int:
+        """What tells other rows apart."""
+        if self._pending:
+            self._value = (self._value + mixed_sum(np.concatenate(self._pending))) % 2**64
+            self._pending, self._n_pending = [], 0
+        return self._value
+
+    def add(self, rows: npt.ArrayLike) -> None:
+        """Count the rows of a batch.
+
+        Parameters
+        ----------
+        rows
+            Global rows, in any order and each as often as it was read: ``batch["index"]`` of a loader with
+            ``return_index=True``.
+
+        Raises
+        ------
+        TypeError
+            If they are not integers.
+        ValueError
+            If one is negative, or if they have more than one dimension. The tally is then as it was.
+        """
+        if rows is None:
+            raise TypeError("Rows must be integers, got None: make the loader with return_index=True.")
+        batch = integers("Rows", rows)
+        if batch.ndim != 1:
+            raise ValueError(f"Rows must have one dimension, got shape {batch.shape}: pass batch['index'] as it is.")
+        if batch.size and batch.min() < 0:
+            raise ValueError(f"Rows are counted from 0, got {batch.min()}.")
+        self._pending.append(batch.copy())  # whoever has the batch may change it
+        self._n_pending += batch.size
+        self.n_batches += 1
+        self.n_rows += batch.size
+        if self._n_pending >= _AT_ONCE:
+            self._value = self.value
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the arguments of a Tally that is equal, as numbers that JSON can hold."""
+        return {"n_batches": self.n_batches, "n_rows": self.n_rows, "value": self.value}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tally):
+            return NotImplemented
+        return (self.n_rows, self.value) == (other.n_rows, other.value)
+
+    __hash__ = None  # type: ignore[assignment]  # it goes on counting
+
+    def __add__(self, other: Tally) -> Tally:
+        if not isinstance(other, Tally):
+            return NotImplemented
+        value = (self.value + other.value) % 2**64
+        return Tally(self.n_batches + other.n_batches, self.n_rows + other.n_rows, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tally, tuple(self.to_dict().values())
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={number}" for name, number in self.to_dict().items()).join(("Tally(", ")"))
+
 
 #: What the rows, their order and what is read of them follow from, besides settings.
 _LIBRARIES = "annbatch-distributed", "annbatch", "anndata", "numpy", "zarr"
@@ -237,3 +353,156 @@ def _grouped[T](values: Mapping[int, T]) -> dict[T, list[int]]:
     for name, value in values.items():
         groups[value].append(name)
     return dict(groups)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a process says of its epoch."""
+
+    description: Description
+    """Who it is, what all processes must have the same, and its tallies, which all are sent."""
+    plan: EpochPlan
+    """The plan of all."""
+
+    @classmethod
+    def of(
+        cls,
+        description: Description,
+        last: Begun | None,
+        read: Tally,
+        plan: EpochPlan,
+        *,
+        sampler: Sampler,
+        lanes: Sequence[Lane],
+        own: range,
+        root_seed: int,
+    ) -> Self:
+        """Return what a rank says of the pass that it began last, by a plan, with the wrapped sampler and a root seed.
+
+        ``lanes`` is what each lane of the job had to read, and ``own`` which of them are the rank's, several if they
+        are virtual ranks. A ValueError or a TypeError if it isn't known what was planned or read.
+        """
+        if last is None:
+            raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
+        if last.n_obs != plan.n_obs:
+            raise ValueError(f"n_obs must be that of the last pass, {last.n_obs}, got {plan.n_obs}")
+        if not isinstance(read, Tally):
+            raise TypeError(f"read must be a Tally, got {read!r}")
+        # imported here, since what only compares texts needs no annbatch
+        from annbatch_distributed.stream import Pass
+        from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
+
+        run = partial(Pass, sampler, root_seed=root_seed, passes=last.position.passes)
+        whole, leaves_out = replace(plan, left_out=Rows()), len(plan.left_out) > 0
+        own_lanes, is_resumed = [lanes[lane] for lane in own], last.position.resumes
+        # a resumed epoch may have more or fewer streams than there are lanes
+        streams = [stream for stream in range(plan.world_size) if stream % len(lanes) in own]
+        share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
+        share.n_batches = max(map(len, own_lanes))
+        has_draws = n_draws(sampler, share.n_rows) is not None
+        is_part = is_resumed or leaves_out
+        if read == share and read.n_batches == share.n_batches and not is_part and not has_draws:
+            planned, reads_share = share, True
+        else:
+            planned = _counted(run(plan, own_lanes))
+            numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
+            reads_share = share == (_counted(run(whole, [Lane(numbers)])) if is_part else planned)
+            if not reads_share and not has_draws and plan.remainder != "drop" and not is_annbatchs_own(sampler):
+                name = type(sampler).__name__
+                raise ValueError(
+                    f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend "
+                    "it; or pass remainder='drop', which promises full batches only; or, if it draws rows with "
+                    "replacement, give it a method n_draws(n_rows) that says how many"
+                )
+        n_rows, rank, n_ranks = len(plan.window), description.rank, description.world_size
+        part = plan.window.cut(rank * n_rows // n_ranks, (rank + 1) * n_rows // n_ranks)
+        tallies = {"read": read, "planned": planned, "share": share, "window": _tally(part)}
+        said = {name: tally.to_dict() for name, tally in tallies.items()}
+        return cls(replace(description, read=said | {"reads_share": reads_share}), plan)
+
+
+def _tally(rows: Rows) -> Tally:
+    return Tally(0, len(rows), rows.mixed_sum())
+
+
+def _counted(requests: Pass) -> Tally:
+    """Count the rows of all batches of a pass, without reading them."""
+    tally = Tally()
+    for rows in requests.batches():
+        tally.add(rows)
+    return tally
+
+
+def epoch_read(
+    member: Callable[[], Membership],
+    read: Callable[[Membership], Reading],
+    *,
+    timeout: Timeout,
+    gather: Gather | None,
+) -> str:
+    """Return what all processes together have read, or raise in all: see :func:`agreement.ranks_agree`."""
+    own: list[Reading] = []
+
+    def describe(job: Membership) -> Description:
+        own.append(read(job))
+        return own[0].description
+
+    said = ranks_agree(member, describe, timeout=timeout, gather=gather, call="check_epoch_read")
+    return compare_readings(said, own[0].plan)
+
+
+def compare_readings(said: Mapping[int, Description], plan: EpochPlan) -> str:
+    """Return what processes, by number, have read by a plan; a ValueError if it isn't what was planned."""
+    problems = [problem for number, process in said.items() if (problem := _problem(number, process))]
+    # ranks of several processes count once
+    ranks = {process.rank: process.read for process in said.values()}.values()
+    read, shares, window = (
+        sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share", "window")
+    )
+    if not problems and plan.n_draws is None:
+        repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.world_size) if plan.n_repeated)
+        if shares + _tally(plan.lost) != sum(repeated, window):
+            problems = [f"the shares of all ranks, {counted(shares.n_rows, 'row')}, differ from the plan"]
+    if problems:
+        masked = f" ({_masked(plan)})" if _masked(plan) else ""
+        raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
+    reads_each_row = plan.n_draws is None and all(rank["reads_share"] for rank in ranks)
+    return _summary(plan, read, len(ranks), reads_each_row=reads_each_row)
+
+
+def _problem(number: int, process: Description) -> str:
+    """Return what a process has read otherwise than planned; empty if nothing."""
+    read, planned = Tally(**process.read["read"]), Tally(**process.read["planned"])
+    if _in_words(read) != _in_words(planned):
+        what = f"read {_in_words(read)}, not {_in_words(planned)}"
+    elif read != planned:
+        what = f"read {_in_words(read)} as planned, but other rows"
+    else:
+        return ""
+    peer = f" (process {number})" if process.n_peers != 1 else ""
+    return f"rank {process.rank}{peer} has {what}"
+
+
+def _in_words(tally: Tally) -> str:
+    return f"{counted(tally.n_rows, 'row')} in {counted(tally.n_batches, 'batch')}"
+
+
+def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
+    """Return what so many ranks have read as planned, in a line."""
+    epoch = "rest of " * (plan.left is not None) + f"epoch {plan.epoch}"
+    ranks = f"{counted(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
+    text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
+    # of another number of ranks, drop may lose whole batches
+    if not reads_each_row or (plan.left is not None and plan.remainder == "drop"):
+        return text
+    text += ". " + ("Each" if plan.left is None else "With the batches before, each")
+    text += f" of the {counted(len(plan.window) - plan.n_lost, 'row')} was read once"
+    text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
+    text += f", but for those of {plan.left_out.in_short(3)} that were left out" if len(plan.left_out) else ""
+    text += f", {plan.n_lost:,} of the {len(plan.window):,} are lost in this epoch" if plan.n_lost else ""
+    return text + (f"; {_masked(plan)}" if _masked(plan) else "")
+
+
+def _masked(plan: EpochPlan) -> str:
+    """Return which rows the mask selects, which tells loaders of one collection apart; empty if it selects all."""
+    return f"the mask selects {plan.window.in_short(3)}" if len(plan.window) < plan.n_obs else ""

@@ -1,15 +1,12 @@
-"""Exchange: every process of a job says a text, and all hear what each of them says, or who is missing.
+"""Exchange: every process of a job says a string, and hears those of all.
 
-They meet in the store of their framework, a table of keys and texts that one of them serves. Collectives can't do it:
-they need groups that all of torch's processes make together, name who is missing on rank 0 alone, and under JAX wait
-for ever.
+The processes meet in a store, a table of keys and strings in which a framework's processes met before.
 
-1. The first calls of all processes meet, then the second ones, and so on. Each process leaves its text.
-2. The first process waits until all texts are there, and leaves them together as the outcome.
-3. A process that has waited for too long leaves an outcome that names the missing ones; one that fails meanwhile,
-   because a user interrupts it for instance, leaves one that says so.
-4. The outcome that was there first is that of all, also of a process that comes later. The first process, which may be
-   the one that serves the store, leaves last.
+1. Each process writes its string into the store.
+2. The first process waits until all have written, or time is up, and writes the outcome: all strings, or who is
+   missing. A process that has waited too long does the same, so that nobody depends on the first one.
+3. All return or raise by that outcome, which is written once. The first process, which may be the one that serves the
+   store, leaves last.
 """
 
 from __future__ import annotations
@@ -17,24 +14,79 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import blake2b
 from itertools import groupby
 from numbers import Real
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from annbatch_distributed.checks.stores import store_of
 from annbatch_distributed.ranks import jax, torch
+from annbatch_distributed.ranks.rank import Framework, Membership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from torch.distributed.distributed_c10d import Store as TorchStore
 
-    from annbatch_distributed.checks.stores import Store
-    from annbatch_distributed.ranks.membership import Framework, Membership
 
-__all__ = ["Gather", "Kind", "Timeout", "gather_texts", "initialized", "listed", "seconds_of"]
+type Store = TorchStore | JaxStore
+
+
+def store_of(framework: Framework) -> Store:
+    """Return the store of a framework; a RuntimeError if its processes met elsewhere, as under torch's MPI backend."""
+    # JAX has no public way to it, and torch not in all versions; the tests notice if it is kept elsewhere
+    if framework == "jax":
+        from jax._src.distributed import global_state
+
+        return JaxStore(global_state.client)
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    if store is None:
+        raise RuntimeError(
+            "torch's processes have no store through which they could be checked. Pass gather=, a function that is "
+            "given a text and returns the texts of all processes, for instance one around all_gather_object."
+        )
+    return store
+
+
+class JaxStore:
+    """The table of JAX's coordination service."""
+
+    def __init__(self, client: Any) -> None:  # noqa: ANN401 JAX has no type for a connection to the service
+        self._client = client
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is 0 at first, and return it."""
+        return int(self._client.key_value_increment(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether there are texts at all of some keys."""
+        try:
+            return all(self.get(key) for key in keys)
+        except Exception as error:
+            if "NOT_FOUND" in str(error):
+                return False
+            raise
+
+    def get(self, key: str) -> bytes:
+        """Return the text at a key, at which there is one."""
+        return str(self._client.key_value_try_get(key)).encode()
+
+    def compare_set(self, key: str, expected: str, text: str) -> None:
+        """Write a text where there is none, which is what an empty text is expected for."""
+        assert not expected
+        try:
+            self._client.key_value_set(key, text)
+        except Exception as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+
+    def delete_key(self, key: str) -> None:
+        """Delete a text, if there is one."""
+        self._client.key_value_delete(key)
+
 
 type Gather = Callable[[str], Sequence[str]]
 type Kind = Literal["rank", "process"]

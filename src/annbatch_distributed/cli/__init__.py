@@ -9,14 +9,12 @@ import argparse
 import multiprocessing
 import signal
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from math import gcd
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 __all__ = ["CommandError", "interrupts_held", "main", "start_method"]
 

@@ -1,10 +1,17 @@
-"""Cells: the collection that a command names, its rows, and the samplers that the options make for them."""
+"""The collection that a command names, its rows, and the samplers that the options make for them.
+
+A chunk of cells, names or categories that isn't in the store counts as lost: zarr would read fill values for it, and
+raise nothing. Writers leave out chunks that hold the fill value only, as columns of ``obs`` may, but that would have to
+be cells without a single count.
+"""
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,17 +19,47 @@ import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.cli import CommandError, chunks
-from annbatch_distributed.loader.layout import n_rows_of
+from annbatch_distributed import DistributedSampler, EpochPlan, Rank
+from annbatch_distributed.cli import CommandError
+from annbatch_distributed.loader._annbatch import n_rows_of
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator, Sequence
 
-    from annbatch_distributed import EpochPlan
+def lost_chunks(collection: DatasetCollection) -> list[str]:
+    """Return a line for each array that has lost chunks."""
+    groups = list(collection)
+    if not _lists_keys(groups[0]):
+        return []
+    return [
+        f"{group.basename} lacks chunks of {array.path.removeprefix(f'{group.path}/')}"
+        for group in groups
+        for array in _arrays(group)
+        if array.nchunks_initialized < array.nchunks
+    ]
 
-__all__ = ["Cells", "plans_of", "sampler_of", "settings_of"]
+
+def _lists_keys(group: zarr.Group) -> bool:
+    """Whether a store says which keys it has: some web servers and buckets don't."""
+    try:
+        return any(zarr.open_group(group.store, path=group.path, mode="r", use_consolidated=False).keys())
+    except Exception:  # noqa: BLE001 each store has its own error where listing isn't allowed
+        return False
+
+
+def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of zarr's
+    """Yield the arrays of a data set of which writers leave no chunk out."""
+    cells, obs, var = group["X"], group["obs"], group["var"]
+    if isinstance(cells, zarr.Array):
+        yield cells
+    elif cells["data"].size:
+        yield from (cells["indptr"], cells["data"])
+        if cells["indices"].nchunks_initialized:  # none are written if all values are of the first gene
+            yield cells["indices"]
+    names = [table[table.attrs.get("_index", "_index")] for table in (obs, var)]
+    columns = [obs[name] for name in obs.attrs["column-order"]]
+    names += [column["categories"] for column in columns if isinstance(column, zarr.Group) and "categories" in column]
+    arrays = (array if isinstance(array, zarr.Array) else array["values"] for array in names)
+    yield from (array for array in arrays if array.size > 1)  # a name may be empty
+
 
 _SETTINGS = (
     *("ranks", "virtual_ranks", "chunk_size", "preload_nchunks", "batch_size"),
@@ -54,7 +91,7 @@ class Cells:
     def lost(self) -> list[str]:
         """Return a line for each array that has lost chunks."""
         with self._readable():
-            return chunks.lost(self.collection)
+            return lost_chunks(self.collection)
 
     def labels(self, column: str) -> pd.Categorical:
         """Return a column of ``obs``."""

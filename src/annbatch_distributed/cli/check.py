@@ -12,10 +12,14 @@ import os
 import signal
 import threading
 import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -23,16 +27,8 @@ from annbatch_distributed import StatefulLoader, Tally
 from annbatch_distributed.cli import CommandError, interrupts_held, start_method, values
 from annbatch_distributed.cli.cells import Cells, plans_of, sampler_of, settings_of
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-
-    #: Says something to all ranks, and returns what each of them has said.
-    type Meet = Callable[[Any], list[Any]]
-
-__all__ = ["as_rank", "run"]
+#: Says something to all ranks, and returns what each of them has said.
+type Meet = Callable[[Any], list[Any]]
 
 
 class _Read(NamedTuple):

@@ -10,8 +10,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -21,13 +23,7 @@ import zarr
 from annbatch import DatasetCollection
 
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.integers import counted
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable
-
-__all__ = ["run"]
+from annbatch_distributed.rows import counted
 
 #: A column of texts with more values names each cell, or is about something else than kinds of cells.
 _MOST_VALUES = 20

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from annbatch_distributed import EpochPlan
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.cells import Cells, plans_of, settings_of
+from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     import pandas as pd
 
-    from annbatch_distributed import EpochPlan
-    from annbatch_distributed.rows import Rows
-
-__all__ = ["run"]
 
 #: A column with more values holds measurements, or names each cell.
 _MOST_LABELS = 1000

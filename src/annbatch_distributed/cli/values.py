@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,18 +16,14 @@ import pandas as pd
 import scipy.sparse as sp
 from anndata.io import read_elem
 
-from annbatch_distributed.cli.past import loader_of
-from annbatch_distributed.cli.replay import cells_of
-from annbatch_distributed.requests import bounds_of
+from annbatch_distributed import StatefulLoader
+from annbatch_distributed.cli.replay import cells_of, loader_of
+from annbatch_distributed.rows import Int64Array
+from annbatch_distributed.stream import bounds_of
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from annbatch_distributed import StatefulLoader
     from annbatch_distributed.cli.cells import Cells
-    from annbatch_distributed.rows import Int64Array
 
-__all__ = ["run"]
 
 #: How many cells of the epoch are looked at, and how many times as large a value is that they don't have.
 _N_USUAL, _TIMES = 4096, 10

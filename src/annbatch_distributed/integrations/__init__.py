@@ -2,3 +2,5 @@
 
 They know batches and loaders, and nothing of how an epoch is planned.
 """
+
+from __future__ import annotations

@@ -14,33 +14,29 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 from annbatch import Loader
 from annbatch.samplers import SequentialSampler
+from zarr.storage import StoreLike
 
+from annbatch_distributed.checks import Timeout
 from annbatch_distributed.checks.exchange import gather_texts, initialized, seconds_of
-from annbatch_distributed.integers import BOUND, integer
 from annbatch_distributed.loader import StatefulLoader
-from annbatch_distributed.loader.inside import preloads_to_gpu
-from annbatch_distributed.ranks import Rank, resolve
-from annbatch_distributed.ranks.deferred import Deferred
+from annbatch_distributed.loader._annbatch import preloads_to_gpu
+from annbatch_distributed.ranks import DistInfo, Membership, Rank, resolve
+from annbatch_distributed.ranks.resolve import Deferred
 from annbatch_distributed.ranks.torch import default_group as torch_group
+from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+type Compute = Callable[[Any], npt.ArrayLike]
 
-    import numpy.typing as npt
-    from zarr.storage import StoreLike
-
-    from annbatch_distributed.checks import Timeout
-    from annbatch_distributed.ranks import DistInfo, Membership
-
-    type Compute = Callable[[Any], npt.ArrayLike]
 
 __all__ = ["embed"]
 

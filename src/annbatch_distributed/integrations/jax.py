@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy import sparse
 
 from annbatch_distributed.ranks.jax import named_axes, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import jax
-    import numpy.typing as npt
     from jax.sharding import NamedSharding
+
 
 __all__ = ["global_batch", "pmap_batch"]
 

@@ -7,25 +7,20 @@ validates on all cells. This module needs only what any ``LightningDataModule`` 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from annbatch import Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.checks.exchange import initialized
-from annbatch_distributed.integers import integer
 from annbatch_distributed.integrations.embedding import embed
-from annbatch_distributed.known import n_draws
 from annbatch_distributed.loader import StatefulLoader
-from annbatch_distributed.ranks import Deferred, Rank, deferred
+from annbatch_distributed.ranks import Deferred, DistInfo, Rank, deferred
+from annbatch_distributed.rows import integer
 from annbatch_distributed.sampler import DistributedSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from annbatch_distributed.ranks import DistInfo
+from annbatch_distributed.wrapped import n_draws
 
 __all__ = ["distribute", "embed"]
 

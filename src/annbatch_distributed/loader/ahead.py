@@ -11,14 +11,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-
-__all__ = ["ahead", "threads"]
 
 
 def threads(n_ahead: int) -> ThreadPoolExecutor:

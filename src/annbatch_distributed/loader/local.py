@@ -22,27 +22,24 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
+from zarr import AsyncArray
 from zarr.storage import LocalStore
 
-from annbatch_distributed.loader.inside import room_for, stored_of
+from annbatch_distributed.loader._annbatch import room_for, stored_of
+from annbatch_distributed.rows import Int64Array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    import numpy.typing as npt
     from annbatch import Loader
     from annbatch.utils import CSRContainer
-    from zarr import AsyncArray
 
-    from annbatch_distributed.loader.inside import Stored
-    from annbatch_distributed.rows import Int64Array
-
-__all__ = ["check_zarrs_answers", "is_by_zarrs", "is_far_by_zarrs", "parts_of", "read", "runs_of"]
+    from annbatch_distributed.loader._annbatch import Stored
 
 
 class _Fork:

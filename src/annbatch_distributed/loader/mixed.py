@@ -1,39 +1,125 @@
 """The MixedLoader: one training over several collections, by weights, in an order that is the same on all ranks.
 
-Each step takes a batch of one source, see :mod:`turns`. A source that has come to its end begins its next epoch.
+Each step takes a batch of one source. A source that has come to its end begins its next epoch. Which source a step
+takes is a function of the weights, the seed and the step:
+
+1. After every number of steps, each source has had its share to within one batch (Tijdeman, The chairman assignment
+   problem, 1980): its j-th batch has a window of steps, from where its share exceeds j - 1 to where it reaches j.
+2. Taking the earliest deadline first fits all batches into their windows.
+3. Then steps are exchanged at random, as far as windows allow.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from annbatch_distributed import checks
 from annbatch_distributed.callers import calling_trainer
-from annbatch_distributed.integers import BOUND, integer
+from annbatch_distributed.checks import Description, Gather, Timeout
+from annbatch_distributed.checks.agreement import Reading
 from annbatch_distributed.loader import trainer as lightning
+from annbatch_distributed.loader._annbatch import described
 from annbatch_distributed.loader.ahead import threads
-from annbatch_distributed.loader.inside import described
-from annbatch_distributed.loader.stateful import StatefulLoader
-from annbatch_distributed.loader.steps import Steps
-from annbatch_distributed.loader.turns import Turns
-from annbatch_distributed.state import Position
+from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter
+from annbatch_distributed.ranks import Membership
+from annbatch_distributed.rows import BOUND, integer
+from annbatch_distributed.state import Position, bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from concurrent.futures import Executor
-
-    from annbatch_distributed.checks import Description, Gather, Timeout
-    from annbatch_distributed.checks.coverage import Reading
-    from annbatch_distributed.loader.turns import Weights
     from annbatch_distributed.loader.workers import WorkerDataLoader
-    from annbatch_distributed.ranks import Membership
 
-__all__ = ["MixedLoader"]
+type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+
+
+#: How far apart steps are that are exchanged, one round after the other; windows allow it or don't.
+_STRIDES = tuple(2**power for power in (10, 8, 6, 5, 4, 3, 2, 1, 0, 0))
+#: Steps behind the last one that is asked for can't reach back over more.
+_MARGIN = 2 * sum(_STRIDES)
+#: What sums of shares are off by at most.
+_TINY = 1e-6
+
+
+class Turns:
+    """Which source each step takes."""
+
+    def __init__(self, weights: Weights, names: list[str], seed: int) -> None:
+        self._shares, self._seed = _checked(weights, names), integer("seed", seed, least=0, below=BOUND)
+        self._order = np.empty(0, dtype=np.intp)
+        #: Whether each source has a share in the end.
+        self.lasts = self._shares[-1][1] > 0
+
+    def first(self, n_steps: int) -> npt.NDArray[np.intp]:
+        """Return the number of the source that each of the first steps takes."""
+        if len(self._order) < n_steps:
+            self._order = turns(self._shares, max(n_steps, 2 * len(self._order)), self._seed)
+        return self._order[:n_steps]
+
+    def step_after(self, step: int, number: int, n_batches: int) -> int:
+        """Return the step after that in which a source has so many more batches, from a step on."""
+        n_steps = step + n_batches
+        while len(own := np.flatnonzero(self.first(n_steps)[step:] == number)) < n_batches:
+            n_steps *= 2
+        return step + int(own[n_batches - 1]) + 1
+
+    def __str__(self) -> str:
+        """What tells them from others."""
+        shares = "; ".join(f"{own.tolist()} from step {step} on" for step, own in self._shares)
+        return bounded(f"shares {shares}, seed {self._seed}")
+
+
+def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[np.float64]]]:
+    """Return the shares of the sources, with the step from which on they are."""
+    given = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+    steps = [integer("a step of weights", step, least=0, below=BOUND) for step, _ in given]
+    if not steps or steps[0] or sorted(set(steps)) != steps:
+        raise ValueError(f"Weights must begin at step 0, and later ones at later steps, got those of steps {steps}.")
+    checked = []
+    for step, own in given:
+        if own.keys() != set(names):
+            raise ValueError(f"Weights must be of {', '.join(names)}, got those of {', '.join(own) or 'none'}.")
+        values = np.array([own[name] for name in names], dtype=np.float64)
+        if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
+            raise ValueError(f"Weights must be finite, none of them negative and one more than 0, got {dict(own)}.")
+        checked.append((step, values / values.sum()))
+    return checked
+
+
+def turns(weights: list[tuple[int, npt.NDArray[np.float64]]], n_steps: int, seed: int) -> npt.NDArray[np.intp]:
+    """Return which source each step takes; the first steps are the same for any number of them."""
+    total = n_steps + _MARGIN
+    which = np.searchsorted([step for step, _ in weights], np.arange(total), side="right") - 1
+    due = np.cumsum(np.array([own for _, own in weights])[which], axis=0)  # batches of each source after each step
+    jobs: list[tuple[int, int, int]] = []
+    for source in range(due.shape[1]):
+        numbers = np.arange(1, int(np.ceil(due[-1, source] - _TINY)) + 1)
+        begin = np.searchsorted(due[:, source], numbers - 1 + _TINY, side="right")
+        end = np.searchsorted(due[:, source], numbers - _TINY)
+        jobs += zip(begin.tolist(), end.tolist(), [source] * len(numbers), strict=True)
+    jobs.sort(reverse=True)
+    waiting: list[tuple[int, int, int]] = []
+    firsts, lasts, sources = np.empty((3, total), dtype=np.intp)
+    for step in range(total):
+        while jobs and jobs[-1][0] <= step:
+            first, last, source = jobs.pop()
+            heapq.heappush(waiting, (last, source, first))
+        lasts[step], sources[step], firsts[step] = heapq.heappop(waiting)
+    for number, stride in enumerate(_STRIDES):
+        here = np.arange(total - stride)
+        here = here[(here // stride) % 2 == number % 2]
+        is_free = (lasts[here] >= here + stride) & (firsts[here + stride] <= here)
+        here = here[is_free & (np.random.default_rng([seed, number]).random(total)[here] < 0.5)]
+        for values in (firsts, lasts, sources):
+            values[here], values[here + stride] = values[here + stride], values[here].copy()
+    return sources[:n_steps].copy()
 
 
 class MixedLoader:
@@ -123,7 +209,7 @@ class MixedLoader:
         # what each source has read in epochs that have ended, since that was checked
         self._read: dict[str, list[Reading]] = {name: [] for name in self._names}
         # the steps that are done, and the state after them
-        self._steps = Steps()
+        self._steps = StepCounter()
         self._done: dict[str, Any] = {}
 
     def _check(self) -> None:
@@ -186,7 +272,7 @@ class MixedLoader:
             yield {**batch, "source": name}
         self._has_ended = self._until is not None
 
-    def _begin_steps(self) -> Steps:
+    def _begin_steps(self) -> StepCounter:
         """Let a trainer do what is due before a pass, and return the steps of that."""
         jobs = [source.sampler._job for source in self._sources.values()]
         trainer = next((job.trainer for job in jobs if job.trainer is not None), None) or calling_trainer()
@@ -197,7 +283,7 @@ class MixedLoader:
                     job.progress.go_to(Position(0))
                 self._step, self._open = 0, {}
             lightning.check_all_are_asked_for(trainer, len(self))
-        self._steps = Steps(trainer if is_trained else None, is_told=self._steps.is_told)
+        self._steps = StepCounter(trainer if is_trained else None, is_told=self._steps.is_told)
         return self._steps
 
     def _next(self, name: str) -> Any:  # noqa: ANN401 whatever annbatch yields
@@ -270,7 +356,7 @@ class MixedLoader:
             error.add_note(f"It is the state of the source {name!r}.")
             raise
         self._step, self._read = step, {name: [] for name in self._names}
-        self._steps, self._has_ended = Steps(is_told=self._steps.is_told), False
+        self._steps, self._has_ended = StepCounter(is_told=self._steps.is_told), False
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
         """Return for each source how often it will be read.

@@ -9,26 +9,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anndata as ad
 import pandas as pd
 import zarr
 from annbatch import DatasetCollection
 
-from annbatch_distributed.integers import counted, integer
-from annbatch_distributed.loader.layout import n_rows_of
-from annbatch_distributed.masks import resolve_mask
-from annbatch_distributed.names import check_names, names_of
-from annbatch_distributed.requests import LONGEST_HOLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from annbatch_distributed.masks import AnyMask
-
-__all__ = ["Sizes", "sizes", "sizes_for_batches"]
+from annbatch_distributed.loader._annbatch import n_rows_of
+from annbatch_distributed.masks import AnyMask, check_names, resolve_mask
+from annbatch_distributed.rows import counted, integer, names_of
+from annbatch_distributed.stream import LONGEST_HOLE
 
 #: Rows of a store's chunk where they aren't known: what annbatch writes.
 _STORE_CHUNK = 64

@@ -1,51 +1,524 @@
 """The StatefulLoader: annbatch's Loader that knows how far its consumer is.
 
-A sampler can't know what was trained on: a loader takes one load request and yields many batches of it, which are
-counted here.
+A sampler can't know which batches were trained on: a loader takes one load request and yields many batches of it, which
+are counted here. A batch is done when it is yielded, unless the loop calls ``step_done()`` after each step, or
+Lightning's ``Trainer`` counts: a state that is saved within a step, by a signal or an error, then leads to its batch.
+
+1. Cells that annbatch would read wrongly are refused when they are added.
+2. One load request is read at a time, here or in a thread that prefetches. Collections on a local disk are read through
+   zarrs in the thread that asks, see :mod:`local`.
+3. The rows of each batch that was yielded are added up, for the check at the end of an epoch.
 """
 
 from __future__ import annotations
 
+import threading
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Self
 
-from annbatch import Loader
-from annbatch.utils import convert
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import zarr
+from annbatch import DatasetCollection, Loader
+from annbatch.abc import Sampler
+from annbatch.samplers import RandomSampler, SequentialSampler
+from annbatch.types import LoadRequest
+from annbatch.utils import CSRContainer, convert
+from zarr import Array, AsyncArray
+from zarr.storage import LocalStore
 
 from annbatch_distributed import checks
 from annbatch_distributed.callers import calling_trainer, check_not_dispatched
-from annbatch_distributed.checks import Tally
-from annbatch_distributed.integers import BOUND, integer
+from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
+from annbatch_distributed.loader import local
 from annbatch_distributed.loader import trainer as lightning
-from annbatch_distributed.loader.ahead import ahead
-from annbatch_distributed.loader.delivered import Delivered
-from annbatch_distributed.loader.inside import (
+from annbatch_distributed.loader._annbatch import (
+    arrays_in,
+    batches_of,
+    check_layout,
     data_in,
     data_sets_of,
+    described,
+    has_room_for_pointers,
     iterated,
+    obs_of,
     options_of,
     preloads_to_gpu,
+    shapes_of,
+    stores_of,
     take_data_of,
 )
-from annbatch_distributed.loader.planned import PlannedLoader
-from annbatch_distributed.loader.steps import Steps
+from annbatch_distributed.loader.ahead import ahead
+from annbatch_distributed.loader.sizing import sizes_for_batches
+from annbatch_distributed.masks import AnyMask
+from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.planner import StepSelection
+from annbatch_distributed.progress import Begun
+from annbatch_distributed.ranks import Deferred, DistInfo, Membership
 from annbatch_distributed.ranks.worker import current_worker
+from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import Position
+from annbatch_distributed.stream import LONGEST_HOLE, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-    from concurrent.futures import Executor
-    from typing import Self
+    import anndata as ad
 
-    from annbatch_distributed.checks import Gather, Reading, Timeout
+    from annbatch_distributed.loader.trainer import Trainer
     from annbatch_distributed.loader.workers import WorkerDataLoader
-    from annbatch_distributed.masks import AnyMask
-    from annbatch_distributed.ranks import Membership
 
-__all__ = ["StatefulLoader"]
+
+@dataclass(eq=False)
+class StepCounter:
+    """Steps of one pass."""
+
+    trainer: Trainer | None = None
+    """Lightning's trainer, if it trains on the batches."""
+    is_told: bool = False
+    """Whether ``step_done()`` says which are done."""
+    n_yielded: int = 0
+    """How many batches were yielded."""
+    _n_told: int = 0
+    _n_begun: int | None = None
+    """How many steps the trainer had begun when the last batch was yielded."""
+
+    def deliver(self) -> None:
+        """Note that the next batch is yielded."""
+        self.n_yielded += 1
+        self._n_begun = None if self.trainer is None else lightning.n_begun(self.trainer)
+
+    def done(self) -> None:
+        """Note that the step of the batch that was yielded last is done."""
+        self.is_told, self._n_told = True, self.n_yielded
+
+    @property
+    def n_done(self) -> int:
+        """How many batches are done."""
+        if self.is_told:
+            return self._n_told
+        is_within_step = self._n_begun is not None and lightning.n_done(self.trainer) <= self._n_begun
+        return self.n_yielded - is_within_step
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"trainer": None, "_n_begun": None}  # a trainer stays in its process
+
+
+@dataclass(eq=False)
+class Delivered:
+    """A pass whose batches a loader yields."""
+
+    begun: Begun
+    """What the sampler knows it by."""
+    read: Tally = field(default_factory=Tally)
+    """The rows of the batches that were yielded."""
+    _due: deque[tuple[npt.NDArray[Any], Callable[[], npt.NDArray[Any]], Any]] = field(default_factory=deque)
+    """For each batch that was asked for: its positions in the load request, the rows of that, and which are repeats."""
+
+    def ask(self, request: LoadRequest) -> LoadRequest:
+        """Note a load request that is about to be read, and return it."""
+        given: Any = request
+        slices: list[slice] = given["requests"]
+        rows = cache(lambda: rows_of([part.start for part in slices], [part.stop for part in slices]))
+        self._due.extend((split, rows, given.get("repeated")) for split in given["splits"])
+        return request
+
+    def deliver(self, index: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_] | None:
+        """Note that the next batch is yielded, with its rows if they are known; return which of them are repeats."""
+        split, rows, repeated = self._due.popleft()
+        self.read.add(rows()[split] if index is None else index)
+        return None if repeated is None else repeated[split]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_due": deque()}  # a copy of a loader can't go on with a pass
+
+
+class CheckedLoader(Loader[Any, Any]):
+    """annbatch's Loader, with checks of what is added to it, that reads a load request at a time."""
+
+    def __init__(self, *, batch_sampler: Sampler, **kwargs: Any) -> None:  # noqa: ANN401 annbatch's own
+        self._one_request = _OneRequest(batch_sampler)
+        super().__init__(batch_sampler=self._one_request, **kwargs)
+        # of data sets whose cells have names only, of which annbatch keeps nothing
+        self._names: dict[int, pd.Index[Any]] = {}
+
+    def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
+        """Read a collection, as ``use_collection`` of :class:`annbatch.Loader` does.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`add_adatas`, or as annbatch raises them.
+        RuntimeError
+            If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
+        """
+        local.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
+        if "load_adata" not in options:
+            self._check_layouts(group["X"] for group in collection)
+        for group in collection:
+            _in_place(group)
+        _warn_of_zarrs(collection)
+        return super().use_collection(collection, **options)
+
+    def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
+        """Add data sets, as ``add_adatas`` of :class:`annbatch.Loader` does.
+
+        Raises
+        ------
+        TypeError
+            If the cells of one lie column by column, as a CSC matrix does; or as annbatch raises it.
+        ValueError
+            If the cells of one lie in chunks that don't have all columns of their rows, which annbatch reads wrongly;
+            or as annbatch raises it.
+        """
+        first = len(shapes_of(self))
+        self._check_layouts(adata.X for adata in adatas)
+        for adata in adatas:
+            _in_place(adata.X)
+        super().add_adatas(adatas)
+        self._names |= {number: adata.obs_names for number, adata in enumerate(adatas, first)}
+        return self
+
+    def add_adata(self, adata: ad.AnnData) -> Self:
+        """Add a data set: see :meth:`add_adatas`."""
+        return self.add_adatas([adata])
+
+    def add_datasets(self, datasets: list[Any], obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
+        """Add data sets without annotations, or with them, as ``add_datasets`` of :class:`annbatch.Loader` does.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`add_adatas`.
+        """
+        self._check_layouts(datasets)
+        return super().add_datasets(list(map(_in_place, datasets)), obs, var)
+
+    def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
+        """Add a data set: see :meth:`add_datasets`."""
+        self._check_layouts([dataset])
+        return super().add_dataset(_in_place(dataset), obs, var)
+
+    def _check_layouts(self, data: Iterable[object]) -> None:
+        """Raise if some data can't be read by rows, before any of it is added."""
+        for number, cells in enumerate(data, len(shapes_of(self))):
+            check_layout(cells, f"X of data set {number}")
+
+    @property
+    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
+        """The names of the cells of each data set; None if some have none that are known."""
+        known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
+        numbers = range(len(shapes_of(self)))
+        return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
+
+    def read(self, request: LoadRequest) -> Generator[Any]:
+        """Read a load request as annbatch does."""
+        # in a pass of its own: annbatch keeps what it has read until it has read the next one
+        self._one_request.given[threading.get_ident()] = request
+        try:
+            yield from batches_of(self)
+        except Exception as error:
+            if stores := stores_of(self):
+                error.add_note(
+                    f"A load request was being read from {stores}, and none of its batches was yielded: the state of "
+                    "the loader leads to them."
+                )
+            raise
+
+    def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
+        """Read what a load request asks for: here, if zarrs has it on a local disk, or as annbatch does.
+
+        annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
+        """
+        local.check_zarrs_answers(lambda: any(map(local.is_by_zarrs, arrays_in(self))))
+        rows = local.read(self, dataset_index_to_rows)
+        return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
+
+    def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
+        return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
+
+    def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
+        outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
+        return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
+
+
+def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
+    """Return data whose relative path leads to where it leads now, also once the process goes to another folder."""
+    place = getattr(getattr(data, "group", data), "store_path", None)
+    if place is None or not isinstance(place.store, LocalStore):
+        return data
+    place.store.root = place.store.root.absolute()
+    if not isinstance(data, Array) or not local.is_by_zarrs(data.async_array):
+        return data
+    # zarrs has the path of when the array was opened
+    return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
+
+
+def _warn_of_zarrs(collection: DatasetCollection) -> None:
+    """Warn of a collection that zarrs would read from object storage."""
+    for group in collection:
+        cells: Any = group["X"]
+        array = cells if isinstance(cells, Array) else cells["data"]
+        if local.is_far_by_zarrs(array.async_array):
+            warnings.warn(
+                f"zarrs reads {array.store} one chunk a request, few at once: zarrs 0.2.3 took 25 times as long as "
+                "zarr's own codecs where a request took 30 ms. Have these read, before the collection is opened: "
+                "zarr.config.set({'codec_pipeline.path': 'zarr.core.codec_pipeline.BatchedCodecPipeline'}).",
+                UserWarning,
+                stacklevel=3,
+            )
+            return
+
+
+async def _returning[Value](value: Value) -> Value:
+    """Return what is there, for whoever awaits it."""
+    return value
+
+
+class _OneRequest(Sampler):
+    """A sampler for annbatch, whose passes have one load request each."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        #: For each thread, the load request of the pass that it is about to begin.
+        self.given: dict[int, LoadRequest] = {}
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._sampler.batch_size
+
+    @property
+    def shuffle(self) -> bool:
+        return self._sampler.shuffle
+
+    def n_batches(self, n_obs: int) -> int:
+        return self._sampler.n_batches(n_obs)
+
+    def validate(self, n_obs: int) -> None:
+        self._sampler.validate(n_obs)
+
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
+        return iter([self.given.pop(threading.get_ident())])
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        return self.sample(n_obs)
+
+
+class PlannedLoader(CheckedLoader):
+    """annbatch's Loader, with checks, whose sampler is a DistributedSampler."""
+
+    def __init__(self, *, batch_sampler: DistributedSampler, read_ahead: int, **kwargs: Any) -> None:  # noqa: ANN401 annbatch's own
+        super().__init__(batch_sampler=batch_sampler, **kwargs)
+        self._sampler = batch_sampler
+        self._read_ahead = read_ahead
+
+    @classmethod
+    def from_collection(
+        cls,
+        collection: DatasetCollection,
+        *,
+        dist_info: DistInfo | Deferred,
+        batch_size: int = 256,
+        mask: AnyMask | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        memory: int = 1 << 30,
+        read_ahead: int = 1,
+        load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
+        **options: Any,  # noqa: ANN401 those of DistributedSampler and annbatch's own
+    ) -> Self:
+        """Make one that reads a collection, each cell once in an epoch, with sizes that fit into memory.
+
+        Its sampler is a :class:`DistributedSampler` around annbatch's ``RandomSampler``. :func:`sizes` says how chunks
+        and load requests are chosen; they are the same on any number of ranks.
+
+        Parameters
+        ----------
+        collection
+            What annbatch has written.
+        dist_info
+            Where rank and world size come from, as for :class:`DistributedSampler`: ``"torch"``, say.
+        batch_size
+            Rows of a batch on each rank.
+        mask
+            Which cells the ranks share out, as for :class:`DistributedSampler`: a boolean Series, say.
+        seed
+            Of the order; the same on every rank.
+        shuffle
+            Whether each epoch has an order of its own; False keeps that of the collection, with ``SequentialSampler``.
+        memory
+            How many bytes the loader may take on each rank, where it reads ``X`` of the collection; pass less if
+            ``load_adata`` loads larger values.
+        read_ahead
+            How many load requests are read while others are trained on.
+        load_adata
+            What is loaded of each data set, as for ``use_collection`` of :class:`annbatch.Loader`.
+        options
+            Others of :class:`DistributedSampler` and :class:`annbatch.Loader`. If not given, ``remainder`` is
+            ``"exact"``, whose batches can be smaller (pass ``"drop"`` where each step needs batches of one size, as
+            compiled ones do), and ``preload_to_gpu`` is False.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :class:`DistributedSampler`, :func:`sizes` and ``use_collection``.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch import DatasetCollection
+        >>> from annbatch_distributed import Rank, StatefulLoader
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> ad.AnnData(np.ones((1_000, 5))).write_h5ad(folder / "cells.h5ad")
+        >>> collection = DatasetCollection(folder / "cells.zarr")
+        >>> collection = collection.add_adatas([folder / "cells.h5ad"])
+        >>> loader = StatefulLoader.from_collection(
+        ...     collection, dist_info=Rank(0, 2), batch_size=128, seed=0
+        ... )
+        >>> [len(batch["X"]) for batch in loader]
+        [128, 128, 128, 116]
+        """
+        of_sampler = {name: options.pop(name) for name in {*signature(DistributedSampler).parameters} & {*options}}
+        kind = RandomSampler if shuffle else SequentialSampler
+        if not {"remainder", "enforce_equal_batches"} & {*of_sampler}:
+            of_sampler["remainder"] = "exact"
+        sizes = sizes_for_batches(
+            collection,
+            batch_size,
+            mask=mask,
+            memory=memory // (of_sampler.get("virtual_ranks") or 1),  # a rank may run all of them
+            read_ahead=read_ahead,
+            read_through=of_sampler.get("read_through", LONGEST_HOLE),
+        )
+        sampler = DistributedSampler(kind(*sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
+        options = {"preload_to_gpu": False} | options
+        made = cls(batch_sampler=sampler, read_ahead=read_ahead, **options)
+        return made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
+
+    @property
+    def batch_sampler(self) -> DistributedSampler:
+        """The sampler."""
+        return self._sampler
+
+    @property
+    def sampler(self) -> DistributedSampler:
+        """The sampler, where frameworks look for something whose ``set_epoch`` they can call."""
+        return self._sampler
+
+    def _check_cells(self) -> None:
+        """Raise if a state is of other data sets, or the mask was given for cells in another order."""
+        self._sampler._job.check_data_sets(data_sets_of(self))
+        self._sampler._job.check_names(self._cells)
+
+    def plan(self) -> EpochPlan:
+        """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((50, 1))))
+        >>> loader.plan()
+        <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 lost>
+        """
+        self._sampler._job.check_names(self._cells)
+        plan = self._sampler.plan(self.n_obs)
+        held = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
+        return replace(plan, rows_per_request=held, cells=self._cells)
+
+    def cells_of(
+        self,
+        steps: StepSelection,
+        columns: str | Sequence[str] | None = None,
+        ranks: int | Sequence[int] | None = None,
+        epoch: int | None = None,
+    ) -> pd.DataFrame:
+        """Return which cells each rank has read in some steps of an epoch, or will read; nothing is read for it.
+
+        Parameters
+        ----------
+        steps, ranks, epoch
+            As for :meth:`DistributedSampler.rows_of`.
+        columns
+            Which columns of ``obs``; None for all that the loader has.
+
+        Returns
+        -------
+        A table with the columns ``step``, ``rank``, ``row`` (of the collection), ``data_set`` (its number), ``cell``
+        (its name, None where the data set has no names) and those of ``obs``, in the order of the batches.
+
+        Raises
+        ------
+        KeyError
+            If the loader has no such column of ``obs``.
+        IndexError, ValueError
+            As for :meth:`DistributedSampler.rows_of`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> from annbatch.samplers import SequentialSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> obs = pd.DataFrame({"donor": [*"aabb"]}, index=[*"wxyz"])
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((4, 1)), obs=obs))
+        >>> loader.cells_of(0, "donor")
+           step  rank  row  data_set cell donor
+        0     0     0    0         0    w     a
+        1     0     0    1         0    x     a
+        2     0     1    2         0    y     b
+        3     0     1    3         0    z     b
+        """
+        self._check_cells()
+        cells = self._sampler.rows_of(self.n_obs, steps, ranks, epoch)
+        bounds = np.cumsum([0, *(n_rows for n_rows, *_ in shapes_of(self))])
+        numbers = np.searchsorted(bounds, cells["row"], side="right") - 1
+        cells["data_set"], cells["cell"] = numbers, None
+        obs, names = obs_of(self), self._cells
+        wanted = [columns] if isinstance(columns, str) else columns
+        parts = []
+        for number in np.unique(numbers).tolist():
+            here = np.flatnonzero(numbers == number)
+            places = cells["row"].to_numpy()[here] - bounds[number]
+            if names is not None:
+                cells.loc[here, "cell"] = np.asarray(names[number], dtype=object)[places]
+            own = obs[number] if obs else pd.DataFrame(index=range(bounds[number + 1] - bounds[number]))
+            if missing := [name for name in wanted or () if name not in own]:
+                raise KeyError(
+                    f"The loader has no columns {', '.join(missing)} of obs in data set {number}, which has "
+                    f"{', '.join(map(str, own.columns)) or 'none'}. use_collection(load_adata=...) says what is loaded."
+                )
+            parts.append((own if wanted is None else own[list(wanted)]).iloc[places].set_index(here))
+        return cells if not parts else cells.join(pd.concat(parts))
+
+    def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
+        """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
+
+        See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
+        """
+        checks.ranks_agree(self._sampler._job.agreeing, self._description, timeout=timeout, gather=gather)
+
+    def _description(self, place: Membership) -> Description:
+        """Return what this process says of its sampler and its data sets."""
+        self._sampler._job.check_names(self._cells)
+        return self._sampler._job.description(place, self.n_obs, described(self))
 
 
 class StatefulLoader(PlannedLoader):
@@ -134,7 +607,7 @@ class StatefulLoader(PlannedLoader):
         # the pass of this loader that was begun last, and whether another is about to begin
         self._pass: Delivered | None = None
         self._is_new = False
-        self._steps = Steps()
+        self._steps = StepCounter()
         # threads that loaders of a mixture share to read ahead
         self._readers: Executor | None = None
 
@@ -271,7 +744,7 @@ class StatefulLoader(PlannedLoader):
                     raise RuntimeError(_ENDED)
             sampler._job.progress.end(begun)
 
-    def _begin_steps(self) -> Steps:
+    def _begin_steps(self) -> StepCounter:
         """Let a trainer do what is due before a pass, and return the steps of that."""
         job = self._sampler._job
         trainer = job.trainer or calling_trainer()
@@ -280,7 +753,7 @@ class StatefulLoader(PlannedLoader):
             if lightning.overfits(trainer) and not job.progress.position.resumes:
                 job.progress.go_to(Position(0))
             lightning.check_all_are_asked_for(trainer, len(self))
-        self._steps = Steps(trainer if is_trained else None, is_told=self._steps.is_told)
+        self._steps = StepCounter(trainer if is_trained else None, is_told=self._steps.is_told)
         return self._steps
 
     def step_done(self) -> None:

@@ -6,13 +6,9 @@ can't obey unless it knows of them. Each function is for one of these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["check_all_are_asked_for", "errors_explained", "n_begun", "n_done", "overfits", "restore", "trains_on"]
+from typing import Any
 
 #: Any trainer, by what it has, so that Lightning isn't imported.
 type Trainer = Any

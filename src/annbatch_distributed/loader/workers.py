@@ -7,6 +7,7 @@ what reads is another one inside, whose workers are told where each pass begins.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import batched, chain, islice, starmap
 from typing import TYPE_CHECKING, Any
@@ -16,23 +17,19 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from annbatch_distributed import checks
 from annbatch_distributed.callers import check_not_skipped
-from annbatch_distributed.checks import Tally
-from annbatch_distributed.integers import integer
+from annbatch_distributed.checks import Gather, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
+from annbatch_distributed.masks import AnyMask
+from annbatch_distributed.progress import Begun
+from annbatch_distributed.ranks import Membership
 from annbatch_distributed.ranks.worker import current_worker
+from annbatch_distributed.rows import integer
+from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import MOST_LEFT_OUT, MOST_SEGMENTS, LeftOut, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
-    from annbatch_distributed.checks import Gather, Reading, Timeout
     from annbatch_distributed.loader import StatefulLoader
-    from annbatch_distributed.masks import AnyMask
-    from annbatch_distributed.progress import Begun
-    from annbatch_distributed.ranks import Membership
-    from annbatch_distributed.sampler import DistributedSampler
 
-__all__ = ["WorkerDataLoader"]
 
 #: What torch would divide rows by, or collect batches out of order with, and with which value it doesn't, as Lightning
 #: passes it on to another one that it makes to predict.

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from annbatch_distributed.ranks.deferred import Deferred, deferred, member
-from annbatch_distributed.ranks.membership import Membership
-from annbatch_distributed.ranks.mesh import mesh_ranks
-from annbatch_distributed.ranks.rank import Rank
-from annbatch_distributed.ranks.resolve import DistInfo, resolve
+from annbatch_distributed.ranks.rank import Membership, Rank
+from annbatch_distributed.ranks.resolve import Deferred, DistInfo, deferred, member, mesh_ranks, resolve
 
 __all__ = [
     "Deferred",

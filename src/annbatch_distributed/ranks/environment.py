@@ -12,18 +12,12 @@ import multiprocessing
 import os
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from annbatch_distributed.ranks.membership import Membership
-from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.ranks.rank import Membership, Rank
 from annbatch_distributed.ranks.worker import current_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-
-__all__ = ["launched", "launcher"]
 
 
 class _Launcher(NamedTuple):

@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from annbatch_distributed.ranks.membership import Membership
-from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.ranks.rank import Membership, Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
     from jax.sharding import Mesh, NamedSharding
-    from typing_extensions import TypeIs  # typing's is new in Python 3.13
-
-__all__ = ["Share", "all_processes", "is_initialized", "is_mesh", "mesh", "named_axes", "rows_of", "shares"]
+    from typing_extensions import TypeIs
 
 
 def all_processes() -> Membership:

@@ -1,29 +1,191 @@
-"""Resolving ``dist_info``: from what the user names to a :class:`Membership`.
+"""Resolving ``dist_info``: from an argument of a user to the :class:`Membership` of this process.
 
 There is no fallback to rank 0: in a job of several processes it would give every one of them all rows.
+
+Frameworks' own objects (a trainer, an accelerator, a training context) are known by the names of their types, so that
+none has to be installed, or imported before its time. Their answer is compared with torch's default process group, or
+else with the launcher's variables: a trainer that was made for one device would give each of several processes all
+rows.
+
+Frameworks such as Lightning build loaders before there is a process group. :func:`deferred` asks at first use; all that
+doesn't depend on the rank is checked at once.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
-from annbatch_distributed.ranks import environment, frameworks, jax, torch
-from annbatch_distributed.ranks.membership import Membership
-from annbatch_distributed.ranks.mesh import mesh_ranks
-from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.ranks import environment, jax, torch
+from annbatch_distributed.ranks.rank import Membership, Rank
+from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jax.sharding import Mesh, NamedSharding
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["DistInfo", "resolve", "source_of"]
+
+@dataclass
+class FrameworkObject:
+    """A framework's object that is asked which member of the job this process is."""
+
+    thing: Any
+    """None in a worker, which is told its rank by the process that started it."""
+
+    def __call__(self) -> Membership:
+        """Return the membership; a RuntimeError if the framework has not started its processes yet."""
+        if self.thing is None:
+            raise RuntimeError(
+                "A trainer, or what else knows the rank, stays in the process that dist_info was given to. This one "
+                "was started by it: give dist_info='torch' there, or another one that this process can ask by itself."
+            )
+        return _KINDS[_kind(self.thing) or ""](self.thing)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is None:
+            return {"thing": self.thing}
+        try:
+            self()
+        except RuntimeError:  # ranks are about to be started, which ask a trainer of their own
+            return {"thing": self.thing}
+        return {"thing": None}
+
+
+def knows_rank(thing: object) -> bool:
+    """Whether something is an object of a framework that knows the rank."""
+    return _kind(thing) is not None
+
+
+def _kind(thing: object) -> str | None:
+    """Return the name by which a type, or one that it is made of, is listed below."""
+    names = (f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}" for kind in type(thing).__mro__)
+    return next(filter(_KINDS.__contains__, names), None)
+
+
+def _lightning(trainer: Any) -> Membership:  # noqa: ANN401 a Trainer or a Fabric
+    """Ask what Lightning gives torch's own sampler."""
+    source = f"Lightning's {type(trainer).__name__}"
+    strategy = trainer.strategy
+    if not hasattr(type(strategy), "distributed_sampler_kwargs"):
+        return _compared(Rank(0, 1), source)
+    if not torch.is_initialized():
+        raise RuntimeError(
+            f"{source} has not started its processes yet, with strategy {type(strategy).__name__}. Ask for batches, "
+            "lengths and plans in a hook that it calls, such as train_dataloader, or after fabric.launch()."
+        )
+    own = strategy.distributed_sampler_kwargs
+    if own is None:  # one process for several devices
+        return _compared(Rank(0, 1), source)
+    rank = Rank(own["rank"], own["num_replicas"])
+    if rank == torch.default_group().rank:
+        return _compared(rank, source)
+    # ranks that split up a model read the same rows
+    return replace(torch.mesh(strategy.device_mesh, ("data_parallel",)), source=source)
+
+
+def _accelerate(state: Any) -> Membership:  # noqa: ANN401 an Accelerator or one of its states
+    source = f"accelerate's {type(state).__name__}"
+    mesh = getattr(state, "torch_device_mesh", None) or getattr(state, "device_mesh", None)
+    if mesh is None:
+        return _compared(Rank(state.process_index, state.num_processes), source)
+    names = [name for name in ("dp_replicate", "dp_shard") if name in (mesh.mesh_dim_names or ())]
+    if names:
+        return replace(torch.mesh(mesh, names), source=source)
+    # all ranks split up a model
+    everyone = dict.fromkeys(mesh.mesh.flatten().tolist(), 0)
+    return Membership.of_ranks(everyone, state.process_index, source, "torch")
+
+
+def _ray(context: Any) -> Membership:  # noqa: ANN401 of either version of Ray Train
+    return _compared(Rank(context.get_world_rank(), context.get_world_size()), "Ray Train's context")
+
+
+def _compared(rank: Rank, source: str) -> Membership:
+    """Return a membership, as one of torch's default process group if there is one; raise if others say otherwise."""
+    other = None
+    if torch.is_initialized():
+        other = torch.default_group()
+    elif rank.world_size == 1:
+        with suppress(RuntimeError, ValueError):  # there is no launcher, or none that is sure
+            other = environment.launcher()
+    if other is not None and other.rank != rank:
+        raise ValueError(
+            f"{source} says that this process is rank {rank.rank} of {rank.world_size}, and {other.source} that it is "
+            f"rank {other.rank.rank} of {other.rank.world_size}. Have {source} start as many processes (accelerate "
+            "without GPUs needs cpu=True for that), or pass what is right for the data as dist_info: 'torch', 'env' or "
+            "Rank(...)."
+        )
+    return Membership(rank, source) if other is None else replace(other, source=source)
+
+
+#: By the package and the name of its type, as frameworks move their modules about.
+_KINDS: dict[str, Callable[[Any], Membership]] = {
+    "accelerate.Accelerator": _accelerate,
+    "accelerate.AcceleratorState": _accelerate,
+    "accelerate.PartialState": _accelerate,
+    "lightning.Fabric": _lightning,
+    "lightning.Trainer": _lightning,
+    "lightning_fabric.Fabric": _lightning,
+    "pytorch_lightning.Trainer": _lightning,
+    "ray.TrainContext": _ray,
+}
+
+
+def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[str] | None = None) -> Membership:
+    """Return which share of the data this process has in a mesh of torch or JAX, as ``dist_info``.
+
+    Four processes in a mesh of 2 x 2, of which the first dimension is data-parallel::
+
+        process             0  1  2  3
+        place in the mesh  00 01 10 11
+        rank                0  0  1  1    of a world of 2
+
+    Parameters
+    ----------
+    mesh
+        A torch ``DeviceMesh``, a JAX ``Mesh``, or a JAX ``NamedSharding`` of the batches.
+    names
+        The data-parallel dimensions by name, in a list if they are several, of which the first varies slowest. None if
+        the mesh has one dimension only, or for the axes along which a ``NamedSharding`` splits rows.
+
+    Raises
+    ------
+    TypeError
+        If ``mesh`` is something else, or ``names`` are no names.
+    ValueError
+        If there are no such dimensions; the message lists those there are. If this process isn't in the mesh. If the
+        rows of two JAX processes would overlap without being the same.
+    RuntimeError
+        If JAX is not initialised.
+
+    Examples
+    --------
+    A job of torch, of which this is the only process:
+
+    >>> import torch.distributed as dist
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from annbatch_distributed import mesh_ranks
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> mesh = init_device_mesh(
+    ...     "cpu", (1, 1, 1), mesh_dim_names=("dp_replicate", "dp_shard", "tp")
+    ... )
+    >>> mesh_ranks(mesh, ("dp_replicate", "dp_shard")).rank
+    Rank(rank=0, world_size=1)
+    >>> dist.destroy_process_group()
+    """
+    if isinstance(names, str):
+        names = [names]
+    # a set has another order in every process
+    elif names is not None and not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        raise TypeError(f"names must be a name, or a list of names of the dimensions that split rows, got {names!r}.")
+    return torch.mesh(mesh, names) if torch.is_mesh(mesh) else jax.mesh(mesh, names)
 
 
 class _Trainer(Protocol):
@@ -78,8 +240,8 @@ def source_of(dist_info: DistInfo) -> Callable[[], Membership]:
         if dist_info not in _SOURCES:
             raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}")
         return _SOURCES[dist_info]
-    if frameworks.knows_rank(dist_info):
-        return frameworks.FrameworkObject(dist_info)
+    if knows_rank(dist_info):
+        return FrameworkObject(dist_info)
     if (membership := _membership_of(dist_info)) is not None:
         return partial(copy.copy, membership)  # which can be pickled
     if not callable(dist_info) or inspect.isclass(dist_info):
@@ -121,8 +283,8 @@ def _membership_of(thing: object) -> Membership | None:
 def _call(function: Callable[[], object]) -> Membership:
     """Return what a user's callable says."""
     answer = function()
-    if frameworks.knows_rank(answer):
-        return frameworks.FrameworkObject(answer)()
+    if knows_rank(answer):
+        return FrameworkObject(answer)()
     if (membership := _membership_of(answer)) is not None:
         return membership
     expected = "The dist_info callable must return a tuple of two integers (rank, world_size)"
@@ -134,3 +296,78 @@ def _call(function: Callable[[], object]) -> Membership:
         return Membership(Rank(*answer), source="a callable")
     except (TypeError, ValueError) as error:
         raise type(error)(f"{expected} with 0 <= rank < world_size, got {answer!r}: {error}") from None
+
+
+class Deferred:
+    """What :func:`deferred` returns. All copies within a process ask once, together, or again if it was too early."""
+
+    def __init__(self, ask: Callable[[], Membership]) -> None:
+        self._ask = ask
+        self._answer: Membership | None = None
+        self._answer_of_parent: Membership | None = None
+
+    @property
+    def framework_object(self) -> object:
+        """The framework's object that is asked; None if another thing is."""
+        return getattr(self._ask, "thing", None)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was asked already."""
+        return self._answer is not None
+
+    def membership(self) -> Membership:
+        """Return which member of a job this process is."""
+        if self._answer is None:
+            # a DataLoader's worker is in no process group, and belongs to the rank that has started it
+            self._answer = (self._answer_of_parent if current_worker() is not None else None) or self._ask()
+        return self._answer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # another process may be another rank, and asks for itself, unless it turns out to be a DataLoader's worker
+        of_parent = self._answer
+        if get_spawning_popen() is not None and of_parent is None:
+            try:
+                of_parent = self.membership()
+            except Exception:  # noqa: BLE001 it is too early here, and a worker that asks again says so
+                of_parent = None
+        return {"_ask": self._ask, "_answer": None, "_answer_of_parent": of_parent}
+
+
+def deferred(dist_info: DistInfo | Deferred) -> Deferred:
+    """Have a ``dist_info`` asked when the rank is first needed, instead of when the sampler is made.
+
+    Parameters
+    ----------
+    dist_info
+        Any ``dist_info``. Where it can't be made before its time either, as a process group or a mesh, pass a callable
+        that makes it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is nothing that can be asked.
+
+    Examples
+    --------
+    >>> from annbatch.samplers import SequentialSampler
+    >>> from annbatch_distributed import DistributedSampler, deferred
+    >>> who = {}
+    >>> sampler = DistributedSampler(
+    ...     SequentialSampler(2, 1, 2), dist_info=deferred(lambda: (who["rank"], 2))
+    ... )
+    >>> who["rank"] = 1  # only now does the job begin
+    >>> sampler.rank
+    1
+    """
+    return dist_info if isinstance(dist_info, Deferred) else Deferred(source_of(dist_info))
+
+
+def member(dist_info: DistInfo | Deferred) -> Membership | Deferred:
+    """Ask a ``dist_info`` which member this process is, but for a framework's object that may not know it yet."""
+    if isinstance(dist_info, Deferred):
+        return dist_info
+    return deferred(dist_info) if knows_rank(dist_info) else resolve(dist_info)

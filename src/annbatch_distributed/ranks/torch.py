@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from annbatch_distributed.ranks.membership import Membership
-from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.ranks.rank import Membership, Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
-    from typing_extensions import TypeIs  # typing's is new in Python 3.13
-
-__all__ = ["default_group", "group", "is_group", "is_initialized", "is_mesh", "mesh"]
+    from typing_extensions import TypeIs
 
 
 def default_group() -> Membership:

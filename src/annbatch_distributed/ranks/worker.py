@@ -8,16 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING
 
 from annbatch_distributed.lanes import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["base_seed", "current_worker", "n_started", "note_started", "worker_info_hidden"]
 
 #: What is hidden is hidden from all threads, so that they take turns.
 _hiding = threading.RLock()

@@ -1,25 +1,125 @@
-"""A plan as a table: of text, of HTML for notebooks, of pandas'."""
+"""How a plan looks: as text, as HTML, as a pandas table; and the labels of its ranks.
+
+It knows the public answers of an :class:`~annbatch_distributed.EpochPlan`, and not how they are computed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from annbatch_distributed.integers import counted
-from annbatch_distributed.report import colours
-from annbatch_distributed.report.density import density
+from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.rows import Int64Array, Rows, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy.typing as npt
     import pandas as pd
 
-    from annbatch_distributed.plan import EpochPlan
 
-__all__ = ["as_frame", "as_html", "as_text", "percent", "title"]
+#: Lost rows, and rows outside the window: they stand out from every rank.
+LOST, OUTSIDE = "#d55e00", "#c8c8c8"
+#: From dark violet to green, as viridis has them, which are told apart in grey and by colour-blind readers.
+_STOPS = (
+    (0x44, 0x01, 0x54),
+    (0x48, 0x24, 0x75),
+    (0x41, 0x44, 0x87),
+    (0x35, 0x5F, 0x8D),
+    (0x2A, 0x78, 0x8E),
+    (0x21, 0x91, 0x8C),
+    (0x22, 0xA8, 0x84),
+    (0x44, 0xBF, 0x70),
+    (0x7A, 0xD1, 0x51),
+)
+
+
+def of_rank(rank: int, n_ranks: int) -> str:
+    """Return the colour of a rank, as HTML and matplotlib write it.
+
+    >>> [of_rank(rank, 3) for rank in range(3)]
+    ['#440154', '#2a788e', '#7ad151']
+    """
+    place = rank * (len(_STOPS) - 1) / max(1, n_ranks - 1)
+    below = min(int(place), len(_STOPS) - 2)
+    mixed = (
+        round(low + (place - below) * (high - low)) for low, high in zip(_STOPS[below], _STOPS[below + 1], strict=True)
+    )
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
+    """Return which part of each of ``n_bins`` stretches of ``n_obs`` rows is among some rows, from 0 to 1.
+
+    The stretches, at most one for each row, are even but for a row. No part is more than 1, whatever is there twice.
+
+    >>> from annbatch_distributed import Rows
+    >>> density(Rows((range(0, 5), range(8, 10))), 10, 5)
+    array([1. , 1. , 0.5, 0. , 1. ])
+    """
+    edges = np.array([number * n_obs // n_bins for number in range(n_bins + 1)])  # between rows
+    found = np.diff(_before(edges, rows.starts) - _before(edges, rows.stops))
+    parts: npt.NDArray[np.float64] = np.minimum(found / np.diff(edges), 1.0)
+    return parts
+
+
+def _before(edges: Int64Array, starts: Int64Array) -> npt.NDArray[np.float64]:
+    """For each edge, how many rows lie before it, over half-lines of rows from each start on."""
+    which = np.searchsorted(edges, starts, side="right")  # the edges from there on have it before them
+    begun, total = (np.cumsum(np.bincount(which, weights, len(edges) + 1))[:-1] for weights in (None, starts))
+    # floats, since a sum of rows may be beyond 64 bits
+    before: npt.NDArray[np.float64] = begun * edges.astype(np.float64) - total
+    return before
+
+
+class Composition(NamedTuple):
+    """What ranks have of each label."""
+
+    counts: Int64Array
+    """For each rank and each label, how many rows of it the rank has; of shape (ranks, labels)."""
+    distances: npt.NDArray[np.float64]
+    """For each rank, the total variation distance of its labels to the window's: from 0, the same mix, to 1."""
+
+
+def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]]:
+    """Count the labels of every rank's rows, and return the labels: ascending, and NaN last if some are missing.
+
+    ``labels`` has a value for each row of the collection.
+    """
+    categorical = _categorical(labels, plan.n_obs)
+    codes, names = categorical.codes, [*categorical.categories]
+    if codes.min() < 0:
+        names.append(np.nan)
+
+    def count(rows: Rows) -> Int64Array:
+        counts = np.zeros(len(categorical.categories) + 1, dtype=np.int64)
+        for part in rows.arrays():
+            counts += np.bincount(codes[part].astype(np.int64) + 1, minlength=len(counts))
+        return np.roll(counts, -1)[: len(names)]  # the code of missing labels is -1
+
+    window = count(plan.window)
+    if plan.n_draws is not None:
+        counts = np.tile(window, (plan.world_size, 1))
+    else:
+        counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.world_size)])
+    # a rank without rows has no share of any label
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return Composition(counts, np.abs(shares - window / window.sum()).sum(axis=1) / 2), names
+
+
+def _categorical(labels: object, n_obs: int) -> pd.Categorical:
+    import pandas as pd
+
+    expected = f"labels must have a value for each of the {n_obs} rows, got"
+    values: Any = getattr(labels, "array", labels) if isinstance(labels, pd.Series | pd.Index) else labels
+    if not hasattr(values, "__len__") or isinstance(values, str | bytes) or getattr(values, "ndim", 1) != 1:
+        raise ValueError(f"{expected} {shortened(labels)} in {getattr(values, 'ndim', 'no')} dimensions.")
+    if len(values) != n_obs:
+        raise ValueError(f"{expected} {len(values)}.")
+    return values if isinstance(values, pd.Categorical) else pd.Categorical(values)
+
 
 #: With more ranks, the table shows the first and the last ones.
 _MOST_RANKS = 16
@@ -83,17 +183,17 @@ def as_html(plan: EpochPlan) -> str:
             body.append(f'<tr><td colspan="{len(names) + 1}">&hellip;</td></tr>')
         else:
             *numbers, rows = _cells(plan, rank)
-            colour = colours.of_rank(rank, plan.world_size)
+            colour = of_rank(rank, plan.world_size)
             bar = _bar(density(plan.shard(rank).rows, n_obs, n_bins), colour, str(rows))
             cells = "".join(f'<td style="{_RIGHT}">{number}</td>' for number in numbers)
             body.append(f'<tr>{cells}<td style="{_WIDE}">{bar}</td></tr>')
     others = []
     if plan.n_lost:
-        bar = _bar(density(plan.lost, n_obs, n_bins), colours.LOST, plan.lost.in_short(_MOST_STRETCHES))
+        bar = _bar(density(plan.lost, n_obs, n_bins), LOST, plan.lost.in_short(_MOST_STRETCHES))
         others.append(("lost", plan.n_lost, bar))
     if n_outside := n_obs - len(plan.window):
         outside = 1 - density(plan.window, n_obs, n_bins)
-        bar = _bar(np.where(outside > 1e-9, outside, 0.0), colours.OUTSIDE, counted(n_outside, "row"))
+        bar = _bar(np.where(outside > 1e-9, outside, 0.0), OUTSIDE, counted(n_outside, "row"))
         others.append(("left out by the mask", n_outside, bar))
     for what, number, bar in others:
         head = f'<th colspan="{len(names) - 2}" style="{_LEFT}">{what}</th>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,31 +14,28 @@ import numpy as np
 from annbatch.abc import Sampler
 from annbatch.samplers import DistributedSampler
 
-from annbatch_distributed.copies import attributes, first_generator, make_numbers_ints, private_copy, samplers_in
-from annbatch_distributed.fingerprint import fingerprint
-from annbatch_distributed.integers import BOUND, integer
-from annbatch_distributed.known import (
+from annbatch_distributed.lanes import POLICIES, Remainder
+from annbatch_distributed.masks import AnyMask, Mask, resolve_mask
+from annbatch_distributed.rows import BOUND, integer
+from annbatch_distributed.sharding import Contiguous, Independent, Sharding, Shuffled, checked_sharding
+from annbatch_distributed.wrapped import (
+    attributes,
     can_set_draws,
     chunk_size,
     drawable_classes,
+    fingerprint,
+    first_generator,
     is_random,
+    make_numbers_ints,
     n_draws,
     needs_global_rows,
+    private_copy,
+    samplers_in,
 )
-from annbatch_distributed.masks import Mask, resolve_mask
-from annbatch_distributed.plan import POLICIES
-from annbatch_distributed.randomness import draw_root_seed
-from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, checked_sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from annbatch_distributed.masks import AnyMask
-    from annbatch_distributed.plan import Remainder
-    from annbatch_distributed.sharding import Sharding
     from annbatch_distributed.state import Identity
 
-__all__ = ["Arguments", "ShardingName", "check_wrapped", "open_ended"]
 
 type ShardingName = Literal["contiguous", "shuffled", "independent"]
 
@@ -309,3 +307,17 @@ def _checked_rng(rng: object) -> np.random.Generator | None:
             f"rng must be a numpy.random.Generator or None, got {rng!r}. Make one with numpy.random.default_rng(...)."
         )
     return rng
+
+
+def draw_root_seed(rng: np.random.Generator | None) -> int:
+    """Return the root seed that the wrapped sampler's generator stands for, without advancing it.
+
+    It is what annbatch 0.3.1 draws to spawn the generators of its workers. None stands for fresh entropy from the
+    operating system.
+    """
+    if rng is not None and not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            f"A root seed is drawn from a numpy.random.Generator or None, got {rng!r}. Make one with default_rng(...)."
+        )
+    source = np.random.default_rng() if rng is None else copy.deepcopy(rng)
+    return int(source.integers(np.iinfo(np.int64).max))

@@ -1,50 +1,32 @@
-"""What annbatch's Loader keeps inside: its data sets, where it reads them to, and how it hands batches out.
+"""annbatch's Loader inside: its datasets, where it reads them to, how it hands out batches, what it can read.
 
-annbatch has no public way to them. tests/loader/test_inside.py notices if they are kept elsewhere.
+annbatch has no public way to most of them. tests/loader/test_inside.py fails if they are kept elsewhere.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import anndata as ad
 import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+import zarr
+from annbatch import Loader
 from annbatch.utils import CSRContainer
-from zarr import Array
+from zarr import Array, AsyncArray
 
+from annbatch_distributed.rows import Int64Array
 from annbatch_distributed.state import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Mapping
-
-    import numpy.typing as npt
     import pandas as pd
-    from annbatch import Loader
-    from zarr import AsyncArray
 
-    from annbatch_distributed.rows import Int64Array
-
-__all__ = [
-    "Stored",
-    "arrays_in",
-    "batches_of",
-    "data_in",
-    "data_sets_of",
-    "described",
-    "has_room_for_pointers",
-    "iterated",
-    "obs_of",
-    "options_of",
-    "preloads_to_gpu",
-    "room_for",
-    "shapes_of",
-    "stored_of",
-    "stores_of",
-    "take_data_of",
-]
 
 _OPTIONS = "return_index", "preload_to_gpu", "to"
 #: What a loader holds beside its data sets, or what will hold them in later versions.
@@ -172,3 +154,46 @@ def iterated(loader: Loader[Any, Any]) -> Generator[None]:
         yield
     finally:
         loader._num_open_iters -= 1
+
+
+_CSC = (sp.csc_matrix, sp.csc_array, ad.abc.CSCDataset)
+
+
+def check_layout(cells: object, name: str) -> None:
+    """Raise if rows of cells can't be read, or would be read wrongly.
+
+    ``cells`` is what an ``X`` is, in memory, or as zarr or anndata have opened it; ``name`` is what a message calls it.
+    A TypeError if they lie column by column, a ValueError if chunks don't have all columns of their rows.
+    """
+    encoding = cells.attrs.get("encoding-type") if isinstance(cells, zarr.Group) else None
+    if isinstance(cells, _CSC) or encoding == "csc_matrix":
+        raise TypeError(
+            f"{name} is a CSC matrix, which lies column by column, and rows are read from CSR. Make it CSR before it "
+            "is written to a collection: adata.X = adata.X.tocsr(), for instance in the load_adata of add_adatas."
+        )
+    if isinstance(cells, zarr.Array) and not has_whole_rows(cells):
+        chunks, shape = _stored_shape(cells), tuple(cells.shape)
+        raise ValueError(
+            f"{name} has the shape {shape} and lies in chunks (or shards) of {chunks}, which don't have all columns of "
+            "their rows, and annbatch reads such rows wrongly. Write it with DatasetCollection.add_adatas, or in "
+            f"chunks of ({chunks[0]}, {', '.join(map(str, shape[1:]))})."
+        )
+
+
+def has_whole_rows(array: zarr.Array[Any] | zarr.AsyncArray[Any]) -> bool:
+    """Whether all that is stored under one key are all columns of some rows."""
+    return all(size >= n_columns for size, n_columns in zip(_stored_shape(array)[1:], array.shape[1:], strict=True))
+
+
+def _stored_shape(array: zarr.Array[Any] | zarr.AsyncArray[Any]) -> Sequence[int]:
+    """The shape of what is stored under the first key: a shard, or a chunk where there are no shards."""
+    try:
+        return array.shards or array.chunks
+    except NotImplementedError:  # where chunks differ in their sizes
+        return [sizes[0] if sizes else 0 for sizes in array.write_chunk_sizes]
+
+
+def n_rows_of(cells: Any, name: str) -> int:  # noqa: ANN401 an array or a group of zarr's
+    """Return how many rows stored cells have; a TypeError or a ValueError as :func:`check_layout` raises it."""
+    check_layout(cells, name)
+    return int(cells.shape[0] if isinstance(cells, zarr.Array) else cells["indptr"].shape[0] - 1)

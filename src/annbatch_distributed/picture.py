@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from annbatch_distributed.report.colours import LOST, OUTSIDE, of_rank
-from annbatch_distributed.report.density import density
-from annbatch_distributed.report.table import percent, title
+from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.report import LOST, OUTSIDE, density, of_rank, percent, title
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+type Floats = npt.NDArray[np.floating[Any]]
 
-    import numpy.typing as npt
-    from matplotlib.axes import Axes
-
-    from annbatch_distributed.plan import EpochPlan
-
-    type Floats = npt.NDArray[np.floating[Any]]
-
-__all__ = ["Picture"]
 
 #: Points of a picture along the rows.
 _BINS = 1000

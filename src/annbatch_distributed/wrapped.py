@@ -1,0 +1,432 @@
+"""Facts about a wrapped sampler that sharding needs and annbatch's interface doesn't expose.
+
+A sampler of a user's own states them in attributes of these names, as far as it has them:
+
+===========================  ==========================================================================================
+``chunk_size``               number of consecutive rows that it reads at a time
+``n_draws(n_rows)``          number of samples that it draws with replacement from ``n_rows`` rows; None without
+``set_draws(n_draws)``       makes it draw ``n_draws`` samples: a rank's part of the samples of the job
+``localize(rows, n_obs)``    narrows values that it holds for each of the ``n_obs`` rows to the rows of a shard
+``settings()``               dict of the settings that its batches follow from, if it holds more than those
+===========================  ==========================================================================================
+
+annbatch's own samplers are known here by private names: tests/test_known.py fails if annbatch changes one.
+
+A private copy
+    1. Arrays of at least ``SHARED_BYTES`` (labels of 10^8 rows, say) are shared, and numpy's are read-only in the copy.
+    2. Generators are replaced where new ones are given, so that no pass repeats the order of another.
+    3. Everything else is deep-copied. If a sampler forbids that, or holds an open file or a lock, its attributes are
+       copied one by one, and objects that still can't be copied are shared.
+
+A fingerprint
+    A string that is equal for samplers with equal settings, in any process. Generators and the mask are left out: the
+    wrapper has those. It goes into states and to other ranks, so it shows the numbers that annbatch's samplers and this
+    package's shardings are set to; all other values, which can be a password or a token, are in it as a digest only.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import functools
+import os
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from annbatch.abc import Sampler
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
+
+from annbatch_distributed.rows import Rows
+from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
+
+#: Arrays of this many bytes and more are shared, not copied.
+SHARED_BYTES = 1 << 20
+
+# What deepcopy takes as it is; the attributes of a class or a module are not the sampler's.
+_ATOMS = (int, float, str, bytes, type(None), type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+
+
+def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None) -> S:
+    """Return a copy of a sampler, for one pass or to be kept. The sampler is left as it is.
+
+    ``rng`` takes the place of the sampler's own generator in the copy, wherever that is held; other generators that the
+    sampler holds are replaced by generators spawned from it. None keeps them all as they are.
+    """
+    memo: dict[Any, Any] = {}
+    for thing in _held(sampler):
+        if not isinstance(thing, np.random.Generator):
+            if (_n_bytes(thing) or 0) >= SHARED_BYTES:
+                memo[id(thing)] = _shared(thing)
+        elif rng is not None:
+            memo[id(thing)] = rng if thing is sampler.rng else rng.spawn(1)[0]
+    duplicate: S = _copied(sampler, memo)
+    return duplicate
+
+
+def first_generator(sampler: Sampler) -> np.random.Generator | None:
+    """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first one that it holds."""
+    if sampler.rng is not None:
+        return sampler.rng
+    return next((thing for thing in _held(sampler) if isinstance(thing, np.random.Generator)), None)
+
+
+def samplers_in(sampler: Sampler) -> list[Sampler]:
+    """Return a sampler and those that it holds, however deep."""
+    return [thing for thing in _held(sampler) if isinstance(thing, Sampler)]
+
+
+def make_numbers_ints(sampler: Sampler) -> None:
+    """Make numpy's integers that a private copy holds Python's: JSON can't hold others, and their sums overflow."""
+    for held in samplers_in(sampler):
+        for name, value in getattr(held, "__dict__", {}).items():
+            if isinstance(value, np.integer):
+                vars(held)[name] = int(value)
+
+
+def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the same type
+    """Deep-copy what can be deep-copied, and of samplers and containers that can't at least the parts."""
+    if id(thing) in memo:
+        return memo[id(thing)]
+    # deepcopy writes into the memo it is given, half-filled objects too where it fails
+    duplicate: Any = thing
+    attempt = dict(memo)
+    try:
+        duplicate = copy.deepcopy(thing, attempt)
+    except Exception:  # noqa: BLE001 whatever forbids the copy: its own __deepcopy__ may raise anything
+        pass
+    else:
+        if not (isinstance(thing, Sampler) and duplicate is thing):
+            # what deepcopy keeps alive is under the id of its memo, which another object has once that memo is gone
+            keep_alive = attempt.pop(id(attempt), [])
+            memo.update(attempt)
+            memo.setdefault("keep alive", []).extend(keep_alive)
+            return duplicate
+    match thing:
+        case Sampler():
+            duplicate = memo[id(thing)] = object.__new__(type(thing))
+            for name, value in attributes(thing).items():
+                object.__setattr__(duplicate, name, _copied(value, memo))
+        case list():
+            duplicate = memo[id(thing)] = []
+            duplicate.extend(_copied(part, memo) for part in thing)
+        case dict():
+            duplicate = memo[id(thing)] = {}
+            duplicate.update((key, _copied(part, memo)) for key, part in thing.items())
+        case _:
+            # a lock, a file: a copy would not be one, and closing it would close the original
+            memo[id(thing)] = thing
+    return duplicate
+
+
+def _shared(array: object) -> object:
+    """A large array under another name, which can't write into it where that is possible."""
+    match array:
+        case np.ndarray():
+            view = array.view()
+            view.flags.writeable = False
+            return view
+        case pd.DataFrame() | pd.Series():
+            return array.copy(deep=False)
+        case _:
+            return array
+
+
+def _held(sampler: Sampler) -> Iterator[Any]:
+    """Yield a sampler and what it holds in attributes and containers, but not what arrays and generators hold."""
+    seen: set[int] = set()
+    pending: list[Any] = [sampler]
+    while pending:
+        thing = pending.pop()
+        if isinstance(thing, _ATOMS) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        yield thing
+        if isinstance(thing, np.random.Generator) or _n_bytes(thing) is not None:
+            continue
+        if isinstance(thing, list | tuple | set | frozenset):
+            pending.extend(thing)
+        else:
+            pending.extend((thing if isinstance(thing, dict) else attributes(thing)).values())
+
+
+def _n_bytes(thing: object) -> int | None:
+    """The size of an array, whoever's: numpy's, pandas', torch's and zarr's have ``nbytes``. None if it is none."""
+    if isinstance(thing, pd.DataFrame):
+        return int(thing.size) * 8  # about, and at once
+    try:
+        n_bytes = getattr(thing, "nbytes", None)
+    except Exception:  # noqa: BLE001 an array of a file that is closed can't tell, whatever its library raises
+        return None
+    return n_bytes if isinstance(n_bytes, int) else None
+
+
+def attributes(thing: object) -> dict[str, Any]:
+    """Return what an object holds under names of its own, slots included."""
+    in_slots = {
+        name: getattr(thing, name) for cls in type(thing).__mro__ for name in _slots(cls) if hasattr(thing, name)
+    }
+    return in_slots | getattr(thing, "__dict__", {})
+
+
+def _slots(cls: type) -> list[str]:
+    """The names of a class's slots, as Python spells them on instances."""
+    slots = vars(cls).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    private = f"_{cls.__name__.lstrip('_')}"
+    return [
+        private + name if name.startswith("__") and not name.endswith("__") else name
+        for name in names
+        if name not in ("__dict__", "__weakref__")
+    ]
+
+
+_SHARED = ("_batch_size", "_chunk_size", "_drop_last", "_num_samples", "_preload_nchunks")
+_OF_CHUNKS = (*_SHARED, "_in_memory_size", "_replacement", "_shuffle")
+_OF_CLASSES = (*_SHARED, "_n_obs")
+
+#: For each type, the attributes that its batches follow from, beside the mask, the generator, and labels and weights.
+#: They are listed so that an attribute that a later annbatch adds doesn't make every saved state another sampler's.
+SETTINGS: dict[type[Sampler], tuple[str, ...]] = {
+    RandomSampler: _OF_CHUNKS,
+    SequentialSampler: _OF_CHUNKS,
+    ClassSampler: _OF_CLASSES,
+    WeightedClassSampler: _OF_CLASSES,
+}
+_ANNBATCHS = (RandomSampler, SequentialSampler, ClassSampler)
+
+
+def _own(sampler: Sampler, name: str) -> Callable[..., Any] | None:
+    """Return a method that a sampler has for this package; None if it has none."""
+    method = getattr(sampler, name, None)
+    return method if callable(method) else None
+
+
+def is_annbatchs_own(sampler: Sampler) -> bool:
+    """Whether a sampler is one of annbatch's own, whose load requests are right; those of subclasses may not be."""
+    return type(sampler) in SETTINGS
+
+
+def chunk_size(sampler: Sampler) -> int | None:
+    """Return how many consecutive rows a sampler reads at a time; None if that isn't known.
+
+    >>> chunk_size(RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256))
+    64
+    """
+    size: int | None = getattr(sampler, "chunk_size", None)
+    return sampler._chunk_size if size is None and isinstance(sampler, _ANNBATCHS) else size
+
+
+def rows_per_request(sampler: Sampler) -> int | None:
+    """Return how many rows a sampler asks for in a load request at most; None if that isn't known."""
+    return sampler._chunk_size * sampler._preload_nchunks if isinstance(sampler, _ANNBATCHS) else None
+
+
+def n_draws(sampler: Sampler, n_rows: int) -> int | None:
+    """Return how many samples a sampler draws with replacement of some rows; None if it doesn't.
+
+    >>> n_draws(RandomSampler(64, 32, 256, replacement=True), 20_000)
+    20000
+    >>> n_draws(RandomSampler(64, 32, 256), 20_000) is None
+    True
+    """
+    if own := _own(sampler, "n_draws"):
+        drawn: int | None = own(n_rows)
+        return drawn
+    if isinstance(sampler, ClassSampler):
+        drawn = sampler._num_samples
+    elif isinstance(sampler, RandomSampler) and sampler._replacement:
+        drawn = sampler._num_samples or n_rows
+    else:
+        return None
+    return drawn // sampler.batch_size * sampler.batch_size if sampler._drop_last else drawn
+
+
+def can_set_draws(sampler: Sampler) -> bool:
+    """Whether a sampler can be made to draw another number of samples."""
+    return isinstance(sampler, ClassSampler | RandomSampler) or _own(sampler, "set_draws") is not None
+
+
+def set_draws(sampler: Sampler, n_draws: int) -> None:
+    """Make a private copy of a sampler draw a number of samples in a pass."""
+    if own := _own(sampler, "set_draws"):
+        own(n_draws)
+    else:
+        assert isinstance(sampler, ClassSampler | RandomSampler)
+        sampler._num_samples = n_draws
+
+
+def reads_every_row(sampler: Sampler) -> bool:
+    """Whether a sampler is meant to read all of its rows once, rather than to draw some of them."""
+    has_fixed_number = isinstance(sampler, RandomSampler) and sampler._num_samples is not None
+    return not has_fixed_number and n_draws(sampler, 1) is None
+
+
+def is_random(sampler: Sampler) -> bool:
+    """Whether a sampler's order may follow from a generator: it holds one, or leaves shuffling to others."""
+    if isinstance(sampler, SequentialSampler):  # it holds a generator all the same
+        return sampler.shuffle
+    return first_generator(sampler) is not None or bool(sampler.shuffle)
+
+
+def drawable_classes(sampler: Sampler) -> frozenset[str] | None:
+    """Return the classes that a class sampler can draw from its rows; None for other samplers."""
+    if not isinstance(sampler, ClassSampler):
+        return None
+    runs = sampler._rle_manager
+    return frozenset(map(str, runs._classes.categories[runs.codes]))
+
+
+def needs_global_rows(sampler: Sampler) -> bool:
+    """Whether a sampler holds something for each row, so that it matters which rows a shard has, not only how many."""
+    return isinstance(sampler, ClassSampler) or _own(sampler, "localize") is not None
+
+
+def localize(sampler: Sampler, rows: Rows, n_obs: int) -> None:
+    """Make a private copy of a sampler run on the local rows of a shard, and take ``len(rows)`` for ``n_obs``.
+
+    A ValueError if it can't run on these rows; a TypeError if its mask can't be assigned.
+    """
+    if own := _own(sampler, "localize"):
+        own(rows, n_obs)
+    elif isinstance(sampler, ClassSampler):
+        sampler.validate(n_obs)  # one label per row of the collection
+        sampler._num_open_passes = 0  # the original may have been copied with one open
+        labels: pd.Categorical = sampler._rle_manager._classes
+        codes = rows.take(labels.codes)
+        sampler._n_obs = len(codes)
+        sampler._rle_manager._classes = pd.Categorical.from_codes(codes, dtype=labels.dtype)
+        sampler.mask = slice(0, len(codes))  # looks for the runs of each class again
+    else:
+        mask: object = sampler.mask  # which a user's sampler may have of any type
+        if mask is None or (isinstance(mask, slice) and mask == slice(0, None)):
+            return
+        try:
+            sampler.mask = slice(0, None)
+        except AttributeError as error:
+            raise TypeError(
+                f"{type(sampler).__name__} has the mask {sampler.mask}, which can't be assigned. To run on a rank's "
+                "rows it must take another one; give it a setter for mask."
+            ) from error
+
+
+def settings(sampler: Sampler) -> dict[str, Any]:
+    """Return what a sampler's batches follow from, by name: all that it holds, unless it says so or is annbatch's."""
+    if own := _own(sampler, "settings"):
+        held: dict[str, Any] = own()
+        return held
+    names = SETTINGS.get(type(sampler))
+    held = attributes(sampler) if names is None else {name: getattr(sampler, name) for name in names}
+    if not isinstance(sampler, ClassSampler):
+        return held
+    # without what follows from labels, weights and mask, and what counts passes
+    held = {name: part for name, part in held.items() if name not in ("_rle_manager", "_num_open_passes")}
+    return held | {"classes": sampler._rle_manager._classes, "weights": sampler._rle_manager._weights}
+
+
+#: Whose settings are shown: of these types exactly, not of what others make of them.
+_SHOWN: set[type] = {*SETTINGS, Contiguous, Independent, Shuffled}
+
+#: Modules whose objects count by their type: what they hold is theirs, and changes with the process.
+_OPAQUE = frozenset(sys.stdlib_module_names) - {"collections", "datetime", "decimal", "fractions", "functools", "enum"}
+
+
+def fingerprint(thing: object) -> str:
+    """Return a text that tells samplers, or shardings, of other settings apart.
+
+    >>> from annbatch.samplers import SequentialSampler
+    >>> masked = SequentialSampler(64, 32, 256, mask=slice(0, 9))
+    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(masked)
+    True
+    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(
+    ...     SequentialSampler(64, 32, 512)
+    ... )
+    False
+    >>> fingerprint(Shuffled(block_size=64))
+    'Shuffled(block_size=64)'
+    """
+    if type(thing) not in _SHOWN:
+        return f"{type(thing).__name__}({_digest(_description(thing).encode('utf-8', 'surrogatepass'))})"
+    texts = (f"{name}={_shown(value)}" for name, value in _parts(thing))
+    return f"{type(thing).__name__}({', '.join(texts)})"
+
+
+def _shown(value: object) -> str:
+    """A setting that is shown: as it is if it is a number, and else by a digest."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    if type(plain) in (type(None), bool, int, float):
+        return repr(plain)
+    return _digest(_description(value).encode("utf-8", "surrogatepass"))
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _description(thing: object, within: tuple[int, ...] = ()) -> str:  # noqa: PLR0912 a branch for each kind of thing
+    """Describe anything that a sampler holds; ``within`` are the objects that it is held by."""
+    describe = functools.partial(_description, within=(*within, id(thing)))
+    kind = type(thing)
+    match thing:
+        case None | bool() | int() | float() | complex() | str() | bytes() | slice() | range() | type() | np.dtype():
+            text = repr(thing)
+        case dt.date() | dt.time() | dt.timedelta() | Decimal() | Fraction() | Enum():
+            text = repr(thing)
+        case np.generic():
+            text = repr(thing.item())
+        case np.ndarray() if thing.dtype.kind in "biufcmMSUV" and not thing.dtype.hasobject:
+            values = np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data
+            text = f"array({thing.dtype}, {thing.shape}, {_digest(values)})"
+        case os.PathLike():
+            text = f"path({os.fspath(thing)!r})"
+        case _ if id(thing) in within:
+            text = "..."
+        case list() | tuple() | deque():
+            text = f"[{', '.join(map(describe, thing))}]"
+        case set() | frozenset():
+            text = f"{{{', '.join(sorted(map(describe, thing)))}}}"
+        case dict():
+            pairs = sorted(((str(key), value) for key, value in thing.items()), key=lambda pair: pair[0])
+            text = kind.__name__ + _of_pairs(pairs, describe)
+        case np.ndarray():
+            text = f"array({thing.shape}, {describe(thing.reshape(-1).tolist())})"
+        case pd.Categorical():
+            text = f"Categorical({describe(thing.codes)}, {describe(list(thing.categories))})"
+        case pd.DataFrame():
+            text = f"DataFrame({describe(list(thing.items()))}, {describe(thing.index)})"
+        case pd.Series() | pd.Index():
+            text = f"{kind.__name__}({describe(thing.to_numpy())})"
+        case functools.partial():
+            text = f"partial({describe([thing.func, thing.args, thing.keywords])})"
+        case types.FunctionType() | types.BuiltinFunctionType():
+            text = f"{thing.__module__}.{thing.__qualname__}"
+        case types.MethodType():
+            text = f"{describe(thing.__self__)}.{thing.__name__}"
+        case _ if hasattr(thing, "__array__"):  # torch's and jax's
+            text = describe(np.asarray(thing))
+        case _ if kind.__module__.partition(".")[0] in _OPAQUE or isinstance(thing, types.ModuleType):
+            text = kind.__qualname__
+        case _:
+            text = kind.__name__ + _of_pairs(_parts(thing), describe)
+    return text
+
+
+def _of_pairs(pairs: Iterable[tuple[str, Any]], describe: Callable[[Any], str]) -> str:
+    return f"({', '.join(f'{name}={describe(value)}' for name, value in pairs)})"
+
+
+def _parts(thing: object) -> Iterator[tuple[str, Any]]:
+    """What counts of a sampler or another object, by name, in the order of the names."""
+    held = settings(thing) if isinstance(thing, Sampler) else attributes(thing)
+    for name, value in sorted(held.items()):
+        is_wrappers = isinstance(thing, Sampler) and name in ("_mask", "_rng")
+        if not is_wrappers and not isinstance(value, np.random.Generator):
+            yield name.lstrip("_"), value
