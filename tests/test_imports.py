@@ -16,8 +16,8 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Highest first: a room imports from itself and from those below it.
 ROOMS = [
-    *("cli", "integrations", "loader", "sampler", "job", "checks", "picture", "report", "planner", "progress"),
-    *("state", "stream", "config", "plan", "wrapped", "callers", "ranks", "lanes", "sharding", "masks", "rows"),
+    *("cli", "integrations", "loader", "sampler", "checks", "picture", "report", "planner"),
+    *("stream", "config", "plan", "wrapped", "state", "ranks", "lanes", "sharding", "masks", "rows"),
 ]
 #: What knows neither samplers nor what frameworks make of batches.
 PURE = ["lanes", "masks", "ranks", "rows", "sharding"]

@@ -12,12 +12,12 @@ import pytest
 from annbatch.samplers import RandomSampler
 from hypothesis import event, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.samplers import batches, flat
 from tests.strategies import jobs
-from tests.test_resume import asked, of_epoch, read_by, read_by_workers
+from tests.test_resume import asked, batches_in, of_epoch, read_by
+from tests.workers import read_by_workers
 
 if TYPE_CHECKING:
     from tests.strategies import Job
@@ -59,7 +59,11 @@ def test_what_is_told_of_an_epoch_is_what_a_pass_yields_whatever_interrupts_it(
         comes = told(ranks[-1], drawn.n_obs, slice(first, None)) if part in ([world_size, 1], *segments[-1:]) else None
         found: Read = {}
         for rank, sampler in enumerate(ranks):
-            batches = read_by_workers(sampler, drawn.n_obs, n_workers) if n_workers else read_by(sampler, drawn.n_obs)
+            batches = (
+                read_by_workers(sampler, drawn.n_obs, n_workers, batches_in)
+                if n_workers
+                else read_by(sampler, drawn.n_obs)
+            )
             found |= {(first + step, rank): list(rows) for step, (rows, _) in enumerate(batches)}
         if comes is not None and (not segments or segments[-1][1] == part[1]):
             assert comes == found
@@ -199,11 +203,3 @@ def test_what_workers_have_read_is_told() -> None:
         frame = knows.cells_of(slice(5), [], ranks=0)
         assert [rows.tolist() for _, rows in frame.groupby("step")["row"]] == read
         assert flat(read) == frame["row"].tolist()
-
-
-def test_what_workers_may_have_read_that_nobody_counts_is_an_error() -> None:
-    made = loader()
-    next(iter(DataLoader(made, batch_size=None, num_workers=1, multiprocessing_context="fork")))
-    with pytest.raises(RuntimeError, match="how many there are isn't known here"):
-        made.cells_of(3)
-    assert len(made.cells_of(3, epoch=0)) == 8

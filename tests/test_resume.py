@@ -19,10 +19,11 @@ from tests.samplers import batches, job, repeats
 from tests.strategies import jobs
 from tests.test_state import DAMAGED, NO_STATES
 from tests.test_state import STATE as OTHER_STATE
-from tests.workers import as_worker, in_turn
+from tests.workers import read_by_workers
 
 if TYPE_CHECKING:
     from annbatch_distributed.rows import Rows
+    from annbatch_distributed.stream import Pass
     from tests.strategies import Job
 
 
@@ -48,21 +49,16 @@ type Batch = tuple[tuple[int, ...], tuple[bool, ...]]
 
 def read_by(sampler: DistributedSampler, n_obs: int) -> list[Batch]:
     """The batches of a pass."""
-    requests = list(sampler.sample(n_obs))
+    return batches_in(sampler.sample(n_obs))
+
+
+def batches_in(begun: Pass) -> list[Batch]:
+    requests = list(begun)
     rows = batches(requests)
     marks = (
         repeats(requests) if any("repeated" in request for request in requests) else [[False] * len(r) for r in rows]
     )
     return [(tuple(own), tuple(own_marks)) for own, own_marks in zip(rows, marks, strict=True)]
-
-
-def read_by_workers(sampler: DistributedSampler, n_obs: int, n_workers: int) -> list[Batch]:
-    """The batches of a pass of workers, as torch collects them."""
-    streams = []
-    for worker in range(n_workers):
-        with as_worker(worker, n_workers):
-            streams.append(iter(read_by(copy.deepcopy(sampler), n_obs)))
-    return list(in_turn(streams))
 
 
 def asked(samplers: list[DistributedSampler], n_obs: int) -> list[int] | str:
@@ -101,7 +97,7 @@ def test_the_batches_of_an_epoch_are_those_of_the_uninterrupted_one_whatever_int
             whole = Counter(batch for rank in of_epoch(drawn, world_size, epoch, []) for batch in read_by(rank, n_obs))
         done = n_done if which < len(parts) - 1 else max(counts)
         for rank, count in zip(ranks, counts, strict=True):
-            found = read_by_workers(rank, n_obs, n_workers) if n_workers else read_by(rank, n_obs)
+            found = read_by_workers(rank, n_obs, n_workers, batches_in) if n_workers else read_by(rank, n_obs)
             assert len(found) == count
             read.update(found[:done])
         if done >= max(counts):
@@ -452,7 +448,7 @@ def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> N
             ask(95)
     begun = random()
     begun.sample(N_OBS)
-    with pytest.raises(ValueError, match="batches_done must be at most 12, the batches of this pass, got 13"):
+    with pytest.raises(ValueError, match="at most 12, the batches of its epoch, got 13"):
         begun.state_dict(batches_done=13)
     unknown = random()
     unknown.load_state_dict(random().state_dict(batches_done=13))  # of how many rows, nobody knows yet

@@ -283,6 +283,15 @@ class Holder(SequentialSampler):
         self.held = held
 
 
+def test_annbatchs_sampler_around_ours_is_an_error() -> None:
+    """annbatch's own DistributedSampler would shard the rows of a rank once more."""
+    inner = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2))
+    with pytest.raises(ValueError, match=r"shards rows that are sharded already, .* Leave it out"):
+        annbatch.samplers.DistributedSampler(inner, dist_info=lambda: (0, 2))
+    inner.mask = slice(0, 40)
+    assert inner.n_batches(48) == 5
+
+
 @pytest.mark.parametrize("around", ["ours", "a sampler that holds it"])
 @pytest.mark.parametrize("within", [DistributedSampler, annbatch.samplers.DistributedSampler])
 def test_a_distributed_sampler_in_another_one_is_a_type_error_that_says_what_to_do(

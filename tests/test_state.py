@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from annbatch_distributed.lanes import Segment, Worker
+from annbatch_distributed.lanes import Segment
 from annbatch_distributed.state import Position, differences, from_state, to_state
 
 #: As a file would have it, written by hand.
@@ -19,7 +20,7 @@ STATE: dict[str, Any] = {
     "epoch": 2,
     "pass": 1,
     "segments": [[3, 1, 5], [4, 2, 7]],
-    "worker": [0, 2],
+    "finished": False,
     "identity": {"n_obs": 100, "mask": "0:", "seed": None, "sampler": "RandomSampler(batch_size=8)", "align": 64},
 }
 IDENTITY: dict[str, int | str | None] = {
@@ -37,18 +38,18 @@ def test_what_is_read_of_a_state_is_what_is_written_in_it() -> None:
     first, second = at.segments
     assert (first.n_lanes, first.n_workers, first.done) == (3, 1, 5)
     assert (second.n_lanes, second.n_workers, second.done) == (4, 2, 7)
-    assert at.worker is not None
-    assert (at.worker.number, at.worker.n_workers) == (0, 2)
+    assert (at.finished, at.unverified) == (False, False)
     assert identity == IDENTITY
-    assert from_state({name: value for name, value in STATE.items() if name != "worker"})[0].worker is None
+    finished, _ = from_state(STATE | {"finished": True, "unverified": True})
+    assert (finished.finished, finished.unverified) == (True, True)
 
 
 def test_what_is_written_to_a_state_is_what_was_said() -> None:
     segments = (Segment(n_lanes=3, n_workers=1, done=5), Segment(n_lanes=4, n_workers=2, done=7))
-    position = Position(epoch=2, passes=1, segments=segments, worker=Worker(number=0, n_workers=2))
+    position = Position(epoch=2, passes=1, segments=segments)
     assert json.loads(json.dumps(to_state(position, IDENTITY))) == STATE
-    whole = to_state(Position(epoch=2, passes=1, segments=segments), IDENTITY)
-    assert whole == {name: value for name, value in STATE.items() if name != "worker"}
+    others = {"finished": True, "unverified": True}
+    assert to_state(replace(position, **others), IDENTITY) == STATE | others
 
 
 def test_a_state_stays_small_whatever_is_in_the_identity() -> None:
@@ -93,14 +94,14 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"segments": []}, "number of segments must be an integer from 1 to 100, got 0"),
     ({"segments": [[2, 1, 3]] * 101}, "number of segments must be an integer from 1 to 100, got 101"),
     ({"segments": [4, 1, 3]}, "cannot unpack non-iterable int object"),
-    ({"segments": [[4, 3]]}, r"not enough values to unpack \(expected 3, got 2\), in .*\[\[4, 3\]\]"),
+    ({"segments": [[4, 3]]}, r"not enough values to unpack \(expected 3, got 2\), in "),
     ({"segments": ["413"]}, "number of lanes must be an integer from 1 to 1048576, got '4'"),
     ({"segments": [[0, 1, 3]]}, "number of lanes must be an integer from 1 to 1048576, got 0"),
     ({"segments": [[2**20 + 1, 1, 3]]}, "number of lanes must be an integer from 1 to 1048576, got 1048577"),
     ({"segments": [[2, 10**8, 3]]}, "number of workers must be an integer from 1 to 1048576, got 100000000"),
     ({"segments": [[2, 1, -3]]}, "batches done must be an integer from 0 to 9223372036854775807, got -3"),
-    ({"worker": [2, 2]}, "worker must be an integer from 0 to 1, got 2"),
-    ({"worker": [0, 0]}, "number of workers must be an integer from 1 to 1048576, got 0"),
+    ({"finished": 2}, "finished must be an integer from 0 to 1, got 2"),
+    ({"finished": "no"}, "finished must be an integer from 0 to 1, got 'no'"),
     ({"identity": None}, "not iterable"),
     ({"identity": {"n_obs": 100.0}}, "n_obs must be an integer from 0 to 9223372036854775807, got 100.0"),
     ({"identity": {"mask": ["0:"] * 10**6}}, r"mask must be an integer .*, got \['0:', '0:', "),
@@ -116,7 +117,7 @@ def test_a_damaged_state_is_an_error_that_says_what_is_wrong(changes: dict[str, 
     assert "Load " in str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(STATE.keys() - {"worker"}))
+@pytest.mark.parametrize("name", sorted(STATE.keys() - {"finished"}))
 def test_a_truncated_state_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"The state is damaged: (it has no '{name}'|version must be)"):
         from_state({key: value for key, value in STATE.items() if key != name})
@@ -140,7 +141,7 @@ def test_what_is_no_dict_is_a_type_error(state: Any) -> None:
         {"epoch": np.array(2)},
         {"epoch": torch.tensor(2), "pass": np.int32(1)},
         {"segments": ((3, 1, np.int64(5)), [np.array(4), torch.tensor(2), 7])},
-        {"worker": (np.int16(0), np.int64(2))},
+        {"finished": np.int16(0)},
         {"identity": MappingProxyType(IDENTITY | {"n_obs": np.int64(100), "mask": np.str_("0:")})},
         {"written by": "another library", "at": [1, 2, 3]},
     ],
@@ -155,7 +156,7 @@ def test_what_other_libraries_make_of_a_state_is_the_same_state(changes: dict[st
 def test_the_largest_numbers_that_a_state_can_have_are_read() -> None:
     most = 2**63 - 1
     segments = [[2**20, 2**20, most]] * 100
-    state = STATE | {"epoch": most, "pass": most, "segments": segments, "worker": [2**20 - 1, 2**20]}
+    state = STATE | {"epoch": most, "pass": most, "segments": segments}
     at, _ = from_state(state)
-    assert at == Position(most, most, (Segment(2**20, 2**20, most),) * 100, Worker(2**20 - 1, 2**20))
+    assert at == Position(most, most, (Segment(2**20, 2**20, most),) * 100)
     assert len(json.dumps(to_state(at, IDENTITY))) < 5_000

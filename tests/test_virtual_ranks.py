@@ -18,12 +18,14 @@ from tests.loaders import numbered, rows
 from tests.meeting import agreement, verdict
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 from tests.strategies import Job, jobs
-from tests.workers import Workers
+from tests.workers import read_by_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from annbatch.types import LoadRequest
+
+    from annbatch_distributed.stream import Pass
 
     type Read = list[list[int]]
 
@@ -128,10 +130,10 @@ def test_workers_of_a_rank_divide_its_batches_as_those_of_real_ranks_do(remainde
     sampler = RandomSampler(4, 2, 4) if kind == "random" else MaskBlind(4, per_request=3)
     options: dict[str, Any] = {"seed": 0, "remainder": remainder}
     for n_obs in (101, 128):
-        read = [list(Workers(rank, 2, n_obs=n_obs)) for rank in of_epoch_0(sampler, 4, **options)]
+        read = [read_by_workers(rank, n_obs, 2) for rank in of_epoch_0(sampler, 4, **options)]
         for world_size in (1, 2, 4):
             ranks = of_epoch_0(sampler, world_size, **options, virtual_ranks=4)
-            found = [list(Workers(rank, 2, n_obs=n_obs)) for rank in ranks]
+            found = [read_by_workers(rank, n_obs, 2) for rank in ranks]
             assert found == joined(read, world_size)
             for done in (1, 4):
                 state = ranks[0].state_dict(batches_done=0) | {"segments": [[4, 2 if ranks[0].shuffle else 1, done]]}
@@ -140,7 +142,7 @@ def test_workers_of_a_rank_divide_its_batches_as_those_of_real_ranks_do(remainde
                     for rank in after:
                         rank.load_state_dict(state)
                         rank.set_epoch(0)
-                    rest = [list(Workers(rank, 2, n_obs=n_obs)) for rank in after]
+                    rest = [read_by_workers(rank, n_obs, 2) for rank in after]
                     left = [part[done:] for part in joined(read, others)]
                     assert [sorted(flat(part)) for part in rest] == [sorted(flat(part)) for part in left]
 
@@ -191,10 +193,10 @@ class Ragged(MaskBlind):
             start += n_rows
 
 
-def read_one_by_one(sampler: DistributedSampler, n_obs: int) -> tuple[Read, list[int]]:
+def read_one_by_one(begun: Pass) -> tuple[Read, list[int]]:
     """What is read if each load request is read before the next is asked for, and how many rows each one loads."""
     found, sizes = [], []
-    for request in sampler.sample(n_obs):
+    for request in begun:
         found += batches([request])
         sizes.append(len(request_rows(request)))
     return found, sizes
@@ -207,10 +209,10 @@ def test_however_many_batches_load_requests_have_nothing_is_read_twice_and_the_m
 ) -> None:
     n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that they differ from each other
     options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
-    read = [read_one_by_one(rank, n_obs)[0] for rank in job(Ragged(2), virtual_ranks, **options)]
+    read = [read_one_by_one(rank.sample(n_obs))[0] for rank in job(Ragged(2), virtual_ranks, **options)]
     for world_size in divisors(virtual_ranks):
         for rank, sampler in enumerate(job(Ragged(2), world_size, virtual_ranks=virtual_ranks, **options)):
-            found, sizes = read_one_by_one(sampler, n_obs)
+            found, sizes = read_one_by_one(sampler.sample(n_obs))
             assert found == joined(read, world_size)[rank]
             assert read_through or sum(sizes) == len(flat(found))
             assert max(sizes) <= 4 * 8 * virtual_ranks // world_size
@@ -221,12 +223,12 @@ def test_workers_of_virtual_ranks_of_unequal_length_hold_no_more_than_a_few_load
     (sampler,) = job(RandomSampler(16, 4, 16), 1, seed=0, remainder="keep", virtual_ranks=4)
     sizes: list[int] = []
 
-    def read(duplicate: DistributedSampler) -> Read:
-        found, own = read_one_by_one(duplicate, n_obs)
+    def read(begun: Pass) -> Read:
+        found, own = read_one_by_one(begun)
         sizes.extend(own)
         return found
 
-    assert sorted(flat(Workers(sampler, 2, read=read))) == list(range(n_obs))
+    assert sorted(flat(read_by_workers(sampler, n_obs, 2, read))) == list(range(n_obs))
     assert max(sizes) <= 4 * 4 * 64 * 1.25
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from multiprocessing.context import set_spawning_popen
+from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
@@ -18,13 +21,16 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader, get_worker_info
 from zarr.storage import MemoryStore
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from tests.loaders import numbered, rows
 from tests.meeting import verdict
 from tests.samplers import batches, flat
 from tests.stores import Counting
-from tests.workers import as_worker, forked, in_turn
+from tests.workers import as_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 N_OBS = 201
 LABELS = pd.Categorical(np.repeat(["B", "NK", "T"], [80, 60, 61]))
@@ -43,6 +49,12 @@ def distributed(kind: str = "random", rank: int = 0, world_size: int = 2, **opti
 
 def loader(kind: str = "random", rank: int = 0, *, read_ahead: int = 0, **options: Any) -> StatefulLoader:
     return numbered(distributed(kind, rank, **options), N_OBS, read_ahead=read_ahead)
+
+
+def annbatchs(kind: str = "random", **options: Any) -> Loader:
+    """annbatch's own Loader, whose batches a plain DataLoader can collect."""
+    made = Loader(batch_sampler=distributed(kind, **options), return_index=True, preload_to_gpu=False)
+    return made.add_adata(ad.AnnData(np.arange(float(N_OBS))[:, None]))
 
 
 def torchs(source: Any, n_workers: int = 2, start: str = "fork", **options: Any) -> DataLoader:
@@ -87,11 +99,12 @@ def test_what_is_set_and_loaded_reaches_workers_that_persist_however_they_are_st
 
 
 @forks
-def test_a_dataloader_of_torchs_own_has_the_epoch_that_is_set_before_each_iteration() -> None:
-    made = loader(sharding="shuffled")
+def test_a_plain_dataloader_reads_the_epoch_that_is_set() -> None:
+    """annbatch's own Loader in torch's DataLoader has the epoch that is set before each iteration."""
+    made = annbatchs(sharding="shuffled")
     collected = torchs(made)
     for epoch in (0, 3, 1):
-        made.set_epoch(epoch)
+        made.batch_sampler.set_epoch(epoch)
         alone = loader(sharding="shuffled")
         alone.set_epoch(epoch)
         assert sorted(rows(collected)) == sorted(rows(alone))
@@ -100,47 +113,86 @@ def test_a_dataloader_of_torchs_own_has_the_epoch_that_is_set_before_each_iterat
 @forks
 @pytest.mark.parametrize("persistent", [False, True])
 def test_where_nobody_sets_an_epoch_each_iteration_has_an_order_of_its_own(persistent: bool) -> None:
-    collected = torchs(loader(), persistent_workers=persistent)
+    collected = torchs(annbatchs(), persistent_workers=persistent)
     passes = [rows(collected) for _ in range(3)]
     assert {str(sorted(flat(one))) for one in passes} == {str(sorted(flat(rows(loader()))))}
     assert len({str(sorted(one)) for one in passes}) == 3
 
 
 @forks
-def test_what_workers_that_persist_or_a_state_could_not_be_told_is_an_error_that_names_to_dataloader() -> None:
-    made = loader()
+def test_workers_that_can_not_know_their_pass_name_to_dataloader() -> None:
+    """A worker raises if a state was loaded, or if it has read a pass since an epoch was set."""
+    made = annbatchs()
+    sampler: Any = made.batch_sampler
     collected = torchs(made, persistent_workers=True)
-    made.set_epoch(0)
+    sampler.set_epoch(0)
     rows(collected)
-    made.set_epoch(1)
+    sampler.set_epoch(1)
     with pytest.raises(RuntimeError, match=r"can't know where this pass begins.*to_dataloader\(num_workers=...\)"):
         rows(collected)
-    made.load_state_dict(made.state_dict(batches_done=0) | {"segments": [[2, 1, 5]]})
-    with pytest.raises(RuntimeError, match=r"a state was loaded.*no epoch was set"):
-        rows(torchs(made))
-    made.set_epoch(1)
-    assert len(rows(torchs(made))) == len(made) - 5
+    state = sampler.state_dict(batches_done=0) | {"segments": [[2, 1, 5]]}
+    for sets_epoch in (False, True):
+        sampler.load_state_dict(state)
+        if sets_epoch:
+            sampler.set_epoch(1)
+        with pytest.raises(RuntimeError, match=r"can't know where this pass begins: a state was loaded"):
+            rows(torchs(made))
 
 
 @forks
-def test_how_far_workers_are_that_torchs_own_dataloader_starts_is_not_known_here() -> None:
-    annbatchs = Loader(batch_sampler=distributed(), return_index=True, preload_to_gpu=False)
-    annbatchs.add_adata(ad.AnnData(np.arange(float(N_OBS))[:, None]))
-    for made in (loader(), annbatchs):
-        sampler: Any = made.batch_sampler
-        sampler.set_epoch(0)
-        assert sorted(rows(torchs(made))) == sorted(rows(loader()))
-        with pytest.raises(RuntimeError, match=r"how many there are isn't known here.*to_dataloader"):
-            sampler.state_dict(batches_done=3)
-    made = loader()
-    assert made.state_dict()["segments"] == [[2, 1, 0]]
-    list(islice(torchs(made), 3))
-    for ask in (made.state_dict, made.check_epoch_read):
-        with pytest.raises(RuntimeError, match=r"The workers of a DataLoader take the batches.*to_dataloader"):
+def test_a_pass_of_a_plain_dataloader_has_no_state() -> None:
+    """Asking for the state of a pass that workers of a plain DataLoader read is an error, until an epoch is set."""
+    made = annbatchs()
+    sampler: Any = made.batch_sampler
+    sampler.set_epoch(0)
+    assert sampler.state_dict(batches_done=3)["segments"] == [[2, 1, 3]]
+    rows(torchs(made))
+    assert sampler.state_dict(batches_done=0)["segments"] == [[2, 1, 0]]
+    asks = (lambda: sampler.state_dict(batches_done=3), lambda: sampler.rows_of(N_OBS, 0))
+    for ask in (*asks, lambda: sampler.check_epoch_read(N_OBS, Tally())):
+        with pytest.raises(RuntimeError, match=r"it isn't known here how far they are.*to_dataloader"):
             ask()
-    made.set_epoch(0)
-    list(islice(made, 2))
-    assert made.state_dict()["segments"] == [[2, 1, 2]]
+    sampler.set_epoch(0)
+    assert sampler.state_dict(batches_done=3)["segments"] == [[2, 1, 3]]
+    # a spawned worker shares no memory with this process
+    with monkeypatched_spawning():
+        pickle.dumps(sampler)
+    with pytest.raises(RuntimeError, match=r"it isn't known here how far they are"):
+        sampler.state_dict(batches_done=3)
+
+
+@contextmanager
+def monkeypatched_spawning() -> Iterator[None]:
+    """Pickle as for a process that is about to be spawned."""
+    set_spawning_popen(object())
+    try:
+        yield
+    finally:
+        set_spawning_popen(None)
+
+
+@forks
+def test_a_fork_that_reads_nothing_changes_no_state() -> None:
+    """A process that is forked for something else has no effect on the state."""
+    made = loader()
+    made.set_epoch(1)
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert made.state_dict()["segments"] == [[2, 1, 0]]
+    assert made.sampler.state_dict(batches_done=3)["segments"] == [[2, 1, 3]]
+
+
+@forks
+@pytest.mark.parametrize("n_passes", [0, 1])
+def test_a_plain_dataloader_of_a_stateful_loader_is_an_error(n_passes: int) -> None:
+    """The error in the worker names to_dataloader, and the loader goes on as before."""
+    made = loader()
+    for _ in range(n_passes):
+        rows(made)
+    with pytest.raises(RuntimeError, match=r"can't be read by the workers .* loader.to_dataloader\(num_workers="):
+        rows(torchs(made))
+    assert len(rows(made)) == len(made)
 
 
 @forks
@@ -187,7 +239,7 @@ def test_hardly_a_chunk_is_read_by_more_than_one_worker(kind: str, shared: int) 
     )
     for worker, sampler in enumerate(workers):
         sampler.set_epoch(0)
-        made = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_dataset(array)
+        made = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_dataset(array)
         with as_worker(worker, 3):
             rows(made)
     assert len(store.n_read) == N_OBS // 8
@@ -211,66 +263,6 @@ def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
             thread.join()
         assert current_worker() == (1, 3)
     assert found == [(1, 3)] * 800
-
-
-# states of workers
-
-
-def worker_states(made: StatefulLoader, n_workers: int, done: int) -> tuple[list[list[int]], list[dict[str, Any]]]:
-    """The first batches that are collected, and each worker's state at its last one, as torchdata keeps them."""
-    found, states, iterators = [], [], []
-    duplicates = [forked(made) for _ in range(n_workers)]
-    for worker, duplicate in enumerate(duplicates):
-        with as_worker(worker, n_workers):
-            iterators.append(iter(duplicate))
-            states.append(duplicate.state_dict())
-    for number in range(done):
-        worker = number % n_workers
-        with as_worker(worker, n_workers):
-            found += rows([next(iterators[worker])])
-            states[worker] = json.loads(json.dumps(duplicates[worker].state_dict()))
-    return found, states
-
-
-@pytest.mark.parametrize("kind", ["random", "sequential"])
-@pytest.mark.parametrize("before", [0, 4])
-@pytest.mark.parametrize("done", [0, 2, 7])
-def test_each_worker_goes_on_with_the_state_that_it_had_at_its_last_batch(kind: str, before: int, done: int) -> None:
-    first = workers_of(loader(kind), 3)
-    first.set_epoch(0)
-    whole = rows(first)
-    first.set_epoch(0)
-    state = first.state_dict()
-    if before:
-        assert rows(islice(first, before)) == whole[:before]
-        state = first.state_dict()
-    made = loader(kind)
-    made.load_state_dict(state)
-    made.set_epoch(0)
-    found, states = worker_states(made, 3, done)
-    assert found == whole[before : before + done]
-
-    again = loader(kind)
-    rest = []
-    for worker, state in enumerate(states):
-        with as_worker(worker, 3):
-            duplicate = forked(again)
-            duplicate.load_state_dict(state)
-            rest.append(rows(duplicate))
-    assert sorted(flat(rest[0] + rest[1] + rest[2])) == sorted(flat(whole[before + done :]))
-    turn = [(done + number) % 3 for number in range(3)]
-    collected = list(in_turn([iter(rest[worker]) for worker in turn]))
-    assert collected == whole[before + done :]
-
-
-def test_the_state_of_a_worker_is_refused_elsewhere() -> None:
-    made = loader()
-    made.set_epoch(0)
-    _, states = worker_states(made, 3, 4)
-    with pytest.raises(ValueError, match=r"is that of worker 1 of 3 of a DataLoader\. Load the whole state"):
-        loader().load_state_dict(states[1])
-    with as_worker(1, 2), pytest.raises(ValueError, match="is that of worker 1 of 3"):
-        loader().load_state_dict(states[1])
 
 
 # what goes wrong
@@ -328,7 +320,7 @@ def test_what_workers_have_read_is_checked_by_the_index_of_the_batches() -> None
     made = StatefulLoader(batch_sampler=distributed(), preload_to_gpu=False)
     made = workers_of(made.add_adata(ad.AnnData(np.zeros((N_OBS, 1), dtype="float32"))))
     assert len(list(made)) == len(made)
-    with pytest.raises(RuntimeError, match="it isn't known here which were trained on"):
+    with pytest.raises(TypeError, match="the batches say no rows: make the loader with return_index=True"):
         made.check_epoch_read()
 
 
@@ -340,7 +332,7 @@ def test_an_iteration_over_a_dataloader_ends_with_an_error_when_another_one_is_b
     assert sorted(flat(whole)) == sorted(flat(rows(loader())))
     with pytest.raises(RuntimeError, match=r"Another iteration over this DataLoader was begun.*make another loader"):
         next(first)
-    assert collected.state_dict()["pass"] == 2
+    assert (collected.state_dict()["pass"], collected.state_dict()["finished"]) == (1, True)
 
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import worker as torchs
 
-from annbatch_distributed import DistributedSampler, StatefulLoader
+from annbatch_distributed.ranks.worker import current_worker
 from tests.samplers import batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
+
+    from annbatch_distributed import DistributedSampler
+    from annbatch_distributed.stream import Pass
 
 
 @contextmanager
@@ -26,40 +29,16 @@ def as_worker(worker: int, n_workers: int) -> Iterator[None]:
         torchs._worker_info = before
 
 
-def forked[Source: (DistributedSampler, StatefulLoader)](source: Source) -> Source:
-    """A copy that a worker would have if it were started now."""
-    return copy.deepcopy(source)
-
-
-class Workers:
-    """Workers of one rank, which fetch all of their batches ahead; they are started anew unless they persist."""
-
-    def __init__(
-        self,
-        source: Any,
-        n_workers: int,
-        *,
-        n_obs: int = 0,
-        persistent: bool = False,
-        read: Callable[[Any], Iterable[Any]] | None = None,
-    ) -> None:
-        self.source, self.n_workers, self.n_obs, self.persistent = source, n_workers, n_obs, persistent
-        self.read = self.rows if read is None else read
-        self.copies: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        if not (self.persistent and self.copies):
-            self.copies = [forked(self.source) for _ in range(self.n_workers)]
-        streams = []
-        for worker, duplicate in enumerate(self.copies):
-            with as_worker(worker, self.n_workers):
-                streams.append(iter(list(self.read(duplicate))))
-        return in_turn(streams)
-
-    def rows(self, duplicate: Any) -> list[list[int]]:
-        if isinstance(duplicate, StatefulLoader):
-            return [batch["index"].tolist() for batch in duplicate]
-        return batches(duplicate.sample(self.n_obs))
+def read_by_workers(
+    sampler: DistributedSampler, n_obs: int, n_workers: int, read: Callable[[Pass], list[Any]] = batches
+) -> list[Any]:
+    """The batches of a pass whose workers are told where it begins, as torch collects them; the sampler stays."""
+    position = copy.deepcopy(sampler).begin_by_workers(n_obs, n_workers).position
+    streams = []
+    for worker in range(n_workers):
+        with as_worker(worker, n_workers):
+            streams.append(iter(read(copy.deepcopy(sampler).begin(n_obs, position, current_worker()))))
+    return list(in_turn(streams))
 
 
 def in_turn(streams: list[Iterator[Any]]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What the arguments of a sampler come to, once they are known to be right and to go together."""
+"""The validated configuration of a sampler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from annbatch.abc import Sampler
@@ -18,6 +18,7 @@ from annbatch_distributed.lanes import POLICIES, Remainder
 from annbatch_distributed.masks import AnyMask, Mask, resolve_mask
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sharding import Contiguous, Independent, Sharding, Shuffled, checked_sharding
+from annbatch_distributed.state import Identity
 from annbatch_distributed.wrapped import (
     attributes,
     can_set_draws,
@@ -33,18 +34,14 @@ from annbatch_distributed.wrapped import (
     samplers_in,
 )
 
-if TYPE_CHECKING:
-    from annbatch_distributed.state import Identity
-
-
 type ShardingName = Literal["contiguous", "shuffled", "independent"]
 
 _NAMES: dict[str, Callable[[], Sharding]] = {"contiguous": Contiguous, "shuffled": Shuffled, "independent": Independent}
 
 
 @dataclass(frozen=True, eq=False)
-class Arguments:
-    """What a job shares out, and how: all that doesn't depend on the rank."""
+class Config:
+    """The validated arguments of a sampler: all that doesn't depend on the rank."""
 
     sampler: Sampler
     """A private copy of the wrapped sampler, of which again only copies are run."""
@@ -77,7 +74,7 @@ class Arguments:
         seed: int | None,
         align: int | None,
     ) -> Self:
-        """Check the arguments of a :class:`.DistributedSampler`, and return what they come to."""
+        """Validate the arguments of a :class:`.DistributedSampler`."""
         remainder = _remainder(remainder, enforce_equal_batches)
         _check_batch_size(sampler, remainder)
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
@@ -107,6 +104,9 @@ class Arguments:
         """Return the same, with randomness that begins from another generator."""
         own = copy.deepcopy(_checked_rng(rng))
         return replace(self, rng=own, root_seed=draw_root_seed(own))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # it never changes, and only copies of the sampler are run
 
     @property
     def batch_size(self) -> int | None:

@@ -135,8 +135,6 @@ class EpochPlan:
     """For each rank of a job that resumes an epoch, how many batches it has left; None where it begins."""
     n_left_over: int = field(default=0, repr=False)
     """How many batches of an epoch no rank reads any more, since ``drop`` leaves them over when ranks change."""
-    left_out: Rows = field(default=_NO_ROWS, repr=False)
-    """Rows that are left out of the batches that are left: see :meth:`StatefulLoader.leave_out`."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
     rows_per_request: int | None = field(default=None, repr=False, compare=False)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.config import Arguments
+from annbatch_distributed.config import Config
 from annbatch_distributed.lanes import Lane, Segment, SharedStep, each_segment
 from annbatch_distributed.plan import Classes, Counts, EpochPlan, count
 from annbatch_distributed.rows import Int64Array, Rows, integers
@@ -86,12 +86,12 @@ def _numbers(steps: StepSelection, n_steps: int) -> Int64Array:
 
 
 class Planner:
-    """Plans epochs by some arguments; it keeps the last plan, and what the sampler has answered."""
+    """Plans epochs by a configuration; it keeps the last plan, and what the sampler has answered."""
 
-    def __init__(self, arguments: Arguments) -> None:
-        self._arguments = arguments
+    def __init__(self, config: Config) -> None:
+        self._config = config
         # where moving lost rows would cut runs of a class, an epoch that fails after hours would be worse
-        self._rotates = not needs_global_rows(arguments.sampler)
+        self._rotates = not needs_global_rows(config.sampler)
         self._window: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[int, int, int], EpochPlan] | None = None
@@ -109,23 +109,23 @@ class Planner:
         return self._planned[1]
 
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
-        arguments = self._arguments
-        sampler, sharding = arguments.sampler, arguments.sharding
+        config = self._config
+        sampler, sharding = config.sampler, config.sharding
         if self._window is None or self._window[0] != n_obs:
-            self._window = n_obs, arguments.mask.window(n_obs)
+            self._window = n_obs, config.mask.window(n_obs)
         window = self._window[1]
         plan = EpochPlan(
             n_obs=n_obs,
             epoch=epoch,
             world_size=n_streams,
             window=window,
-            remainder=arguments.remainder,
-            batch_size=arguments.batch_size,
+            remainder=config.remainder,
+            batch_size=config.batch_size,
             sharding=sharding,
-            seed=arguments.seed,
+            seed=config.seed,
             n_draws=n_draws(sampler, len(window)) if isinstance(sharding, Independent) else None,
             rows_per_request=rows_per_request(sampler),
-        ).dealt(rotates=self._rotates, align=arguments.align)
+        ).dealt(rotates=self._rotates, align=config.align)
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
         moves = not self._rotates and not isinstance(sharding, Contiguous | Independent)
         key = n_obs, n_streams, epoch if moves or hasattr(sampler, "set_epoch") else 0
@@ -146,7 +146,7 @@ class Planner:
         """
         check_segments(position)
         *before, last = position.segments
-        plan = self.plan(n_obs, position.epoch, position.n_streams(last.n_lanes))
+        plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)
         key = n_obs, position.epoch, position.passes, tuple(before), last.n_lanes
         if self._lanes is None or self._lanes[0] != key:
             self._lanes = key, self._of_position(plan, position)
@@ -182,12 +182,12 @@ class Planner:
     def _batch_sizes(self, plan: EpochPlan, numbers: list[int], passes: int) -> dict[int, int]:
         """Return how many rows some batches have, for which their streams are run and nothing is read."""
         lane = Lane(tuple(range(number, number + 1) for number in numbers))
-        requests = Pass(self._arguments.sampler, plan, [lane], self._arguments.root_seed, passes)
+        requests = Pass(self._config.sampler, plan, [lane], self._config.root_seed, Position(plan.epoch, passes))
         return dict(zip(numbers, map(len, requests.batches()), strict=True))
 
     def is_same_next_epoch(self, plan: EpochPlan) -> bool:
         """Whether every rank has the same rows in the epoch after that of a plan."""
-        sharding = self._arguments.sharding
+        sharding = self._config.sharding
         if plan.n_lost and self._rotates:
             return False
         if isinstance(sharding, Contiguous | Independent | Shuffled):

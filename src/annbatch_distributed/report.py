@@ -260,8 +260,6 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
         over = f"; lost: {plan.n_left_over:,}" if plan.n_left_over else ""
         who = counted(len(plan.left), "virtual rank" if plan.n_processes else "rank")
         yield f"remaining: {batches} on each of {who}{over}"
-    if len(plan.left_out):
-        yield f"left out: {counted(len(plan.left_out), 'row')} ({plan.left_out.in_short(_MOST_STRETCHES)})"
     if plan.n_draws is not None:
         yield f"alone, the wrapped sampler draws {counted(plan.n_draws, 'sample')}"
     else:

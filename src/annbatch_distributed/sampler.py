@@ -1,30 +1,42 @@
-"""The DistributedSampler: gives every rank its own share of what any annbatch sampler samples.
+"""The DistributedSampler: shards what any annbatch sampler samples across the ranks of a job.
 
-This is what users see of it. What it does is in :mod:`job`.
+It is one rank's side of a job, and holds
+
+1. a :class:`Config`, the validated arguments;
+2. a :class:`Planner`, which computes the plan of an epoch and the lanes of its ranks, the same on every rank;
+3. a :class:`Position`, where the next pass begins. It moves when an epoch is set, a state is loaded, or a pass begins;
+4. the :class:`Pass` begun last. A state is the position of that pass, after the batches that its consumer has done.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
+import annbatch.samplers
 import numpy as np
 from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
-from annbatch_distributed.callers import check_not_within_annbatchs
-from annbatch_distributed.checks import Gather, Tally, Timeout
-from annbatch_distributed.config import Arguments, ShardingName, check_wrapped
-from annbatch_distributed.job import Job, warn
-from annbatch_distributed.lanes import Remainder
-from annbatch_distributed.masks import AnyMask
-from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Deferred, DistInfo, member
-from annbatch_distributed.rows import BOUND, Rows, integer
+from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
+from annbatch_distributed.config import Config, ShardingName, check_wrapped, open_ended
+from annbatch_distributed.lanes import Lane, Remainder, Worker
+from annbatch_distributed.masks import AnyMask, check_names
+from annbatch_distributed.plan import Classes, EpochPlan
+from annbatch_distributed.planner import Planner, StepSelection, check_segments, rows_at
+from annbatch_distributed.ranks import Deferred, DistInfo, Membership, member
+from annbatch_distributed.ranks.rank import MOST_RANKS
+from annbatch_distributed.ranks.worker import SharedFlag, base_seed, current_worker, worker_info_hidden
+from annbatch_distributed.rows import BOUND, Rows, integer, integers, names_of
 from annbatch_distributed.sharding import Sharding
+from annbatch_distributed.state import Identity, Position, check_identity, from_state, to_state
 from annbatch_distributed.stream import LONGEST_HOLE, Pass
 
 if TYPE_CHECKING:
@@ -161,8 +173,8 @@ class DistributedSampler(Sampler):
         read_through: int = LONGEST_HOLE,
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
-            warn(warning)
-        arguments = Arguments.of(
+            _warn(warning)
+        self._config = Config.of(
             sampler,
             remainder=remainder,
             enforce_equal_batches=enforce_equal_batches,
@@ -171,37 +183,61 @@ class DistributedSampler(Sampler):
             seed=seed,
             align=align,
         )
-        read_through = integer("read_through", read_through, least=0, below=BOUND)
-        self._job = Job(arguments, member(dist_info), virtual_ranks=virtual_ranks, read_through=read_through)
-        self._job.take_names(mask)
+        self._read_through = integer("read_through", read_through, least=0, below=BOUND)
+        if virtual_ranks is not None:
+            virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
+        self._virtual_ranks = virtual_ranks
+        self._member = member(dist_info)
+        if not isinstance(self._member, Deferred):
+            _ = self._own_lanes  # raises if this number of ranks can't run them
+        self._planner = Planner(self._config)
+        # where the next pass begins, and the pass begun last since that was set
+        self._position = Position()
+        self._pass: Pass | None = None
+        # True until a pass begins after a state was loaded; True once an epoch was set, which workers rely on
+        self._is_loaded = self._is_set = False
+        # set by the workers of a DataLoader, which this process doesn't hear of otherwise
+        self._workers_flag = SharedFlag()
+        #: Number of times that a mask or rng was assigned, which persistent workers can't learn of.
+        self.n_changes = 0
+        # the rows and datasets of the state that was loaded, and the names of the cells that a mask was made for, until
+        # a loader has compared them with its own
+        self._saved: Identity = {}
+        self._mask_names = self._names_of(mask)
+        self._warned: set[str] = set()
 
     @property
     def rank(self) -> int:
         """Which process of the job this is."""
-        return self._job.membership.rank.rank
+        return self.membership.rank.rank
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
-        return self._job.membership.rank.world_size
+        return self.membership.rank.world_size
 
     @property
     def batch_size(self) -> int | None:
         """Rows of a full batch, as the wrapped sampler has it; of virtual ranks, those of all that this rank runs."""
-        size = self._job.arguments.batch_size
-        if size is None or self._job.virtual_ranks is None:  # a deferred rank may not be known yet
+        size = self._config.batch_size
+        if size is None or self._virtual_ranks is None:  # a deferred rank may not be known yet
             return size
-        return size * len(self._job.own_lanes)
+        return size * len(self._own_lanes)
 
     @property
     def virtual_ranks(self) -> int | None:
         """How many virtual ranks share out the rows, whatever the world size; None if the ranks themselves do."""
-        return self._job.virtual_ranks
+        return self._virtual_ranks
+
+    @property
+    def remainder(self) -> Remainder:
+        """The policy for rows that don't divide evenly."""
+        return self._config.remainder
 
     @property
     def shuffle(self) -> bool:
         """Whether the wrapped sampler shuffles."""
-        return self._job.arguments.sampler.shuffle
+        return self._config.sampler.shuffle
 
     @property  # type: ignore[override]  # annbatch's samplers know single slices only
     def mask(self) -> slice | list[slice] | Rows:
@@ -210,13 +246,17 @@ class DistributedSampler(Sampler):
         Assigning it takes effect with the next pass, which reads all of it. What can be assigned is what ``mask=``
         takes; ``slice(0, None)`` stands for all that the wrapped sampler's own mask allows.
         """
-        return self._job.arguments.mask.given()
+        return self._config.mask.given()
 
     @mask.setter
     def mask(self, value: AnyMask) -> None:
-        check_not_within_annbatchs()
-        self._job.begin_anew(self._job.arguments.with_mask(value))
-        self._job.take_names(value)
+        if sys._getframe(1).f_globals.get("__name__") == annbatch.samplers.DistributedSampler.__module__:
+            raise ValueError(
+                "An annbatch.samplers.DistributedSampler around one of annbatch_distributed shards rows that are "
+                "sharded already, and rows would never be read. Leave it out."
+            )
+        self._reconfigure(self._config.with_mask(value))
+        self._mask_names = self._names_of(value)
 
     @property
     def rng(self) -> np.random.Generator:
@@ -225,17 +265,17 @@ class DistributedSampler(Sampler):
         Reading or using it changes no pass. Assigning another begins the epoch anew from that one. Which rows a rank
         owns doesn't change with it: ``"shuffled"`` keeps the blocks of the seed.
         """
-        arguments = self._job.arguments
-        return np.random.default_rng(arguments.root_seed) if arguments.rng is None else copy.deepcopy(arguments.rng)
+        config = self._config
+        return np.random.default_rng(config.root_seed) if config.rng is None else copy.deepcopy(config.rng)
 
     @rng.setter
     def rng(self, value: np.random.Generator | None) -> None:
-        self._job.begin_anew(self._job.arguments.with_rng(value))
+        self._reconfigure(self._config.with_rng(value))
 
     @property
     def epoch(self) -> int:
         """Which epoch the next pass belongs to: 0 until :meth:`set_epoch` says otherwise."""
-        return self._job.progress.position.epoch
+        return self._position.epoch
 
     @property
     def next_epoch(self) -> int:
@@ -243,13 +283,13 @@ class DistributedSampler(Sampler):
 
         After a state was loaded: ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
-        position = self._job.progress.position
-        return position.epoch + bool(position.passes and not position.resumes)
+        position = self._position
+        return position.epoch + (position.finished or bool(position.passes and not position.done))
 
     @property
     def batches_done(self) -> int:
         """How many batches of the epoch every rank had done before the next pass: 0 unless an epoch is resumed."""
-        return self._job.progress.position.done
+        return 0 if self._position.finished else self._position.done
 
     @property
     def sampler(self) -> Self:
@@ -269,7 +309,7 @@ class DistributedSampler(Sampler):
         Raises
         ------
         ValueError
-            If a state of a later epoch was loaded, and nothing of it was read.
+            If a state of a later epoch was loaded, and no pass was begun since.
 
         Examples
         --------
@@ -283,7 +323,19 @@ class DistributedSampler(Sampler):
         6:8
         4:6
         """
-        self._job.set_epoch(integer("epoch", epoch, least=0, below=BOUND))
+        epoch, position = integer("epoch", epoch, least=0, below=BOUND), self._position
+        if self._is_loaded and epoch < position.epoch:
+            raise ValueError(
+                f"A state of epoch {position.epoch} was loaded, and set_epoch({epoch}) would give it up before any of "
+                "it is read. Begin with loader.next_epoch. (Fabric's setup_dataloaders counts epochs from 0: iterate "
+                "over the loader itself.)"
+            )
+        self._is_set = True
+        # frameworks set the epoch of a state that they have just loaded
+        if epoch == position.epoch and (self._is_loaded or position.done):
+            self._position = replace(position, finished=False)  # if all of it is done, nothing is left
+        else:
+            self.go_to(Position(epoch))
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
         """Return how far the epoch is, as a few integers and strings that JSON can hold, the same on every rank.
@@ -295,8 +347,7 @@ class DistributedSampler(Sampler):
             can't know: a loader takes a load request and yields many batches of it, and prefetching runs ahead. If all
             are done, the state leads to the next pass, or to no batches if the same epoch is set once more.
         """
-        batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        return self._job.state(self._job.progress.position_at(batches_done, self._job.n_lanes))
+        return self.state_at(integer("batches_done", batches_done, least=0, below=BOUND), {})
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank.
@@ -323,7 +374,7 @@ class DistributedSampler(Sampler):
             if the epoch can't be resumed, because more batches are done than it has, or too few remain for the ranks.
             The sampler is then as it was.
         """
-        self._job.load(state, strict=strict)
+        self.resume(state, strict=strict)
 
     def plan(self, n_obs: int) -> EpochPlan:
         """Return every rank's rows and batches in this epoch, the same on every rank; of virtual ranks, theirs.
@@ -339,11 +390,23 @@ class DistributedSampler(Sampler):
             If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
             rank.
         """
-        return self._job.plan(n_obs)
+        n_obs, position = integer("n_obs", n_obs, least=0), self._next()
+        with worker_info_hidden(current_worker()):
+            plan = self._plan(n_obs, position)
+            if position.done:
+                remaining = list(map(len, self._remaining(n_obs, position)))
+                n_done = sum(segment.n_lanes * segment.done for segment in position.segments)
+                n_over = plan.first_number(plan.world_size) - n_done - sum(remaining)
+                n_over = n_over if plan.remainder == "drop" else 0
+                plan = replace(plan, left=tuple(remaining), n_left_over=n_over)
+        return replace(plan, n_processes=None if self._virtual_ranks is None else self.world_size)
 
     def n_batches(self, n_obs: int) -> int:
         """Return how many batches this rank yields in the next pass; it takes and raises what :meth:`plan` does."""
-        return self._job.n_batches(n_obs)
+        n_obs, position = integer("n_obs", n_obs, least=0), self._next()
+        with worker_info_hidden(current_worker()):
+            remaining = self._remaining(n_obs, position)
+        return max(len(remaining[lane]) for lane in self._own_lanes)
 
     n_iters = n_batches  # as scripts for annbatch before 0.3 call it
 
@@ -379,7 +442,23 @@ class DistributedSampler(Sampler):
         >>> sampler.rows_of(12, steps=2, ranks=1)["row"].tolist()
         [11, 10]
         """
-        return self._job.rows_of(n_obs, steps, ranks, epoch)
+        import pandas as pd
+
+        n_obs, position = integer("n_obs", n_obs, least=0), self._position_of(epoch)
+        wanted = None if ranks is None else integers("ranks", np.atleast_1d(ranks), below=MOST_RANKS)
+        n_own = len(self._own_lanes)
+        places, rows = list[tuple[int, int]](), [np.arange(0)]
+        with worker_info_hidden(current_worker()):
+            plan, segments = self._plan(n_obs, position), self._planner.segments(n_obs, position)
+            for read in rows_at(steps, segments, lambda lane: self._pass_of(plan, [lane], position).batches()):
+                # lanes of ranks that joined several are numbered through; of other numbers of lanes, a rank is a lane
+                rank = read.lane // n_own if read.n_lanes == self._n_lanes else read.lane
+                if wanted is None or rank in wanted:
+                    places.append((read.step, rank))
+                    rows.append(read.rows)
+        # (batches, 2), repeated to (rows, 2): the step and the rank of each row
+        of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
+        return pd.DataFrame({"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)})
 
     def validate(self, n_obs: int) -> None:
         """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
@@ -415,9 +494,7 @@ class DistributedSampler(Sampler):
         RuntimeError
             If processes can't reach each other.
         """
-        checks.ranks_agree(
-            self._job.agreeing, lambda place: self._job.description(place, n_obs, {}), timeout=timeout, gather=gather
-        )
+        checks.ranks_agree(self.agreeing, lambda place: self.describe(place, n_obs, {}), timeout=timeout, gather=gather)
 
     def check_epoch_read(
         self, n_obs: int, read: Tally, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -448,7 +525,7 @@ class DistributedSampler(Sampler):
             As for :meth:`check_ranks_agree`.
         """
         return checks.epoch_read(
-            self._job.agreeing, lambda place: self._job.reading(place, n_obs, read), timeout=timeout, gather=gather
+            self.agreeing, lambda place: self.reading(place, n_obs, read), timeout=timeout, gather=gather
         )
 
     def sample(self, n_obs: int) -> Pass:
@@ -468,25 +545,347 @@ class DistributedSampler(Sampler):
         ValueError, RuntimeError
             As for :meth:`plan`; or, while iterating, if the wrapped sampler doesn't keep its ``n_batches`` or its rows.
         """
-        check_not_within_annbatchs()
-        return self._job.begin(n_obs)
+        worker, position = current_worker(), self._next()
+        if worker is not None:
+            self._workers_flag.set()
+            position = self._position_in_worker(position)
+        begun = self.begin(n_obs, position, worker)
+        begun.on_end = partial(self.end, begun)
+        return begun
 
     def _sample(self, n_obs: int) -> Pass:
         return self.sample(n_obs)
 
+    # Of this rank. Methods without an underscore are for loaders and checks of this package.
+
+    @property
+    def membership(self) -> Membership:
+        """This process in its job; a deferred one is asked now."""
+        return self._member.membership() if isinstance(self._member, Deferred) else self._member
+
+    @property
+    def framework_object(self) -> object:
+        """Lightning's trainer or another object that ``dist_info`` names; None if it names another thing."""
+        return self._member.framework_object if isinstance(self._member, Deferred) else None
+
+    @property
+    def _own_lanes(self) -> range:
+        """Lanes that this rank reads."""
+        rank, world_size = self.rank, self.world_size
+        if self._virtual_ranks is None:
+            return range(rank, rank + 1)
+        n_own, left = divmod(self._virtual_ranks, world_size)
+        if left:
+            fitting = [number for number in range(1, self._virtual_ranks + 1) if self._virtual_ranks % number == 0]
+            raise ValueError(
+                f"virtual_ranks={self._virtual_ranks} must be a multiple of the world size, which is {world_size}. Run "
+                f"it on {', '.join(map(str, fitting[:-1]))} or {fitting[-1]} ranks."
+            )
+        return range(rank * n_own, (rank + 1) * n_own)
+
+    @property
+    def _n_lanes(self) -> int:
+        """Number of lanes of the job: one for each rank, or each virtual rank."""
+        return len(self._own_lanes) * self.world_size
+
+    # Of the plan
+
+    def _plan(self, n_obs: int, position: Position) -> EpochPlan:
+        """Return the plan of the epoch of a position, which has a segment."""
+        if position.done and self._saved.get("n_obs") not in (None, n_obs):
+            raise ValueError(
+                f"The state is of a collection of {self._saved['n_obs']} rows, and this one has {n_obs}. Load a state "
+                "of this collection."
+            )
+        plan = self._planner.plan(n_obs, position.epoch, position.segments[0].n_lanes)
+        if warning := _differing_classes(type(self._config.sampler).__name__, self._planner.classes):
+            self._warn_once(warning)
+        return plan
+
+    def _remaining(self, n_obs: int, position: Position) -> list[Lane]:
+        """Return what each lane of the job has to read from a position on."""
+        self._plan(n_obs, position)
+        *_, (_, n_workers, done) = position.segments
+        return [lane.after(n_workers, done) for lane in self._planner.lanes(n_obs, position)]
+
+    def _pass_of(self, plan: EpochPlan, lanes: list[Lane], position: Position, n_batches: int = 0) -> Pass:
+        """Return a pass over some lanes."""
+        config = self._config
+        return Pass(config.sampler, plan, lanes, config.root_seed, position, n_batches, self._read_through)
+
+    # Of the position
+
+    def go_to(self, position: Position, *, is_loaded: bool = False) -> None:
+        """Let the next pass begin at a position, whatever came before it."""
+        self._position, self._pass, self._is_loaded = position, None, is_loaded
+        if not is_loaded:
+            self._saved = {}
+        if current_worker() is None:
+            self._workers_flag.clear()
+
+    def _reconfigure(self, config: Config) -> None:
+        """Read other rows, or in another order, from the next pass on, which is the first of its epoch."""
+        self._config, self._planner = config, Planner(config)
+        self.n_changes += 1
+        self.go_to(Position(self.epoch))
+
+    def _next(self, n_workers: int = 1) -> Position:
+        """Return where the next pass begins; it is in the last segment."""
+        position = self._position.after() if self._position.finished else self._position
+        # samplers that keep an order have the same batches by any number of workers
+        return position.with_lanes(self._n_lanes, n_workers if self.shuffle else 1)
+
+    def _position_of(self, epoch: int | None) -> Position:
+        """Return where an epoch whose rows are asked for is: by default, the epoch begun last, or else the next one."""
+        if self._pass is None and epoch is None:
+            self._check_workers_have_not_read()
+        position = self._position if self._pass is None else self._pass.position
+        n_workers = position.segments[-1].n_workers if position.segments else 1
+        if epoch is not None and epoch != position.epoch:
+            position = Position(integer("epoch", epoch, least=0, below=BOUND))
+        return position.with_lanes(self._n_lanes, n_workers)
+
+    def _position_in_worker(self, position: Position) -> Position:
+        """Return where a pass begins in a worker of a ``DataLoader`` that doesn't tell it."""
+        if position.done or (self._is_set and position.passes):
+            raise RuntimeError(
+                "The workers of a DataLoader can't know where this pass begins: a state was loaded, or a pass was "
+                "begun since set_epoch. Make the DataLoader with loader.to_dataloader(num_workers=...) of a "
+                "StatefulLoader, which tells them; or call set_epoch(epoch) before each epoch, and pass "
+                "persistent_workers=False."
+            )
+        # if nobody sets epochs, torch's seed for all workers of an iteration gives each iteration its own order
+        return position if self._is_set else replace(position, passes=base_seed() + position.passes)
+
+    def _check_workers_have_not_read(self) -> None:
+        if self._workers_flag.is_set:
+            raise RuntimeError(
+                "The workers of a DataLoader may have begun a pass, and it isn't known here how far they are. Make the "
+                "DataLoader with loader.to_dataloader(num_workers=...) of a StatefulLoader, whose state_dict() knows."
+            )
+
+    # Of the pass
+
+    @property
+    def last_pass(self) -> Pass | None:
+        """The pass begun last; None if none was since an epoch was set or a state loaded."""
+        return self._pass
+
+    def begin(self, n_obs: int, position: Position | None = None, worker: Worker | None = None) -> Pass:
+        """Begin a pass of this rank, or of a worker's part of it, at the next position or at a given one."""
+        n_obs, position = integer("n_obs", n_obs, least=0), position or self._next()
+        _ = self.membership  # before the worker is hidden, which has it from its process
+        with worker_info_hidden(current_worker()):
+            plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
+        if worker is None or not worker.number:  # one warning is enough
+            self._warn_of_second_pass(plan, position)
+        *_, (_, n_workers, done) = position.segments
+        own = [lanes[lane] for lane in self._own_lanes]
+        if worker is None:
+            own = [lane.after(n_workers, done) for lane in own]
+        else:
+            # torch collects from worker 0 first, which has the part of the worker whose turn it is after `done` batches
+            part = Worker((worker.number + done) % worker.n_workers, worker.n_workers)
+            n_done = len(range(part.number, done, part.n_workers))
+            own = [lane.of_worker(part, keeps_order=not self.shuffle).after(1, n_done) for lane in own]
+        begun = self._pass_of(plan, own, position, position.done_before + max(map(len, lanes)))
+        self._pass, self._is_loaded = begun, False
+        # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
+        self._position = position if position.done else position.after()
+        return begun
+
+    def begin_by_workers(self, n_obs: int, n_workers: int) -> Pass:
+        """Begin the next pass in this process, for workers that are told its position."""
+        begun = self.begin(n_obs, self._next(n_workers))
+        begun.is_by_workers = True
+        return begun
+
+    def end(self, ended: Pass) -> None:
+        """Take note that a pass has come to its end."""
+        if ended is self._pass and ended.position.done:
+            self._position = ended.position.after()
+
+    # Of states
+
+    def state_at(self, batches_done: int | None, collection: Mapping[str, str | None]) -> dict[str, Any]:
+        """Return the state after some batches of the epoch, with what a loader knows of its collection.
+
+        None stands for the batches that were done before the next pass, or the pass begun last.
+        """
+        if self._pass is not None:
+            position, n_batches = self._pass.position, self._pass.n_batches
+        else:
+            position, n_batches = self._next(), BOUND
+            if batches_done is None or (self._position.finished and not batches_done):
+                return self._state(self._position.with_lanes(self._n_lanes), collection)
+            if batches_done > position.done:
+                self._check_workers_have_not_read()
+        if batches_done is None:
+            batches_done = position.done
+        if not position.done_before <= batches_done <= n_batches:
+            raise ValueError(
+                f"batches_done must be at least {position.done_before}, which were done before this pass, and at most "
+                f"{n_batches}, the batches of its epoch, got {batches_done}."
+            )
+        return self._state(position.at(batches_done, n_batches), collection)
+
+    def _state(self, position: Position, collection: Mapping[str, str | None]) -> dict[str, Any]:
+        return to_state(position, self._config.identity(self._n_obs) | dict(collection))
+
+    @property
+    def _n_obs(self) -> Any:  # noqa: ANN401 a state may have anything
+        """Number of rows of the collection, as far as a pass or a state says."""
+        return self._saved.get("n_obs") if self._pass is None else self._pass.plan.n_obs
+
+    def resume(
+        self, state: Mapping[str, Any], *, strict: bool, n_obs: int | None = None, data_sets: str | None = None
+    ) -> None:
+        """Load a state for a collection of which the number of rows is known, or also its datasets."""
+        position, saved = from_state(state)
+        position = replace(position, segments=tuple(segment for segment in position.segments if segment.done))
+        check_segments(position.with_lanes(self._n_lanes))
+        if strict:
+            self._check_identity(saved, position, n_obs, data_sets)
+            saved = {name: saved.get(name) for name in ("n_obs", "data sets")}
+        else:
+            position, saved = replace(position, unverified=position.done > 0), {}
+        planner = copy.copy(self._planner)  # so that nothing is lost if it raises
+        n_planned: Any = saved.get("n_obs") if n_obs is None else n_obs  # a state may have anything
+        if position.done and not position.finished and n_planned is not None:
+            with worker_info_hidden(current_worker()):
+                try:
+                    planner.lanes(n_planned, position.with_lanes(self._n_lanes))
+                except ValueError as error:
+                    raise ValueError(
+                        f"The state can't be resumed here. {error} To give up the rest of epoch {position.epoch}, call "
+                        f"set_epoch({position.epoch + 1}) instead."
+                    ) from error
+        self.go_to(position, is_loaded=True)
+        self._saved, self._planner, self._is_set = saved, planner, False
+
+    def _check_identity(self, saved: Identity, position: Position, n_obs: int | None, data_sets: str | None) -> None:
+        """Raise if a state is of other arguments, or of another collection."""
+        n_saved, saved_mask = saved.get("n_obs"), saved.get("mask")
+        n_known = n_saved if isinstance(n_saved, int) else n_obs
+        here = self._config.identity(n_known) | {"n_obs": self._n_obs}
+        if isinstance(saved_mask, str):
+            saved = saved | {"mask": open_ended(saved_mask, n_known)}
+        if position.done and not position.finished:
+            here |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
+        else:  # there is no order to restore
+            here |= {"data sets": None, "root": saved.get("root")}
+        check_identity(saved, here)
+
+    # Of cells and their names
+
+    def _names_of(self, mask: object) -> pd.Index[Any] | None:
+        """Return the names of the cells that a mask was made for, if it has a value for each of them."""
+        return None if self._config.mask.n_obs is None else names_of("mask", mask)
+
+    def check_cells(self, names: tuple[pd.Index[Any], ...] | None, data_sets: str | None = None) -> None:
+        """Raise if the mask was made for cells in another order, or the next pass resumes the state of other datasets.
+
+        ``names`` are the names of the cells of each dataset; None if they aren't known.
+        """
+        saved, is_rest = self._saved.get("data sets"), self._position.done and not self._position.finished
+        if is_rest and None not in (saved, data_sets) and saved != data_sets:
+            raise ValueError(
+                f"The state is of the data sets {saved}, and these are {data_sets} (rows x columns of each). Add the "
+                "state's data sets in the same order, and load it after that."
+            )
+        if self._mask_names is not None and names is not None:
+            check_names("mask", self._mask_names, names)
+            self._mask_names = None
+
+    # Of checks
+
+    def agreeing(self) -> Membership:
+        """Return the place of this process, with the source only where other processes have the same."""
+        place = self.membership
+        return place if place.framework is not None else replace(place, source="")
+
+    def describe(self, place: Membership, n_obs: int, more: Mapping[str, int | str]) -> Description:
+        """Return what this process says of its next pass, with ``more`` that must be the same in all processes."""
+        return self._describe(place, n_obs, self._next(), {"passes since set_epoch": self._position.passes, **more})
+
+    def _describe(self, place: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
+        n_obs = integer("n_obs", n_obs, least=0)
+        if self._virtual_ranks is not None:
+            more = {"virtual ranks": self._virtual_ranks, **more}
+        return Description.of(place, self._config.identity(n_obs), at, self._plan(n_obs, at), more)
+
+    def reading(self, place: Membership, n_obs: int, read: Tally) -> Reading:
+        """Return what this process says of the pass begun last, of which it has read some rows."""
+        n_obs, last = integer("n_obs", n_obs, least=0), self._pass
+        if last is None:
+            self._check_workers_have_not_read()
+            raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
+        if last.plan.n_obs != n_obs:
+            raise ValueError(f"n_obs must be that of the last pass, {last.plan.n_obs}, got {n_obs}")
+        description = self._describe(place, n_obs, last.position, {})
+        return Reading.of(description, last, read, self._remaining(n_obs, last.position), self._own_lanes)
+
+    # Of warnings
+
+    def _warn_of_second_pass(self, plan: EpochPlan, position: Position) -> None:
+        if position.passes and not position.done and not self._planner.is_same_next_epoch(plan):
+            self._warn_once(
+                "A second pass without set_epoch: every rank reads the rows that it had last time, in another order, "
+                "although other epochs have the rows dealt anew or lose other ones. Call set_epoch(epoch) on every "
+                "rank before each epoch. (A torch DataLoader hides set_epoch from Lightning; what "
+                "loader.to_dataloader(num_workers=...) returns doesn't.)"
+            )
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            _warn(message)
+            self._warned.add(message)  # not before: a filter may have made an error of it
+
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
-        vars(duplicate).update(vars(self), _job=copy.copy(self._job))
+        vars(duplicate).update(vars(self), _workers_flag=SharedFlag(), _planner=copy.copy(self._planner))
+        duplicate._warned = set(self._warned)
+        return duplicate
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        duplicate = memo[id(self)] = copy.copy(self)
+        # a subclass may hold anything; the pass becomes the same object as in the copy of its loader
+        for name, value in vars(duplicate).items():
+            if name != "_mask_names":  # which may be of very many cells, and never change
+                vars(duplicate)[name] = copy.deepcopy(value, memo)
         return duplicate
 
     def __repr__(self) -> str:
-        job, arguments = self._job, self._job.arguments
-        virtual = "" if job.virtual_ranks is None else f"virtual_ranks={job.virtual_ranks}, "
+        config = self._config
+        virtual = "" if self._virtual_ranks is None else f"virtual_ranks={self._virtual_ranks}, "
         who, source = "rank=?, world_size=?", "deferred"
-        if job.is_known:
-            who, source = f"rank={self.rank}, world_size={self.world_size}", job.membership.source
+        if not isinstance(self._member, Deferred) or self._member.is_known:
+            who, source = f"rank={self.rank}, world_size={self.world_size}", self.membership.source
         return (
-            f"{type(self).__name__}({type(arguments.sampler).__name__}, {who}, remainder={arguments.remainder!r}, "
-            f"sharding={getattr(arguments.sharding, '__name__', arguments.sharding)}, mask={shortened(self.mask)}, "
-            f"seed={arguments.seed}, {virtual}epoch={self.epoch}, source={source!r})"
+            f"{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder={config.remainder!r}, "
+            f"sharding={getattr(config.sharding, '__name__', config.sharding)}, mask={shortened(self.mask)}, "
+            f"seed={config.seed}, {virtual}epoch={self.epoch}, source={source!r})"
         )
+
+
+#: Warnings point at the code that called this package, directly or by annbatch's Loader.
+_PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, skip_file_prefixes=_PACKAGES)
+
+
+def _differing_classes(name: str, classes: tuple[Classes, ...]) -> str | None:
+    """Return a warning if ranks can draw different classes; else None."""
+    everywhere = frozenset[str]().union(*(own for _, own in classes))
+    lacking = [(rank, sorted(everywhere - own)) for rank, own in classes if own != everywhere]
+    if not lacking:
+        return None
+    rank, missing = lacking[0]
+    return (
+        f"The ranks of {name} can't all draw the same classes: there are {len(everywhere)}, and the rows of rank "
+        f"{rank} lack {len(missing)} of them ({', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}). Each "
+        "rank weighs the classes that it has, so that the job as a whole doesn't draw by the weights that were given. "
+        "With sharding='independent' every rank draws from all rows."
+    )

@@ -44,6 +44,7 @@ from annbatch_distributed.lanes import Lane, Numbers, SharedStep
 from annbatch_distributed.plan import EpochPlan, Shard, prepared
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.rows import Int64Array, integer
+from annbatch_distributed.state import Position
 
 
 def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np.random.Generator:
@@ -91,6 +92,14 @@ class Request(NamedTuple):
     def rows(self) -> Int64Array:
         """Return every row that is read, in order."""
         return rows_of(self.starts, self.stops)
+
+    def rows_at(self, positions: Split) -> Int64Array:
+        """Return the rows at some positions, such as a split."""
+        # ranges 4:6, 9:12 end at 2, 5 in the order of reading: position 3 is in range 1, and 12 - (5 - 3) = 10
+        ends = np.cumsum(self.stops - self.starts)
+        which = np.searchsorted(ends, positions, side="right")
+        rows: Int64Array = positions + (self.stops - ends)[which]
+        return rows
 
     def narrowed(self, splits: Sequence[Split]) -> Request:
         """Return a load request with some batches of this one, or parts of them, that reads only the rows they need."""
@@ -425,65 +434,63 @@ def _selected(requests: Iterable[Request], numbers: Numbers, n_batches: int) -> 
 
 @dataclass(eq=False)
 class Pass(Iterator[LoadRequest]):
-    """The load requests of one rank for one pass."""
+    """One iteration of a rank over its lane: load requests, in annbatch's form or as :class:`Request`."""
 
     sampler: Sampler
     """The wrapped sampler; it is never run, only private copies of it are."""
     plan: EpochPlan
     """Every stream's rows and batches in this epoch."""
     lanes: Sequence[Lane]
-    """What is read, side by side: the lane of a rank, or those of its virtual ranks."""
+    """Batches that are read: the lane of a rank, or the lanes of its virtual ranks, joined batch by batch."""
     root_seed: int
-    """What the job's randomness begins from."""
-    passes: int
-    """How many passes were begun before, since the epoch was set."""
+    """Seed of all randomness of the job."""
+    position: Position
+    """Where the pass begins."""
+    n_batches: int = 0
+    """Number of batches that the epoch has in the longest lane of the job, those done before included."""
     longest_hole: int = 0
-    """How many rows a hole has at most that is read through."""
+    """Largest gap between rows that is read too, in rows."""
+    is_by_workers: bool = False
+    """True if the workers of a ``DataLoader`` read it, and this is what their process knows of it."""
     n_taken: int = 0
-    """How many load requests have been taken from this pass."""
+    """Number of load requests that were taken."""
     is_closed: bool = False
-    """Whether the pass was closed, and gives no more load requests."""
+    """True if the pass was closed, and gives no more load requests."""
     on_end: Callable[[], None] | None = field(default=None, repr=False)
-    """Called when no load request is left; not by copies."""
+    """Function to call when no load request is left; copies have none."""
     _requests: Iterator[Request] | None = field(default=None, repr=False)
 
     def __next__(self) -> LoadRequest:
-        worker = current_worker()
         try:
-            with worker_info_hidden(worker):
-                if self._requests is None:
-                    self._requests = iter(()) if self.is_closed else islice(self._all_requests(), self.n_taken, None)
-                request = next(self._requests)
+            return self.take().to_annbatch()
         except StopIteration:
             if self.on_end is not None and not self.is_closed:
                 self.on_end()
             raise
+
+    def take(self) -> Request:
+        """Return the next load request; a StopIteration if none is left."""
+        with worker_info_hidden(current_worker()):
+            if self._requests is None:
+                self._requests = iter(()) if self.is_closed else islice(self._joined(), self.n_taken, None)
+            request = next(self._requests)
         self.n_taken += 1
-        return request.to_annbatch()
+        return request
 
     def close(self) -> None:
         """End the pass."""
         self.is_closed, self._requests = True, None
 
     @property
-    def n_batches(self) -> int:
-        """How many batches there are in all."""
+    def n_due(self) -> int:
+        """Number of batches that this process yields in the pass."""
         return max(map(len, self.lanes))
 
     def batches(self) -> Iterator[Int64Array]:
         """Yield the rows of each batch, and read nothing."""
-        for request in self._all_requests():
+        for request in self._joined():
             rows = request.rows()
             yield from (rows[split] for split in request.splits)
-
-    def _all_requests(self) -> Iterator[Request]:
-        """Yield all load requests; what is left out of their batches is read all the same."""
-        if not len(self.plan.left_out):
-            yield from self._joined()
-            return
-        for request in self._joined():
-            is_in = ~self.plan.left_out.contains(request.rows())
-            yield request._replace(splits=[split[is_in[split]] for split in request.splits])
 
     def _joined(self) -> Iterator[Request]:
         """Yield the load requests of all lanes together; a lane that has fewer batches is missing in the last ones."""
@@ -523,7 +530,7 @@ class Pass(Iterator[LoadRequest]):
             yield from self._of_stream(stream, numbers, lane.last)
 
     def _of_stream(self, number: int, numbers: Numbers, step: SharedStep | None = None) -> Iterator[Request]:
-        stream = Stream(self.sampler, self.plan, number, self.root_seed, self.passes)
+        stream = Stream(self.sampler, self.plan, number, self.root_seed, self.position.passes)
         return stream.requests(numbers, step=step, longest_hole=self.longest_hole)
 
     def _by_stream(self, numbers: Numbers) -> list[tuple[int, Numbers]]:

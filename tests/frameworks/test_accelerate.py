@@ -68,7 +68,7 @@ def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
     loader = loader_of(8, Rank(0, 1))
     accelerator.dataloader_config.dispatch_batches = dispatch
     prepared = accelerator.prepare(DataLoader(loader, batch_size=None))
-    with pytest.raises(RuntimeError, match=r"accelerate's DataLoader(Dispatcher|Shard), .* is about to share out"):
+    with pytest.raises(RuntimeError, match=r"accelerate's DataLoader(Dispatcher|Shard), .* is about to shard"):
         next(iter(prepared))
     loader.set_epoch(1)
     assert len(list(loader)) == len(list(DataLoader(loader, batch_size=None))) == 4

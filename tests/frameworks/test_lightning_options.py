@@ -101,10 +101,6 @@ def by_trainer(trainer: Trainer) -> Any:
     return loader_of(trainer)
 
 
-def by_its_own_argument(trainer: Trainer) -> Any:
-    return loader_of(Rank(0, 1), trainer=trainer)
-
-
 def by_nothing(trainer: Trainer) -> Any:
     return loader_of(Rank(0, 1))
 
@@ -113,7 +109,7 @@ def by_workers(trainer: Trainer) -> Any:
     return loader_of(trainer).to_dataloader(num_workers=2, multiprocessing_context="fork")
 
 
-WAYS = [by_trainer, by_its_own_argument, by_nothing, by_workers]
+WAYS = [by_trainer, by_nothing, by_workers]
 
 
 def failing(trainer: Trainer) -> None:
@@ -332,10 +328,10 @@ class Anew(Module):
 
 def test_an_epoch_that_has_more_batches_than_lightning_has_counted_is_an_error(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
-    trainer.fit(Module(saved(tmp_path)), loader_of(Rank(0, 1), trainer=trainer))
+    trainer.fit(Module(saved(tmp_path)), loader_of(Rank(0, 1)))
     trainer = trainer_of(tmp_path)
     with pytest.raises(RuntimeError, match=r"Lightning will ask for 4 batches.*reload_dataloaders_every_n_epochs=1"):
-        trainer.fit(Module(), loader_of(Rank(0, 2), trainer=trainer), ckpt_path=tmp_path / "within.ckpt")
+        trainer.fit(Module(), loader_of(Rank(0, 2)), ckpt_path=tmp_path / "within.ckpt")
 
 
 @pytest.mark.parametrize("change", [{"n_rows": 9 * N}, {"batch_size": 16}])

@@ -25,7 +25,6 @@ from tests.loaders import numbered, rows
 from tests.meeting import agreement
 from tests.samplers import flat, repeats
 from tests.stores import Counting
-from tests.workers import as_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -113,8 +112,8 @@ def test_the_gpu_is_left_to_the_thread_and_the_process_that_trains(monkeypatch: 
     monkeypatch.setattr(Loader, "__init__", init)
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2))
     made = StatefulLoader(batch_sampler=sampler)
-    with as_worker(1, 2), pytest.raises(ValueError, match=r"A worker of a DataLoader .* Pass preload_to_gpu=False"):
-        iter(made)
+    with pytest.raises(ValueError, match=r"num_workers=2 reads in other processes, .* preload_to_gpu=False"):
+        made.to_dataloader(num_workers=2)
     with pytest.raises(ValueError, match=r"read_ahead=1 reads in a thread, .* Pass preload_to_gpu=False"):
         StatefulLoader(batch_sampler=sampler, read_ahead=1)
 
@@ -182,8 +181,8 @@ def test_rows_that_annbatch_gives_in_place_of_others_are_not_those_of_the_plan(
         for batch in whole(self, request):
             yield batch | {"index": None if batch["index"] is None else np.maximum(batch["index"], 1)}
 
-    whole = StatefulLoader.read
-    monkeypatch.setattr(StatefulLoader, "read", read)
+    whole = StatefulLoader._read_request
+    monkeypatch.setattr(StatefulLoader, "_read_request", read)
     made.set_epoch(0)
     list(made)
     if return_index:

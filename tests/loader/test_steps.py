@@ -58,9 +58,5 @@ def test_an_epoch_has_ended_when_its_last_step_is_done(make: Callable[[], Any]) 
         within = batches.state_dict()
         batches.step_done()
     assert (within["pass"], within["segments"][-1][-1]) == (0, 9)
-    assert batches.state_dict()["ended"][-1][-1] == 10
-
-
-def test_a_trainer_is_lightnings() -> None:
-    with pytest.raises(TypeError, match="trainer must be Lightning's Trainer, got 3"):
-        loader(trainer=3)
+    after = batches.state_dict()
+    assert (after["finished"], after["segments"][-1][-1]) == (True, 10)

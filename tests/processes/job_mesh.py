@@ -11,7 +11,6 @@ import numpy as np
 import torch.distributed as dist
 from annbatch.samplers import RandomSampler
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, StatefulLoader, Tally, deferred, mesh_ranks
 from tests.processes.in_job import in_job
@@ -79,7 +78,7 @@ def read_by_a_worker(sampler: DistributedSampler, rank: int) -> dict[str, Any]:
     """Tell the same where the last rank has a spawned worker, which is in no process group."""
     options = {"num_workers": 1, "multiprocessing_context": "spawn"} if rank == 3 else {}
     tally, loader, batches = Tally(), load(sampler), []
-    for batch in DataLoader(loader, batch_size=None, **options):
+    for batch in loader.to_dataloader(**options):
         tally.add(batch["index"])
         batches.append(batch["index"].tolist())
     said = loader.check_epoch_read(tally)

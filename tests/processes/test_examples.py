@@ -199,8 +199,6 @@ REFUSED = {
     "torchrun_ddp.py --epochs 0": "--epochs: must be 1 or more, got 0",
     "class_weights.py cells.zarr": "torchrun --standalone --nproc-per-node 2 examples/class_weights.py",
     "class_weights.py . --write cells.h5ad": "'.' is there already",
-    "torchdata_stateful.py --collection .": "torchrun --standalone --nproc-per-node 2 examples/torchdata_stateful.py",
-    "torchdata_stateful.py --resume none": "--resume: 'none' is not there",
     "accelerate_ddp.py --collection .": "torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py",
     "custom_ranks.py --ranks env . sums": "the variables of no launcher",
     "jax_pmap.py --collection . --num-processes 2 --coordinator 127.0.0.1:9 --process-id 2": "must be from 0 to 1",

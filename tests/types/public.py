@@ -131,8 +131,6 @@ def a_loader_has_a_state(loader: StatefulLoader, wrapped: Sampler) -> None:
     assert_type(loader.next_epoch, int)
     assert_type(loader.cells_of(slice(3, 5), "donor", ranks=[0]), pd.DataFrame)
     assert_type(loader.sampler.rows_of(100, [3, 4], epoch=1), pd.DataFrame)
-    loader.leave_out([3, 4])
-    loader.leave_out("3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no rows
     assert_type(len(loader), int)
     loader.set_epoch(1)
     assert_type(loader.state_dict(), dict[str, Any])

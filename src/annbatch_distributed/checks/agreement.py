@@ -17,7 +17,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from hashlib import blake2b
 from importlib import metadata
 from reprlib import repr as shortened
@@ -29,14 +28,13 @@ import numpy.typing as npt
 from annbatch_distributed.checks.exchange import Gather, Kind, Timeout, gather_texts, initialized, listed, seconds_of
 from annbatch_distributed.lanes import Lane
 from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.progress import Begun
 from annbatch_distributed.ranks import Membership, Rank
 from annbatch_distributed.rows import Int64Array, Rows, counted, integer, integers, mixed_sum
 from annbatch_distributed.state import Position, bounded
 from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
-    from annbatch.abc import Sampler
+    pass
 
 type Values = Mapping[str, int | str | None]
 
@@ -195,11 +193,10 @@ class Description:
         same = {name: bounded(value) for name, value in identity.items() if name != "root"}
         done = [
             f"{done} on {n_lanes} ranks" + f" of {n_workers} workers" * (n_workers > 1)
-            for n_lanes, n_workers, done in position.without_idle_segments().segments
+            for n_lanes, n_workers, done in position.segments
+            if done
         ]
         same |= {"epoch": position.epoch, "batches done": bounded(", ".join(done) or "none")}
-        if position.leaves_out:
-            same["left out"] = bounded(", ".join(f"{a}:{b} from step {step} on" for step, a, b in position.leaves_out))
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
         peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
         return cls(job.rank.rank, job.rank.world_size, job.n_peers, {**same, **more}, _digest(plan), peers)
@@ -357,68 +354,44 @@ def _grouped[T](values: Mapping[int, T]) -> dict[T, list[int]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a process says of its epoch."""
+    """What a process says of the pass that it began last."""
 
     description: Description
-    """Who it is, what all processes must have the same, and its tallies, which all are sent."""
+    """Its configuration, and its tallies, which all are sent."""
     plan: EpochPlan
-    """The plan of all."""
+    """The plan of all ranks."""
+    position: Position
+    """Where the pass began."""
 
     @classmethod
-    def of(
-        cls,
-        description: Description,
-        last: Begun | None,
-        read: Tally,
-        plan: EpochPlan,
-        *,
-        sampler: Sampler,
-        lanes: Sequence[Lane],
-        own: range,
-        root_seed: int,
-    ) -> Self:
-        """Return what a rank says of the pass that it began last, by a plan, with the wrapped sampler and a root seed.
+    def of(cls, description: Description, last: Pass, read: Tally, lanes: Sequence[Lane], own: range) -> Self:
+        """Return what a rank says of its last pass.
 
-        ``lanes`` is what each lane of the job had to read, and ``own`` which of them are the rank's, several if they
-        are virtual ranks. A ValueError or a TypeError if it isn't known what was planned or read.
+        ``lanes`` are the batches that each lane of the job had to read, and ``own`` the lanes of this rank, several if
+        they are virtual ranks. A ValueError or a TypeError if it isn't known what was planned or read.
         """
-        if last is None:
-            raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
-        if last.n_obs != plan.n_obs:
-            raise ValueError(f"n_obs must be that of the last pass, {last.n_obs}, got {plan.n_obs}")
         if not isinstance(read, Tally):
             raise TypeError(f"read must be a Tally, got {read!r}")
-        # imported here, since what only compares texts needs no annbatch
-        from annbatch_distributed.stream import Pass
+        # imported here, since comparing strings needs no annbatch
         from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
 
-        run = partial(Pass, sampler, root_seed=root_seed, passes=last.position.passes)
-        whole, leaves_out = replace(plan, left_out=Rows()), len(plan.left_out) > 0
-        own_lanes, is_resumed = [lanes[lane] for lane in own], last.position.resumes
-        # a resumed epoch may have more or fewer streams than there are lanes
+        plan, sampler = last.plan, last.sampler
+        planned = _counted(replace(last, lanes=[lanes[lane] for lane in own]))
+        # the shards of this rank: a resumed epoch may have more or fewer streams than lanes
         streams = [stream for stream in range(plan.world_size) if stream % len(lanes) in own]
         share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
-        share.n_batches = max(map(len, own_lanes))
+        numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
+        whole = _counted(replace(last, lanes=[Lane(numbers)])) if last.position.done else planned
         has_draws = n_draws(sampler, share.n_rows) is not None
-        is_part = is_resumed or leaves_out
-        if read == share and read.n_batches == share.n_batches and not is_part and not has_draws:
-            planned, reads_share = share, True
-        else:
-            planned = _counted(run(plan, own_lanes))
-            numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
-            reads_share = share == (_counted(run(whole, [Lane(numbers)])) if is_part else planned)
-            if not reads_share and not has_draws and plan.remainder != "drop" and not is_annbatchs_own(sampler):
-                name = type(sampler).__name__
-                raise ValueError(
-                    f"{name} doesn't read each row of its share once, as remainder={plan.remainder!r} promises. Mend "
-                    "it; or pass remainder='drop', which promises full batches only; or, if it draws rows with "
-                    "replacement, give it a method n_draws(n_rows) that says how many"
-                )
-        n_rows, rank, n_ranks = len(plan.window), description.rank, description.world_size
-        part = plan.window.cut(rank * n_rows // n_ranks, (rank + 1) * n_rows // n_ranks)
-        tallies = {"read": read, "planned": planned, "share": share, "window": _tally(part)}
-        said = {name: tally.to_dict() for name, tally in tallies.items()}
-        return cls(replace(description, read=said | {"reads_share": reads_share}), plan)
+        if share != whole and not has_draws and plan.remainder != "drop" and not is_annbatchs_own(sampler):
+            raise ValueError(
+                f"{type(sampler).__name__} doesn't read each row of its shard once, as remainder={plan.remainder!r} "
+                "promises. Fix it; or pass remainder='drop', which promises full batches only; or, if it draws rows "
+                "with replacement, give it a method n_draws(n_rows) that returns the number of samples"
+            )
+        tallies = {"read": read, "planned": planned, "share": share}
+        of_rank = {name: tally.to_dict() for name, tally in tallies.items()}
+        return cls(replace(description, read=of_rank | {"reads_share": share == whole}), plan, last.position)
 
 
 def _tally(rows: Rows) -> Tally:
@@ -448,26 +421,24 @@ def epoch_read(
         return own[0].description
 
     said = ranks_agree(member, describe, timeout=timeout, gather=gather, call="check_epoch_read")
-    return compare_readings(said, own[0].plan)
+    return compare_readings(said, own[0].plan, own[0].position)
 
 
-def compare_readings(said: Mapping[int, Description], plan: EpochPlan) -> str:
+def compare_readings(said: Mapping[int, Description], plan: EpochPlan, position: Position) -> str:
     """Return what processes, by number, have read by a plan; a ValueError if it isn't what was planned."""
     problems = [problem for number, process in said.items() if (problem := _problem(number, process))]
     # ranks of several processes count once
     ranks = {process.rank: process.read for process in said.values()}.values()
-    read, shares, window = (
-        sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share", "window")
-    )
+    read, shares = (sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share"))
     if not problems and plan.n_draws is None:
         repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.world_size) if plan.n_repeated)
-        if shares + _tally(plan.lost) != sum(repeated, window):
+        if shares + _tally(plan.lost) != sum(repeated, _tally(plan.window)):
             problems = [f"the shares of all ranks, {counted(shares.n_rows, 'row')}, differ from the plan"]
     if problems:
         masked = f" ({_masked(plan)})" if _masked(plan) else ""
         raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
     reads_each_row = plan.n_draws is None and all(rank["reads_share"] for rank in ranks)
-    return _summary(plan, read, len(ranks), reads_each_row=reads_each_row)
+    return _summary(plan, position, read, len(ranks), reads_each_row=reads_each_row)
 
 
 def _problem(number: int, process: Description) -> str:
@@ -487,18 +458,20 @@ def _in_words(tally: Tally) -> str:
     return f"{counted(tally.n_rows, 'row')} in {counted(tally.n_batches, 'batch')}"
 
 
-def _summary(plan: EpochPlan, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
-    """Return what so many ranks have read as planned, in a line."""
-    epoch = "rest of " * (plan.left is not None) + f"epoch {plan.epoch}"
+def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
+    """Return what the ranks have read as planned, in a line, and no more than is known."""
+    is_rest = position.done > 0
+    epoch = "rest of " * is_rest + f"epoch {plan.epoch}"
     ranks = f"{counted(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
     text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
-    # of another number of ranks, drop may lose whole batches
-    if not reads_each_row or (plan.left is not None and plan.remainder == "drop"):
+    if is_rest and position.unverified:
+        return text + ". The batches before were not compared, as the state was loaded with strict=False"
+    # when the number of ranks changes, drop may lose whole batches
+    if not reads_each_row or (is_rest and plan.remainder == "drop"):
         return text
-    text += ". " + ("Each" if plan.left is None else "With the batches before, each")
+    text += ". " + ("With the batches before, each" if is_rest else "Each")
     text += f" of the {counted(len(plan.window) - plan.n_lost, 'row')} was read once"
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
-    text += f", but for those of {plan.left_out.in_short(3)} that were left out" if len(plan.left_out) else ""
     text += f", {plan.n_lost:,} of the {len(plan.window):,} are lost in this epoch" if plan.n_lost else ""
     return text + (f"; {_masked(plan)}" if _masked(plan) else "")
 

@@ -33,11 +33,11 @@ def loader_of(options: Namespace, cells: Cells) -> StatefulLoader:
     try:
         state = json.loads(Path(options.state).read_text())
         position, identity = from_state(state)
-        sampler = _sampler(options, cells, position.before_end, identity)
+        sampler = _sampler(options, cells, position, identity)
         loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
         loader.use_collection(cells.collection)
         # the root is a seed here, whatever it was drawn from
-        loader.load_state_dict({**state, "identity": identity | {"seed": sampler._job.arguments.seed}})
+        loader.load_state_dict({**state, "identity": identity | {"seed": _seed(options, identity)}})
     except (OSError, TypeError, ValueError) as error:
         raise CommandError(f"--state {options.state}: {error}") from error
     return loader
@@ -60,11 +60,16 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
         dist_info=Rank(0, ranks),
         remainder=options.remainder or identity["remainder"],  # type: ignore[arg-type]  # checked there
         sharding=sharding,
-        seed=next((seed for seed in (options.seed, identity["seed"], identity["root"]) if isinstance(seed, int)), 0),
+        seed=_seed(options, identity),
         virtual_ranks=options.virtual_ranks or (None if ranks == n_lanes else n_lanes),
         align=identity["align"],  # type: ignore[arg-type]  # checked there
         mask=mask,
     )
+
+
+def _seed(options: Namespace, identity: Identity) -> int:
+    """Return the seed of a job: the root stands for it, whatever it was drawn from."""
+    return next((seed for seed in (options.seed, identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
 
 
 def _kinds(named: dict[str, Any]) -> dict[str, Any]:

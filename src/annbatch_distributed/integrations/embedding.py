@@ -269,9 +269,9 @@ class _Run:
         self._compute, self._n_obs = _compute(self._model, self._data), self._loader.n_obs
         sampler = self._loader.batch_sampler
         if batch_size is None:  # with virtual ranks, each has batches of its own, whatever their number
-            batch_size = (
-                sampler._job.arguments.batch_size if isinstance(sampler, DistributedSampler) else sampler.batch_size
-            )
+            batch_size = sampler.batch_size
+            if batch_size is not None and isinstance(sampler, DistributedSampler) and sampler.virtual_ranks:
+                batch_size = batch_size * sampler.world_size // sampler.virtual_ranks
         if batch_size is None:
             raise ValueError(f"The sampler of the loader, {sampler!r}, has no batch size: pass batch_size.")
         self._batch_size = integer("batch_size", batch_size, least=1, below=BOUND)

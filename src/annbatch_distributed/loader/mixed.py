@@ -23,13 +23,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from annbatch_distributed import checks
-from annbatch_distributed.callers import calling_trainer
 from annbatch_distributed.checks import Description, Gather, Timeout
 from annbatch_distributed.checks.agreement import Reading
-from annbatch_distributed.loader import trainer as lightning
 from annbatch_distributed.loader._annbatch import described
 from annbatch_distributed.loader.ahead import threads
-from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter
+from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter, training_on
 from annbatch_distributed.ranks import Membership
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.state import Position, bounded
@@ -196,7 +194,7 @@ class MixedLoader:
         self._until = until
         self._sources = {name: _source(name, loader) for name, loader in self._loaders.items()}
         for name, source in self._sources.items():
-            if source.sampler._job.arguments.remainder == "keep":
+            if source.sampler.remainder == "keep":
                 raise ValueError(
                     f"The ranks of {name} may have different numbers of batches, as its remainder is 'keep'. Pass "
                     "remainder='exact', 'drop' or 'pad'."
@@ -263,27 +261,26 @@ class MixedLoader:
         if self._until is None:
             n_steps += self._step // n_steps * n_steps
         while self._step < n_steps:
-            if steps.trainer is not None:
+            if steps.is_training:
                 self._done = self._state()
             name = self._names[self._turns.first(self._step + 1)[self._step]]
             batch = self._next(name)
             self._step += 1  # before it is yielded: whoever saves a state has this batch
-            steps.deliver()
+            steps.count()
             yield {**batch, "source": name}
         self._has_ended = self._until is not None
 
     def _begin_steps(self) -> StepCounter:
-        """Let a trainer do what is due before a pass, and return the steps of that."""
-        jobs = [source.sampler._job for source in self._sources.values()]
-        trainer = next((job.trainer for job in jobs if job.trainer is not None), None) or calling_trainer()
-        if is_trained := lightning.trains_on(trainer, self):
-            lightning.restore(trainer)
-            if lightning.overfits(trainer) and not lightning.n_begun(trainer):
-                for job in jobs:
-                    job.progress.go_to(Position(0))
+        """Begin to count the steps of a pass, as a training that reads it has it."""
+        objects = [source.sampler.framework_object for source in self._sources.values()]
+        training = training_on(self, next((one for one in objects if one is not None), None))
+        if training is not None:
+            if training.overfits and training.is_at_beginning:
+                for source in self._sources.values():
+                    source.sampler.go_to(Position())
                 self._step, self._open = 0, {}
-            lightning.check_all_are_asked_for(trainer, len(self))
-        self._steps = StepCounter(trainer if is_trained else None, is_told=self._steps.is_told)
+            training.check_all_are_read(len(self))
+        self._steps = self._steps.next(training)
         return self._steps
 
     def _next(self, name: str) -> Any:  # noqa: ANN401 whatever annbatch yields
@@ -301,7 +298,7 @@ class MixedLoader:
         self._left[name] -= 1
         if not self._left[name]:
             next(self._open.pop(name), None)
-            self._read[name].append(loader._reading(source.sampler._job.membership))
+            self._read[name].append(loader._reading(source.sampler.agreeing()))
         return batch
 
     def _threads(self) -> Executor | None:
@@ -321,8 +318,6 @@ class MixedLoader:
         return self._state() if self._steps.n_done == self._steps.n_yielded else self._done
 
     def _state(self) -> dict[str, Any]:
-        for source in self._sources.values():  # processes that other sources have started are none of theirs
-            source.sampler._job.progress.know_workers()
         sources = {name: loader.state_dict() for name, loader in self._loaders.items()}
         return {"step": self._step, "mixture": str(self._turns), "sources": sources}
 
@@ -356,7 +351,7 @@ class MixedLoader:
             error.add_note(f"It is the state of the source {name!r}.")
             raise
         self._step, self._read = step, {name: [] for name in self._names}
-        self._steps, self._has_ended = StepCounter(is_told=self._steps.is_told), False
+        self._steps, self._has_ended = self._steps.next(None), False
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
         """Return for each source how often it will be read.
@@ -385,8 +380,9 @@ class MixedLoader:
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks mix the same: see :meth:`StatefulLoader.check_ranks_agree`."""
         for name, source in self._sources.items():
-            job = source.sampler._job
-            checks.ranks_agree(job.agreeing, partial(self._description, name), timeout=timeout, gather=gather)
+            checks.ranks_agree(
+                source.sampler.agreeing, partial(self._description, name), timeout=timeout, gather=gather
+            )
 
     def _description(self, name: str, place: Membership) -> Description:
         self._check()
@@ -397,7 +393,7 @@ class MixedLoader:
             "step": self._step,
         }
         mine |= {"steps": "until " + str(self._until) if self._n_steps is None else self._n_steps, "source": name}
-        return source.sampler._job.description(place, source.n_obs, described(source) | mine)
+        return source.sampler.describe(place, source.n_obs, described(source) | mine)
 
     def check_epoch_read(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> str:
         """Check that all ranks together have read what was planned in the epochs of sources that have ended.
@@ -411,10 +407,10 @@ class MixedLoader:
         """
         lines = []
         for name in self._names:
-            job = self._sources[name].sampler._job
+            sampler = self._sources[name].sampler
             for reading in self._read[name]:
                 said = partial(_said, reading)
-                lines.append(f"{name}, {checks.epoch_read(job.agreeing, said, timeout=timeout, gather=gather)}")
+                lines.append(f"{name}, {checks.epoch_read(sampler.agreeing, said, timeout=timeout, gather=gather)}")
             self._read[name] = []
         return "\n".join(lines) or "no source has come to the end of an epoch"
 

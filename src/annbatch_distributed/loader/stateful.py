@@ -12,14 +12,15 @@ Lightning's ``Trainer`` counts: a state that is saved within a step, by a signal
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,10 +37,8 @@ from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
 from annbatch_distributed import checks
-from annbatch_distributed.callers import calling_trainer, check_not_dispatched
 from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
 from annbatch_distributed.loader import local
-from annbatch_distributed.loader import trainer as lightning
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
     batches_of,
@@ -61,263 +60,160 @@ from annbatch_distributed.loader.sizing import sizes_for_batches
 from annbatch_distributed.masks import AnyMask
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.progress import Begun
 from annbatch_distributed.ranks import Deferred, DistInfo, Membership
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import Position
-from annbatch_distributed.stream import LONGEST_HOLE, rows_of
+from annbatch_distributed.stream import LONGEST_HOLE, Pass, Request
 
 if TYPE_CHECKING:
     import anndata as ad
 
-    from annbatch_distributed.loader.trainer import Trainer
+    from annbatch_distributed.integrations.lightning import Training
     from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
-@dataclass(eq=False)
 class StepCounter:
-    """Steps of one pass."""
+    """Numbers of batches of one pass: those that were yielded, and those that are done."""
 
-    trainer: Trainer | None = None
-    """Lightning's trainer, if it trains on the batches."""
-    is_told: bool = False
-    """Whether ``step_done()`` says which are done."""
-    n_yielded: int = 0
-    """How many batches were yielded."""
-    _n_told: int = 0
-    _n_begun: int | None = None
-    """How many steps the trainer had begun when the last batch was yielded."""
+    def __init__(self, training: Training | None = None, *, is_told: bool = False) -> None:
+        self.n_yielded = 0
+        self._training = training
+        self._is_told, self._n_told = is_told, 0
 
-    def deliver(self) -> None:
-        """Note that the next batch is yielded."""
+    def next(self, training: Training | None) -> StepCounter:
+        """Return the counter of the next pass: a loop that has called ``step_done()`` will do so again."""
+        return StepCounter(training, is_told=self._is_told)
+
+    def count(self) -> None:
+        """Count a batch that is about to be yielded."""
         self.n_yielded += 1
-        self._n_begun = None if self.trainer is None else lightning.n_begun(self.trainer)
+        if self._training is not None:
+            self._training.note_step()
 
     def done(self) -> None:
         """Note that the step of the batch that was yielded last is done."""
-        self.is_told, self._n_told = True, self.n_yielded
+        self._is_told, self._n_told = True, self.n_yielded
+
+    @property
+    def is_training(self) -> bool:
+        """True if Lightning counts the steps."""
+        return self._training is not None
 
     @property
     def n_done(self) -> int:
-        """How many batches are done."""
-        if self.is_told:
+        """Number of batches that are done."""
+        if self._is_told:
             return self._n_told
-        is_within_step = self._n_begun is not None and lightning.n_done(self.trainer) <= self._n_begun
-        return self.n_yielded - is_within_step
+        return self.n_yielded - (self._training is not None and self._training.is_within_step)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"trainer": None, "_n_begun": None}  # a trainer stays in its process
+        return vars(self) | {"_training": None}  # a trainer stays in its process
 
 
-@dataclass(eq=False)
-class Delivered:
-    """A pass whose batches a loader yields."""
+def _lightning() -> Any:  # noqa: ANN401 a module
+    """Return what this package knows of Lightning, if Lightning is there; else None."""
+    if {"lightning", "pytorch_lightning"}.isdisjoint(sys.modules):
+        return None
+    from annbatch_distributed.integrations import lightning
 
-    begun: Begun
-    """What the sampler knows it by."""
-    read: Tally = field(default_factory=Tally)
-    """The rows of the batches that were yielded."""
-    _due: deque[tuple[npt.NDArray[Any], Callable[[], npt.NDArray[Any]], Any]] = field(default_factory=deque)
-    """For each batch that was asked for: its positions in the load request, the rows of that, and which are repeats."""
-
-    def ask(self, request: LoadRequest) -> LoadRequest:
-        """Note a load request that is about to be read, and return it."""
-        given: Any = request
-        slices: list[slice] = given["requests"]
-        rows = cache(lambda: rows_of([part.start for part in slices], [part.stop for part in slices]))
-        self._due.extend((split, rows, given.get("repeated")) for split in given["splits"])
-        return request
-
-    def deliver(self, index: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_] | None:
-        """Note that the next batch is yielded, with its rows if they are known; return which of them are repeats."""
-        split, rows, repeated = self._due.popleft()
-        self.read.add(rows()[split] if index is None else index)
-        return None if repeated is None else repeated[split]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_due": deque()}  # a copy of a loader can't go on with a pass
+    return lightning
 
 
-class CheckedLoader(Loader[Any, Any]):
-    """annbatch's Loader, with checks of what is added to it, that reads a load request at a time."""
+def training_on(loader: object, framework_object: object) -> Training | None:
+    """Return Lightning's training that is about to read a loader, ready to do so; else None."""
+    lightning = _lightning()
+    return None if lightning is None else lightning.training_on(loader, framework_object)
 
-    def __init__(self, *, batch_sampler: Sampler, **kwargs: Any) -> None:  # noqa: ANN401 annbatch's own
+
+class StatefulLoader(Loader[Any, Any]):
+    """An annbatch Loader that can be saved in the middle of an epoch, and resumed there.
+
+    It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`;
+    :meth:`from_collection` makes both.
+
+    Under ``remainder="pad"``, a batch has the key ``"repeated"``: for each of its rows, whether some rank reads it for
+    the second time in this epoch, as a boolean array.
+
+    ``len()`` is the number of batches of the whole epoch, also while one is resumed, as Lightning and torch expect it;
+    those that are left are ``loader.sampler.n_batches(loader.n_obs)``.
+
+    Parameters
+    ----------
+    batch_sampler
+        Which rows this rank reads.
+    read_ahead
+        How many load requests are read at once, each in a thread, while the batches of another one are trained on, and
+        so are held beside it. 1 hides reading behind a training that takes about as long; more hide the latency of
+        object storage. 0 reads where a batch is asked for, as annbatch does. Batches, states and errors are the same.
+    kwargs
+        Those of :class:`annbatch.Loader`.
+
+    Raises
+    ------
+    TypeError
+        If ``batch_sampler`` is no :class:`DistributedSampler`, or ``read_ahead`` no integer.
+    ValueError
+        If ``read_ahead`` is negative, or more than 0 with ``preload_to_gpu=True``, as its threads would use the device.
+
+    Examples
+    --------
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+    >>> def make_loader():
+    ...     sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
+    ...     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0)
+    ...     loader = StatefulLoader(
+    ...         batch_sampler=distributed, return_index=True, preload_to_gpu=False
+    ...     )
+    ...     return loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
+    >>> loader = make_loader()
+    >>> whole = [batch["index"].tolist() for batch in loader]
+    >>> loader.set_epoch(0)
+    >>> batches = iter(loader)
+    >>> trained_on = [next(batches)["index"].tolist() for _ in range(3)]
+    >>> state = loader.state_dict()
+    >>> after_a_restart = make_loader()
+    >>> after_a_restart.load_state_dict(state)
+    >>> trained_on + [batch["index"].tolist() for batch in after_a_restart] == whole
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_sampler: DistributedSampler,
+        read_ahead: int = 0,
+        **kwargs: Any,  # noqa: ANN401 annbatch's own
+    ) -> None:
+        if not isinstance(batch_sampler, DistributedSampler):
+            raise TypeError(
+                f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
+                "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
+            )
+        self._options = {"read_ahead": read_ahead, **kwargs}
+        self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
+        # frameworks are set up for a thread only, so their arrays are made where batches are taken
+        self._to_be = kwargs.pop("to", None) if read_ahead else None
+        self._sampler = batch_sampler
         self._one_request = _OneRequest(batch_sampler)
         super().__init__(batch_sampler=self._one_request, **kwargs)
-        # of data sets whose cells have names only, of which annbatch keeps nothing
-        self._names: dict[int, pd.Index[Any]] = {}
-
-    def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
-        """Read a collection, as ``use_collection`` of :class:`annbatch.Loader` does.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`add_adatas`, or as annbatch raises them.
-        RuntimeError
-            If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
-        """
-        local.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
-        if "load_adata" not in options:
-            self._check_layouts(group["X"] for group in collection)
-        for group in collection:
-            _in_place(group)
-        _warn_of_zarrs(collection)
-        return super().use_collection(collection, **options)
-
-    def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
-        """Add data sets, as ``add_adatas`` of :class:`annbatch.Loader` does.
-
-        Raises
-        ------
-        TypeError
-            If the cells of one lie column by column, as a CSC matrix does; or as annbatch raises it.
-        ValueError
-            If the cells of one lie in chunks that don't have all columns of their rows, which annbatch reads wrongly;
-            or as annbatch raises it.
-        """
-        first = len(shapes_of(self))
-        self._check_layouts(adata.X for adata in adatas)
-        for adata in adatas:
-            _in_place(adata.X)
-        super().add_adatas(adatas)
-        self._names |= {number: adata.obs_names for number, adata in enumerate(adatas, first)}
-        return self
-
-    def add_adata(self, adata: ad.AnnData) -> Self:
-        """Add a data set: see :meth:`add_adatas`."""
-        return self.add_adatas([adata])
-
-    def add_datasets(self, datasets: list[Any], obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
-        """Add data sets without annotations, or with them, as ``add_datasets`` of :class:`annbatch.Loader` does.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`add_adatas`.
-        """
-        self._check_layouts(datasets)
-        return super().add_datasets(list(map(_in_place, datasets)), obs, var)
-
-    def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
-        """Add a data set: see :meth:`add_datasets`."""
-        self._check_layouts([dataset])
-        return super().add_dataset(_in_place(dataset), obs, var)
-
-    def _check_layouts(self, data: Iterable[object]) -> None:
-        """Raise if some data can't be read by rows, before any of it is added."""
-        for number, cells in enumerate(data, len(shapes_of(self))):
-            check_layout(cells, f"X of data set {number}")
-
-    @property
-    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
-        """The names of the cells of each data set; None if some have none that are known."""
-        known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
-        numbers = range(len(shapes_of(self)))
-        return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
-
-    def read(self, request: LoadRequest) -> Generator[Any]:
-        """Read a load request as annbatch does."""
-        # in a pass of its own: annbatch keeps what it has read until it has read the next one
-        self._one_request.given[threading.get_ident()] = request
-        try:
-            yield from batches_of(self)
-        except Exception as error:
-            if stores := stores_of(self):
-                error.add_note(
-                    f"A load request was being read from {stores}, and none of its batches was yielded: the state of "
-                    "the loader leads to them."
-                )
-            raise
-
-    def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
-        """Read what a load request asks for: here, if zarrs has it on a local disk, or as annbatch does.
-
-        annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
-        """
-        local.check_zarrs_answers(lambda: any(map(local.is_by_zarrs, arrays_in(self))))
-        rows = local.read(self, dataset_index_to_rows)
-        return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
-
-    def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
-        return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
-
-    def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
-        outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
-        return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
-
-
-def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
-    """Return data whose relative path leads to where it leads now, also once the process goes to another folder."""
-    place = getattr(getattr(data, "group", data), "store_path", None)
-    if place is None or not isinstance(place.store, LocalStore):
-        return data
-    place.store.root = place.store.root.absolute()
-    if not isinstance(data, Array) or not local.is_by_zarrs(data.async_array):
-        return data
-    # zarrs has the path of when the array was opened
-    return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
-
-
-def _warn_of_zarrs(collection: DatasetCollection) -> None:
-    """Warn of a collection that zarrs would read from object storage."""
-    for group in collection:
-        cells: Any = group["X"]
-        array = cells if isinstance(cells, Array) else cells["data"]
-        if local.is_far_by_zarrs(array.async_array):
-            warnings.warn(
-                f"zarrs reads {array.store} one chunk a request, few at once: zarrs 0.2.3 took 25 times as long as "
-                "zarr's own codecs where a request took 30 ms. Have these read, before the collection is opened: "
-                "zarr.config.set({'codec_pipeline.path': 'zarr.core.codec_pipeline.BatchedCodecPipeline'}).",
-                UserWarning,
-                stacklevel=3,
+        if read_ahead and preloads_to_gpu(self):
+            raise ValueError(
+                f"read_ahead={read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
+                "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
             )
-            return
-
-
-async def _returning[Value](value: Value) -> Value:
-    """Return what is there, for whoever awaits it."""
-    return value
-
-
-class _OneRequest(Sampler):
-    """A sampler for annbatch, whose passes have one load request each."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        #: For each thread, the load request of the pass that it is about to begin.
-        self.given: dict[int, LoadRequest] = {}
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._sampler.batch_size
-
-    @property
-    def shuffle(self) -> bool:
-        return self._sampler.shuffle
-
-    def n_batches(self, n_obs: int) -> int:
-        return self._sampler.n_batches(n_obs)
-
-    def validate(self, n_obs: int) -> None:
-        self._sampler.validate(n_obs)
-
-    def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
-        return iter([self.given.pop(threading.get_ident())])
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        return self.sample(n_obs)
-
-
-class PlannedLoader(CheckedLoader):
-    """annbatch's Loader, with checks, whose sampler is a DistributedSampler."""
-
-    def __init__(self, *, batch_sampler: DistributedSampler, read_ahead: int, **kwargs: Any) -> None:  # noqa: ANN401 annbatch's own
-        super().__init__(batch_sampler=batch_sampler, **kwargs)
-        self._sampler = batch_sampler
-        self._read_ahead = read_ahead
+        # names of cells of datasets that have no obs here, of which annbatch keeps nothing
+        self._names: dict[int, pd.Index[Any]] = {}
+        # the pass of this loader that was begun last, and the rows of its batches that were yielded
+        self._pass: Pass | None = None
+        self._read = Tally()
+        self._steps = StepCounter()
+        # threads that prefetch, if loaders of a mixture share them
+        self._readers: Executor | None = None
 
     @classmethod
     def from_collection(
@@ -405,6 +301,66 @@ class PlannedLoader(CheckedLoader):
         made = cls(batch_sampler=sampler, read_ahead=read_ahead, **options)
         return made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
 
+    @classmethod
+    def from_loader(
+        cls,
+        loader: Loader[Any, Any],
+        *,
+        batch_sampler: DistributedSampler | None = None,
+        **options: Any,  # noqa: ANN401 annbatch's own, too
+    ) -> Self:
+        """Make one of an annbatch ``Loader`` that has its data sets already.
+
+        Nothing is opened or copied. Data sets that are added to one of them later on are not added to the other.
+
+        Parameters
+        ----------
+        loader
+            Any :class:`annbatch.Loader`, or a :class:`StatefulLoader`.
+        batch_sampler
+            Which rows this rank reads. None takes the sampler of ``loader``.
+        options
+            Other arguments of :class:`StatefulLoader`, such as ``read_ahead``. Those that aren't given are as in
+            ``loader``.
+
+        Raises
+        ------
+        TypeError
+            If ``loader`` is no loader, or a subclass, whose methods would be lost; or as :class:`StatefulLoader` does.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch import Loader
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
+        >>> sampler = DistributedSampler(loader.batch_sampler, dist_info=Rank(1, 2), seed=0)
+        >>> rank_1 = StatefulLoader.from_loader(
+        ...     loader, batch_sampler=sampler, return_index=True
+        ... )
+        >>> next(iter(rank_1))["index"].tolist()
+        [24, 25, 26, 27]
+        """
+        if type(loader) not in {Loader, StatefulLoader, cls}:
+            raise TypeError(
+                f"from_loader takes an annbatch Loader, got {loader!r} of type {type(loader).__name__}, whose methods "
+                "would be lost: make that a subclass of StatefulLoader instead."
+            )
+        sampler = loader.batch_sampler if batch_sampler is None else batch_sampler
+        if not isinstance(sampler, DistributedSampler):
+            raise TypeError(
+                f"from_loader needs a DistributedSampler, got {sampler!r}. Wrap the sampler of the loader: "
+                "from_loader(loader, batch_sampler=DistributedSampler(loader.batch_sampler, dist_info=...))."
+            )
+        options_of_loader = loader._options if isinstance(loader, StatefulLoader) else options_of(loader)
+        made = cls(batch_sampler=sampler, **options_of_loader | options)
+        made._check_layouts(data_in(loader))
+        of_passes = vars(made).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names"}
+        take_data_of(loader, into=made, without=of_passes)
+        return made
+
     @property
     def batch_sampler(self) -> DistributedSampler:
         """The sampler."""
@@ -412,13 +368,105 @@ class PlannedLoader(CheckedLoader):
 
     @property
     def sampler(self) -> DistributedSampler:
-        """The sampler, where frameworks look for something whose ``set_epoch`` they can call."""
+        """The sampler, where frameworks look for an object whose ``set_epoch`` they can call."""
         return self._sampler
 
+    # Datasets
+
+    def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
+        """Read a collection, as ``use_collection`` of :class:`annbatch.Loader` does.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`add_adatas`, or as annbatch raises them.
+        RuntimeError
+            If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
+        """
+        local.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
+        if "load_adata" not in options:
+            self._check_layouts(group["X"] for group in collection)
+        for group in collection:
+            _in_place(group)
+        _warn_of_zarrs(collection)
+        return super().use_collection(collection, **options)
+
+    def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
+        """Add data sets, as ``add_adatas`` of :class:`annbatch.Loader` does.
+
+        Raises
+        ------
+        TypeError
+            If the cells of one lie column by column, as a CSC matrix does; or as annbatch raises it.
+        ValueError
+            If the cells of one lie in chunks that don't have all columns of their rows, which annbatch reads wrongly;
+            or as annbatch raises it.
+        """
+        first = len(shapes_of(self))
+        self._check_layouts(adata.X for adata in adatas)
+        for adata in adatas:
+            _in_place(adata.X)
+        super().add_adatas(adatas)
+        self._names |= {number: adata.obs_names for number, adata in enumerate(adatas, first)}
+        return self
+
+    def add_adata(self, adata: ad.AnnData) -> Self:
+        """Add a data set: see :meth:`add_adatas`."""
+        return self.add_adatas([adata])
+
+    def add_datasets(self, datasets: list[Any], obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
+        """Add data sets without annotations, or with them, as ``add_datasets`` of :class:`annbatch.Loader` does.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`add_adatas`.
+        """
+        self._check_layouts(datasets)
+        return super().add_datasets(list(map(_in_place, datasets)), obs, var)
+
+    def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
+        """Add a data set: see :meth:`add_datasets`."""
+        self._check_layouts([dataset])
+        return super().add_dataset(_in_place(dataset), obs, var)
+
+    def _check_layouts(self, data: Iterable[object]) -> None:
+        """Raise if some data can't be read by rows, before any of it is added."""
+        for number, cells in enumerate(data, len(shapes_of(self))):
+            check_layout(cells, f"X of data set {number}")
+
+    @property
+    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
+        """The names of the cells of each dataset; None if they aren't known of all."""
+        known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
+        numbers = range(len(shapes_of(self)))
+        return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
+
     def _check_cells(self) -> None:
-        """Raise if a state is of other data sets, or the mask was given for cells in another order."""
-        self._sampler._job.check_data_sets(data_sets_of(self))
-        self._sampler._job.check_names(self._cells)
+        """Raise if a state is of other datasets, or the mask was made for cells in another order."""
+        self._sampler.check_cells(self._cells, data_sets_of(self))
+
+    # Epochs
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, on every rank: see :meth:`DistributedSampler.set_epoch`.
+
+        Raises
+        ------
+        RuntimeError
+            If accelerate calls it, for a ``DataLoader`` that it has prepared and would shard once more.
+        """
+        _check_not_dispatched()
+        self._sampler.set_epoch(epoch)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch to resume or begin: see :attr:`DistributedSampler.next_epoch`."""
+        return self._sampler.next_epoch
+
+    def __len__(self) -> int:
+        """Return how many batches the epoch has on this rank, those included that were done before a resume."""
+        return self._sampler.batches_done + self._sampler.n_batches(self.n_obs)
 
     def plan(self) -> EpochPlan:
         """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
@@ -435,7 +483,7 @@ class PlannedLoader(CheckedLoader):
         >>> loader.plan()
         <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 lost>
         """
-        self._sampler._job.check_names(self._cells)
+        self._sampler.check_cells(self._cells)
         plan = self._sampler.plan(self.n_obs)
         held = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
         return replace(plan, rows_per_request=held, cells=self._cells)
@@ -508,188 +556,7 @@ class PlannedLoader(CheckedLoader):
             parts.append((own if wanted is None else own[list(wanted)]).iloc[places].set_index(here))
         return cells if not parts else cells.join(pd.concat(parts))
 
-    def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
-        """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
-
-        See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
-        """
-        checks.ranks_agree(self._sampler._job.agreeing, self._description, timeout=timeout, gather=gather)
-
-    def _description(self, place: Membership) -> Description:
-        """Return what this process says of its sampler and its data sets."""
-        self._sampler._job.check_names(self._cells)
-        return self._sampler._job.description(place, self.n_obs, described(self))
-
-
-class StatefulLoader(PlannedLoader):
-    """An annbatch Loader that can be saved in the middle of an epoch, and resumed there.
-
-    It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`;
-    :meth:`from_collection` makes both.
-
-    Under ``remainder="pad"``, a batch has the key ``"repeated"``: for each of its rows, whether some rank reads it for
-    the second time in this epoch, as a boolean array.
-
-    ``len()`` is the number of batches of the whole epoch, also while one is resumed, as Lightning and torch expect it;
-    those that are left are ``loader.sampler.n_batches(loader.n_obs)``.
-
-    Parameters
-    ----------
-    batch_sampler
-        Which rows this rank reads.
-    trainer
-        Lightning's ``Trainer`` that the loader is read for, if it is neither ``dist_info`` nor known as who asks for
-        batches: in a thread, say. States count the batches that it has processed.
-    read_ahead
-        How many load requests are read at once, each in a thread, while the batches of another one are trained on, and
-        so are held beside it. 1 hides reading behind a training that takes about as long; more hide the latency of
-        object storage. 0 reads where a batch is asked for, as annbatch does. Batches, states and errors are the same.
-    kwargs
-        Those of :class:`annbatch.Loader`.
-
-    Raises
-    ------
-    TypeError
-        If ``batch_sampler``, ``read_ahead`` or ``trainer`` are of another type.
-    ValueError
-        If ``read_ahead`` is negative, or more than 0 with ``preload_to_gpu=True``, as its threads would use the device.
-
-    Examples
-    --------
-    >>> import anndata as ad
-    >>> import numpy as np
-    >>> from annbatch.samplers import RandomSampler
-    >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-    >>> def make_loader():
-    ...     sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
-    ...     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0)
-    ...     loader = StatefulLoader(
-    ...         batch_sampler=distributed, return_index=True, preload_to_gpu=False
-    ...     )
-    ...     return loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
-    >>> loader = make_loader()
-    >>> whole = [batch["index"].tolist() for batch in loader]
-    >>> loader.set_epoch(0)
-    >>> batches = iter(loader)
-    >>> trained_on = [next(batches)["index"].tolist() for _ in range(3)]
-    >>> state = loader.state_dict()
-    >>> after_a_restart = make_loader()
-    >>> after_a_restart.load_state_dict(state)
-    >>> trained_on + [batch["index"].tolist() for batch in after_a_restart] == whole
-    True
-    """
-
-    def __init__(
-        self,
-        *,
-        batch_sampler: DistributedSampler,
-        read_ahead: int = 0,
-        trainer: Any = None,  # noqa: ANN401 Lightning's, which isn't imported
-        **kwargs: Any,  # noqa: ANN401 annbatch's own
-    ) -> None:
-        if not isinstance(batch_sampler, DistributedSampler):
-            raise TypeError(
-                f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
-                "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
-            )
-        self._given = {"read_ahead": read_ahead, **kwargs}
-        read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
-        # what frameworks are set to can hold for a thread only, so that batches are theirs where they are taken
-        self._to_be = kwargs.pop("to", None) if read_ahead else None
-        super().__init__(batch_sampler=batch_sampler, read_ahead=read_ahead, **kwargs)
-        if read_ahead and preloads_to_gpu(self):
-            raise ValueError(
-                f"read_ahead={read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
-                "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
-            )
-        if trainer is not None:
-            batch_sampler._job.train_by(trainer)
-        # the pass of this loader that was begun last, and whether another is about to begin
-        self._pass: Delivered | None = None
-        self._is_new = False
-        self._steps = StepCounter()
-        # threads that loaders of a mixture share to read ahead
-        self._readers: Executor | None = None
-
-    @classmethod
-    def from_loader(
-        cls,
-        loader: Loader[Any, Any],
-        *,
-        batch_sampler: DistributedSampler | None = None,
-        **options: Any,  # noqa: ANN401 annbatch's own, too
-    ) -> Self:
-        """Make one of an annbatch ``Loader`` that has its data sets already.
-
-        Nothing is opened or copied. Data sets that are added to one of them later on are not added to the other.
-
-        Parameters
-        ----------
-        loader
-            Any :class:`annbatch.Loader`, or a :class:`StatefulLoader`.
-        batch_sampler
-            Which rows this rank reads. None takes the sampler of ``loader``.
-        options
-            Other arguments of :class:`StatefulLoader`, such as ``read_ahead``. Those that aren't given are as in
-            ``loader``.
-
-        Raises
-        ------
-        TypeError
-            If ``loader`` is no loader, or a subclass, whose methods would be lost; or as :class:`StatefulLoader` does.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch import Loader
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
-        >>> sampler = DistributedSampler(loader.batch_sampler, dist_info=Rank(1, 2), seed=0)
-        >>> rank_1 = StatefulLoader.from_loader(
-        ...     loader, batch_sampler=sampler, return_index=True
-        ... )
-        >>> next(iter(rank_1))["index"].tolist()
-        [24, 25, 26, 27]
-        """
-        if type(loader) not in {Loader, StatefulLoader, cls}:
-            raise TypeError(
-                f"from_loader takes an annbatch Loader, got {loader!r} of type {type(loader).__name__}, whose methods "
-                "would be lost: make that a subclass of StatefulLoader instead."
-            )
-        sampler = loader.batch_sampler if batch_sampler is None else batch_sampler
-        if not isinstance(sampler, DistributedSampler):
-            raise TypeError(
-                f"from_loader needs a DistributedSampler, got {sampler!r}. Wrap the sampler of the loader: "
-                "from_loader(loader, batch_sampler=DistributedSampler(loader.batch_sampler, dist_info=...))."
-            )
-        given = loader._given if isinstance(loader, StatefulLoader) else options_of(loader)
-        made = cls(batch_sampler=sampler, **given | options)
-        made._check_layouts(data_in(loader))
-        of_passes = vars(made).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names"}
-        take_data_of(loader, into=made, without=of_passes)
-        return made
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next pass belongs to, on every rank: see :meth:`DistributedSampler.set_epoch`.
-
-        Raises
-        ------
-        RuntimeError
-            If accelerate calls it, for a ``DataLoader`` that it has prepared and would share out once more.
-        """
-        check_not_dispatched()
-        self._sampler.set_epoch(epoch)
-
-    @property
-    def next_epoch(self) -> int:
-        """Which epoch to resume or begin: see :attr:`DistributedSampler.next_epoch`."""
-        return self._sampler.next_epoch
-
-    def __len__(self) -> int:
-        """Return how many batches the epoch has on this rank, those included that were done before a resume."""
-        return self._sampler.batches_done + self._sampler.n_batches(self.n_obs)
+    # Reading
 
     def __iter__(self) -> Generator[Any]:
         """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
@@ -704,201 +571,106 @@ class StatefulLoader(PlannedLoader):
         Raises
         ------
         ValueError
-            If the mask has the names of the cells in another order, a state is of other data sets, or a worker of a
-            ``DataLoader`` would read with ``preload_to_gpu=True``.
+            If the mask has the names of the cells in another order, or a state is of other datasets.
         RuntimeError
-            While iterating, if another pass was begun since.
+            If a worker of a ``DataLoader`` asks that :meth:`to_dataloader` hasn't made; or, while iterating, if another
+            pass was begun since.
         """
-        if current_worker() is not None and preloads_to_gpu(self):
-            raise ValueError(
-                "A worker of a DataLoader reads with preload_to_gpu=True, and torch can't pass on from one process to "
-                "another what cupy has on the GPU. Pass preload_to_gpu=False, and move batches in the training step."
+        if current_worker() is not None:
+            raise RuntimeError(
+                "A StatefulLoader can't be read by the workers of a DataLoader that it knows nothing of: its epoch and "
+                "state would be lost. Make the DataLoader with loader.to_dataloader(num_workers=...)."
             )
         self._check_cells()
-        # whoever keeps the states of workers asks for one before the first batch
-        self._is_new = True
         return self._batches()
 
+    def batches_in_worker(self, position: Position) -> Generator[Any]:
+        """Return this worker's part of the batches of a pass that the process of the rank has begun."""
+        self._sampler.go_to(position)
+        return self._batches_of(self._sampler.begin(self.n_obs, position, current_worker()))
+
     def _batches(self) -> Generator[Any]:
-        sampler = self._sampler
         steps = self._begin_steps()
         # in this thread, which may be the only one that a framework tells its rank
-        requests = sampler.sample(self.n_obs)
-        requests.on_end = None  # the pass is as far as its consumer is, and that is said here
-        begun = sampler._job.progress.begun
-        assert begun is not None
-        self._pass = pass_ = Delivered(begun)
-        self._is_new = False
-        read = ahead(map(pass_.ask, requests), self.read, self._read_ahead, self._readers)
-        with iterated(self), closing(requests), closing(read) as batches:
+        begun = self._sampler.begin(self.n_obs)
+        with closing(self._batches_of(begun)) as batches:
             for batch in batches:
-                if self._to_be is not None:
-                    batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
-                repeats = pass_.deliver(batch["index"])
-                steps.deliver()  # before it is yielded: whoever saves a state has this batch
+                steps.count()  # before it is yielded: whoever saves a state has this batch
                 if steps.n_yielded == begun.n_due:
-                    sampler._job.progress.end(begun)  # a consumer who knows the number doesn't come to ask for more
-                yield batch if repeats is None else {**batch, "repeated": repeats}
+                    self._sampler.end(begun)  # a consumer who knows the number doesn't ask for more
+                yield batch
                 del batch  # else it would be held until the next one is read
-                if self._pass is not pass_:
-                    raise RuntimeError(_ENDED)
-            sampler._job.progress.end(begun)
+            self._sampler.end(begun)
 
     def _begin_steps(self) -> StepCounter:
-        """Let a trainer do what is due before a pass, and return the steps of that."""
-        job = self._sampler._job
-        trainer = job.trainer or calling_trainer()
-        if is_trained := lightning.trains_on(trainer, self):
-            lightning.restore(trainer)
-            if lightning.overfits(trainer) and not job.progress.position.resumes:
-                job.progress.go_to(Position(0))
-            lightning.check_all_are_asked_for(trainer, len(self))
-        self._steps = StepCounter(trainer if is_trained else None, is_told=self._steps.is_told)
+        """Begin to count the steps of a pass, as a training that reads it has it."""
+        training = training_on(self, self._sampler.framework_object)
+        if training is not None:
+            if training.overfits and not self._sampler.batches_done:
+                self._sampler.go_to(Position())
+            training.check_all_are_read(len(self))
+        self._steps = self._steps.next(training)
         return self._steps
 
-    def step_done(self) -> None:
-        """Say that the step of the batch that was yielded last is done.
+    def _batches_of(self, begun: Pass) -> Generator[Any]:
+        """Read the batches of a pass, in threads that prefetch if there are any."""
+        self._pass, self._read = begun, Tally()
+        due: deque[Callable[[Any], Any]] = deque()
 
-        A batch counts as done when it is yielded, unless this is called after each step. A state that is saved within a
-        step, by a signal's handler or after an error, then leads to the batch of that step.
+        def requests() -> Iterator[Request]:
+            """Yield load requests, and note how to finish each of their batches."""
+            while True:
+                try:
+                    request = begun.take()
+                except StopIteration:
+                    return
+                due.extend(partial(self._finish, request, split) for split in request.splits)
+                yield request
 
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> for step, batch in enumerate(loader):
-        ...     if step == 3:
-        ...         break
-        ...     loader.step_done()
-        >>> loader.state_dict()["segments"]
-        [[2, 1, 3]]
+        read = ahead(requests(), self._read_request, self._read_ahead, self._readers)
+        with iterated(self), closing(begun), closing(read) as batches:
+            for batch in batches:
+                yield due.popleft()(batch)
+                del batch
+                if self._pass is not begun:
+                    raise RuntimeError(_ENDED)
+
+    def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 annbatch's own
+        """Return a batch that is about to be yielded, and add its rows to those that were read."""
+        if self._to_be is not None:
+            batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
+        self._read.add(request.rows_at(split) if batch["index"] is None else batch["index"])
+        return batch if request.are_repeats is None else {**batch, "repeated": request.are_repeats[split]}
+
+    def _read_request(self, request: Request) -> Generator[Any]:
+        """Read a load request as annbatch does."""
+        # in a pass of its own: annbatch keeps what it has read until it has read the next one
+        self._one_request.requests[threading.get_ident()] = request
+        try:
+            yield from batches_of(self)
+        except Exception as error:
+            if stores := stores_of(self):
+                error.add_note(
+                    f"A load request was being read from {stores}, and none of its batches was yielded: the state of "
+                    "the loader leads to them."
+                )
+            raise
+
+    def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
+        """Read what a load request asks for: here, if zarrs has it on a local disk, or as annbatch does.
+
+        annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
         """
-        self._steps.done()
+        local.check_zarrs_answers(lambda: any(map(local.is_by_zarrs, arrays_in(self))))
+        rows = local.read(self, dataset_index_to_rows)
+        return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
 
-    def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
-        """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
+    def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
+        return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
 
-        Parameters
-        ----------
-        batches_done
-            How many batches of this epoch every rank has done. None takes the number that was yielded, which is known
-            where the loader itself is iterated over, and not where the workers of a ``DataLoader`` do so.
-
-        Raises
-        ------
-        RuntimeError
-            If it isn't known; or if the pass that was begun last is not one of this loader, but of another one with the
-            same sampler.
-        """
-        if batches_done is None:
-            return self._state(None)
-        batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        return self._state(self._sampler._job.progress.position_at(batches_done, self._sampler._job.n_lanes))
-
-    def _state(self, position: Position | None) -> dict[str, Any]:
-        state = self._sampler._job.state(self._position() if position is None else position)
-        return state | {"identity": state["identity"] | {"data sets": data_sets_of(self)}}
-
-    def _position(self) -> Position:
-        """How far this loader's consumer is."""
-        progress, worker = self._sampler._job.progress, current_worker()
-        last = None if self._is_new and worker is not None else self._last()
-        if last is not None:
-            return last.begun.position_after(self._steps.n_done)
-        position = progress.next_position(worker, self._sampler._job.n_lanes)
-        return replace(position, worker=progress.part(worker, position))
-
-    def _last(self) -> Delivered | None:
-        """What this loader has delivered of the pass that was begun last; None if none was since a position was set."""
-        progress = self._sampler._job.progress
-        if progress.workers_may_read if progress.begun is None else progress.begun.is_by_workers:
-            raise RuntimeError(_NOT_KNOWN)
-        if progress.begun is not None and (self._pass is None or self._pass.begun is not progress.begun):
-            raise RuntimeError(
-                "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
-                "or of sampler.sample(...). Give each loader a sampler of its own."
-            )
-        return None if progress.begun is None else self._pass
-
-    def check_epoch_read(
-        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
-    ) -> str:
-        """Check that all ranks together have read in the last pass what was planned.
-
-        See :meth:`DistributedSampler.check_epoch_read`.
-
-        Parameters
-        ----------
-        read
-            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
-            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
-            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
-            :meth:`to_dataloader` returns knows them.
-        timeout, gather
-            As for :meth:`DistributedSampler.check_ranks_agree`.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> n_batches = sum(1 for _ in loader)
-        >>> loader.check_epoch_read()
-        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
-        """
-        reading = partial(self._reading, read=read)
-        return checks.epoch_read(self._sampler._job.agreeing, reading, timeout=timeout, gather=gather)
-
-    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
-        """Return what this process says of its last pass."""
-        last = self._last() if read is None else None
-        return self._sampler._job.reading(place, self.n_obs, (read or Tally()) if last is None else last.read)
-
-    def leave_out(self, rows: AnyMask | Sequence[int]) -> None:
-        """Leave rows out of what is left of the epoch, on every rank.
-
-        Batches are those that they would have been, without these rows; their number stays. A pass that is under way
-        ends: iterate anew for the batches that are left. States say what was left out, and :meth:`check_ranks_agree`
-        compares it. The next epoch has the rows again, unless ``sampler.mask`` is assigned one without them.
-
-        Parameters
-        ----------
-        rows
-            Row numbers, or what else a mask can be: a slice, a boolean for each row of the collection, :class:`Rows`.
-            At most 1,000 ranges of consecutive rows can be left out of an epoch.
-
-        Raises
-        ------
-        ValueError
-            If a batch would have no row left, the epoch has been read to its end, or there are too many ranges: the
-            loader is then as it was.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import SequentialSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(SequentialSampler(4, 1, 4), dist_info=Rank(0, 2))
-        >>> loader = StatefulLoader(
-        ...     batch_sampler=sampler, return_index=True, preload_to_gpu=False
-        ... )
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((16, 1))))
-        >>> loader.leave_out([2, 5])
-        >>> [batch["index"].tolist() for batch in loader]
-        [[0, 1, 3], [4, 6, 7]]
-        """
-        self._sampler._job.leave_out(rows, self.n_obs, self._position())
-        self._pass = None
+    def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
+        outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
+        return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
 
     def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
@@ -942,22 +714,215 @@ class StatefulLoader(PlannedLoader):
 
         return WorkerDataLoader(self, num_workers=num_workers, **options)
 
+    # States
+
+    def step_done(self) -> None:
+        """Say that the step of the batch that was yielded last is done.
+
+        A batch counts as done when it is yielded, unless this is called after each step. A state that is saved within a
+        step, by a signal's handler or after an error, then leads to the batch of that step.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> for step, batch in enumerate(loader):
+        ...     if step == 3:
+        ...         break
+        ...     loader.step_done()
+        >>> loader.state_dict()["segments"]
+        [[2, 1, 3]]
+        """
+        self._steps.done()
+
+    def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
+        """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
+
+        Parameters
+        ----------
+        batches_done
+            Number of batches of this epoch that every rank has done. None takes the number that was yielded, or told by
+            :meth:`step_done`.
+
+        Raises
+        ------
+        RuntimeError
+            If the pass that was begun last is not one of this loader, but one of its :meth:`to_dataloader`, whose
+            ``state_dict()`` knows; or one of another loader with the same sampler.
+        """
+        if batches_done is not None:
+            batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
+        elif (last := self._own_pass()) is not None:
+            batches_done = last.position.done + self._steps.n_done
+        return self._sampler.state_at(batches_done, {"data sets": data_sets_of(self)})
+
+    def _own_pass(self, *, is_by_workers: bool = False) -> Pass | None:
+        """Return the pass that was begun last, if this loader knows how far it is; None if none was begun."""
+        last = self._sampler.last_pass
+        if last is not None and last.is_by_workers and not is_by_workers:
+            raise RuntimeError(_NOT_KNOWN)
+        if last is not None and last is not self._pass:
+            raise RuntimeError(
+                "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
+                "or of sampler.sample(...). Give each loader a sampler of its own."
+            )
+        return last
+
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`.
 
-        Add all data sets before, in the order that they had, so that a state that doesn't fit is refused here, and not
+        Add all datasets before, in the order that they had, so that a state that doesn't fit is refused here, and not
         when the next pass begins.
         """
-        with lightning.errors_explained(self._sampler._job.trainer or calling_trainer()):
-            self._sampler._job.load(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+        lightning = _lightning()
+        explained = nullcontext() if lightning is None else lightning.errors_explained(self._sampler.framework_object)
+        with explained:
+            self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+
+    # Checks
+
+    def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
+        """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
+
+        See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
+        """
+        checks.ranks_agree(self._sampler.agreeing, self._description, timeout=timeout, gather=gather)
+
+    def _description(self, place: Membership) -> Description:
+        """Return what this process says of its sampler and its datasets."""
+        self._sampler.check_cells(self._cells)
+        return self._sampler.describe(place, self.n_obs, described(self))
+
+    def check_epoch_read(
+        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
+    ) -> str:
+        """Check that all ranks together have read in the last pass what was planned.
+
+        See :meth:`DistributedSampler.check_epoch_read`.
+
+        Parameters
+        ----------
+        read
+            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
+            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
+            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
+            :meth:`to_dataloader` returns knows them.
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> n_batches = sum(1 for _ in loader)
+        >>> loader.check_epoch_read()
+        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
+        """
+        reading = partial(self._reading, read=read)
+        return checks.epoch_read(self._sampler.agreeing, reading, timeout=timeout, gather=gather)
+
+    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
+        """Return what this process says of its last pass."""
+        if read is None:
+            read = self._read if self._own_pass() is not None else Tally()
+        return self._sampler.reading(place, self.n_obs, read)
+
+
+class _OneRequest(Sampler):
+    """A sampler for annbatch, whose passes have one load request each: the door to annbatch's own Loader."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        #: For each thread, by its id, the load request of the pass that it is about to begin.
+        self.requests: dict[int, Request] = {}
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._sampler.batch_size
+
+    @property
+    def shuffle(self) -> bool:
+        return self._sampler.shuffle
+
+    def n_batches(self, n_obs: int) -> int:
+        return self._sampler.n_batches(n_obs)
+
+    def validate(self, n_obs: int) -> None:
+        self._sampler.validate(n_obs)
+
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
+        return iter([self.requests.pop(threading.get_ident()).to_annbatch()])
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        return self.sample(n_obs)
+
+
+def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
+    """Return data whose relative path leads to where it leads now, also once the process goes to another folder."""
+    place = getattr(getattr(data, "group", data), "store_path", None)
+    if place is None or not isinstance(place.store, LocalStore):
+        return data
+    place.store.root = place.store.root.absolute()
+    if not isinstance(data, Array) or not local.is_by_zarrs(data.async_array):
+        return data
+    # zarrs has the path of when the array was opened
+    return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
+
+
+def _warn_of_zarrs(collection: DatasetCollection) -> None:
+    """Warn of a collection that zarrs would read from object storage."""
+    for group in collection:
+        cells: Any = group["X"]
+        array = cells if isinstance(cells, Array) else cells["data"]
+        if local.is_far_by_zarrs(array.async_array):
+            warnings.warn(
+                f"zarrs reads {array.store} one chunk a request, few at once: zarrs 0.2.3 took 25 times as long as "
+                "zarr's own codecs where a request took 30 ms. Have these read, before the collection is opened: "
+                "zarr.config.set({'codec_pipeline.path': 'zarr.core.codec_pipeline.BatchedCodecPipeline'}).",
+                UserWarning,
+                stacklevel=3,
+            )
+            return
+
+
+async def _returning[Value](value: Value) -> Value:
+    """Return a value that is there, to callers that await it."""
+    return value
+
+
+def _check_not_dispatched() -> None:
+    """Raise a RuntimeError if accelerate calls, for a ``DataLoader`` that it has prepared.
+
+    It would read an ``IterableDataset`` on rank 0 alone and cut up the batches, or read on every rank and keep a part
+    of them. Rows would silently be missing. accelerate passes nothing that it could be known by, but for who calls.
+    """
+    caller = sys._getframe(2)
+    if caller.f_globals.get("__name__") != "accelerate.data_loader":
+        return
+    arrived = type(caller.f_locals.get("self")).__name__
+    raise RuntimeError(
+        "A StatefulLoader must be iterated over as it is: it reads this rank's shard of the rows. Here accelerate's "
+        f"{arrived}, which comes from accelerator.prepare(DataLoader(loader)), is about to shard its batches once "
+        "more, and rows would never be read. Leave the DataLoader out, and iterate over the StatefulLoader itself; "
+        "prepare(loader) returns it unchanged."
+    )
 
 
 _ENDED = (
-    "Another pass over this loader was begun, or leave_out called, which has ended this one: a loader has one pass at "
-    "a time. For a look at batches in the middle of an epoch, make another loader, with a sampler of its own."
+    "Another pass over this loader was begun, which has ended this one: a loader has one pass at a time. For a look at "
+    "batches in the middle of an epoch, make another loader, with a sampler of its own."
 )
 _NOT_KNOWN = (
-    "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Make it with "
-    "loader.to_dataloader(num_workers=...), and ask its state_dict(); or use torchdata's StatefulDataLoader. To check "
-    "what was read, make a Tally, add each batch['index'] to it, and pass it."
+    "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Ask what "
+    "loader.to_dataloader(num_workers=...) has returned: its state_dict() and check_epoch_read() know."
 )

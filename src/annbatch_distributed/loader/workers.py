@@ -7,7 +7,8 @@ what reads is another one inside, whose workers are told where each pass begins.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from itertools import batched, chain, islice, starmap
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from annbatch_distributed import checks
-from annbatch_distributed.callers import check_not_skipped
 from annbatch_distributed.checks import Gather, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
-from annbatch_distributed.masks import AnyMask
-from annbatch_distributed.progress import Begun
+from annbatch_distributed.loader._annbatch import preloads_to_gpu
 from annbatch_distributed.ranks import Membership
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import integer
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.state import MOST_LEFT_OUT, MOST_SEGMENTS, LeftOut, Position
+from annbatch_distributed.state import MOST_SEGMENTS, Position
+from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
     from annbatch_distributed.loader import StatefulLoader
@@ -54,25 +54,19 @@ class _Part(IterableDataset[Any]):
     def __init__(self, loader: StatefulLoader) -> None:
         self._loader = loader
         # shared by the process of the rank and its workers, those that persist included
-        self._numbers = torch.zeros(4 + 3 * (MOST_SEGMENTS + MOST_LEFT_OUT), dtype=torch.int64).share_memory_()
+        self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
 
     def write(self, position: Position) -> None:
-        """Say where the pass begins."""
-        segments, left_out = position.segments, position.leaves_out
-        numbers = [position.epoch, position.passes, len(segments), len(left_out), *chain(*segments, *left_out)]
+        """Tell the workers where the pass begins."""
+        numbers = [position.epoch, position.passes, len(position.segments), *chain(*position.segments)]
         self._numbers[: len(numbers)] = torch.tensor(numbers)
 
     def __iter__(self) -> Iterator[Any]:
         if current_worker() is None:
             return iter(self._loader)
-        epoch, passes, n_segments, n_left_out, *numbers = self._numbers.tolist()
-        parts = batched(numbers, 3)
-        segments = tuple(starmap(Segment, islice(parts, n_segments)))
-        left_out = tuple(starmap(LeftOut, islice(parts, n_left_out)))
-        progress = self._loader.sampler._job.progress
-        progress.go_to(Position(epoch, passes, segments, left_out=left_out))
-        progress.is_set = True
-        return iter(self._loader)
+        epoch, passes, n_segments, *numbers = self._numbers.tolist()
+        segments = tuple(starmap(Segment, islice(batched(numbers, 3), n_segments)))
+        return self._loader.batches_in_worker(Position(epoch, passes, segments))
 
 
 class WorkerDataLoader(DataLoader[Any]):
@@ -99,6 +93,12 @@ class WorkerDataLoader(DataLoader[Any]):
                 f"to_dataloader takes the options of torch's DataLoader but for {', '.join(_REFUSED)}, got "
                 f"{', '.join(refused)}. The loader makes the batches: give its sampler a batch_size."
             )
+        if num_workers and preloads_to_gpu(dataset):
+            raise ValueError(
+                f"num_workers={num_workers} reads in other processes, and torch can't pass on what cupy has on the "
+                "GPU from one process to another. Make the loader with preload_to_gpu=False, and move batches in the "
+                "training step."
+            )
         if num_workers:
             # zarrs's threads don't survive a fork, and a worker that is started anew takes seconds to import
             options = {"multiprocessing_context": "spawn", "persistent_workers": True} | options
@@ -107,7 +107,7 @@ class WorkerDataLoader(DataLoader[Any]):
         self._part = _Part(dataset)
         self._workers = DataLoader(self._part, batch_size=None, num_workers=num_workers, **options)
         # the pass that was begun last, and what its batches had, if they say which rows that is
-        self._begun: Begun | None = None
+        self._pass: Pass | None = None
         self._read: Tally | None = None
         # how often a mask or rng had been assigned when workers were started that persist
         self._n_changes: int | None = None
@@ -121,7 +121,7 @@ class WorkerDataLoader(DataLoader[Any]):
         RuntimeError
             If accelerate's ``skip_first_batches`` asks for it, as the ``Trainer`` of Hugging Face does.
         """
-        check_not_skipped()
+        _check_not_skipped()
         return self._loader
 
     @dataset.setter
@@ -161,30 +161,30 @@ class WorkerDataLoader(DataLoader[Any]):
         if not self.num_workers:
             yield from self._workers
             return
-        loader, progress = self._loader, self._loader.sampler._job.progress
+        loader, sampler = self._loader, self._loader.sampler
         loader._check_cells()
         steps = loader._begin_steps()
-        if self._n_changes not in (None, progress.n_changes):
+        if self._n_changes not in (None, sampler.n_changes):
             raise RuntimeError(
                 "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
                 "which can't learn of it. Make a new DataLoader."
             )
         if self.persistent_workers:
-            self._n_changes = progress.n_changes
-        begun = self._begun = loader.sampler._job.begin_by_workers(loader.n_obs, self.num_workers)
+            self._n_changes = sampler.n_changes
+        begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
         self._part.write(begun.position)
         self._read = Tally()
         for batch in self._workers:
-            if self._begun is not begun:
+            if self._pass is not begun:
                 raise RuntimeError(_ENDED)
             self._note(batch)
-            steps.deliver()  # before it is yielded: whoever saves a state has been given this batch
+            steps.count()  # before it is yielded: whoever saves a state has been given this batch
             if steps.n_yielded == begun.n_due:
-                progress.end(begun)
+                sampler.end(begun)
             yield batch
-            if self._begun is not begun:
+            if self._pass is not begun:
                 raise RuntimeError(_ENDED)
-        progress.end(begun)
+        sampler.end(begun)
 
     def _note(self, batch: Any) -> None:  # noqa: ANN401 whatever a collate_fn returns
         index = batch.get("index") if isinstance(batch, dict) else None
@@ -202,34 +202,30 @@ class WorkerDataLoader(DataLoader[Any]):
         are.
         """
         reading = partial(self._reading, read=read)
-        return checks.epoch_read(self.sampler._job.agreeing, reading, timeout=timeout, gather=gather)
+        return checks.epoch_read(self.sampler.agreeing, reading, timeout=timeout, gather=gather)
 
     def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
-        begun = self._loader.sampler._job.progress.begun
-        is_own = begun is not None and begun is self._begun
-        return self._loader._reading(place, self._read if read is None and is_own else read)
+        if read is None and self._own_pass() is not None:
+            if self._read is None:
+                raise TypeError("the batches say no rows: make the loader with return_index=True, or pass read")
+            read = self._read
+        return self._loader._reading(place, read)
 
     def step_done(self) -> None:
         """Say that the step of the batch that was yielded last is done: see :meth:`.StatefulLoader.step_done`."""
         self._loader.step_done()
 
-    def leave_out(self, rows: AnyMask | Sequence[int]) -> None:
-        """Leave rows out of what is left of the epoch, on every rank: see :meth:`.StatefulLoader.leave_out`."""
-        loader = self._loader
-        loader.sampler._job.leave_out(rows, loader.n_obs, self._position() or loader._position())
-        self._begun = loader._pass = None
-
-    def _position(self) -> Position | None:
-        """How far the epoch is, by the batches that came out of the workers; None if the loader knows."""
-        begun = self._loader.sampler._job.progress.begun
-        if begun is None or not begun.is_by_workers:
+    def _own_pass(self) -> Pass | None:
+        """Return the pass that was begun last if its workers read it; None if the loader itself knows how far it is."""
+        last = self.sampler.last_pass
+        if last is None or not last.is_by_workers:
             return None
-        if begun is not self._begun:
+        if last is not self._pass:
             raise RuntimeError(
                 "The pass that was begun last is not one of this DataLoader, but of another one around the same "
                 "loader. Give each a loader and a sampler of its own."
             )
-        return begun.position_after(self._loader._steps.n_done)
+        return last
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch is, by the batches that came out of the workers.
@@ -239,8 +235,25 @@ class WorkerDataLoader(DataLoader[Any]):
         RuntimeError
             If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
         """
-        return self._loader._state(self._position())
+        last = self._own_pass()
+        done = None if last is None else last.position.done + self._loader._steps.n_done
+        return self._loader.state_dict(batches_done=done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)
+
+
+def _check_not_skipped() -> None:
+    """Raise a RuntimeError if accelerate's ``skip_first_batches`` calls the function that asks.
+
+    It would go on with a ``DataLoader`` of its own, which knows nothing of epochs and states.
+    """
+    code, module = sys._getframe(2).f_code, sys._getframe(2).f_globals.get("__name__")
+    if (module, code.co_name) != ("accelerate.data_loader", "skip_first_batches"):
+        return
+    raise RuntimeError(
+        "accelerate's skip_first_batches can't skip batches of what to_dataloader() returns, whose epoch and state it "
+        "would lose. Load the state that was saved with the checkpoint, load_state_dict(state): nothing is read twice "
+        "then. Hugging Face's Trainer doesn't skip with TrainingArguments(ignore_data_skip=True)."
+    )

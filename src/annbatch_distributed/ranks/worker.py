@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from mmap import mmap
 from multiprocessing.context import get_spawning_popen
 
 from annbatch_distributed.lanes import Worker
@@ -51,25 +52,32 @@ def base_seed() -> int:
     return (info.seed - info.id) % (1 << 62)
 
 
-def n_started() -> int:
-    """Return how many processes this one has started that may be workers."""
-    return _n_started
+class SharedFlag:
+    """A flag that this process shares with the processes that it starts, in anonymous memory that a fork inherits.
 
+    A spawned process has none of that memory: being pickled for one sets the flag, as it may then set its own.
+    """
 
-def note_started() -> None:
-    """Note that one is being started, if that is what something is pickled for."""
-    if get_spawning_popen() is not None:
-        _count_started()
+    def __init__(self) -> None:
+        self._memory = mmap(-1, 1)
 
+    @property
+    def is_set(self) -> bool:
+        """True once this process, or one that it started, has set it."""
+        return self._memory[0] != 0
 
-def _count_started() -> None:
-    global _n_started  # noqa: PLW0603 it is of the process
-    _n_started += 1
+    def set(self) -> None:
+        """Set the flag, in all processes."""
+        self._memory[0] = 1
 
+    def clear(self) -> None:
+        """Clear the flag, in all processes."""
+        self._memory[0] = 0
 
-_n_started = 0
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=_count_started)
+    def __reduce__(self) -> tuple[type[SharedFlag], tuple[()]]:
+        if get_spawning_popen() is not None:
+            self.set()
+        return SharedFlag, ()
 
 
 @contextmanager
