@@ -1,7 +1,8 @@
-"""Train under JAX on several processes with several devices each: what ``jax.pmap`` is for, with ``jit`` over a mesh.
+"""Train under JAX on several processes with several devices each, with ``jit`` over a mesh in place of ``jax.pmap``.
 
-Each process reads its own share of the cells. Its batch is spread over its devices, and the batches of all processes
-together are one global array. Run it in two processes, each with two virtual CPU devices::
+Each process reads its own shard of the cells. Its batch is spread over its devices, and the batches of all processes
+together are one global array. (For ``jax.pmap`` itself, reshape a batch instead:
+``batch["X"].toarray().reshape(jax.local_device_count(), -1, loader.n_var)``.) Run it in two processes, each with two virtual CPU devices::
 
     python examples/jax_pmap.py --process-id 0 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr &
     python examples/jax_pmap.py --process-id 1 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr

@@ -14,7 +14,7 @@ from annbatch.samplers import RandomSampler
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from annbatch_distributed import DistributedSampler, Tally
-from annbatch_distributed.integrations.jax import global_batch, pmap_batch
+from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.ranks.jax import mesh
 from tests.processes.configurations import BATCH_SIZE, CHUNKS
 from tests.processes.in_job import in_job
@@ -99,26 +99,13 @@ def fail(attempt: Any) -> str:
 def failures() -> dict[str, str]:
     """What each process gets from what must fail."""
     rows = np.ones((BATCH_SIZE - 1, 4), np.float32)
+    split = shardings()["data across processes, columns split"]
     return {
         "the mesh of process 0": fail(lambda: mesh(Mesh(devices()[0], ("data",)))),
         "a batch in the mesh of process 0": fail(
             lambda: global_batch(rows, NamedSharding(Mesh(devices()[0], ("data",)), PartitionSpec()))
         ),
-        "the devices of process 0": fail(lambda: pmap_batch(rows[:6], devices()[0])),
-    }
-
-
-def sums_under_pmap() -> dict[str, list[float]]:
-    """The sum of both processes' rows, and of this one's, as each device has it; process 1 has the larger ones."""
-    placed = pmap_batch({"X": np.arange(BATCH_SIZE, dtype=np.float32) + 100 * jax.process_index()})
-
-    def add_up(batch: dict[str, jax.Array]) -> jax.Array:
-        total: jax.Array = jax.lax.psum(batch["X"].sum(), "devices")
-        return total
-
-    return {
-        "both": np.asarray(jax.pmap(add_up, "devices")(placed)).tolist(),
-        "own": np.asarray(jax.pmap(add_up, "devices", devices=jax.local_devices())(placed)).tolist(),
+        "columns that don't divide": fail(lambda: global_batch(np.ones((BATCH_SIZE, 3)), split)),
     }
 
 
@@ -131,7 +118,7 @@ def main(collection: Path, results: Path) -> None:
             name: read(collection, sharding, KINDS[number % len(KINDS)])
             for number, (name, sharding) in enumerate(shardings().items())
         }
-        tell(results, process, {"read": passes, "failures": failures(), "pmap": sums_under_pmap()})
+        tell(results, process, {"read": passes, "failures": failures()})
 
 
 if __name__ == "__main__":

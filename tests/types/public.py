@@ -27,7 +27,7 @@ from annbatch_distributed import (
     deferred,
     mesh_ranks,
 )
-from annbatch_distributed.integrations.jax import global_batch, pmap_batch
+from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.ranks import Deferred, Membership
 from annbatch_distributed.sharding import Shuffled as ShuffledThere
@@ -175,5 +175,4 @@ def a_sharding_of_ones_own_is_one(wrapped: Sampler) -> None:
 
 def batches_become_arrays_of_jax(batch: Mapping[str, object], sharding: NamedSharding, mesh: Mesh) -> None:
     global_batch(batch, sharding)
-    pmap_batch(batch, devices=2)
     global_batch(batch, mesh)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a mesh is no sharding
