@@ -18,7 +18,8 @@ from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.cli import interrupts_held, main
+from annbatch_distributed.cli import main
+from annbatch_distributed.cli.check import interrupts_held
 from tests.processes.configurations import N_OBS
 
 if TYPE_CHECKING:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader
-from annbatch_distributed.cli import main
 from tests.cli.page import not_named
 from tests.cli.test_commands import said
 from tests.processes.configurations import CLASSES, DONORS
@@ -132,51 +129,3 @@ def test_what_a_state_does_not_hold_or_contradicts_is_said(
         assert message in said(capsys, "replay", collection, "--state", state, "--steps", 1, *arguments, code=2)
     (tmp_path / "state.json").write_text("{}")
     assert "The state is damaged" in said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
-    line = said(capsys, "check", collection, "--steps", 1, code=2)
-    assert "check takes --steps and --state together" in line
-
-
-@pytest.fixture
-def damaged(collection: Path, tmp_path: Path) -> Path:
-    """A copy of the collection with four cells that no cell should be like; in the first column, rows have numbers."""
-    path = shutil.copytree(collection, tmp_path / "cells.zarr")
-    first = zarr.open_group(path)["dataset_0/X/data"]
-    for row, value in {5: np.nan, 6: np.inf, 7: 0, 8: -1e6}.items():
-        first[row] = value
-    return path
-
-
-def test_cells_with_unusual_values_are_found_by_the_steps_that_had_them(
-    damaged: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loader = made(damaged)
-    state = saved(loader, tmp_path)
-    n_steps = int(loader.cells_of(slice(None), [])["step"].max())
-    bad = loader.cells_of(slice(None), []).query("row in [5, 6, 7, 8]")["step"]
-    arguments = "--state", str(state), "--steps", f"{bad.min()}:{bad.max() + 1}"
-    assert bad.max() - bad.min() < n_steps // 2
-    assert main(["check", str(damaged), *arguments, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert not_named(found) == set()
-    cells = loader.cells_of(slice(bad.min(), bad.max() + 1), [])
-    kinds = {5: "not_finite", 6: "not_finite", 7: "all_zero", 8: "out_of_range"}
-    columns = {5: ["0"], 6: ["0"], 7: [], 8: ["0"]}
-    problems = {problem["row"]: problem for problem in found["problems"]}
-    assert problems.keys() == kinds.keys() & set(cells["row"])
-    assert len(problems) == 4
-    for row, problem in problems.items():
-        counts = {kind: problem[kind] for kind in ("not_finite", "all_zero", "out_of_range")}
-        assert counts == dict.fromkeys(counts, 0) | {kinds[row]: 1}
-        assert problem["columns"] == columns[row]
-        (cell,) = cells[cells["row"] == row].to_dict("records")
-        assert {name: problem[name] for name in cell} == cell
-    assert sum(step["cells"] for step in found["steps"]) == len(cells)
-    assert sum(step["not_finite"] for step in found["steps"]) == 2
-    assert found["ok"] is False
-    assert main(["check", str(damaged), *arguments]) == 1
-    text = capsys.readouterr().out
-    place = "step {step}, rank {rank}: row {row}, cell {cell}: ".format(**problems[5])
-    assert f"{place}values 1 not finite, in 0\n" in text
-    step = bad.max() + 1
-    assert main(["check", str(damaged), "--state", str(state), "--steps", str(step)]) == 0
-    assert "all values" not in capsys.readouterr().out

@@ -42,7 +42,6 @@ def test_commands_say_of_a_url_what_they_say_of_a_folder(
     for command in (
         ("plan", "--by", "label", *SMALL),
         ("replay", "--state", state, "--steps", "0:2"),
-        ("check", "--state", state, "--steps", "1"),
     ):
         name, *options = command
         assert said(capsys, name, url, *options) == said(capsys, name, collection, *options)

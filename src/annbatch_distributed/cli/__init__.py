@@ -6,17 +6,14 @@ It knows what users know, and imports annbatch when a command is run.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from math import gcd
-from multiprocessing import forkserver
 from typing import NoReturn
 
-__all__ = ["CommandError", "interrupts_held", "main", "start_method"]
+__all__ = ["CommandError", "main"]
 
 _DEFAULTS = {
     "chunk_size": 64,
@@ -41,56 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit code; whatever is wrong is one line on stderr."""
     try:
         options = _parser().parse_args(arguments)
-        if options.command == "collect":
-            from annbatch_distributed.cli import collect
-
-            return collect.run(options)
-        if options.state is None:
+        if options.command in {"plan", "check"}:
             _fill_in(options)
-        if options.command == "check" and options.state is None:
-            _start_server()
-        from annbatch_distributed.cli import check, plan, replay
-
-        return {"check": check.run, "plan": plan.run, "replay": replay.run}[options.command](options)
+        # each command imports what it needs, which takes seconds
+        code: int = import_module(f"annbatch_distributed.cli.{options.command}").run(options)
     except CommandError as error:
         print(f"annbatch-distributed: {' '.join(str(error).split())}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return 130
-
-
-def _start_server() -> None:
-    """Have a process import what ranks need, while this one does; it forks them, so that they needn't."""
-    if start_method() == "forkserver":
-        forkserver.set_forkserver_preload(["annbatch_distributed.cli.check"])
-        with interrupts_held():  # it has them ignored once it has imported
-            forkserver.ensure_running()
-
-
-def start_method() -> str:
-    """Return how ranks are started: forked from the server, or spawned on Windows, which has none."""
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Have an interrupt wait until a context is left; processes started in it don't hear it, except on Windows."""
-    held: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))  # another thread may get it
-    block = getattr(signal, "pthread_sigmask", None)
-    before = block(signal.SIG_BLOCK, {signal.SIGINT}) if block else None
-    try:
-        yield
-    finally:
-        if block:
-            block(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            signal.raise_signal(signal.SIGINT)
+    return code
 
 
 def _fill_in(options: argparse.Namespace) -> None:
-    """Set what was left out and no state says."""
+    """Set the options of a plan that were left out."""
     for name, value in _DEFAULTS.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -158,7 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
     plan.add_argument("--by", metavar="COLUMN", help="count each rank's cells by a column of obs")
     plan.add_argument("--plot", metavar="FILE", help="draw the plans into a .png, .svg or .pdf")
-    plan.set_defaults(state=None)
 
     about = "stream epochs in processes of this machine, and compare what they read with the plan"
     check = commands.add_parser("check", parents=[shared], allow_abbrev=False, help=about, description=about)
@@ -166,17 +126,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--ranks", type=positive, metavar="N", help="how many processes, one a rank (2)")
     check.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
     check.add_argument("--read-ahead", type=natural, default=0, metavar="N", help="load requests read ahead (0)")
-    past = "a JSON file with the state of a job; options that are left out are as it has them"
-    check.add_argument("--state", metavar="FILE", help=past)
-    check.add_argument(
-        "--steps", type=_steps, metavar="A:B", help="look at the values of these steps of the state's epoch"
-    )
 
     _add_collect(commands)
 
     about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
     replay = commands.add_parser("replay", parents=[shared], allow_abbrev=False, help=about, description=about)
     replay.add_argument("path", help=path)
+    past = "a JSON file with the state of a job; options that are left out are as it has them"
     replay.add_argument("--state", required=True, metavar="FILE", help=past)
     replay.add_argument("--steps", type=_steps, required=True, metavar="A:B", help="these steps, or a single one")
     replay.add_argument("--ranks", type=positive, metavar="N", help="how many ranks there were (as the state has it)")

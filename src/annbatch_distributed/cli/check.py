@@ -14,18 +14,17 @@ import threading
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from multiprocessing import connection
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
+from annbatch_distributed.cli import CommandError
 
-from annbatch_distributed import StatefulLoader, Tally
-from annbatch_distributed.cli import CommandError, interrupts_held, start_method, values
-from annbatch_distributed.cli.cells import Cells, plans_of, sampler_of, settings_of
+if TYPE_CHECKING:
+    from annbatch_distributed import StatefulLoader
 
 #: Says something to all ranks, and returns what each of them has said.
 type Meet = Callable[[Any], list[Any]]
@@ -44,6 +43,12 @@ class _Read(NamedTuple):
 
 def run(options: Namespace) -> int:
     """Print what the ranks have read in each epoch, and what is not as planned."""
+    _start_server()
+    # imported here, and not at the top, because the server imports the same at the same time
+    import pandas as pd
+
+    from annbatch_distributed.cli.cells import Cells, plans_of, settings_of
+
     cells = Cells(options.path)
     if lost := cells.lost():
         if options.json:
@@ -55,10 +60,6 @@ def run(options: Namespace) -> int:
                 "collection again"
             )
         return 1
-    if options.steps is not None or options.state is not None:
-        if options.steps is None or options.state is None:
-            raise CommandError("check takes --steps and --state together: which steps, and of which job")
-        return values.run(options, cells)
     mask = cells.mask(options.mask, options.where)
     plans_of(options, mask, cells.n_obs)  # raises what is wrong before a rank is started
     epochs: list[dict[str, Any]] = []
@@ -77,9 +78,40 @@ def run(options: Namespace) -> int:
     return int(n_planned < len(epochs))
 
 
+def _start_server() -> None:
+    """Start a process that imports what ranks need; ranks are forked from it, and don't have to import it again."""
+    if _start_method() == "forkserver":
+        needed = ["annbatch_distributed.cli.check", "annbatch_distributed.cli.cells", "annbatch_distributed.loader"]
+        forkserver.set_forkserver_preload(needed)
+        with interrupts_held():  # the server ignores interrupts as soon as it has imported all
+            forkserver.ensure_running()
+
+
+def _start_method() -> str:
+    """Return how ranks are started: forked from the server, or spawned on Windows, which has none."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Delay an interrupt until the context ends; processes started in it ignore interrupts, except on Windows."""
+    held: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))  # another thread may get it
+    block = getattr(signal, "pthread_sigmask", None)
+    before = block(signal.SIG_BLOCK, {signal.SIGINT}) if block else None
+    try:
+        yield
+    finally:
+        if block:
+            block(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
+
+
 def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: ANN401 any mask
     """Start the ranks, and yield what they have read in each epoch; a CommandError if one raises or dies."""
-    context: Any = multiprocessing.get_context(start_method())
+    context: Any = multiprocessing.get_context(_start_method())
     ranks: dict[Any, BaseProcess] = {}
     try:
         # an interrupt waits until the ranks have started: it would leave one with half of its arguments
@@ -148,6 +180,9 @@ def _end_with(parent: BaseProcess) -> None:
 
 def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # noqa: ANN401 any mask
     """Stream each epoch as a rank, and say what was read in it."""
+    from annbatch_distributed import StatefulLoader
+    from annbatch_distributed.cli.cells import Cells, sampler_of
+
     loader = StatefulLoader(
         batch_sampler=sampler_of(options, mask, rank),
         return_index=True,
@@ -161,6 +196,8 @@ def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # no
 
 
 def _read(loader: StatefulLoader, rank: int, meet: Meet) -> _Read:
+    from annbatch_distributed import Tally
+
     tally, longest_wait = Tally(), 0.0
     began = asked = perf_counter()
     for batch in loader:
