@@ -13,10 +13,12 @@ A sampler of a user's own states them in attributes of these names, as far as it
 annbatch's own samplers are known here by private names: tests/test_known.py fails if annbatch changes one.
 
 A private copy
+    Pickle asks each object what it consists of, and the copy is made of copies of these parts, but for four things:
+
     1. Arrays of at least ``SHARED_BYTES`` (labels of 10^8 rows, say) are shared, and numpy's are read-only in the copy.
-    2. Generators are replaced where new ones are given, so that no pass repeats the order of another.
-    3. Everything else is deep-copied. If a sampler forbids that, or holds an open file or a lock, its attributes are
-       copied one by one, and objects that still can't be copied are shared.
+    2. If a new generator is given, it replaces those of the sampler, so that no pass repeats the order of another.
+    3. A sampler consists of its attributes, also if it forbids copies.
+    4. Objects that can't be pickled, such as locks and open files, are shared.
 
 A fingerprint
     A string that is equal for samplers with equal settings, in any process. Generators and the mask are left out: the
@@ -26,10 +28,10 @@ A fingerprint
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import functools
 import os
+import pickle
 import sys
 import types
 from collections import deque
@@ -38,6 +40,7 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from hashlib import blake2b
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -51,142 +54,168 @@ from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
 #: Arrays of this many bytes and more are shared, not copied.
 SHARED_BYTES = 1 << 20
 
-# What deepcopy takes as it is; the attributes of a class or a module are not the sampler's.
-_ATOMS = (int, float, str, bytes, type(None), type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+# Types whose objects pickle writes without asking them; all others are looked at first.
+_PLAIN = frozenset(
+    {bool, bytearray, bytes, dict, float, frozenset, int, list, pickle.PickleBuffer, set, str, tuple, type(None)}
+)
+_PANDAS = (pd.DataFrame, pd.Series, pd.Index, pd.api.extensions.ExtensionArray)
 
 
 def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None) -> S:
-    """Return a copy of a sampler, for one pass or to be kept. The sampler is left as it is.
+    """Return a copy of a sampler, for one pass or to be kept. The sampler stays as it is.
 
-    ``rng`` takes the place of the sampler's own generator in the copy, wherever that is held; other generators that the
-    sampler holds are replaced by generators spawned from it. None keeps them all as they are.
+    ``rng`` takes the place of the sampler's own generator in the copy, under every name; each other generator is
+    replaced by one spawned from ``rng``. None copies all generators.
     """
-    memo: dict[Any, Any] = {}
-    for thing in _held(sampler):
-        if not isinstance(thing, np.random.Generator):
-            if (_n_bytes(thing) or 0) >= SHARED_BYTES:
-                memo[id(thing)] = _shared(thing)
-        elif rng is not None:
-            memo[id(thing)] = rng if thing is sampler.rng else rng.spawn(1)[0]
-    duplicate: S = _copied(sampler, memo)
+    duplicate: S = _copied(sampler, rng).duplicate
     return duplicate
 
 
 def first_generator(sampler: Sampler) -> np.random.Generator | None:
-    """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first one that it holds."""
+    """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first in an attribute."""
     if sampler.rng is not None:
         return sampler.rng
-    return next((thing for thing in _held(sampler) if isinstance(thing, np.random.Generator)), None)
+    return next((thing for thing in _objects_in(sampler) if isinstance(thing, np.random.Generator)), None)
 
 
 def samplers_in(sampler: Sampler) -> list[Sampler]:
-    """Return a sampler and those that it holds, however deep."""
-    return [thing for thing in _held(sampler) if isinstance(thing, Sampler)]
+    """Return a sampler and all samplers in its attributes, however deep."""
+    return [thing for thing in _objects_in(sampler) if isinstance(thing, Sampler)]
 
 
 def make_numbers_ints(sampler: Sampler) -> None:
-    """Make numpy's integers that a private copy holds Python's: JSON can't hold others, and their sums overflow."""
-    for held in samplers_in(sampler):
-        for name, value in getattr(held, "__dict__", {}).items():
+    """Replace numpy's integers in a private copy by Python's: JSON has no others, and sums of numpy's can overflow."""
+    for part in samplers_in(sampler):
+        for name, value in getattr(part, "__dict__", {}).items():
             if isinstance(value, np.integer):
-                vars(held)[name] = int(value)
-
-
-def _copied(thing: object, memo: dict[Any, Any]) -> Any:  # noqa: ANN401 of the same type
-    """Deep-copy what can be deep-copied, and of samplers and containers that can't at least the parts."""
-    if id(thing) in memo:
-        return memo[id(thing)]
-    # deepcopy writes into the memo it is given, half-filled objects too where it fails
-    duplicate: Any = thing
-    attempt = dict(memo)
-    try:
-        duplicate = copy.deepcopy(thing, attempt)
-    except Exception:  # noqa: BLE001 whatever forbids the copy: its own __deepcopy__ may raise anything
-        pass
-    else:
-        if not (isinstance(thing, Sampler) and duplicate is thing):
-            # what deepcopy keeps alive is under the id of its memo, which another object has once that memo is gone
-            keep_alive = attempt.pop(id(attempt), [])
-            memo.update(attempt)
-            memo.setdefault("keep alive", []).extend(keep_alive)
-            return duplicate
-    match thing:
-        case Sampler():
-            duplicate = memo[id(thing)] = object.__new__(type(thing))
-            for name, value in attributes(thing).items():
-                object.__setattr__(duplicate, name, _copied(value, memo))
-        case list():
-            duplicate = memo[id(thing)] = []
-            duplicate.extend(_copied(part, memo) for part in thing)
-        case dict():
-            duplicate = memo[id(thing)] = {}
-            duplicate.update((key, _copied(part, memo)) for key, part in thing.items())
-        case _:
-            # a lock, a file: a copy would not be one, and closing it would close the original
-            memo[id(thing)] = thing
-    return duplicate
-
-
-def _shared(array: object) -> object:
-    """A large array under another name, which can't write into it where that is possible."""
-    match array:
-        case np.ndarray():
-            view = array.view()
-            view.flags.writeable = False
-            return view
-        case pd.DataFrame() | pd.Series():
-            return array.copy(deep=False)
-        case _:
-            return array
-
-
-def _held(sampler: Sampler) -> Iterator[Any]:
-    """Yield a sampler and what it holds in attributes and containers, but not what arrays and generators hold."""
-    seen: set[int] = set()
-    pending: list[Any] = [sampler]
-    while pending:
-        thing = pending.pop()
-        if isinstance(thing, _ATOMS) or id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        yield thing
-        if isinstance(thing, np.random.Generator) or _n_bytes(thing) is not None:
-            continue
-        if isinstance(thing, list | tuple | set | frozenset):
-            pending.extend(thing)
-        else:
-            pending.extend((thing if isinstance(thing, dict) else attributes(thing)).values())
-
-
-def _n_bytes(thing: object) -> int | None:
-    """The size of an array, whoever's: numpy's, pandas', torch's and zarr's have ``nbytes``. None if it is none."""
-    if isinstance(thing, pd.DataFrame):
-        return int(thing.size) * 8  # about, and at once
-    try:
-        n_bytes = getattr(thing, "nbytes", None)
-    except Exception:  # noqa: BLE001 an array of a file that is closed can't tell, whatever its library raises
-        return None
-    return n_bytes if isinstance(n_bytes, int) else None
+                vars(part)[name] = int(value)
 
 
 def attributes(thing: object) -> dict[str, Any]:
-    """Return what an object holds under names of its own, slots included."""
-    in_slots = {
-        name: getattr(thing, name) for cls in type(thing).__mro__ for name in _slots(cls) if hasattr(thing, name)
-    }
-    return in_slots | getattr(thing, "__dict__", {})
+    """Return the attributes of an object itself, not of its class, slots included."""
+    state: Any = object.__getstate__(thing)
+    # the instance's dict, or a pair of it and the slots; either can be None
+    in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
+    return (in_dict or {}) | (in_slots or {})
 
 
-def _slots(cls: type) -> list[str]:
-    """The names of a class's slots, as Python spells them on instances."""
-    slots = vars(cls).get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    private = f"_{cls.__name__.lstrip('_')}"
-    return [
-        private + name if name.startswith("__") and not name.endswith("__") else name
-        for name in names
-        if name not in ("__dict__", "__weakref__")
-    ]
+def _objects_in(sampler: Sampler) -> list[Any]:
+    """Return a sampler and all objects in its attributes, however deep, but for plain values and containers."""
+    return list(_copied(sampler).visited.values())
+
+
+def _copied(sampler: Sampler, rng: np.random.Generator | None = None) -> _Copier:
+    try:
+        return _Copier(sampler, rng)
+    except Exception:  # noqa: BLE001 an object that says wrongly how to make it anew may raise anything
+        return _Copier(sampler, rng, is_careful=True)
+
+
+class _Copier(pickle.Pickler):
+    """Copies a sampler by a pickle of it, which visits every object in it once.
+
+    If ``is_careful``, it copies samplers, containers and numpy's objects only, and shares all others.
+    """
+
+    def __init__(self, sampler: Sampler, rng: np.random.Generator | None, *, is_careful: bool = False) -> None:
+        file = BytesIO()
+        super().__init__(file, protocol=5)
+        self._own_rng, self._rng, self._is_careful = sampler.rng, rng, is_careful
+        #: Objects by their ids; as long as they are here, no other object gets the id.
+        self.visited: dict[int, Any] = {}
+        #: Objects that the copy has instead of others, by the ids of the others.
+        self.substitutes: dict[int, Any] = {}
+        #: What objects consist of, as they say to pickle, by their ids.
+        self._parts: dict[int, Any] = {}
+        self.dump(sampler)
+        file.seek(0)
+        self.duplicate: Any = _Unpickler(file, self.substitutes).load()
+
+    def persistent_id(self, thing: object) -> int | None:
+        """Return the id of an object that the copy has a substitute for; None for one to be copied."""
+        if type(thing) in _PLAIN:
+            return None
+        key = id(thing)
+        if key not in self.visited:
+            self.visited[key] = thing
+            self._visit(key, thing)
+        return key if key in self.substitutes else None
+
+    def reducer_override(self, thing: object) -> Any:  # noqa: ANN401 pickle's form, of many lengths
+        """Return what an object consists of: of a sampler its attributes, whatever it says about copies."""
+        if isinstance(thing, Sampler):
+            return _blank, (type(thing),), attributes(thing), None, None, _set_attributes
+        return self._parts.pop(id(thing), NotImplemented)
+
+    def _visit(self, key: int, thing: object) -> None:
+        """Note the substitute of an object, or what it consists of."""
+        if isinstance(thing, Sampler):
+            return
+        if isinstance(thing, np.random.Generator) and self._rng is not None:
+            self.substitutes[key] = self._rng if thing is self._own_rng else self._rng.spawn(1)[0]
+            return
+        is_numpys = type(thing).__module__.partition(".")[0] == "numpy"
+        if isinstance(thing, type) or _n_bytes(thing) >= SHARED_BYTES or (self._is_careful and not is_numpys):
+            self.substitutes[key] = _shared(thing)
+            return
+        if isinstance(thing, _PANDAS):
+            self.substitutes[key] = thing.copy()  # several times as fast as a pickle of it
+            return
+        try:
+            parts = thing.__reduce_ex__(5)
+        except Exception:  # noqa: BLE001 a lock, a file, a function, a module: whatever is there once only
+            parts = ""
+        if isinstance(parts, str):  # pickle would look it up by this name
+            self.substitutes[key] = thing
+        else:
+            self._parts[key] = parts
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what a copier has written."""
+
+    def __init__(self, file: BytesIO, substitutes: dict[int, Any]) -> None:
+        super().__init__(file)
+        self._substitutes = substitutes
+
+    def persistent_load(self, pid: int) -> Any:  # noqa: ANN401 any object
+        """Return the substitute of an object."""
+        return self._substitutes[pid]
+
+
+def _blank[S](kind: type[S]) -> S:
+    """Return an instance without attributes."""
+    return object.__new__(kind)
+
+
+def _set_attributes(thing: object, named: dict[str, Any]) -> None:
+    """Set attributes, also where the class forbids it."""
+    for name, value in named.items():
+        object.__setattr__(thing, name, value)
+
+
+def _shared(thing: object) -> object:
+    """Return an object for the copy to share, so that the copy can't write into it where that is possible."""
+    match thing:
+        case np.ndarray():
+            view = thing.view()
+            view.flags.writeable = False
+            return view
+        case pd.DataFrame() | pd.Series():
+            return thing.copy(deep=False)
+        case _:
+            return thing
+
+
+def _n_bytes(thing: object) -> int:
+    """Return the size of an array of any library: numpy's, pandas', torch's and zarr's have ``nbytes``. Else 0."""
+    if isinstance(thing, pd.DataFrame):
+        return int(thing.size) * 8  # about, and at once
+    try:
+        n_bytes = getattr(thing, "nbytes", 0)
+    except Exception:  # noqa: BLE001 an array of a file that is closed can't tell, whatever its library raises
+        return 0
+    return n_bytes if isinstance(n_bytes, int) else 0
 
 
 _SHARED = ("_batch_size", "_chunk_size", "_drop_last", "_num_samples", "_preload_nchunks")
