@@ -11,7 +11,7 @@ from annbatch.samplers import ClassSampler, RandomSampler
 
 from tests.samplers import IndexArrays, MaskBlind, NoBatchSize, batches, flat, job
 from tests.strategies import POLICIES
-from tests.test_known import Localized
+from tests.test_wrapped import Localized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

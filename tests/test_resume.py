@@ -338,8 +338,8 @@ def of_epoch_3(segments: list[list[int]], **changes: Any) -> dict[str, Any]:
         "seed": 0,
         "root": 0,
         "sampler": (
-            "RandomSampler(batch_size=4, chunk_size=4, drop_last=False, in_memory_size=16, num_samples=None, "
-            "preload_nchunks=4, replacement=False, shuffle=True)"
+            "RandomSampler(batch_size=4, chunk_size=4, drop_last=False, num_samples=None, preload_nchunks=4, "
+            "replacement=False)"
         ),
     } | changes.pop("identity", {})
     return {"version": 1, "epoch": 3, "pass": 0, "segments": segments, "identity": identity} | changes

@@ -10,7 +10,7 @@ A sampler of a user's own states them in attributes of these names, as far as it
 ``settings()``               dict of the settings that its batches follow from, if it holds more than those
 ===========================  ==========================================================================================
 
-annbatch's own samplers are known here by private names: tests/test_known.py fails if annbatch changes one.
+annbatch's own samplers are known here by private names: tests/test_wrapped.py fails if annbatch changes one.
 
 A private copy
     Pickle asks each object what it consists of, and the copy is made of copies of these parts, but for four things:
@@ -20,8 +20,8 @@ A private copy
     3. A sampler consists of its attributes, also if it forbids copies.
     4. Objects that can't be pickled, such as locks and open files, are shared.
 
-A fingerprint
-    A string that is equal for samplers with equal settings, in any process. Generators and the mask are left out: the
+A description
+    JSON that is equal for samplers with equal settings, in any process. Generators and the mask are left out: the
     wrapper has those. It goes into states and to other ranks, so it shows the numbers that annbatch's samplers and this
     package's shardings are set to; all other values, which can be a password or a token, are in it as a digest only.
 """
@@ -33,14 +33,14 @@ import functools
 import os
 import pickle
 import sys
-import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from hashlib import blake2b
 from io import BytesIO
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -218,34 +218,32 @@ def _n_bytes(thing: object) -> int:
     return n_bytes if isinstance(n_bytes, int) else 0
 
 
-_SHARED = ("_batch_size", "_chunk_size", "_drop_last", "_num_samples", "_preload_nchunks")
-_OF_CHUNKS = (*_SHARED, "_in_memory_size", "_replacement", "_shuffle")
-_OF_CLASSES = (*_SHARED, "_n_obs")
+_SIZES = ("_batch_size", "_chunk_size", "_preload_nchunks", "_drop_last")
 
-#: For each type, the attributes that its batches follow from, beside the mask, the generator, and labels and weights.
-#: They are listed so that an attribute that a later annbatch adds doesn't make every saved state another sampler's.
+#: For each of annbatch's types, the attributes that hold arguments of its constructor, but for mask, rng, classes and
+#: class_weights. They are listed so that saved states stay valid if a later annbatch adds an attribute.
 SETTINGS: dict[type[Sampler], tuple[str, ...]] = {
-    RandomSampler: _OF_CHUNKS,
-    SequentialSampler: _OF_CHUNKS,
-    ClassSampler: _OF_CLASSES,
-    WeightedClassSampler: _OF_CLASSES,
+    RandomSampler: (*_SIZES, "_num_samples", "_replacement"),
+    SequentialSampler: _SIZES,
+    ClassSampler: (*_SIZES, "_num_samples"),
+    WeightedClassSampler: (*_SIZES, "_num_samples"),
 }
 _ANNBATCHS = (RandomSampler, SequentialSampler, ClassSampler)
 
 
-def _own(sampler: Sampler, name: str) -> Callable[..., Any] | None:
+def _method(sampler: Sampler, name: str) -> Callable[..., Any] | None:
     """Return a method that a sampler has for this package; None if it has none."""
     method = getattr(sampler, name, None)
     return method if callable(method) else None
 
 
 def is_annbatchs_own(sampler: Sampler) -> bool:
-    """Whether a sampler is one of annbatch's own, whose load requests are right; those of subclasses may not be."""
+    """True for annbatch's own samplers, whose load requests are right; those of subclasses may not be."""
     return type(sampler) in SETTINGS
 
 
 def chunk_size(sampler: Sampler) -> int | None:
-    """Return how many consecutive rows a sampler reads at a time; None if that isn't known.
+    """Return the number of consecutive rows that a sampler reads at a time; None if unknown.
 
     >>> chunk_size(RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256))
     64
@@ -255,20 +253,20 @@ def chunk_size(sampler: Sampler) -> int | None:
 
 
 def rows_per_request(sampler: Sampler) -> int | None:
-    """Return how many rows a sampler asks for in a load request at most; None if that isn't known."""
+    """Return the largest number of rows in a load request of a sampler; None if unknown."""
     return sampler._chunk_size * sampler._preload_nchunks if isinstance(sampler, _ANNBATCHS) else None
 
 
 def n_draws(sampler: Sampler, n_rows: int) -> int | None:
-    """Return how many samples a sampler draws with replacement of some rows; None if it doesn't.
+    """Return the number of samples that a sampler draws with replacement from some rows; None if it doesn't draw.
 
     >>> n_draws(RandomSampler(64, 32, 256, replacement=True), 20_000)
     20000
     >>> n_draws(RandomSampler(64, 32, 256), 20_000) is None
     True
     """
-    if own := _own(sampler, "n_draws"):
-        drawn: int | None = own(n_rows)
+    if method := _method(sampler, "n_draws"):
+        drawn: int | None = method(n_rows)
         return drawn
     if isinstance(sampler, ClassSampler):
         drawn = sampler._num_samples
@@ -280,27 +278,27 @@ def n_draws(sampler: Sampler, n_rows: int) -> int | None:
 
 
 def can_set_draws(sampler: Sampler) -> bool:
-    """Whether a sampler can be made to draw another number of samples."""
-    return isinstance(sampler, ClassSampler | RandomSampler) or _own(sampler, "set_draws") is not None
+    """True if the number of samples that a sampler draws can be set."""
+    return isinstance(sampler, ClassSampler | RandomSampler) or _method(sampler, "set_draws") is not None
 
 
 def set_draws(sampler: Sampler, n_draws: int) -> None:
-    """Make a private copy of a sampler draw a number of samples in a pass."""
-    if own := _own(sampler, "set_draws"):
-        own(n_draws)
+    """Set the number of samples that a private copy of a sampler draws in a pass."""
+    if method := _method(sampler, "set_draws"):
+        method(n_draws)
     else:
         assert isinstance(sampler, ClassSampler | RandomSampler)
         sampler._num_samples = n_draws
 
 
 def reads_every_row(sampler: Sampler) -> bool:
-    """Whether a sampler is meant to read all of its rows once, rather than to draw some of them."""
+    """True if a sampler reads each of its rows once, rather than drawing some of them."""
     has_fixed_number = isinstance(sampler, RandomSampler) and sampler._num_samples is not None
     return not has_fixed_number and n_draws(sampler, 1) is None
 
 
 def is_random(sampler: Sampler) -> bool:
-    """Whether a sampler's order may follow from a generator: it holds one, or leaves shuffling to others."""
+    """True if a sampler's order may follow from a generator: it holds one, or leaves shuffling to others."""
     if isinstance(sampler, SequentialSampler):  # it holds a generator all the same
         return sampler.shuffle
     return first_generator(sampler) is not None or bool(sampler.shuffle)
@@ -315,8 +313,8 @@ def drawable_classes(sampler: Sampler) -> frozenset[str] | None:
 
 
 def needs_global_rows(sampler: Sampler) -> bool:
-    """Whether a sampler holds something for each row, so that it matters which rows a shard has, not only how many."""
-    return isinstance(sampler, ClassSampler) or _own(sampler, "localize") is not None
+    """True if a sampler holds a value for each row, so that it matters which rows a shard has, not only how many."""
+    return isinstance(sampler, ClassSampler) or _method(sampler, "localize") is not None
 
 
 def localize(sampler: Sampler, rows: Rows, n_obs: int) -> None:
@@ -324,8 +322,8 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> None:
 
     A ValueError if it can't run on these rows; a TypeError if its mask can't be assigned.
     """
-    if own := _own(sampler, "localize"):
-        own(rows, n_obs)
+    if method := _method(sampler, "localize"):
+        method(rows, n_obs)
     elif isinstance(sampler, ClassSampler):
         sampler.validate(n_obs)  # one label per row of the collection
         sampler._num_open_passes = 0  # the original may have been copied with one open
@@ -348,114 +346,138 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> None:
 
 
 def settings(sampler: Sampler) -> dict[str, Any]:
-    """Return what a sampler's batches follow from, by name: all that it holds, unless it says so or is annbatch's."""
-    if own := _own(sampler, "settings"):
-        held: dict[str, Any] = own()
-        return held
+    """Return what a sampler's batches follow from, by name.
+
+    Of annbatch's own samplers these are the arguments of the constructor, of others all attributes, unless they have a
+    method ``settings``.
+    """
+    if method := _method(sampler, "settings"):
+        named: dict[str, Any] = method()
+        return named
     names = SETTINGS.get(type(sampler))
-    held = attributes(sampler) if names is None else {name: getattr(sampler, name) for name in names}
+    named = attributes(sampler) if names is None else {name: getattr(sampler, name) for name in names}
     if not isinstance(sampler, ClassSampler):
-        return held
+        return named
     # without what follows from labels, weights and mask, and what counts passes
-    held = {name: part for name, part in held.items() if name not in ("_rle_manager", "_num_open_passes")}
-    return held | {"classes": sampler._rle_manager._classes, "weights": sampler._rle_manager._weights}
+    named = {name: value for name, value in named.items() if name not in ("_rle_manager", "_num_open_passes")}
+    return named | {"classes": sampler._rle_manager._classes, "class_weights": sampler._rle_manager._weights}
 
 
-#: Whose settings are shown: of these types exactly, not of what others make of them.
-_SHOWN: set[type] = {*SETTINGS, Contiguous, Independent, Shuffled}
+#: Types whose settings a description shows, with their names there. Subclasses of them may hold anything.
+_SHOWN: dict[type, str] = {
+    **{kind: f"annbatch.samplers.{kind.__name__}" for kind in SETTINGS},
+    **{kind: kind.__name__ for kind in (Contiguous, Independent, Shuffled)},
+}
+# Types of values that repr() writes out in full, the same in every process.
+_NUMBERS = (bool, complex, float, int, Decimal, Fraction)
+_VALUES = (*_NUMBERS, bytearray, bytes, range, slice, str, type(None), np.dtype, dt.date, dt.time, dt.timedelta)
 
-#: Modules whose objects count by their type: what they hold is theirs, and changes with the process.
-_OPAQUE = frozenset(sys.stdlib_module_names) - {"collections", "datetime", "decimal", "fractions", "functools", "enum"}
+# Modules whose objects, such as locks and loggers, hold what differs from process to process.
+_OPAQUE = frozenset(sys.stdlib_module_names) - {"collections", "functools"}
+
+
+def description(thing: object) -> dict[str, Any]:
+    """Return a sampler or a sharding as JSON: equal for equal settings, in any process.
+
+    >>> description(Shuffled(block_size=64))
+    {'type': 'Shuffled', 'block_size': 64}
+    >>> from annbatch.samplers import SequentialSampler
+    >>> sampler = description(SequentialSampler(64, 32, 256, mask=slice(0, 9)))
+    >>> (
+    ...     sampler["type"],
+    ...     sampler["chunk_size"],
+    ...     sampler == description(SequentialSampler(64, 32, 256)),
+    ... )
+    ('annbatch.samplers.SequentialSampler', 64, True)
+    """
+    kind = type(thing)
+    if kind not in _SHOWN:
+        named = thing if isinstance(thing, FunctionType) else kind
+        return {"type": _full_name(named), "digest": _digest(_text(thing))}
+    described: dict[str, Any] = {"type": _SHOWN[kind]}
+    for name, value in _named_parts(thing):
+        number = value.item() if isinstance(value, np.generic) else value
+        is_shown = type(number) in {bool, float, int, type(None)}
+        described[name] = number if is_shown else _digest(_text(value))
+    return described
 
 
 def fingerprint(thing: object) -> str:
-    """Return a text that tells samplers, or shardings, of other settings apart.
-
-    >>> from annbatch.samplers import SequentialSampler
-    >>> masked = SequentialSampler(64, 32, 256, mask=slice(0, 9))
-    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(masked)
-    True
-    >>> fingerprint(SequentialSampler(64, 32, 256)) == fingerprint(
-    ...     SequentialSampler(64, 32, 512)
-    ... )
-    False
-    >>> fingerprint(Shuffled(block_size=64))
-    'Shuffled(block_size=64)'
-    """
-    if type(thing) not in _SHOWN:
-        return f"{type(thing).__name__}({_digest(_description(thing).encode('utf-8', 'surrogatepass'))})"
-    texts = (f"{name}={_shown(value)}" for name, value in _parts(thing))
-    return f"{type(thing).__name__}({', '.join(texts)})"
+    """Return the description of a sampler or a sharding as a string, such as ``Shuffled(block_size=64)``."""
+    (_, kind), *settings = description(thing).items()
+    return f"{kind.rpartition('.')[2]}({', '.join(f'{name}={value}' for name, value in settings)})"
 
 
-def _shown(value: object) -> str:
-    """A setting that is shown: as it is if it is a number, and else by a digest."""
-    plain = value.item() if isinstance(value, np.generic) else value
-    if type(plain) in (type(None), bool, int, float):
-        return repr(plain)
-    return _digest(_description(value).encode("utf-8", "surrogatepass"))
+def _full_name(thing: Any) -> str:  # noqa: ANN401 a function or a class
+    """Return the module and the name of a function or a class."""
+    # a spawned process imports the script again, under another name
+    module = "__main__" if thing.__module__ == "__mp_main__" else thing.__module__
+    return f"{module}.{thing.__qualname__}"
 
 
-def _digest(data: bytes | memoryview) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
+def _digest(data: str | memoryview) -> str:
+    """Return 32 hexadecimal digits that differ for different data."""
+    # the name of a file can hold surrogates
+    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    return blake2b(encoded, digest_size=16).hexdigest()
 
 
-def _description(thing: object, within: tuple[int, ...] = ()) -> str:  # noqa: PLR0912 a branch for each kind of thing
-    """Describe anything that a sampler holds; ``within`` are the objects that it is held by."""
-    describe = functools.partial(_description, within=(*within, id(thing)))
-    kind = type(thing)
+def _text(thing: object, within: tuple[int, ...] = ()) -> str:  # noqa: PLR0911 one for each kind of thing
+    """Return a string that differs for different things; ``within`` are the ids of what the thing is in."""
+    if id(thing) in within:  # a list that is in itself, say
+        return "..."
+    text = functools.partial(_text, within=(*within, id(thing)))
     match thing:
-        case None | bool() | int() | float() | complex() | str() | bytes() | slice() | range() | type() | np.dtype():
-            text = repr(thing)
-        case dt.date() | dt.time() | dt.timedelta() | Decimal() | Fraction() | Enum():
-            text = repr(thing)
+        case Enum():
+            return f"{type(thing).__qualname__}.{thing.name}"
         case np.generic():
-            text = repr(thing.item())
-        case np.ndarray() if thing.dtype.kind in "biufcmMSUV" and not thing.dtype.hasobject:
-            values = np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data
-            text = f"array({thing.dtype}, {thing.shape}, {_digest(values)})"
+            return repr(thing.item())
+        case np.ndarray() if not thing.dtype.hasobject:
+            values = np.ascontiguousarray(thing).reshape(-1).view(np.uint8)  # any shape and dtype -> bytes
+            return f"array({thing.dtype}, {thing.shape}, {_digest(values.data)})"
+        case type() | FunctionType() | BuiltinFunctionType():
+            return _full_name(thing)
         case os.PathLike():
-            text = f"path({os.fspath(thing)!r})"
-        case _ if id(thing) in within:
-            text = "..."
+            return f"path({os.fspath(thing)!r})"
         case list() | tuple() | deque():
-            text = f"[{', '.join(map(describe, thing))}]"
+            return f"[{', '.join(map(text, thing))}]"
         case set() | frozenset():
-            text = f"{{{', '.join(sorted(map(describe, thing)))}}}"
+            return f"{{{', '.join(sorted(map(text, thing)))}}}"
         case dict():
-            pairs = sorted(((str(key), value) for key, value in thing.items()), key=lambda pair: pair[0])
-            text = kind.__name__ + _of_pairs(pairs, describe)
+            return f"{{{', '.join(sorted(f'{text(key)}: {text(value)}' for key, value in thing.items()))}}}"
+        case _ if isinstance(thing, _VALUES):
+            return repr(thing)
+        case _ if hasattr(thing, "__array__") and not isinstance(thing, (np.ndarray, *_PANDAS)):  # torch's and jax's
+            return text(np.asarray(thing))
+    return f"{type(thing).__qualname__}{text(_parts(thing))}"
+
+
+def _parts(thing: Any) -> list[Any]:  # noqa: ANN401, PLR0911 anything, and a return for each kind of it
+    """Return what an object consists of, as far as that counts."""
+    match thing:
         case np.ndarray():
-            text = f"array({thing.shape}, {describe(thing.reshape(-1).tolist())})"
+            return [thing.shape, thing.reshape(-1).tolist()]
         case pd.Categorical():
-            text = f"Categorical({describe(thing.codes)}, {describe(list(thing.categories))})"
+            return [thing.codes, *thing.categories]
         case pd.DataFrame():
-            text = f"DataFrame({describe(list(thing.items()))}, {describe(thing.index)})"
-        case pd.Series() | pd.Index():
-            text = f"{kind.__name__}({describe(thing.to_numpy())})"
+            return [*thing.items(), thing.index]
+        case pd.Series() | pd.Index() | pd.api.extensions.ExtensionArray():
+            return [thing.to_numpy()]
         case functools.partial():
-            text = f"partial({describe([thing.func, thing.args, thing.keywords])})"
-        case types.FunctionType() | types.BuiltinFunctionType():
-            text = f"{thing.__module__}.{thing.__qualname__}"
-        case types.MethodType():
-            text = f"{describe(thing.__self__)}.{thing.__name__}"
-        case _ if hasattr(thing, "__array__"):  # torch's and jax's
-            text = describe(np.asarray(thing))
-        case _ if kind.__module__.partition(".")[0] in _OPAQUE or isinstance(thing, types.ModuleType):
-            text = kind.__qualname__
-        case _:
-            text = kind.__name__ + _of_pairs(_parts(thing), describe)
-    return text
+            return [thing.func, thing.args, thing.keywords]
+        case MethodType():
+            return [thing.__self__, thing.__name__]
+        case ModuleType():
+            return [thing.__name__]
+    is_opaque = type(thing).__module__.partition(".")[0] in _OPAQUE
+    return [] if is_opaque else [*_named_parts(thing)]
 
 
-def _of_pairs(pairs: Iterable[tuple[str, Any]], describe: Callable[[Any], str]) -> str:
-    return f"({', '.join(f'{name}={describe(value)}' for name, value in pairs)})"
-
-
-def _parts(thing: object) -> Iterator[tuple[str, Any]]:
-    """What counts of a sampler or another object, by name, in the order of the names."""
-    held = settings(thing) if isinstance(thing, Sampler) else attributes(thing)
-    for name, value in sorted(held.items()):
-        is_wrappers = isinstance(thing, Sampler) and name in ("_mask", "_rng")
-        if not is_wrappers and not isinstance(value, np.random.Generator):
+def _named_parts(thing: object) -> Iterator[tuple[str, Any]]:
+    """Yield what counts of a sampler or another object, by name, in the order of the names."""
+    parts = settings(thing) if isinstance(thing, Sampler) else attributes(thing)
+    for name, value in sorted(parts.items()):
+        # the wrapper has a mask and a generator instead
+        is_replaced = isinstance(thing, Sampler) and name in ("_mask", "_rng")
+        if not is_replaced and not isinstance(value, np.random.Generator):
             yield name.lstrip("_"), value

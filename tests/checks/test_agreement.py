@@ -164,7 +164,7 @@ ODD = {
         odd_in(sharding=Shuffled(5)),
         "sharding: Shuffled(block_size=4) on ranks 0 and 2; Shuffled(block_size=5) on rank 1",
     ),
-    "sampler": (odd_in(preload_nchunks=4), "preload_nchunks=4, replacement=False, shuffle=True) on rank 1"),
+    "sampler": (odd_in(preload_nchunks=4), "preload_nchunks=4, replacement=False) on rank 1"),
     "epoch": (in_epoch_3, "epoch: 0 on ranks 0 and 2; 3 on rank 1"),
     "batches done": (resumed, "batches done: none on ranks 0 and 2; 2 on 3 ranks on rank 1"),
     "passes": (after_a_look, "passes since set_epoch: 0 on ranks 0 and 2; 1 on rank 1"),
