@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from annbatch.samplers import RandomSampler
 
+from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.lanes import Segment
-from annbatch_distributed.state import Position, differences, from_state, to_state
+from annbatch_distributed.state import Position, check_identity, differences, from_state, listed, to_state
 
 #: As a file would have it, written by hand.
 STATE: dict[str, Any] = {
@@ -21,14 +23,13 @@ STATE: dict[str, Any] = {
     "pass": 1,
     "segments": [[3, 1, 5], [4, 2, 7]],
     "finished": False,
-    "identity": {"n_obs": 100, "mask": "0:", "seed": None, "sampler": "RandomSampler(batch_size=8)", "align": 64},
+    "identity": {"n_obs": 100, "rows": [[0, None]], "seed": None, "sampler": {"type": "Mine", "sizes": [8, 4]}},
 }
-IDENTITY: dict[str, int | str | None] = {
+IDENTITY: dict[str, Any] = {
     "n_obs": 100,
-    "mask": "0:",
+    "rows": [[0, None]],
     "seed": None,
-    "sampler": "RandomSampler(batch_size=8)",
-    "align": 64,
+    "sampler": {"type": "Mine", "sizes": [8, 4]},
 }
 
 
@@ -52,33 +53,44 @@ def test_what_is_written_to_a_state_is_what_was_said() -> None:
     assert to_state(replace(position, **others), IDENTITY) == STATE | others
 
 
-def test_a_state_stays_small_whatever_is_in_the_identity() -> None:
-    long: dict[str, int | str | None] = {"mask": "x" * 10**6, "sampler": "y" * 10**6}
-    state = to_state(Position(10**9, 2**63 - 1, (Segment(1024, 64, 10**9),)), long)
-    assert len(json.dumps(state)) < 2_000
-    assert differences(from_state(state)[1], long) == []
-    changed = long | {"mask": "x" * 10**6 + "y"}
-    assert [text.split()[0] for text in differences(from_state(state)[1], changed)] == ["mask"]
+def test_state_stays_small_whatever_is_selected() -> None:
+    """A mask of very many ranges and very many datasets are in a state as digests."""
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), mask=np.arange(0, 10**5, 2), seed=0)
+    datasets = listed([[1000, 20_000]] * 10**5)
+    state = json.dumps(sampler.state_at(None, {"datasets": datasets, "cells": "0" * 32}))
+    assert len(state) < 1_500
+    others = [sampler.state_at(None, {"datasets": listed([[1000, 20_000]] * n)})["identity"] for n in (2, 10**5)]
+    assert differences(*others)
+    segments = (Segment(2**20, 2**20, 10**9),) * 100
+    assert len(json.dumps(to_state(Position(10**9, 2**63 - 1, segments), IDENTITY))) < 5_000
 
 
-def test_what_differs_is_named_with_both_values_and_what_need_not_be_known_does_not_if_it_is_not() -> None:
+def test_differences_name_their_path() -> None:
+    """A difference is named by its path, with both values; names that either side lacks make none if they may."""
     _, saved = from_state(STATE)
     assert differences(saved, IDENTITY) == []
     assert differences(saved, IDENTITY | {"n_obs": None}) == []
-    assert differences(saved, IDENTITY | {"data sets": "100x3"}) == []
-    assert differences(saved, IDENTITY | {"n_obs": 101, "seed": 3}) == [
+    assert differences(saved, IDENTITY | {"datasets": [[100, 3]], "cells": "ab"}) == []
+    sampler = {"type": "Mine", "sizes": [8, 5]}
+    assert differences(saved, IDENTITY | {"n_obs": 101, "sampler": sampler, "rows": [[0, 10]]}) == [
         "n_obs is 100 in the state and 101 here",
-        "seed is None in the state and 3 here",
+        "rows is '[[0, null]]' in the state and '[[0, 10]]' here",
+        "sampler.sizes is '[8, 4]' in the state and '[8, 5]' here",
     ]
-    assert differences(saved, {"n_obs": 100}) == [
-        "mask is '0:' in the state and None here",
-        "sampler is 'RandomSampler(batch_size=8)' in the state and None here",
+    assert differences(saved, {"n_obs": 100, "rows": {"length": 17, "digest": "ab"}, "sampler": sampler}) == [
+        "rows is '[[0, null]]' in the state and None here",
+        "rows.digest is None in the state and 'ab' here",
+        "rows.length is None in the state and 17 here",
+        "sampler.sizes is '[8, 4]' in the state and '[8, 5]' here",
     ]
-    _, knowing = from_state(STATE | {"identity": IDENTITY | {"data sets": "60x3, 40x3"}})
+    _, knowing = from_state(STATE | {"identity": IDENTITY | {"datasets": [[60, 3], [40, 3]], "cells": "ab"}})
     assert differences(knowing, IDENTITY) == []
-    assert differences(knowing, IDENTITY | {"data sets": "40x3, 60x3"}) == [
-        "data sets is '60x3, 40x3' in the state and '40x3, 60x3' here"
+    assert differences(knowing, IDENTITY | {"datasets": [[40, 3], [60, 3]], "cells": "cd"}) == [
+        "cells is 'ab' in the state and 'cd' here",
+        "datasets is '[[60, 3], [40, 3]]' in the state and '[[40, 3], [60, 3]]' here",
     ]
+    with pytest.raises(ValueError, match=r"cells is 'ab' .* The names of the cells differ: datasets in another order"):
+        check_identity(knowing, IDENTITY | {"cells": "cd"})
 
 
 #: What is wrong with a state, and what is said of it.
@@ -103,8 +115,8 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"finished": 2}, "finished must be an integer from 0 to 1, got 2"),
     ({"finished": "no"}, "finished must be an integer from 0 to 1, got 'no'"),
     ({"identity": None}, "not iterable"),
-    ({"identity": {"n_obs": 100.0}}, "n_obs must be an integer from 0 to 9223372036854775807, got 100.0"),
-    ({"identity": {"mask": ["0:"] * 10**6}}, r"mask must be an integer .*, got \['0:', '0:', "),
+    ({"identity": {"sampler": {"at": object()}}}, "identity.sampler.at must be an integer .*, got <object obj"),
+    ({"identity": {"rows": [b"0"] * 10**6}}, "identity.rows must be an integer .*, got b'0'"),
 ]
 
 
@@ -142,7 +154,7 @@ def test_what_is_no_dict_is_a_type_error(state: Any) -> None:
         {"epoch": torch.tensor(2), "pass": np.int32(1)},
         {"segments": ((3, 1, np.int64(5)), [np.array(4), torch.tensor(2), 7])},
         {"finished": np.int16(0)},
-        {"identity": MappingProxyType(IDENTITY | {"n_obs": np.int64(100), "mask": np.str_("0:")})},
+        {"identity": MappingProxyType(IDENTITY | {"n_obs": np.int64(100), "rows": ((np.int8(0), None),)})},
         {"written by": "another library", "at": [1, 2, 3]},
     ],
 )

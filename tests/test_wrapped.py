@@ -456,6 +456,16 @@ class Multiplied:
     def __call__(self, number: int) -> int:
         return self.by * number
 
+    def divided(self, number: int) -> float:
+        return number / self.by
+
+
+class SimpleMask:
+    """Is no sampler, but has an attribute of that name."""
+
+    def __init__(self, mask: int) -> None:
+        self._mask = mask
+
 
 class Color(Enum):
     RED = 1
@@ -497,6 +507,7 @@ DIFFERENT: list[Any] = [
     Multiplied(2),
     Multiplied(3),
     Multiplied(2).__call__,
+    Multiplied(2).divided,
     partial(int, base=2),
     partial(int, base=3),
     Path("a"),
@@ -510,8 +521,8 @@ DIFFERENT: list[Any] = [
     np.array(None, dtype=object),
     pd.DataFrame({"b": [1]}),
     pd.DataFrame({"a": [[1]]}),
-    {"_mask": 1},
-    {"_mask": 2},
+    SimpleMask(1),
+    SimpleMask(2),
     CYCLE,
     MaskBlind(3),
     MaskBlind(4),
@@ -559,6 +570,7 @@ def write_descriptions() -> None:
     [
         (RandomSampler(4, 2, 8), RandomSampler(4, 2, 8, mask=slice(3, 9), rng=np.random.default_rng(3))),
         (by_class(), by_class(mask=slice(5, 50))),
+        (Own(4, 2, 8), Own(4, 2, 8, mask=slice(3, 9), rng=np.random.default_rng(3))),
         (Holding(threading.Lock()), Holding(threading.Lock())),
         (Holding(logging.getLogger("a")), Holding(logging.getLogger("b"))),
     ],

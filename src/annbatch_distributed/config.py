@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,8 +24,8 @@ from annbatch_distributed.wrapped import (
     attributes,
     can_set_draws,
     chunk_size,
+    description,
     drawable_classes,
-    fingerprint,
     first_generator,
     is_random,
     make_numbers_ints,
@@ -115,40 +116,38 @@ class Config:
         return None if size is None else int(size)  # numpy's integers go round, and aren't for JSON
 
     @cached_property
-    def _fingerprints(self) -> dict[str, str]:
-        return {"sharding": fingerprint(self.sharding), "sampler": fingerprint(self.sampler)}
-
-    def identity(self, n_obs: int | None) -> Identity:
-        """Return what the rows of a collection and their order follow from, by name."""
+    def _identity(self) -> Identity:
+        """The identity but for the rows."""
         return {
-            "n_obs": n_obs,
-            "mask": self._selected(n_obs),
-            "batch_size": self.batch_size,
+            # other samplers than annbatch's have their batch size in a digest only
+            "sampler": description(self.sampler) | {"batch_size": self.batch_size},
+            "sharding": description(self.sharding),
             "remainder": self.remainder,
             "seed": self.seed,
             "root": self.root_seed if is_random(self.sampler) else None,
             "align": self.align or 1,
-            **self._fingerprints,
+            "versions": self._versions(),
         }
 
+    def _versions(self) -> dict[str, str]:
+        """Return the versions of the packages that draw rows."""
+        packages = {type(thing).__module__.partition(".")[0] for thing in (self.sampler, self.sharding)}
+        versions = {name: getattr(sys.modules[name], "__version__", None) for name in {"annbatch", "numpy", *packages}}
+        return {name: version for name, version in sorted(versions.items()) if isinstance(version, str)}
+
     @cached_property
-    def _texts(self) -> dict[int | None, str]:
+    def _rows(self) -> dict[int | None, Any]:
         return {}
 
-    def _selected(self, n_obs: int | None) -> str:
-        """Return a text of the rows that the mask selects, the same however it was given."""
-        if n_obs not in self._texts:  # which goes through all of its ranges
+    def identity(self, n_obs: int | None) -> Identity:
+        """Return what the rows of a collection and their order follow from, as JSON."""
+        if n_obs not in self._rows:  # which goes through all ranges of the mask
             mask = self.mask
             if n_obs is not None:
                 with suppress(ValueError):  # a mask that doesn't fit is an error of the plan
                     mask = Mask(mask.window(n_obs))
-            self._texts[n_obs] = open_ended(mask.text(), n_obs)
-        return self._texts[n_obs]
-
-
-def open_ended(text: str, n_obs: int | None) -> str:
-    """Return the text of a mask with an open end, if it ends where the collection does."""
-    return text.removesuffix(str(n_obs)) if text.endswith(f":{n_obs}") else text
+            self._rows[n_obs] = mask.to_json(n_obs)
+        return {**self._identity, "n_obs": n_obs, "rows": self._rows[n_obs]}
 
 
 def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:

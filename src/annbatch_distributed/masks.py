@@ -118,12 +118,19 @@ class Mask:
         ranges = zip(self.rows.starts[:most].tolist(), self.rows.stops[:most].tolist(), strict=True)
         return [slice(start, None if stop == _END else stop) for start, stop in ranges]
 
-    def text(self) -> str:
-        """Return a text that is the same for the same rows and another one for others: ranges, or a digest of many."""
-        if len(self.rows.starts) <= _LISTED:
-            return ", ".join(f"{part.start}:{'' if part.stop is None else part.stop}" for part in self._slices(_LISTED))
-        digest = blake2b(self.rows.starts.tobytes() + self.rows.stops.tobytes(), digest_size=16).hexdigest()
-        return f"{len(self.rows)} rows in {len(self.rows.starts)} ranges, digest {digest}"
+    def to_json(self, n_obs: int | None = None) -> list[list[int | None]] | dict[str, Any]:
+        """Return what is equal for equal rows only: ranges ``[start, stop]`` if they are few, or else a digest.
+
+        The stop is None where the collection ends, which has ``n_obs`` rows if that is known.
+        """
+        starts, stops = self.rows.starts, self.rows.stops
+        if stops[-1] == n_obs:
+            stops = np.append(stops[:-1], _END)
+        if len(starts) > _LISTED:
+            digest = blake2b(starts.tobytes() + stops.tobytes(), digest_size=16).hexdigest()
+            return {"length": len(starts), "digest": digest}
+        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+        return [[start, None if stop == _END else stop] for start, stop in ranges]
 
     def in_short(self) -> str:
         """Return what it looks like, in a few words."""
@@ -148,7 +155,7 @@ class Mask:
             )
 
 
-#: Of how many ranges a text lists all.
+#: Largest number of ranges that are listed one by one.
 _LISTED = 16
 #: Selects all rows of any collection.
 ALL = Mask(Rows((range(_END),)))

@@ -26,7 +26,7 @@ from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
-from annbatch_distributed.config import Config, ShardingName, check_wrapped, open_ended
+from annbatch_distributed.config import Config, ShardingName, check_wrapped
 from annbatch_distributed.lanes import Lane, Remainder, Worker
 from annbatch_distributed.masks import AnyMask, check_names
 from annbatch_distributed.plan import Classes, EpochPlan
@@ -707,7 +707,7 @@ class DistributedSampler(Sampler):
 
     # Of states
 
-    def state_at(self, batches_done: int | None, collection: Mapping[str, str | None]) -> dict[str, Any]:
+    def state_at(self, batches_done: int | None, collection: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state after some batches of the epoch, with what a loader knows of its collection.
 
         None stands for the batches that were done before the next pass, or the pass begun last.
@@ -729,7 +729,7 @@ class DistributedSampler(Sampler):
             )
         return self._state(position.at(batches_done, n_batches), collection)
 
-    def _state(self, position: Position, collection: Mapping[str, str | None]) -> dict[str, Any]:
+    def _state(self, position: Position, collection: Mapping[str, Any]) -> dict[str, Any]:
         return to_state(position, self._config.identity(self._n_obs) | dict(collection))
 
     @property
@@ -738,17 +738,24 @@ class DistributedSampler(Sampler):
         return self._saved.get("n_obs") if self._pass is None else self._pass.plan.n_obs
 
     def resume(
-        self, state: Mapping[str, Any], *, strict: bool, n_obs: int | None = None, data_sets: str | None = None
+        self,
+        state: Mapping[str, Any],
+        *,
+        strict: bool,
+        n_obs: int | None = None,
+        collection: Mapping[str, Any] | None = None,
     ) -> None:
-        """Load a state for a collection of which the number of rows is known, or also its datasets."""
+        """Load a state for a collection of which the number of rows is known, or also its datasets and cells."""
         position, saved = from_state(state)
         position = replace(position, segments=tuple(segment for segment in position.segments if segment.done))
         check_segments(position.with_lanes(self._n_lanes))
         if strict:
-            self._check_identity(saved, position, n_obs, data_sets)
-            saved = {name: saved.get(name) for name in ("n_obs", "data sets")}
+            self._check_identity(saved, position, n_obs, collection or {})
+            changed = self._changed_versions(saved) if position.done and not position.finished else ""
+            position = replace(position, unverified=position.unverified or bool(changed))
+            saved = {name: saved.get(name) for name in ("n_obs", "datasets", "cells")}
         else:
-            position, saved = replace(position, unverified=position.done > 0), {}
+            changed, position, saved = "", replace(position, unverified=position.done > 0), {}
         planner = copy.copy(self._planner)  # so that nothing is lost if it raises
         n_planned: Any = saved.get("n_obs") if n_obs is None else n_obs  # a state may have anything
         if position.done and not position.finished and n_planned is not None:
@@ -760,21 +767,34 @@ class DistributedSampler(Sampler):
                         f"The state can't be resumed here. {error} To give up the rest of epoch {position.epoch}, call "
                         f"set_epoch({position.epoch + 1}) instead."
                     ) from error
+        if changed:
+            _warn(
+                f"The state was saved by {changed}. Batches that are left of epoch {position.epoch} may differ from "
+                "those that the interrupted job would have had; its end is checked without the batches before."
+            )
         self.go_to(position, is_loaded=True)
         self._saved, self._planner, self._is_set = saved, planner, False
 
-    def _check_identity(self, saved: Identity, position: Position, n_obs: int | None, data_sets: str | None) -> None:
+    def _check_identity(
+        self, saved: Identity, position: Position, n_obs: int | None, collection: Mapping[str, Any]
+    ) -> None:
         """Raise if a state is of other arguments, or of another collection."""
-        n_saved, saved_mask = saved.get("n_obs"), saved.get("mask")
+        n_saved, rows = saved.get("n_obs"), saved.get("rows")
         n_known = n_saved if isinstance(n_saved, int) else n_obs
-        here = self._config.identity(n_known) | {"n_obs": self._n_obs}
-        if isinstance(saved_mask, str):
-            saved = saved | {"mask": open_ended(saved_mask, n_known)}
-        if position.done and not position.finished:
-            here |= {"data sets": data_sets} | ({} if n_obs is None else {"n_obs": n_obs})
-        else:  # there is no order to restore
-            here |= {"data sets": None, "root": saved.get("root")}
-        check_identity(saved, here)
+        here = self._config.identity(n_known) | {"n_obs": self._n_obs, **collection}
+        if isinstance(rows, list) and rows and rows[-1][-1] == n_known:  # saved before that was known
+            saved = saved | {"rows": [*rows[:-1], [rows[-1][0], None]]}
+        if not position.done or position.finished:  # there is no order to restore
+            here |= {name: saved.get(name) for name in ("datasets", "cells", "root")}
+        elif n_obs is not None:
+            here["n_obs"] = n_obs
+        check_identity(saved | {"versions": None}, here | {"versions": None})
+
+    def _changed_versions(self, saved: Identity) -> str:
+        """Return the versions of a state that differ from those here, in words; empty if none do."""
+        theirs, ours = dict(saved.get("versions") or {}), self._config.identity(None)["versions"]
+        changed = [name for name, version in sorted(ours.items()) if theirs.get(name, version) != version]
+        return ", ".join(f"{name} {theirs[name]}, and this is {name} {ours[name]}" for name in changed)
 
     # Of cells and their names
 
@@ -782,17 +802,15 @@ class DistributedSampler(Sampler):
         """Return the names of the cells that a mask was made for, if it has a value for each of them."""
         return None if self._config.mask.n_obs is None else names_of("mask", mask)
 
-    def check_cells(self, names: tuple[pd.Index[Any], ...] | None, data_sets: str | None = None) -> None:
-        """Raise if the mask was made for cells in another order, or the next pass resumes the state of other datasets.
+    def check_cells(self, names: tuple[pd.Index[Any], ...] | None, collection: Mapping[str, Any] | None = None) -> None:
+        """Raise if the mask was made for cells in another order, or the next pass resumes the state of other cells.
 
-        ``names`` are the names of the cells of each dataset; None if they aren't known.
+        ``names`` are the names of the cells of each dataset, None if they aren't known; ``collection`` is what tells
+        datasets and cells from others.
         """
-        saved, is_rest = self._saved.get("data sets"), self._position.done and not self._position.finished
-        if is_rest and None not in (saved, data_sets) and saved != data_sets:
-            raise ValueError(
-                f"The state is of the data sets {saved}, and these are {data_sets} (rows x columns of each). Add the "
-                "state's data sets in the same order, and load it after that."
-            )
+        if collection is not None and self._position.done and not self._position.finished:
+            saved = {name: self._saved.get(name) for name in ("datasets", "cells")}
+            check_identity(saved, dict(collection))
         if self._mask_names is not None and names is not None:
             check_names("mask", self._mask_names, names)
             self._mask_names = None
@@ -804,11 +822,11 @@ class DistributedSampler(Sampler):
         place = self.membership
         return place if place.framework is not None else replace(place, source="")
 
-    def describe(self, place: Membership, n_obs: int, more: Mapping[str, int | str]) -> Description:
+    def describe(self, place: Membership, n_obs: int, more: Mapping[str, Any]) -> Description:
         """Return what this process says of its next pass, with ``more`` that must be the same in all processes."""
         return self._describe(place, n_obs, self._next(), {"passes since set_epoch": self._position.passes, **more})
 
-    def _describe(self, place: Membership, n_obs: int, at: Position, more: Mapping[str, int | str]) -> Description:
+    def _describe(self, place: Membership, n_obs: int, at: Position, more: Mapping[str, Any]) -> Description:
         n_obs = integer("n_obs", n_obs, least=0)
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}

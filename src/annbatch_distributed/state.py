@@ -13,13 +13,18 @@ A state is the same on every rank, and small however large the collection is:
 ``finished``
     True if all batches of the epoch are done.
 ``unverified``
-    True if batches that are done may be others than those of this plan, because a state was loaded without comparing.
+    True if batches that are done may be others than those of this plan: a state was loaded with ``strict=False``, or
+    saved by other versions.
 ``identity``
-    The settings that the rows and their order follow from. A state fits samplers of the same identity only.
+    The settings that the rows and their order follow from, as JSON: ``sampler``, ``sharding``, ``remainder``, ``seed``,
+    ``root`` (seed of all randomness), ``align``, ``n_obs``, ``rows`` (of the mask), ``versions`` of what draws rows;
+    and from a loader ``datasets`` (their shapes) and ``cells`` (a digest of some of their names). A state fits samplers
+    of the same identity only.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -38,14 +43,17 @@ VERSION = 1
 #: Largest number of segments, so that a state stays small.
 MOST_SEGMENTS = 100
 
-#: Longest string of an identity; a longer one is cut, and ends in a digest.
+#: Longest string that is compared as it is; a longer one is cut, and ends in a digest.
 _LONGEST = 240
 
-#: Names that a state or a sampler may lack; they are compared if both have them.
-_OPTIONAL = "n_obs", "data sets", "align"
+#: Lists of at most this length are in an identity as they are, longer ones as a digest.
+_LISTED = 16
 
-#: What the rows and their order follow from, by name.
-type Identity = dict[str, int | str | None]
+#: Names that a state or a sampler may lack; they are compared if both have them.
+_OPTIONAL = "n_obs", "datasets", "cells"
+
+#: What the rows and their order follow from, as JSON.
+type Identity = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
         "segments": [list(segment) for segment in position.segments],
         "finished": position.finished,
         **({"unverified": True} if position.unverified else {}),
-        "identity": {name: bounded(value) for name, value in identity.items()},
+        "identity": identity,
     }
 
 
@@ -136,10 +144,7 @@ def from_state(state: object) -> tuple[Position, Identity]:
             _segments(state["segments"]),
             *(bool(_integer(name, state.get(name, 0), most=1)) for name in ("finished", "unverified")),
         )
-        identity: Identity = {
-            name: value if value is None or isinstance(value, str) else _integer(name, value)
-            for name, value in dict(state["identity"]).items()
-        }
+        identity = _json("identity", dict(state["identity"]))
     except (KeyError, TypeError, ValueError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.") from error
@@ -171,31 +176,80 @@ def _integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1)
     return number
 
 
+def _json(name: str, value: Any) -> Any:  # noqa: ANN401 a state may have anything
+    """Return JSON with Python's own types, whatever library has loaded it; a ValueError if it is none."""
+    if isinstance(value, Mapping):
+        return {str(key): _json(f"{name}.{key}", part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(name, part) for part in value]
+    if value is None or isinstance(value, bool | float):
+        return value
+    return str(value) if isinstance(value, str) else _integer(name, value, least=-BOUND)
+
+
+def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
+    """Return a list as it is if it is short, or else its length and a digest.
+
+    >>> listed([[0, 100]])
+    [[0, 100]]
+    >>> listed([[100, 2]] * 17)
+    {'length': 17, 'digest': 'a9c414d5bd0f4c5b31026fa57433225d'}
+    """
+    return parts if len(parts) <= _LISTED else {"length": len(parts), "digest": digest_of(json.dumps(parts))}
+
+
+def digest_of(text: str) -> str:
+    """Return a digest of a string, which tells it from others."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def flat(identity: Identity, path: str = "") -> dict[str, Any]:
+    """Return the values of an identity by their paths, lists as strings.
+
+    >>> flat({"seed": 0, "sampler": {"chunk_size": 64}, "rows": [[0, None]]})
+    {'seed': 0, 'sampler.chunk_size': 64, 'rows': '[[0, null]]'}
+    """
+    values: dict[str, Any] = {}
+    for name, value in identity.items():
+        if isinstance(value, dict):
+            values |= flat(value, f"{path}{name}.")
+        else:
+            values[f"{path}{name}"] = bounded(json.dumps(value) if isinstance(value, list) else value)
+    return values
+
+
 def differences(saved: Identity, here: Identity) -> list[str]:
-    """Return the differences between the identities of a state and of a sampler, each as a string."""
-    differing = []
-    for name in sorted(here.keys() | saved.keys()):
-        theirs, ours = bounded(saved.get(name)), bounded(here.get(name))
-        is_unknown = name in _OPTIONAL and None in (theirs, ours)
-        if theirs != ours and not is_unknown:
-            differing.append(f"{name} is {theirs!r} in the state and {ours!r} here")
-    return differing
+    """Return the differences between the identities of a state and of a sampler, each with its path and values."""
+    unknown = [name for name in _OPTIONAL if None in (saved.get(name), here.get(name))]
+    theirs, ours = (flat({name: part for name, part in one.items() if name not in unknown}) for one in (saved, here))
+    return [
+        f"{path} is {theirs.get(path)!r} in the state and {ours.get(path)!r} here"
+        for path in sorted(theirs.keys() | ours.keys())
+        if theirs.get(path) != ours.get(path)
+    ]
+
+
+#: Explanations of a difference whose value says little, by its path.
+_HINTS = {
+    "root": "The root is the seed, or drawn by the wrapped sampler's generator: pass a seed.",
+    "cells": "The names of the cells differ: datasets in another order, or another collection of the same cells.",
+}
 
 
 def check_identity(saved: Identity, here: Identity) -> None:
     """Raise a ValueError that names each difference between the identities of a state and of a sampler."""
     if differing := differences(saved, here):
-        root = " The root is the seed, or drawn by the wrapped sampler's generator: pass a seed."
-        raise ValueError(
-            f"The state is of a sampler with other settings: {'; '.join(differing)}. Use those that it had then, with "
-            "data sets in the same order, or begin with another checkpoint. strict=False resumes all the same, and may "
-            f"read rows twice or never.{root if any(text.startswith('root ') for text in differing) else ''}"
+        hints = [hint for path, hint in _HINTS.items() if any(text.startswith(f"{path} ") for text in differing)]
+        advice = (
+            f"The state is of a sampler with other settings: {'; '.join(differing)}. Use the settings and datasets of "
+            "then, or begin with another checkpoint. strict=False resumes all the same, and may read rows twice or "
+            "never."
         )
+        raise ValueError(" ".join([advice, *hints]))
 
 
-def bounded[Value: int | str | None](value: Value) -> Value | str:
-    """Return a value of an identity, cut to a bounded length."""
+def bounded[Value](value: Value) -> Value | str:
+    """Return a value, or of a long string its beginning and a digest."""
     if not isinstance(value, str) or len(value) <= _LONGEST:
         return value
-    digest = blake2b(value.encode(), digest_size=16).hexdigest()
-    return f"{value[: _LONGEST - 40]}... {digest}"
+    return f"{value[: _LONGEST - 40]}... {digest_of(value)}"

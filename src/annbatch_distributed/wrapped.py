@@ -402,12 +402,6 @@ def description(thing: object) -> dict[str, Any]:
     return described
 
 
-def fingerprint(thing: object) -> str:
-    """Return the description of a sampler or a sharding as a string, such as ``Shuffled(block_size=64)``."""
-    (_, kind), *settings = description(thing).items()
-    return f"{kind.rpartition('.')[2]}({', '.join(f'{name}={value}' for name, value in settings)})"
-
-
 def _full_name(thing: Any) -> str:  # noqa: ANN401 a function or a class
     """Return the module and the name of a function or a class."""
     # a spawned process imports the script again, under another name

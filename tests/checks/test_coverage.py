@@ -6,8 +6,10 @@ import copy
 import io
 import os
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import annbatch
 import anndata as ad
 import numpy as np
 import pytest
@@ -193,6 +195,56 @@ def test_what_workers_have_read_is_counted_by_who_collects_it() -> None:
     with pytest.raises(RuntimeError, match=r"its state_dict\(\) and check_epoch_read\(\) know"):
         loader.check_epoch_read()
     assert loader.check_epoch_read(tally(read)).startswith("epoch 2: 1 rank has read 48 rows in 12 batches, as planned")
+
+
+def checked(
+    state: dict[str, Any] | None, *, strict: bool = True, n_read: int | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The verdict of a loader that has loaded a state and read some batches, or all; and its state then."""
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="exact")
+    made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False).add_adata(ad.AnnData(np.zeros((48, 1))))
+    if state is not None:
+        made.load_state_dict(state, strict=strict)
+    for _ in islice(made, n_read):
+        pass
+    return "" if n_read else made.check_epoch_read(), made.state_dict()
+
+
+def changed(state: dict[str, Any], **identity: Any) -> dict[str, Any]:
+    return state | {"identity": state["identity"] | identity}
+
+
+def test_verdict_is_silent_about_batches_that_were_not_compared() -> None:
+    """After strict=False, also through states saved since, only the batches since then are spoken of."""
+    _, state = checked(None, n_read=3)
+    verdict, _ = checked(state)
+    assert verdict.endswith("With the batches before, each of the 48 rows was read once")
+    other = changed(state, seed=1, root=1)
+    verdict, _ = checked(other, strict=False)
+    assert verdict.startswith("rest of epoch 0: 1 rank has read 36 rows in 9 batches, as planned")
+    assert "each" not in verdict
+    assert "batches before may be of another plan" in verdict
+    _, later = checked(other, strict=False, n_read=2)
+    assert later["unverified"]
+    verdict, after = checked(later)
+    assert "each" not in verdict
+    verdict, _ = checked(after)  # the next pass is read as a whole
+    assert verdict.endswith("12 batches, as planned. Each of the 48 rows was read once")
+
+
+def test_other_versions_warn_in_the_middle_of_an_epoch_only() -> None:
+    """Another version of what draws rows is named, and the rest of the epoch is checked without what came before."""
+    _, state = checked(None, n_read=3)
+    versions = state["identity"]["versions"]
+    assert versions == {"annbatch": annbatch.__version__, "numpy": np.__version__}
+    other = changed(state, versions=versions | {"numpy": "1.26.4"})
+    with pytest.warns(UserWarning, match=rf"saved by numpy 1.26.4, and this is numpy {np.__version__}\."):
+        verdict, _ = checked(other)
+    assert "each" not in verdict
+    _, ended = checked(None)
+    assert ended["finished"]
+    verdict, _ = checked(changed(ended, versions={"numpy": "1.26.4", "annbatch": "0.2"}))
+    assert verdict.endswith("Each of the 48 rows was read once")
 
 
 def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], str]:

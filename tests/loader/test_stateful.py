@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anndata as ad
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from annbatch import Loader
@@ -288,7 +289,7 @@ def test_the_length_of_a_resumed_epoch_is_what_all_ranks_of_all_segments_did_and
 def test_ranks_with_the_same_data_sets_in_another_order_are_told_so() -> None:
     assert agreement([of_sizes(48, 96), of_sizes(48, 96, rank=1)]) == ["", ""]
     (text,) = set(agreement([of_sizes(48, 96), of_sizes(96, 48, rank=1)]))
-    assert "\n  rows of each data set: 48, 96 on rank 0; 96, 48 on rank 1\n" in text
+    assert "\n  datasets: [[48, 1], [96, 1]] on rank 0; [[96, 1], [48, 1]] on rank 1\n" in text
 
 
 def passes(made: StatefulLoader, n: int = 3) -> list[list[list[int]]]:
@@ -343,10 +344,10 @@ def test_other_data_sets_or_in_another_order_are_refused_in_a_resumed_epoch(othe
     list(islice(made, 40))
     state = json.loads(json.dumps(made.state_dict()))
     other = of_sizes(*others)
-    with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '"):
+    with pytest.raises(ValueError, match=r"datasets is '\[\[244, 1\], \[756, 1\]\]' in the state and '"):
         other.load_state_dict(state)
     assert cells(other) == cells(of_sizes(*others))
-    with pytest.raises(ValueError, match="data sets is '244x1, 756x1' in the state and '244x2, 756x2' here"):
+    with pytest.raises(ValueError, match=r"datasets is '.*' in the state and '\[\[244, 2\], \[756, 2\]\]' here"):
         of_sizes(244, 756, n_var=2).load_state_dict(state)
 
 
@@ -363,7 +364,9 @@ def test_data_sets_that_are_added_after_a_state_was_loaded_are_compared_when_a_p
         add_cells(late, 756)
         add_cells(late, 244)
         for _ in range(2):
-            with pytest.raises(ValueError, match="the data sets 244x1, 756x1, and these are 756x1, 244x1") as error:
+            with pytest.raises(
+                ValueError, match=r"datasets is '\[\[244, 1\], .* and '\[\[756, 1\], \[244, 1\]\]' here"
+            ) as error:
                 iter(late)
             messages.add(str(error.value))
         late.set_epoch(1)  # which gives up what was left
@@ -385,7 +388,7 @@ def test_a_state_that_knows_no_data_sets_or_is_loaded_where_none_are_known_is_go
     state = made.state_dict()
     # one of a sampler, or of an earlier version
     unknowing = made.sampler.state_dict(batches_done=40)
-    assert "data sets" not in unknowing["identity"]
+    assert "datasets" not in unknowing["identity"]
     after = of_sizes(244, 756)
     after.load_state_dict(unknowing)
     assert trained_on + cells(after) == whole
@@ -401,7 +404,7 @@ def test_data_sets_may_change_between_epochs() -> None:
     after = of_sizes(756, 244)
     after.load_state_dict(state)
     assert len(set(cells(after) + cells(of_sizes(756, 244, rank=1)))) == 1000
-    assert after.state_dict()["identity"]["data sets"] == "756x1, 244x1"
+    assert after.state_dict()["identity"]["datasets"] == [[756, 1], [244, 1]]
 
 
 def test_what_is_said_of_hundreds_of_data_sets_is_short_and_tells_their_orders_apart() -> None:
@@ -410,8 +413,32 @@ def test_what_is_said_of_hundreds_of_data_sets_is_short_and_tells_their_orders_a
     state = made.state_dict()
     assert len(json.dumps(state)) < 2_000
     of_sizes(*range(20, 420)).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"data sets is '20x1, 21x1, .*' in the state and '20x1, 21x1, .*' here"):
+    with pytest.raises(ValueError, match=r"datasets.digest is '.*' in the state and '.*' here"):
         of_sizes(*range(20, 418), 419, 418).load_state_dict(state)
+
+
+def named(names: Iterable[str], **options: Any) -> StatefulLoader:
+    """A loader of cells with names."""
+    made = empty(**{"remainder": "exact"} | options)
+    obs = pd.DataFrame(index=list(names))
+    return made.add_adata(ad.AnnData(np.zeros((len(names), 1), dtype="float32"), obs=obs))
+
+
+def test_cells_in_another_order_are_refused_in_the_middle_of_an_epoch() -> None:
+    """A second collection of the same files, shuffled otherwise, has the same shapes and other cells."""
+    names = [f"cell {number}" for number in range(2000)]
+    made = named(names)
+    state = made.state_dict()
+    for _ in zip(range(3), made, strict=False):
+        state = made.state_dict()
+    named(names).load_state_dict(state)
+    others = np.random.default_rng(0).permutation(names)
+    with pytest.raises(ValueError, match=r"cells is '\w{32}' .* another collection of the same cells"):
+        named(others).load_state_dict(state)
+    list(made)
+    named(others).load_state_dict(made.state_dict())  # at the end of an epoch, there is no order to restore
+    (text,) = set(agreement([named(names), named(others, rank=1)]))
+    assert "\n  cells: " in text
 
 
 def test_ranks_agree_whatever_is_known_of_the_data_sets_of_a_state() -> None:

@@ -30,7 +30,7 @@ from annbatch_distributed.lanes import Lane
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.ranks import Membership, Rank
 from annbatch_distributed.rows import Int64Array, Rows, counted, integer, integers, mixed_sum
-from annbatch_distributed.state import Position, bounded
+from annbatch_distributed.state import Identity, Position, bounded, flat
 from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
@@ -184,13 +184,14 @@ class Description:
         return {"world size": self.world_size, "processes for each rank": self.n_peers, **self.same}
 
     @classmethod
-    def of(cls, job: Membership, identity: Values, position: Position, plan: EpochPlan, more: Values) -> Self:
+    def of(cls, job: Membership, identity: Identity, position: Position, plan: EpochPlan, more: Values) -> Self:
         """Return what a process says of the configuration with which a pass begins at a position.
 
         ``identity`` is what the rows and their order follow from, of which the ``"root"`` must be the same for peers
         only, and ``more`` what else must be the same in all processes.
         """
-        same = {name: bounded(value) for name, value in identity.items() if name != "root"}
+        # versions of these and other libraries follow
+        same = flat({name: value for name, value in identity.items() if name not in ("root", "versions")})
         done = [
             f"{done} on {n_lanes} ranks" + f" of {n_workers} workers" * (n_workers > 1)
             for n_lanes, n_workers, done in position.segments
@@ -199,7 +200,7 @@ class Description:
         same |= {"epoch": position.epoch, "batches done": bounded(", ".join(done) or "none")}
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
         peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
-        return cls(job.rank.rank, job.rank.world_size, job.n_peers, {**same, **more}, _digest(plan), peers)
+        return cls(job.rank.rank, job.rank.world_size, job.n_peers, same | flat(dict(more)), _digest(plan), peers)
 
 
 def ranks_agree(
@@ -465,7 +466,7 @@ def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *,
     ranks = f"{counted(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
     text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
     if is_rest and position.unverified:
-        return text + ". The batches before were not compared, as the state was loaded with strict=False"
+        return text + ". The batches before may be of another plan, by the state that was loaded"
     # when the number of ranks changes, drop may lose whole batches
     if not reads_each_row or (is_rest and plan.remainder == "drop"):
         return text

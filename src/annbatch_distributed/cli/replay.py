@@ -5,10 +5,8 @@ The job of the state is made again from what the state holds.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
-import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,9 @@ from annbatch_distributed.state import Identity, Position, from_state
 
 _SAMPLERS = {"random": RandomSampler, "sequential": SequentialSampler}
 _SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
-#: Ranges of rows, as a state has those of a mask, unless there are many.
-_RANGES = re.compile(r"\d+:\d*(, \d+:\d*)*")
+#: Classes that a state can name, by the names that it has for them.
+_CLASSES: dict[str, Any] = {f"annbatch.samplers.{kind.__name__}": kind for kind in _SAMPLERS.values()}
+_CLASSES |= {"Contiguous": Contiguous, "Independent": Independent, "Shuffled": Shuffled}
 
 
 def loader_of(options: Namespace, cells: Cells) -> StatefulLoader:
@@ -46,23 +45,21 @@ def loader_of(options: Namespace, cells: Cells) -> StatefulLoader:
 def _sampler(options: Namespace, cells: Cells, position: Position, identity: Identity) -> DistributedSampler:
     mask = cells.mask(options.mask, options.where)
     if mask is None:
-        text = str(identity["mask"])
-        if not _RANGES.fullmatch(text):
-            raise CommandError(f"the state has only a digest of its mask, {text}: name its rows by --mask or --where")
-        bounds = [part.split(":") for part in text.split(", ")]
-        mask = [slice(int(start), int(stop) if stop else None) for start, stop in bounds]
+        rows = identity["rows"]
+        if not isinstance(rows, list):
+            raise CommandError(f"the state has only a digest of its mask, {rows}: name its rows by --mask or --where")
+        mask = [slice(start, stop) for start, stop in rows]
     sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
     n_lanes = position.segments[-1].n_lanes
     ranks = options.ranks or n_lanes
-    sharding = _made(identity["sharding"], {**_kinds(_SHARDINGS), "Independent": Independent}, options.sharding, {})
     return DistributedSampler(
-        _made(identity["sampler"], _kinds(_SAMPLERS), options.sampler, sizes),
+        _made(identity["sampler"], _SAMPLERS.get(options.sampler), sizes),
         dist_info=Rank(0, ranks),
-        remainder=options.remainder or identity["remainder"],  # type: ignore[arg-type]  # checked there
-        sharding=sharding,
+        remainder=options.remainder or identity["remainder"],
+        sharding=_made(identity["sharding"], _SHARDINGS.get(options.sharding), {}),
         seed=_seed(options, identity),
         virtual_ranks=options.virtual_ranks or (None if ranks == n_lanes else n_lanes),
-        align=identity["align"],  # type: ignore[arg-type]  # checked there
+        align=identity["align"],
         mask=mask,
     )
 
@@ -72,23 +69,15 @@ def _seed(options: Namespace, identity: Identity) -> int:
     return next((seed for seed in (options.seed, identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
 
 
-def _kinds(named: dict[str, Any]) -> dict[str, Any]:
-    return {kind.__name__: kind for kind in named.values()}
-
-
-def _made(text: object, kinds: dict[str, Any], name: str | None, given: dict[str, Any]) -> Any:  # noqa: ANN401 of any kind
-    """Return what a state has as a text, such as ``Shuffled(block_size=64)``, with the settings that are given."""
-    try:
-        call: Any = ast.parse(str(text), mode="eval").body
-        kind = kinds[call.func.id]
-        settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (AttributeError, KeyError, SyntaxError, ValueError):
+def _made(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401 of any kind
+    """Return what a state describes, or the same of another class, with settings that options change."""
+    kind = kind or _CLASSES.get(described["type"])
+    if kind is None:
         raise CommandError(
-            f"the state is of {text}, which can't be made from it: ask sampler.rows_of or loader.cells_of, in the "
-            "script that makes that object"
-        ) from None
-    kind = kind if name is None else (_SAMPLERS | _SHARDINGS)[name]
-    settings |= {name: value for name, value in given.items() if value is not None}
+            f"the state is of {described['type']}, which can't be made from it: ask sampler.rows_of or "
+            "loader.cells_of, in the script that makes that object"
+        )
+    settings = described | {name: value for name, value in options.items() if value is not None}
     return kind(**{name: value for name, value in settings.items() if name in inspect.signature(kind).parameters})
 
 

@@ -6,6 +6,7 @@ annbatch has no public way to most of them. tests/loader/test_inside.py fails if
 from __future__ import annotations
 
 import copy
+import json
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,14 @@ from annbatch.utils import CSRContainer
 from zarr import Array, AsyncArray
 
 from annbatch_distributed.rows import Int64Array
-from annbatch_distributed.state import bounded
+from annbatch_distributed.state import digest_of, listed
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+#: Number of names of each dataset that its digest is made of.
+_NAMES = 300
 _OPTIONS = "return_index", "preload_to_gpu", "to"
 #: What a loader holds beside its data sets, or what will hold them in later versions.
 _ITS_OWN = {"_batch_sampler", "_num_open_iters", *(f"_{name}" for name in _OPTIONS)}
@@ -43,21 +46,20 @@ def obs_of(loader: Loader[Any, Any]) -> list[pd.DataFrame]:
     return loader._obs or []
 
 
-def data_sets_of(loader: Loader[Any, Any]) -> str | None:
-    """Return a text that tells the data sets of a loader apart by their shapes and order; None if it has none yet."""
-    shapes = ["x".join(map(str, shape)) for shape in shapes_of(loader)]
-    return bounded(", ".join(shapes)) if shapes else None
+def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | None) -> dict[str, Any]:
+    """Return what tells the cells of a loader from others, as JSON: shapes of datasets, and a digest of their names.
 
-
-def described(loader: Loader[Any, Any]) -> dict[str, int | str]:
-    """Return what must be the same of the data sets of all ranks, by name."""
-    shapes = shapes_of(loader)
-    rows = bounded(", ".join(str(n_rows) for n_rows, *_ in shapes))
-    return {
-        "data sets": len(shapes),
-        "rows of each data set": rows or "none",
-        "n_var": shapes[0][1] if shapes else 0,
-    }
+    ``names`` are the names of the cells of each dataset, of which the digest is of some at even distances. Values are
+    None if there are no datasets yet, or names aren't known.
+    """
+    shapes = [list(shape) for shape in shapes_of(loader)]
+    cells = None
+    if shapes and names is not None:
+        # the first and the last name of each dataset, and some hundreds between
+        places = [np.unique(np.linspace(0, len(own) - 1, _NAMES, dtype=np.int64)) for own in names if len(own)]
+        some = [[str(name) for name in own[at]] for own, at in zip(filter(len, names), places, strict=True)]
+        cells = digest_of(json.dumps(some))
+    return {"datasets": listed(shapes) if shapes else None, "cells": cells}
 
 
 def data_in(loader: Loader[Any, Any]) -> list[Any]:

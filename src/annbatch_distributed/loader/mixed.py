@@ -25,7 +25,6 @@ import pandas as pd
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Timeout
 from annbatch_distributed.checks.agreement import Reading
-from annbatch_distributed.loader._annbatch import described
 from annbatch_distributed.loader.ahead import threads
 from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter, training_on
 from annbatch_distributed.ranks import Membership
@@ -387,13 +386,13 @@ class MixedLoader:
     def _description(self, name: str, place: Membership) -> Description:
         self._check()
         source = self._sources[name]
-        mine: dict[str, int | str] = {
+        mine: dict[str, Any] = {
             "mixture": str(self._turns),
             "sources": ", ".join(self._names),
             "step": self._step,
         }
         mine |= {"steps": "until " + str(self._until) if self._n_steps is None else self._n_steps, "source": name}
-        return source.sampler.describe(place, source.n_obs, described(source) | mine)
+        return source.sampler.describe(place, source.n_obs, source._collection | mine)
 
     def check_epoch_read(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> str:
         """Check that all ranks together have read what was planned in the epochs of sources that have ended.

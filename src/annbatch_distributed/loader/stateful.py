@@ -43,9 +43,8 @@ from annbatch_distributed.loader._annbatch import (
     arrays_in,
     batches_of,
     check_layout,
+    collection_of,
     data_in,
-    data_sets_of,
-    described,
     has_room_for_pointers,
     iterated,
     obs_of,
@@ -442,9 +441,14 @@ class StatefulLoader(Loader[Any, Any]):
         numbers = range(len(shapes_of(self)))
         return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
 
+    @property
+    def _collection(self) -> dict[str, Any]:
+        """What tells the cells of this loader from others."""
+        return collection_of(self, self._cells)
+
     def _check_cells(self) -> None:
         """Raise if a state is of other datasets, or the mask was made for cells in another order."""
-        self._sampler.check_cells(self._cells, data_sets_of(self))
+        self._sampler.check_cells(self._cells, self._collection)
 
     # Epochs
 
@@ -759,7 +763,7 @@ class StatefulLoader(Loader[Any, Any]):
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
         elif (last := self._own_pass()) is not None:
             batches_done = last.position.done + self._steps.n_done
-        return self._sampler.state_at(batches_done, {"data sets": data_sets_of(self)})
+        return self._sampler.state_at(batches_done, self._collection)
 
     def _own_pass(self, *, is_by_workers: bool = False) -> Pass | None:
         """Return the pass that was begun last, if this loader knows how far it is; None if none was begun."""
@@ -782,7 +786,7 @@ class StatefulLoader(Loader[Any, Any]):
         lightning = _lightning()
         explained = nullcontext() if lightning is None else lightning.errors_explained(self._sampler.framework_object)
         with explained:
-            self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, data_sets=data_sets_of(self))
+            self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
     # Checks
 
@@ -796,7 +800,7 @@ class StatefulLoader(Loader[Any, Any]):
     def _description(self, place: Membership) -> Description:
         """Return what this process says of its sampler and its datasets."""
         self._sampler.check_cells(self._cells)
-        return self._sampler.describe(place, self.n_obs, described(self))
+        return self._sampler.describe(place, self.n_obs, self._collection)
 
     def check_epoch_read(
         self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
