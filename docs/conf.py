@@ -118,6 +118,13 @@ autosummary_context = {
             "check_ranks_agree",
             "check_epoch_read",
         ],
+        "annbatch_distributed.loader.Sizes": [
+            "chunk_size",
+            "preload_nchunks",
+            "batch_size",
+            "n_dropped",
+            "bytes_in_memory",
+        ],
         "annbatch_distributed.Shuffled": ["block_size"],
         "annbatch_distributed.Contiguous": [],
         "annbatch_distributed.Independent": [],

@@ -82,7 +82,7 @@ def test_the_public_names_are_these() -> None:
         "StatefulLoader",
         "Tally",
     ]
-    assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks", "sizes"]
+    assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks", "suggest_sizes"]
     assert set(annbatch_distributed.__all__) <= set(dir(annbatch_distributed))
     for name in annbatch_distributed.__all__:
         assert getattr(annbatch_distributed, name).__name__ == name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from annbatch_distributed.checks.agreement import Tally
-    from annbatch_distributed.loader import MixedLoader, StatefulLoader, sizes
+    from annbatch_distributed.loader import MixedLoader, StatefulLoader, suggest_sizes
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
     from annbatch_distributed.rows import Rows
@@ -34,11 +34,11 @@ __all__ = [
     "Tally",
     "deferred",
     "mesh_ranks",
-    "sizes",
+    "suggest_sizes",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("MixedLoader", "StatefulLoader", "sizes"), "loader"),
+    **dict.fromkeys(("MixedLoader", "StatefulLoader", "suggest_sizes"), "loader"),
     **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
     **dict.fromkeys(("Contiguous", "Independent", "Shuffled"), "sharding"),
     "DistributedSampler": "sampler",

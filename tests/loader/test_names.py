@@ -11,7 +11,7 @@ import pytest
 from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
@@ -186,13 +186,6 @@ def test_labels_of_a_composition_are_compared_by_name(shuffled: DatasetCollectio
         plan.composition(obs["donor"].sort_values())
     with pytest.raises(ValueError, match="A Series as labels must have the rows of the collection in their order"):
         plan.composition(obs["donor"].reset_index(drop=True).iloc[::-1])
-
-
-def test_sizes_compares_the_names_of_a_mask_with_those_of_the_collection(shuffled: DatasetCollection) -> None:
-    obs = shuffled.obs()
-    assert sizes(shuffled, 2, mask=obs["donor"] == "d1", batch_size=5).n_lost == 0
-    with pytest.raises(ValueError, match="in another order"):
-        sizes(shuffled, 2, mask=in_order_of_files(obs), batch_size=4)
 
 
 def test_rows_have_no_names_and_take_none() -> None:

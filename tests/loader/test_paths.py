@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, sizes
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, suggest_sizes
 from annbatch_distributed.loader._annbatch import n_rows_of
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def test_cells_that_lie_column_by_column_are_refused_whoever_asks(by_columns: Pa
         lambda: given.add_adatas([ad.AnnData(in_memory)]),
         lambda: given.add_dataset(in_memory),
         lambda: given.add_datasets([ad.io.sparse_dataset(group["X"])]),
-        lambda: sizes(collection, 2),
+        lambda: suggest_sizes(collection, 2),
         lambda: n_rows_of(group["X"], "X"),
     ]
     for ask in asks:

@@ -55,7 +55,7 @@ from annbatch_distributed.loader._annbatch import (
     take_data_of,
 )
 from annbatch_distributed.loader.ahead import ahead
-from annbatch_distributed.loader.sizing import sizes_for_batches
+from annbatch_distributed.loader.sizes import suggest_sizes
 from annbatch_distributed.masks import AnyMask
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
@@ -231,8 +231,8 @@ class StatefulLoader(Loader[Any, Any]):
     ) -> Self:
         """Make one that reads a collection, each cell once in an epoch, with sizes that fit into memory.
 
-        Its sampler is a :class:`DistributedSampler` around annbatch's ``RandomSampler``. :func:`sizes` says how chunks
-        and load requests are chosen; they are the same on any number of ranks.
+        Its sampler is a :class:`DistributedSampler` around annbatch's ``RandomSampler``. :func:`suggest_sizes`
+        chooses chunks and load requests, the same on any number of ranks.
 
         Parameters
         ----------
@@ -263,7 +263,7 @@ class StatefulLoader(Loader[Any, Any]):
         Raises
         ------
         TypeError, ValueError
-            As for :class:`DistributedSampler`, :func:`sizes` and ``use_collection``.
+            As for :class:`DistributedSampler`, :func:`suggest_sizes` and ``use_collection``.
 
         Examples
         --------
@@ -287,15 +287,15 @@ class StatefulLoader(Loader[Any, Any]):
         kind = RandomSampler if shuffle else SequentialSampler
         if not {"remainder", "enforce_equal_batches"} & {*of_sampler}:
             of_sampler["remainder"] = "exact"
-        sizes = sizes_for_batches(
+        sizes = suggest_sizes(
             collection,
-            batch_size,
             mask=mask,
             memory=memory // (of_sampler.get("virtual_ranks") or 1),  # a rank may run all of them
+            batch_size=batch_size,
             read_ahead=read_ahead,
             read_through=of_sampler.get("read_through", LONGEST_HOLE),
         )
-        sampler = DistributedSampler(kind(*sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
+        sampler = DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
         options = {"preload_to_gpu": False} | options
         made = cls(batch_sampler=sampler, read_ahead=read_ahead, **options)
         return made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))

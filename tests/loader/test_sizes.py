@@ -1,0 +1,134 @@
+"""Suggested sizes: they fit into memory, and annbatch's samplers take them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank, suggest_sizes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@given(
+    n_rows=st.integers(100, 10**6),
+    world_size=st.integers(1, 9),
+    row_bytes=st.integers(1, 100_000),
+    store_chunk=st.integers(1, 300),
+    memory=st.integers(10**6, 10**10),
+    batch_size=st.integers(1, 2_000),
+    read_ahead=st.integers(0, 2),
+)
+def test_sizes_fit_into_memory_and_hold_whole_chunks_and_batches(
+    n_rows: int, world_size: int, row_bytes: int, store_chunk: int, memory: int, batch_size: int, read_ahead: int
+) -> None:
+    options: dict[str, Any] = {"row_bytes": row_bytes, "store_chunk": store_chunk, "memory": memory}
+    options |= {"batch_size": batch_size, "read_ahead": read_ahead}
+    bytes_held = row_bytes * (2.5 + 1.5 * read_ahead)
+    if batch_size * bytes_held > memory:
+        with pytest.raises(ValueError, match="A load request of one batch"):
+            suggest_sizes(n_rows, world_size, **options)
+        return
+    sizes = suggest_sizes(n_rows, world_size, **options)
+    n_request = sizes.chunk_size * sizes.preload_nchunks
+    assert sizes.bytes_in_memory == pytest.approx(n_request * bytes_held, abs=1)
+    assert sizes.bytes_in_memory <= memory
+    assert sizes.batch_size == batch_size
+    least_rows = math.lcm(store_chunk, batch_size)
+    if least_rows * bytes_held <= memory:
+        assert sizes.chunk_size % store_chunk == 0
+    # one more step of whole chunks and whole batches would not fit, or would be more than a rank has
+    step = math.lcm(sizes.chunk_size, batch_size)
+    assert (n_request + step) * bytes_held > memory or n_request + step > n_rows // world_size
+    sampler = DistributedSampler(RandomSampler(**sizes), dist_info=Rank(0, world_size))
+    assert sizes.n_dropped == n_rows % (world_size * batch_size)
+    if n_rows >= world_size * batch_size:
+        assert sampler.plan(n_rows).n_lost == sizes.n_dropped
+
+
+def test_sizes_are_a_mapping_of_the_arguments_of_a_sampler() -> None:
+    sizes = suggest_sizes(10_000, 2, row_bytes=1_000, batch_size=128)
+    assert {**sizes} == {"chunk_size": 128, "preload_nchunks": 39, "batch_size": 128}
+    assert len(sizes) == 3
+    assert "n_dropped" not in sizes
+    assert suggest_sizes(10_000, row_bytes=1_000) == suggest_sizes(10_000, 1, row_bytes=1_000)
+
+
+def test_more_memory_makes_larger_chunks_and_more_of_them() -> None:
+    small, large = (suggest_sizes(10**7, 8, row_bytes=8_000, memory=memory) for memory in (1 << 28, 1 << 32))
+    assert small.chunk_size < large.chunk_size <= 512
+    assert small.preload_nchunks >= 32
+    assert small.chunk_size * small.preload_nchunks * 10 < large.chunk_size * large.preload_nchunks
+
+
+def test_chunks_are_cut_if_whole_ones_and_whole_batches_do_not_fit() -> None:
+    options: dict[str, Any] = {"row_bytes": 100, "store_chunk": 64, "batch_size": 96, "read_ahead": 0}
+    assert suggest_sizes(10_000, memory=192 * 250, **options)["chunk_size"] == 64
+    assert {**suggest_sizes(10_000, memory=191 * 250, **options)} == {
+        "chunk_size": 32,
+        "preload_nchunks": 3,
+        "batch_size": 96,
+    }
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_collection_says_its_rows_their_bytes_and_its_chunks(kind: str, tmp_path: Path) -> None:
+    cells: Any = np.ones((5_000, 30), dtype=np.float32)
+    if kind == "sparse":
+        cells = sp.random(5_000, 100, density=0.1, format="csr", dtype=np.float32, random_state=0)
+    ad.AnnData(cells).write_h5ad(tmp_path / "cells.h5ad")
+    collection = DatasetCollection(tmp_path / "cells.zarr", mode="w")
+    collection.add_adatas([tmp_path / "cells.h5ad"], n_obs_per_chunk=40)
+    options: dict[str, Any] = {"batch_size": 64, "memory": 10**7}
+    row_bytes = 30 * 4 if kind == "dense" else 10 * (4 + 4)
+    expected = suggest_sizes(5_000, 2, row_bytes=row_bytes, store_chunk=40, **options)
+    assert suggest_sizes(collection, 2, **options) == expected
+    # what is passed counts, and not what the collection has
+    assert suggest_sizes(collection, 2, row_bytes=50 * row_bytes, **options) == suggest_sizes(
+        5_000, 2, row_bytes=50 * row_bytes, store_chunk=40, **options
+    )
+    assert suggest_sizes(collection, 2, store_chunk=50, **options).chunk_size % 50 == 0
+
+
+@pytest.mark.parametrize("part", [0.05, 0.5, 0.95, slice(10_000, 90_000), [slice(0, 20_000), slice(80_000, None)]])
+def test_under_a_mask_what_is_read_fits_too(part: float | slice | list[slice]) -> None:
+    mask = np.random.default_rng(0).random(100_000) < part if isinstance(part, float) else part
+    sizes = suggest_sizes(100_000, 2, row_bytes=200, memory=10**7, mask=mask, batch_size=64)
+    distributed = DistributedSampler(RandomSampler(**sizes), dist_info=Rank(0, 2), mask=mask, seed=0)
+    n_read = [sum(rows.stop - rows.start for rows in request["requests"]) for request in distributed.sample(100_000)]
+    assert 0.7 * sizes.bytes_in_memory < 4 * 200 * max(n_read) < 1.1 * sizes.bytes_in_memory
+    assert sizes.bytes_in_memory <= 10**7
+    assert distributed.plan(100_000).n_lost == sizes.n_dropped
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, TypeError, "or a number of rows with row_bytes, got 1000"),
+        ({"row_bytes": 0}, ValueError, "row_bytes must be more than 0, got 0"),
+        ({"row_bytes": 10, "world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
+        ({"row_bytes": 10, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"row_bytes": 10, "read_ahead": -1}, ValueError, "read_ahead must be at least 0, got -1"),
+        (
+            {"row_bytes": 10**6, "memory": 10**8},
+            ValueError,
+            "A load request of one batch, 256 rows, takes up to 1,024.00 MB, more than memory=100.00 MB. Pass more",
+        ),
+        ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
+        ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),
+        ({"row_bytes": 10, "mask": slice(0, 1_001)}, ValueError, "mask"),
+    ],
+)
+def test_invalid_arguments_of_suggest_sizes_raise(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        suggest_sizes(1_000, **options)
