@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
 from importlib.metadata import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sphinx.util.logging import getLogger
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -214,8 +218,19 @@ def _made_elsewhere(
     return ("", "") if name in _GIVEN else None
 
 
+def _check_drawing(app: Sphinx) -> None:
+    """Warn if the drawing of the glossary isn't what its script draws."""
+    folder = Path(app.srcdir)
+    drawn = runpy.run_path(str(folder / "terms.py"))["drawing"]()
+    if (folder / "_static" / "terms.svg").read_text() != drawn:
+        getLogger(__name__).warning(
+            "_static/terms.svg isn't what terms.py draws. Run python docs/terms.py."
+        )
+
+
 def setup(app: Sphinx) -> None:
-    """Step in before and after napoleon, whose priority is 500."""
+    """Check the drawing, and step in before and after napoleon, whose priority is 500."""
+    app.connect("builder-inited", _check_drawing)
     app.connect("autodoc-process-docstring", _set_aside, priority=400)
     app.connect("autodoc-process-docstring", _bring_back, priority=600)
     app.connect("autodoc-process-signature", _made_elsewhere, priority=400)
