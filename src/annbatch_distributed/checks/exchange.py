@@ -161,14 +161,23 @@ def listed(kind: Kind, numbers: Sequence[int]) -> str:
     return f"{plural} {', '.join(others)} and {last}" if others else f"{kind if len(numbers) == 1 else plural} {last}"
 
 
-def _meet(text: str, number: int, numbers: Sequence[int], store: Store, seconds: float) -> dict[int, str]:
-    """Have the process with a number meet those with some ascending numbers."""
+def _meet(
+    text: str,
+    number: int,
+    numbers: Sequence[int],
+    store: Store,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[int, str]:
+    """Return the strings of all processes with some ascending numbers, once all have called this."""
     # other processes, or some of these with others, meet elsewhere in the same store
     place = f"annbatch_distributed/{blake2b(repr(numbers).encode(), digest_size=8).hexdigest()}"
     place = f"{place}/{store.add(f'{place}/calls/{number}', 1)}"
     try:
         store.compare_set(f"{place}/said/{number}", "", text)
-        outcome = _outcome(place, number, numbers, store, seconds)
+        outcome = _outcome(place, number, numbers, store, seconds, clock, sleep)
     except BaseException as error:
         failed = f"The ranks can't be checked: process {number} has failed meanwhile with {error!r}"
         with suppress(Exception):  # whatever it is, it is raised here; the others hear of it if they can
@@ -177,19 +186,27 @@ def _meet(text: str, number: int, numbers: Sequence[int], store: Store, seconds:
         raise
     store.compare_set(f"{place}/heard/{number}", "", "yes")
     if number == numbers[0]:
-        _clear(place, numbers, store)
+        _clear(place, numbers, store, clock, sleep)
     decided: str | list[str] = json.loads(outcome)
     if isinstance(decided, str):
         raise TimeoutError(decided)
     return dict(zip(numbers, decided, strict=True))
 
 
-def _outcome(place: str, number: int, numbers: Sequence[int], store: Store, seconds: float) -> str:
+def _outcome(
+    place: str,
+    number: int,
+    numbers: Sequence[int],
+    store: Store,
+    seconds: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> str:
     """Return the outcome, once there is one."""
-    deadline, pause = time.monotonic() + seconds, 0.002
+    deadline, pause = clock() + seconds, 0.002
     said: dict[int, str] = {}
     while (outcome := _read(store, f"{place}/outcome")) is None:
-        is_late = time.monotonic() > deadline
+        is_late = clock() > deadline
         if number == numbers[0] or is_late:
             for other in numbers:
                 if other not in said and (text := _read(store, f"{place}/said/{other}")) is not None:
@@ -198,7 +215,7 @@ def _outcome(place: str, number: int, numbers: Sequence[int], store: Store, seco
             if is_late or not missing:
                 decided = _missing(missing, len(numbers), seconds) if missing else [said[other] for other in numbers]
                 store.compare_set(f"{place}/outcome", "", json.dumps(decided))
-        time.sleep(pause)
+        sleep(pause)
         pause = min(2 * pause, 0.2)
     return outcome
 
@@ -216,13 +233,15 @@ def _read(store: Store, key: str) -> str | None:
     return store.get(key).decode() if store.check([key]) else None
 
 
-def _clear(place: str, numbers: Sequence[int], store: Store) -> None:
+def _clear(
+    place: str, numbers: Sequence[int], store: Store, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> None:
     """Wait until all that have come have heard the outcome, and delete what nobody needs any more."""
-    deadline = time.monotonic() + _GRACE
+    deadline = clock() + _GRACE
     came = waiting = [number for number in numbers if store.check([f"{place}/said/{number}"])]
-    while waiting and time.monotonic() < deadline:
+    while waiting and clock() < deadline:
         waiting = [number for number in waiting if not store.check([f"{place}/heard/{number}"])]
-        time.sleep(0.01)
+        sleep(0.01)
     for number in came:
         store.delete_key(f"{place}/said/{number}")
         store.delete_key(f"{place}/heard/{number}")
