@@ -114,7 +114,6 @@ autosummary_context = {
             "next_epoch",
             "plan",
             "cells_of",
-            "leave_out",
             "step_done",
             "state_dict",
             "load_state_dict",

@@ -102,9 +102,10 @@ def test_what_is_set_and_loaded_reaches_workers_that_persist_however_they_are_st
 def test_a_plain_dataloader_reads_the_epoch_that_is_set() -> None:
     """annbatch's own Loader in torch's DataLoader has the epoch that is set before each iteration."""
     made = annbatchs(sharding="shuffled")
+    sampler: Any = made.batch_sampler
     collected = torchs(made)
     for epoch in (0, 3, 1):
-        made.batch_sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
         alone = loader(sharding="shuffled")
         alone.set_epoch(epoch)
         assert sorted(rows(collected)) == sorted(rows(alone))

@@ -27,7 +27,8 @@ def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cells, "bad.zarr")
     zarr.open_array("bad.zarr/dataset_0/X/data", mode="r+")[100_000] = np.nan
-    script, resume = re.findall(r"```\{code-block\} python\n(?::caption: [^\n]*\n\n)?(.*?)```", PAGE, re.DOTALL)
+    (script,) = re.findall(r"```\{code-block\} python\n(?::caption: [^\n]*\n\n)?(.*?)```", PAGE, re.DOTALL)
+    (diff,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     error, verdict = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     script = f"import os; os.chdir({str(tmp_path)!r})\n{script}"
     (tmp_path / "train.py").write_text(script)
@@ -43,6 +44,15 @@ def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
         assert printed.startswith(lines)
         assert rest or printed == lines
 
-    (tmp_path / "train.py").write_text(script.replace("loader.set_epoch(3)\n", resume))
+    (tmp_path / "train.py").write_text(applied(diff, script))
     done = run(*forked_ranks(tmp_path / "train.py", ranks=2))
     assert all(verdict.strip() in process.stdout for process in done)
+
+
+def applied(diff: str, script: str) -> str:
+    """A script after a diff in which every line that stays or goes is followed by the lines in its place."""
+    for old, new in re.findall(r"^[- ](.*\n)((?:^\+.*\n)*)", diff, re.MULTILINE):
+        assert script.count(old) == 1
+        kept = old if f"\n {old}" in f"\n{diff}" else ""
+        script = script.replace(old, kept + re.sub(r"^\+", "", new, flags=re.MULTILINE))
+    return script
