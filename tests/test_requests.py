@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.stream import LONGEST_HOLE, Request, bounds_of, concatenated, rows_of
+from annbatch_distributed.rows import expand, runs
+from annbatch_distributed.stream import LONGEST_HOLE, Request, concatenated
 from tests.samplers import batches, flat, repeats
 
 
@@ -33,6 +34,13 @@ def delivered(request: Request) -> list[tuple[list[int], list[bool]]]:
 
 def gaps(request: Request) -> Any:
     return request.starts[1:] - request.stops[:-1]
+
+
+@given(requests())
+def test_rows_at_positions_are_those_of_the_request(request_: Request) -> None:
+    """Rows are found without writing out every row of a request."""
+    for split in request_.splits:
+        assert request_.rows_at(split).tolist() == request_.rows()[split].tolist()
 
 
 @given(requests(), st.integers(1, 70))
@@ -71,8 +79,8 @@ def test_requests_are_joined_batch_by_batch(several: list[Request]) -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=12))
 def test_rows_and_their_ranges_are_the_same_rows(rows: list[int]) -> None:
-    starts, stops = bounds_of(np.array(rows, dtype=np.uint8))
-    assert rows_of(starts, stops).tolist() == rows
+    starts, stops = runs(np.array(rows, dtype=np.uint8))
+    assert expand(starts, stops).tolist() == rows
     assert (starts[1:] != stops[:-1]).all()
 
 

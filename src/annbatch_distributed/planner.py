@@ -20,10 +20,10 @@ import numpy.typing as npt
 from annbatch_distributed.config import Config
 from annbatch_distributed.lanes import Lane, Segment, SharedStep, each_segment
 from annbatch_distributed.plan import Classes, Counts, EpochPlan, count
-from annbatch_distributed.rows import Int64Array, Rows, integers
+from annbatch_distributed.rows import Int64Array, Rows, integers, runs
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, ordered
 from annbatch_distributed.state import MOST_SEGMENTS, Position
-from annbatch_distributed.stream import Pass, bounds_of
+from annbatch_distributed.stream import Pass
 from annbatch_distributed.wrapped import n_draws, needs_global_rows, rows_per_request
 
 #: Some steps: one, those of a slice, or several.
@@ -53,7 +53,7 @@ def rows_at(
     """
     batches = sorted(_batches_at(steps, segments), key=lambda batch: batch[:2])
     numbers = np.unique([what.number for *_, what in batches]).astype(np.int64)
-    starts, stops = bounds_of(numbers)
+    starts, stops = runs(numbers)
     # all in one go, so that each stream is run once
     rows = dict(zip(numbers.tolist(), run(Lane(tuple(map(range, starts.tolist(), stops.tolist())))), strict=True))
     for step, lane, n_lanes, what in batches:

@@ -172,9 +172,7 @@ class Rows:
             raise ValueError(f"Rows count from 0, the front of the collection, got {listed.min()}.")
         if listed.size and listed.max() >= BOUND - 1:  # behind it there must be room for a stop
             raise ValueError(f"Rows must be below 2**63 - 1, got {listed.max()}.")
-        first = np.flatnonzero(np.diff(listed, prepend=listed[:1] - 2) != 1)
-        starts = listed[first]
-        return cls.of_bounds(starts, starts + np.diff(first, append=len(listed)))
+        return cls.of_bounds(*runs(listed))
 
     @classmethod
     def where(cls, flags: npt.ArrayLike) -> Self:
@@ -268,7 +266,7 @@ class Rows:
         """Return the global rows in arrays of a bounded length, in order."""
         for start in range(0, len(self), _AT_ONCE):
             part = self.cut(start, min(start + _AT_ONCE, len(self)))
-            yield np.arange(len(part)) + np.repeat(part.stops - part._ends, part.stops - part.starts)
+            yield expand(part.starts, part.stops)
 
     def mixed_sum(self) -> int:
         """Return the :func:`mixed_sum` of these rows, which takes 10 to 15 ns for each."""
@@ -332,15 +330,6 @@ class Rows:
         """
         return Rows.of_bounds(np.maximum(self.starts, start), np.minimum(self.stops, stop))
 
-    def contains(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return for each of some global rows whether it is one of these, whose ranges must ascend.
-
-        >>> Rows((range(0, 3), range(10, 14))).contains(np.array([11, 3, 2])).tolist()
-        [True, False, True]
-        """
-        stops = np.append(self.stops, -1)  # of what lies before the first range
-        return rows < stops[np.searchsorted(self.starts, rows, side="right") - 1]
-
     def to_global(self, local: IntArray) -> Int64Array:
         """Return the global rows of an array of local rows, each within ``[0, len(self))``.
 
@@ -380,13 +369,41 @@ class Rows:
             )
         if len(self.starts) == 1:
             return starts + self.starts[0], stops + self.starts[0], given
+        # the first and the last range that each slice touches: (slices,)
         first, last = np.searchsorted(self._ends, [starts, stops - 1], side="right")
-        which, ranges = _repeated(first, last)
+        # a piece for each range that a slice touches: (pieces,). In the example, local 1:5 touches ranges 0 and 1,
+        # which end at 3 and 7: local 1:3 and 3:5, shifted by 0 and 7 to global 1:3 and 10:12
+        which, ranges = np.repeat(np.arange(len(first)), last + 1 - first), expand(first, last + 1)
         ends = self._ends[ranges]
         shifts = self.stops[ranges] - ends
         starts = np.maximum(starts[which] + shifts, self.starts[ranges])
         stops = np.minimum(stops[which], ends) + shifts
         return starts, stops, given[which]
+
+
+def expand(starts: Int64Array, stops: Int64Array) -> Int64Array:
+    """Return every integer of half-open ranges, in order.
+
+    >>> expand(np.array([4, 0]), np.array([7, 2]))
+    array([4, 5, 6, 0, 1])
+    """
+    lengths = stops - starts
+    # ranges 4:7 and 0:2 begin at places 0 and 3, so their integers are the places 0 1 2 3 4 plus 4 4 4 -3 -3
+    values: Int64Array = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    values += np.arange(len(values))  # in place, as there may be very many
+    return values
+
+
+def runs(numbers: IntArray) -> tuple[Int64Array, Int64Array]:
+    """Return the starts and stops of the ranges of consecutive integers, in order: the inverse of :func:`expand`.
+
+    >>> [bounds.tolist() for bounds in runs(np.array([4, 5, 6, 0, 1, 9]))]
+    [[4, 0, 9], [7, 2, 10]]
+    """
+    wide: Int64Array = numbers.astype(np.int64, copy=False)
+    # places 0, 3, 5 have another number than the one before plus 1; 3, 2 and 1 numbers lie between
+    first = np.flatnonzero(np.diff(wide, prepend=wide[:1] - 2) != 1)
+    return wide[first], wide[first] + np.diff(first, append=len(wide))
 
 
 def mixed_sum(rows: IntArray) -> int:
@@ -414,28 +431,19 @@ def _checked_ranges(ranges: object) -> list[range]:
     return [part for part in ranges if part]
 
 
-def _repeated(first: Int64Array, last: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """For each pair of a first and a last number, which pair it is, and each of the numbers."""
-    counts = last - first + 1
-    which = np.repeat(np.arange(len(first)), counts)
-    return which, np.arange(len(which)) + (first - (np.cumsum(counts) - counts))[which]
-
-
 def cut_at_multiples(rows: Rows, size: int) -> tuple[Int64Array, Int64Array]:
     """Return the starts and stops of rows whose ranges are cut at the multiples of a size.
 
     >>> cut_at_multiples(Rows((range(5, 13), range(20, 22))), 4)
     (array([ 5,  8, 12, 20]), array([ 8, 12, 13, 22]))
     """
-    first = rows.starts // size
-    counts = (rows.stops - 1) // size + 1 - first
-    ends = np.cumsum(counts)
-    # in place, as there may be very many
-    starts = np.repeat(first - (ends - counts), counts)
-    starts += np.arange(len(starts))
-    starts *= size
+    first, stop = rows.starts // size, (rows.stops - 1) // size + 1
+    # multiples below each part: 5:13 and 20:22 have parts from 4, 8, 12 and 20 on, and keep their own ends
+    starts = expand(first, stop)
+    starts *= size  # in place, as there may be very many
     stops = starts + size
-    starts[ends - counts], stops[ends - 1] = rows.starts, rows.stops
+    ends = np.cumsum(stop - first)
+    starts[ends - (stop - first)], stops[ends - 1] = rows.starts, rows.stops
     return starts, stops
 
 
@@ -451,10 +459,12 @@ def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:
     >>> whole_chunks_first(Rows((range(5, 30),)), 8, after=6)
     Rows(5:7, 8:24, 7:8, 24:30)
     """
+    # of 5:30 in chunks of 8, whole ones are 8:24; of 41:44 none are, and all of it is ragged: 44:44
     first, last = -(-rows.starts // size) * size, rows.stops // size * size
     first, last = np.where(first < last, [first, last], [rows.stops, rows.stops])
-    bounds = np.array([[rows.starts, last], [first, rows.stops]]).transpose(0, 2, 1).reshape(2, -1)
-    whole, ragged = Rows.of_bounds(first, last), Rows.of_bounds(*bounds)
+    # (2, ranges, 2): starts and stops of the part before and of the part after the whole chunks of each range
+    ragged_bounds = np.stack([[rows.starts, last], [first, rows.stops]]).transpose(0, 2, 1).reshape(2, -1)
+    whole, ragged = Rows.of_bounds(first, last), Rows.of_bounds(*ragged_bounds)
     n_before = -after % size if len(whole) else 0
     if n_before > len(ragged):
         whole, ragged = whole.cut(0, len(whole) - size), ragged + whole.cut(len(whole) - size, len(whole))

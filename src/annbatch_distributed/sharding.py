@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from annbatch_distributed.rows import Rows, cut_at_multiples, integer
+from annbatch_distributed.rows import Rows, cut_at_multiples, expand, integer
 
 #: Takes rows, and by name the epoch and the seed, and returns the same rows in another order. What it returns depends
 #: on these alone, so that every rank works out the same.
@@ -115,8 +115,8 @@ class Shuffled:
         else:  # the ranges of each block, one after the other
             first = np.flatnonzero(np.diff(starts // size, prepend=-1))
             order = rng.permutation(len(first))
-            lengths = np.diff(first, append=len(starts))[order]
-            order = np.arange(len(starts)) + np.repeat(first[order] - (np.cumsum(lengths) - lengths), lengths)
+            stop = np.append(first[1:], len(starts))
+            order = expand(first[order], stop[order])
         starts = starts[order]
         return Rows.of_bounds(starts, stops[order])
 

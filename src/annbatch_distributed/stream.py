@@ -43,7 +43,7 @@ from annbatch_distributed import wrapped
 from annbatch_distributed.lanes import Lane, Numbers, SharedStep
 from annbatch_distributed.plan import EpochPlan, Shard, prepared
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
-from annbatch_distributed.rows import Int64Array, integer
+from annbatch_distributed.rows import Int64Array, expand, integer, runs
 from annbatch_distributed.state import Position
 
 
@@ -91,7 +91,7 @@ class Request(NamedTuple):
 
     def rows(self) -> Int64Array:
         """Return every row that is read, in order."""
-        return rows_of(self.starts, self.stops)
+        return expand(self.starts, self.stops)
 
     def rows_at(self, positions: Split) -> Int64Array:
         """Return the rows at some positions, such as a split."""
@@ -104,7 +104,7 @@ class Request(NamedTuple):
     def narrowed(self, splits: Sequence[Split]) -> Request:
         """Return a load request with some batches of this one, or parts of them, that reads only the rows they need."""
         positions = np.unique(np.concatenate(splits))
-        starts, stops = bounds_of(self.rows()[positions])
+        starts, stops = runs(self.rows()[positions])
         are_repeats = None if self.are_repeats is None else self.are_repeats[positions]
         return Request(starts, stops, [np.searchsorted(positions, split) for split in splits], are_repeats, True)
 
@@ -116,18 +116,19 @@ class Request(NamedTuple):
         """
         if not are_read.any():
             return self
+        # Ranges 4:6, 9:12 and 30:31, of which the gap before 9 is read: stretches 4:12 and 30:31 of lengths 8 and 1.
         starts, stops = self.starts, self.stops
-        is_first = np.append(True, ~are_read & (starts[1:] != stops[:-1]))
-        lengths = stops - starts
+        is_first = np.append(True, ~are_read & (starts[1:] != stops[:-1]))  # 1 0 1
         stretch_starts, stretch_stops = starts[is_first], stops[np.append(is_first[1:], True)]
-        stretch_lengths = stretch_stops - stretch_starts
-        # where each range begins in what is read, and with that each of its rows
-        places = starts - (stretch_starts - (np.cumsum(stretch_lengths) - stretch_lengths))[np.cumsum(is_first) - 1]
-        places = np.repeat(places - (np.cumsum(lengths) - lengths), lengths)
-        places += np.arange(len(places))
+        lengths = stretch_stops - stretch_starts
+        # the places of the ranges in what is read: 4:6 at 0, 9:12 at 5, 30:31 at 8
+        shifts = stretch_starts - (np.cumsum(lengths) - lengths)
+        first = starts - shifts[np.cumsum(is_first) - 1]
+        # and of each of their rows, by which splits are translated: 0 1 5 6 7 8
+        places = expand(first, first + (stops - starts))
         are_repeats = self.are_repeats
         if are_repeats is not None:
-            are_repeats = np.zeros(stretch_lengths.sum(), dtype=np.bool_)
+            are_repeats = np.zeros(lengths.sum(), dtype=np.bool_)
             are_repeats[places] = self.are_repeats
         splits = [places[split] for split in self.splits]
         return Request(stretch_starts, stretch_stops, splits, are_repeats, self.is_narrowed)
@@ -162,25 +163,6 @@ def concatenated(requests: Sequence[Request]) -> Request:
         [np.concatenate(splits) for splits in zip(*moved, strict=True)],
         are_repeats,
     )
-
-
-def bounds_of(rows: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
-    """Return the starts and stops of the ranges of consecutive rows that some rows are, in order.
-
-    >>> [bounds.tolist() for bounds in bounds_of(np.array([4, 5, 6, 0, 1, 9]))]
-    [[4, 0, 9], [7, 2, 10]]
-    """
-    wide: Int64Array = rows.astype(np.int64, copy=False)
-    first = np.flatnonzero(np.append(True, np.diff(wide) != 1))[: len(wide)]
-    return wide[first], wide[first] + np.diff(first, append=len(rows))
-
-
-def rows_of(starts: Iterable[int], stops: Iterable[int]) -> Int64Array:
-    """Return every row of some half-open ranges, in order."""
-    starts, lengths = np.asarray(starts), np.asarray(stops) - starts
-    rows = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    rows += np.arange(len(rows))
-    return rows
 
 
 @dataclass(frozen=True)
@@ -260,9 +242,13 @@ class Stream:
         gaps = starts[1:] - stops[:-1]
         are_read = (gaps > 0) & (gaps <= longest_hole)
         if not request.is_narrowed:
-            # what lies between two chunks is in another one
+            # A gap between two chunks of the sampler is rows that another chunk reads: it stays out. A gap within a
+            # chunk (of global rows, where the shard has one), or between chunks that follow each other, is read.
+            # Chunks 0:4, 4:8, 20:24 follow each other as 1 0 -; pieces of chunks 0 0 1 2 have three gaps between
+            # them, of which the first is within chunk 0, the second between 0 and 1, and the third stays out.
             follows = np.append(request.starts[1:] == request.stops[:-1], False)
-            are_read &= (which[1:] == which[:-1]) | follows[which[:-1]]
+            is_within = which[1:] == which[:-1]
+            are_read &= is_within | follows[which[:-1]]
         return Request(starts, stops, request.splits, are_repeats, request.is_narrowed).read_through(are_read)
 
 
@@ -305,7 +291,7 @@ def _checked(given: object, sampler: Sampler, n_rows: int, rng: np.random.Genera
     # rows in any order are read in theirs
     places = np.empty(n_here, dtype=np.intp)
     places[order] = np.arange(n_here)
-    return Request(*bounds_of(starts[order]), [places[split] for split in splits], None, True)
+    return Request(*runs(starts[order]), [places[split] for split in splits], None, True)
 
 
 def _bounds(rows: object, expected: str) -> tuple[Int64Array, Int64Array]:

@@ -19,6 +19,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.loader import local
+from annbatch_distributed.rows import runs
 from tests.loader.test_inside import check_same
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _zarrs() -> Iterator[None]:
 def test_the_parts_of_chunks_are_the_rows_in_their_order_and_none_has_rows_of_two_chunks(
     rows: list[int], chunk_size: int
 ) -> None:
-    starts, stops = local.runs_of(np.array(rows))
+    starts, stops = runs(np.array(rows))
     # as few runs as there can be
     assert len(starts) == 1 + sum(after != before + 1 for before, after in pairwise(rows))
     found: list[int] = []

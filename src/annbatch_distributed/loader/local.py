@@ -33,7 +33,7 @@ from zarr import AsyncArray
 from zarr.storage import LocalStore
 
 from annbatch_distributed.loader._annbatch import room_for, stored_of
-from annbatch_distributed.rows import Int64Array
+from annbatch_distributed.rows import Int64Array, runs
 
 if TYPE_CHECKING:
     from annbatch import Loader
@@ -111,18 +111,8 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
 
 def _bounds_of(data_set: Stored, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the starts and stops of what is read of the arrays of a data set."""
-    starts, stops = runs_of(rows)
+    starts, stops = runs(rows)
     return (starts, stops) if data_set.indptr is None else (data_set.indptr[starts], data_set.indptr[stops])
-
-
-def runs_of(rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the starts and stops of runs of consecutive rows.
-
-    >>> [bounds.tolist() for bounds in runs_of(np.array([4, 5, 6, 0, 1, 9]))]
-    [[4, 0, 9], [7, 2, 10]]
-    """
-    last = np.flatnonzero(np.diff(rows) != 1)
-    return rows[np.append(0, last + 1)], rows[np.append(last, len(rows) - 1)] + 1
 
 
 def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[tuple[int, int, int, int]]:
