@@ -80,9 +80,8 @@ class Shard:
 class EpochPlan:
     """What every rank reads in one epoch; made by :meth:`DistributedSampler.plan`.
 
-    ``str(plan)`` is a small table, and what would lose fewer rows; in a notebook, each rank has a bar that shows where
-    its rows are.
-    :meth:`to_frame` and :meth:`plot` make a table of pandas' and a picture of it.
+    ``str(plan)`` is a small table, with what would lose fewer rows; notebooks show it, too. :meth:`to_frame` returns it as
+    a pandas table, and :meth:`plot` draws it.
 
     Examples
     --------
@@ -366,7 +365,7 @@ class EpochPlan:
     def plot(self, *others: EpochPlan) -> Figure:
         """Draw which rank reads which rows, where some are lost or repeated, and what the mask leaves out.
 
-        Rows of the collection lie along one axis; each rank has a line and a colour of its own.
+        Rows of the collection lie along one axis; each rank has a line and a color of its own.
 
         Parameters
         ----------
@@ -386,10 +385,10 @@ class EpochPlan:
         >>> picture = plan.plot()
         """
         try:
-            from annbatch_distributed.picture import Picture
+            from annbatch_distributed.picture import draw
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error}. Pictures need annbatch-distributed[plot].", name=error.name) from error
-        return Picture([self, *others])
+        return draw([self, *others])
 
     def __repr__(self) -> str:
         what = "rows" if self.n_draws is None else "samples drawn"

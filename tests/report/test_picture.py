@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 from annbatch_distributed import DistributedSampler, EpochPlan, Rank
-from annbatch_distributed.picture import Picture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,8 +86,25 @@ def test_a_picture_fits_on_a_page_and_can_be_written(tmp_path: Path) -> None:
     figure = made.plot()
     assert figure.get_size_inches()[1] < 9
     figure.savefig(tmp_path / "plan.svg")
-    assert isinstance(figure, Picture)
+    assert isinstance(figure, Figure)
+
+
+def test_a_notebook_shows_a_picture_without_pyplot() -> None:
+    """IPython shows what has _repr_png_; it has only text for a figure that pyplot didn't make."""
+    figure: Any = plans(300, 2)[0].plot()
     assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 20])
+def test_each_rank_has_a_color_of_its_own_between_the_ends_of_viridis(world_size: int) -> None:
+    (made,) = plans(1_000, world_size, mask=slice(100, 995))
+    outside, lanes, lost = (np.asarray(image.get_array()) for image in made.plot().axes[0].images)
+    colors = [tuple(lane[lane[:, 3] > 0][0, :3]) for lane in (*lanes, lost[0], outside[0])]
+    assert len({*colors}) == world_size + 2
+    viridis = colormaps["viridis"]
+    assert colors[0] == viridis(0.0)[:3]
+    if world_size > 1:
+        assert colors[world_size - 1] == viridis(0.8)[:3]
 
 
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
