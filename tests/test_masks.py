@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Rows
-from annbatch_distributed.masks import resolve_mask
+from annbatch_distributed.masks import open_ended, resolve_mask
 from tests.strategies import masks, selected
 
 N_OBS = 100
@@ -53,19 +53,18 @@ def test_masks_are_equal_as_json_if_they_select_equal_rows(one: list[bool], othe
 
 def test_mask_as_json_lists_ranges_or_digests_many() -> None:
     """Up to 16 ranges are listed; an end that is open is that of the collection, whether it is known or not."""
-    assert resolve_mask([slice(50, None), slice(0, 10)]).to_json() == [[0, 10], [50, None]]
-    assert resolve_mask([slice(50, 100), slice(0, 10)]).to_json(100) == [[0, 10], [50, None]]
-    assert resolve_mask([slice(50, 100), slice(0, 10)]).to_json(101) == [[0, 10], [50, 100]]
+    assert resolve_mask([slice(50, None), slice(0, 10)]).to_json() == {"ranges": [[0, 10], [50, None]]}
     numbers = np.arange(0, 34, 2)
-    assert resolve_mask(numbers[:16]).to_json()[-1] == [30, 31]
-    found: Any = resolve_mask(numbers).to_json()
-    assert found.keys() == {"length", "digest"}
-    assert found["length"] == 17
-    assert resolve_mask(numbers + 1).to_json() != found
-    assert resolve_mask(np.append(numbers, 33)).to_json() != found  # whose ranges start alike
-    ranges = [slice(row, row + 1) for row in numbers]
-    open_end = resolve_mask([*ranges, slice(50, None)]).to_json()
-    assert resolve_mask([*ranges, slice(50, 100)]).to_json(100) == open_end != resolve_mask(numbers).to_json()
+    assert resolve_mask(numbers[:16]).to_json()["ranges"][-1] == [30, 31]
+    found = resolve_mask(numbers).to_json()
+    assert found.keys() == {"n_ranges", "digest", "stop"}
+    assert (found["n_ranges"], found["stop"]) == (17, 33)
+    for others in (numbers + 1, np.append(numbers, 33), np.append(numbers[:-1], 31)):
+        assert resolve_mask(others).to_json() != found
+    for ranges in ([slice(0, 10)], [slice(row, row + 1) for row in numbers]):
+        closed, is_open = (resolve_mask([*ranges, slice(50, end)]).to_json() for end in (100, None))
+        assert open_ended(closed, 100) == open_ended(is_open, 100) == is_open != closed
+        assert open_ended(closed, 101) == closed
 
 
 @pytest.mark.parametrize(

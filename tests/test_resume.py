@@ -228,7 +228,7 @@ def test_a_sharding_counts_by_what_it_holds_and_not_by_its_repr() -> None:
     ("options", "named"),
     [
         ({"seed": 1}, ["root is ", "seed is 0 in the state and 1 here"]),
-        ({"mask": slice(0, 90)}, ["rows is '[[0, null]]' in the state and '[[0, 90]]' here"]),
+        ({"mask": slice(0, 90)}, ["rows.ranges is '[[0, null]]' in the state and '[[0, 90]]' here"]),
         ({"remainder": "exact"}, ["remainder is 'drop' in the state and 'exact' here"]),
         (
             {"sharding": "shuffled"},
@@ -285,8 +285,17 @@ def test_masks_that_select_the_same_rows_are_the_same_however_they_are_written(s
 def test_a_state_before_the_first_pass_doesn_t_know_its_rows_and_fits_all_of_a_loader_s() -> None:
     state = random().state_dict(batches_done=5)
     loader(mask=slice(0, N_OBS)).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"rows is '\[\[0, null\]\]' in the state and '\[\[0, 90\]\]' here"):
+    with pytest.raises(ValueError, match=r"rows.ranges is '\[\[0, null\]\]' in the state and '\[\[0, 90\]\]' here"):
         loader(mask=slice(0, 90)).load_state_dict(state)
+
+
+def test_a_state_before_the_first_pass_fits_a_mask_of_many_ranges() -> None:
+    """The end of such a mask is that of the collection, which the state doesn't know."""
+    mask = np.arange(N_OBS) % 3 != 1
+    state = random(mask=mask).state_dict(batches_done=0)
+    loader(mask=mask).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"rows\.digest is"):
+        loader(mask=np.arange(N_OBS) % 3 != 0).load_state_dict(state)
 
 
 def loader(**options: Any) -> StatefulLoader:
@@ -334,7 +343,7 @@ def of_epoch_3(segments: list[list[int]], **changes: Any) -> dict[str, Any]:
     """A state as a file would have it, of 96 rows."""
     identity = {
         "n_obs": N_OBS,
-        "rows": [[0, None]],
+        "rows": {"ranges": [[0, None]]},
         "remainder": "drop",
         "sharding": {"type": "Contiguous"},
         "seed": 0,
@@ -382,7 +391,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a batch that can't be shared out": (
         {"remainder": "exact", "mask": slice(0, 69), "virtual_ranks": 4},
-        of_epoch_3([[1, 1, 17]], identity={"remainder": "exact", "rows": [[0, 69]]}),
+        of_epoch_3([[1, 1, 17]], identity={"remainder": "exact", "rows": {"ranges": [[0, 69]]}}),
         r"1 would have to be shared out, some of 2 rows. Resume on a number of ranks that fits \(1\)",
     ),
     "as many changes as a state can hold": (
@@ -427,7 +436,7 @@ def test_a_loader_knows_its_rows_and_refuses_what_they_cannot_be_gone_on_with(st
 def test_the_last_change_that_a_state_can_hold_can_be_made_and_none_after_it() -> None:
     many = random(mask=slice(0, 2000))
     changes = [[3, 1, 1], [4, 1, 1]] * 49
-    state = of_epoch_3([*changes, [3, 1, 1]], identity={"n_obs": 2000, "rows": [[0, 2000]]})
+    state = of_epoch_3([*changes, [3, 1, 1]], identity={"n_obs": 2000, "rows": {"ranges": [[0, 2000]]}})
     many.load_state_dict(state)
     last = many.state_dict(batches_done=100)
     assert len(last["segments"]) == 100

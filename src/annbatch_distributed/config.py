@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -16,7 +15,7 @@ from annbatch.abc import Sampler
 from annbatch.samplers import DistributedSampler
 
 from annbatch_distributed.lanes import POLICIES, Remainder
-from annbatch_distributed.masks import AnyMask, Mask, resolve_mask
+from annbatch_distributed.masks import AnyMask, Mask, open_ended, resolve_mask
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sharding import Contiguous, Independent, Sharding, Shuffled, checked_sharding
 from annbatch_distributed.state import Identity
@@ -136,18 +135,12 @@ class Config:
         return {name: version for name, version in sorted(versions.items()) if isinstance(version, str)}
 
     @cached_property
-    def _rows(self) -> dict[int | None, Any]:
-        return {}
+    def _rows(self) -> dict[str, Any]:
+        return self.mask.to_json()  # which goes through all ranges of the mask
 
     def identity(self, n_obs: int | None) -> Identity:
         """Return what the rows of a collection and their order follow from, as JSON."""
-        if n_obs not in self._rows:  # which goes through all ranges of the mask
-            mask = self.mask
-            if n_obs is not None:
-                with suppress(ValueError):  # a mask that doesn't fit is an error of the plan
-                    mask = Mask(mask.window(n_obs))
-            self._rows[n_obs] = mask.to_json(n_obs)
-        return {**self._identity, "n_obs": n_obs, "rows": self._rows[n_obs]}
+        return {**self._identity, "n_obs": n_obs, "rows": open_ended(self._rows, n_obs)}
 
 
 def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:

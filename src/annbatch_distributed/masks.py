@@ -118,19 +118,18 @@ class Mask:
         ranges = zip(self.rows.starts[:most].tolist(), self.rows.stops[:most].tolist(), strict=True)
         return [slice(start, None if stop == _END else stop) for start, stop in ranges]
 
-    def to_json(self, n_obs: int | None = None) -> list[list[int | None]] | dict[str, Any]:
-        """Return what is equal for equal rows only: ranges ``[start, stop]`` if they are few, or else a digest.
+    def to_json(self) -> dict[str, Any]:
+        """Return what is equal for equal rows only: few ranges ``[start, stop]``, or a digest of many.
 
-        The stop is None where the collection ends, which has ``n_obs`` rows if that is known.
+        The last stop is told apart, as it is open (None) where the mask is.
         """
         starts, stops = self.rows.starts, self.rows.stops
-        if stops[-1] == n_obs:
-            stops = np.append(stops[:-1], _END)
-        if len(starts) > _LISTED:
-            digest = blake2b(starts.tobytes() + stops.tobytes(), digest_size=16).hexdigest()
-            return {"length": len(starts), "digest": digest}
-        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
-        return [[start, None if stop == _END else stop] for start, stop in ranges]
+        last = None if self.is_open else int(stops[-1])
+        if len(starts) <= _LISTED:
+            ranges = [*zip(starts.tolist(), [*stops[:-1].tolist(), last], strict=True)]
+            return {"ranges": [list(bounds) for bounds in ranges]}
+        digest = blake2b(starts.tobytes() + stops[:-1].tobytes(), digest_size=16).hexdigest()
+        return {"n_ranges": len(starts), "digest": digest, "stop": last}
 
     def in_short(self) -> str:
         """Return what it looks like, in a few words."""
@@ -159,6 +158,18 @@ class Mask:
 _LISTED = 16
 #: Selects all rows of any collection.
 ALL = Mask(Rows((range(_END),)))
+
+
+def open_ended(rows: dict[str, Any], n_obs: int | None) -> dict[str, Any]:
+    """Return the rows of a mask as JSON, with an open end if they end where a collection of ``n_obs`` rows does.
+
+    >>> open_ended({"ranges": [[0, 10], [50, 100]]}, 100)
+    {'ranges': [[0, 10], [50, None]]}
+    """
+    if rows.get("ranges"):
+        *ranges, (start, stop) = rows["ranges"]
+        return {"ranges": [*ranges, [start, None if stop == n_obs else stop]]}
+    return rows | {"stop": None if rows.get("stop") == n_obs else rows.get("stop")}
 
 
 def resolve_mask(mask: AnyMask, within: Mask = ALL) -> Mask:

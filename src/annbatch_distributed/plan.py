@@ -80,8 +80,8 @@ class Shard:
 class EpochPlan:
     """What every rank reads in one epoch; made by :meth:`DistributedSampler.plan`.
 
-    ``str(plan)`` is a small table, with what would lose fewer rows; notebooks show it, too. :meth:`to_frame` returns it as
-    a pandas table, and :meth:`plot` draws it.
+    ``str(plan)`` is a small table, with what would drop fewer rows; notebooks show it, too. :meth:`to_frame` returns
+    it as a pandas table, and :meth:`plot` draws it.
 
     Examples
     --------

@@ -28,7 +28,7 @@ from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
 from annbatch_distributed.config import Config, ShardingName, check_wrapped
 from annbatch_distributed.lanes import Lane, Remainder, Worker
-from annbatch_distributed.masks import AnyMask, check_names
+from annbatch_distributed.masks import AnyMask, check_names, open_ended
 from annbatch_distributed.plan import Classes, EpochPlan
 from annbatch_distributed.planner import Planner, StepSelection, check_segments, rows_at
 from annbatch_distributed.ranks import Deferred, DistInfo, Membership, member
@@ -779,11 +779,11 @@ class DistributedSampler(Sampler):
         self, saved: Identity, position: Position, n_obs: int | None, collection: Mapping[str, Any]
     ) -> None:
         """Raise if a state is of other arguments, or of another collection."""
-        n_saved, rows = saved.get("n_obs"), saved.get("rows")
+        n_saved = saved.get("n_obs")
         n_known = n_saved if isinstance(n_saved, int) else n_obs
         here = self._config.identity(n_known) | {"n_obs": self._n_obs, **collection}
-        if isinstance(rows, list) and rows and rows[-1][-1] == n_known:  # saved before that was known
-            saved = saved | {"rows": [*rows[:-1], [rows[-1][0], None]]}
+        if isinstance(saved.get("rows"), dict):  # it may have been saved before the number of rows was known
+            saved = saved | {"rows": open_ended(saved["rows"], n_known)}
         if not position.done or position.finished:  # there is no order to restore
             here |= {name: saved.get(name) for name in ("datasets", "cells", "root")}
         elif n_obs is not None:

@@ -206,8 +206,8 @@ def digest_of(text: str) -> str:
 def flat(identity: Identity, path: str = "") -> dict[str, Any]:
     """Return the values of an identity by their paths, lists as strings.
 
-    >>> flat({"seed": 0, "sampler": {"chunk_size": 64}, "rows": [[0, None]]})
-    {'seed': 0, 'sampler.chunk_size': 64, 'rows': '[[0, null]]'}
+    >>> flat({"seed": 0, "sampler": {"chunk_size": 64}, "rows": {"ranges": [[0, 9]]}})
+    {'seed': 0, 'sampler.chunk_size': 64, 'rows.ranges': '[[0, 9]]'}
     """
     values: dict[str, Any] = {}
     for name, value in identity.items():

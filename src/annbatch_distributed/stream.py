@@ -472,6 +472,13 @@ class Pass(Iterator[LoadRequest]):
         """Number of batches that this process yields in the pass."""
         return max(map(len, self.lanes))
 
+    def done_after(self, n_yielded: int) -> int:
+        """Return the number of batches of the epoch that are done once this process has yielded some.
+
+        Under ``"keep"`` a lane may have one batch less than others: when it has come to its end, so have the others.
+        """
+        return self.n_batches if n_yielded == self.n_due else self.position.done + n_yielded
+
     def batches(self) -> Iterator[Int64Array]:
         """Yield the rows of each batch, and read nothing."""
         for request in self._joined():

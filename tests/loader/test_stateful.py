@@ -417,6 +417,16 @@ def test_what_is_said_of_hundreds_of_data_sets_is_short_and_tells_their_orders_a
         of_sizes(*range(20, 418), 419, 418).load_state_dict(state)
 
 
+def test_ranks_have_equal_states_at_the_end_under_keep() -> None:
+    """A rank that has one batch less than others has come to the end of the epoch as they have."""
+    ranks = [loader(rank, remainder="keep", n_obs=97) for rank in range(2)]
+    counts = [len(rows(made)) for made in ranks]
+    assert counts == [12, 13]
+    states = [made.state_dict() for made in ranks]
+    assert states[0] == states[1]
+    assert states[0]["finished"]
+
+
 def named(names: Iterable[str], **options: Any) -> StatefulLoader:
     """A loader of cells with names."""
     made = empty(**{"remainder": "exact"} | options)

@@ -46,9 +46,9 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
     mask = cells.mask(options.mask, options.where)
     if mask is None:
         rows = identity["rows"]
-        if not isinstance(rows, list):
+        if "ranges" not in rows:
             raise CommandError(f"the state has only a digest of its mask, {rows}: name its rows by --mask or --where")
-        mask = [slice(start, stop) for start, stop in rows]
+        mask = [slice(start, stop) for start, stop in rows["ranges"]]
     sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
     n_lanes = position.segments[-1].n_lanes
     ranks = options.ranks or n_lanes

@@ -762,7 +762,7 @@ class StatefulLoader(Loader[Any, Any]):
         if batches_done is not None:
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
         elif (last := self._own_pass()) is not None:
-            batches_done = last.position.done + self._steps.n_done
+            batches_done = last.done_after(self._steps.n_done)
         return self._sampler.state_at(batches_done, self._collection)
 
     def _own_pass(self, *, is_by_workers: bool = False) -> Pass | None:
@@ -865,7 +865,8 @@ class _OneRequest(Sampler):
         self._sampler.validate(n_obs)
 
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
-        return iter([self.requests.pop(threading.get_ident()).to_annbatch()])
+        request = self.requests.pop(threading.get_ident())
+        return iter([{"requests": request.rows(), "splits": list(request.splits)}])
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)

@@ -236,7 +236,7 @@ class WorkerDataLoader(DataLoader[Any]):
             If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
         """
         last = self._own_pass()
-        done = None if last is None else last.position.done + self._loader._steps.n_done
+        done = None if last is None else last.done_after(self._loader._steps.n_done)
         return self._loader.state_dict(batches_done=done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
