@@ -238,21 +238,34 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     assert problem in line
 
 
-def test_an_interrupt_waits_while_ranks_start_whichever_thread_gets_it() -> None:
-    begun, started = threading.Event(), []
+def interrupted_while_held() -> list[str]:
+    """Get an interrupt in another thread while interrupts are held, and return what was done after it."""
+    is_held, done = threading.Event(), []
 
     def interrupt() -> None:
-        begun.wait()
+        is_held.wait()
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
-    (other := threading.Thread(target=interrupt)).start()
-
-    def start() -> None:
+    (other := threading.Thread(target=interrupt, daemon=True)).start()
+    try:
         with interrupts_held():
-            begun.set()
+            is_held.set()
             other.join()
-            started.append("all")
+            done.append("all ranks were started")
+    except KeyboardInterrupt:
+        done.append("interrupted")
+    return done
 
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    assert started == ["all"]
+
+@pytest.mark.usefixtures("interruptible")
+def test_interrupt_waits_while_ranks_start() -> None:
+    """An interrupt takes effect after all ranks were started, whichever thread gets it."""
+    assert interrupted_while_held() == ["all ranks were started", "interrupted"]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ignored_interrupt_stays_ignored() -> None:
+    """A job that a shell started in the background is not interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert interrupted_while_held() == ["all ranks were started"]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from annbatch_distributed.cli import check, main
 from tests.processes import cli_ranks
@@ -17,8 +18,6 @@ from tests.processes.launch import ROOT, python
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 SMALL = "--chunk-size=8", "--batch-size=8", "--remainder=exact"
 
@@ -77,6 +76,7 @@ def wait_for_end(parent: psutil.Popen, number: signal.Signals) -> tuple[int, str
             parent.kill()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_control_c_ends_all_ranks(collection: Path) -> None:
     command = python("-m", "annbatch_distributed", "check", collection, "--epochs=300", "--json", *SMALL)
     parent = psutil.Popen(
