@@ -19,7 +19,7 @@ import numpy as np
 from annbatch.samplers import RandomSampler
 from matplotlib.figure import Figure
 
-from annbatch_distributed import Contiguous, DistributedSampler, Rank, Shuffled
+from annbatch_distributed import DistributedSampler, Rank, Shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ PARTS = ("each step's batches of all ranks", "each rank's batches", "each rank's
 class Setting(NamedTuple):
     """What is compared, and how its line looks."""
 
-    sharding: Contiguous | Shuffled
+    sharding: str | Shuffled
     preload_nchunks: int
     color: str
     line: str = "-"
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
 
 # a color for each sharding, and a line for each number of chunks to preload
 SETTINGS = [
-    Setting(Contiguous(), 32, "#d7301f"),
+    Setting("contiguous", 32, "#d7301f"),
     Setting(Shuffled(4096), 32, "#08306b"),
     Setting(Shuffled(512), 8, "#2171b5", ":"),
     Setting(Shuffled(512), 32, "#2171b5"),

@@ -22,7 +22,7 @@ import annbatch.samplers
 import numpy as np
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import Contiguous, DistributedSampler, Rank, Shuffled
+from annbatch_distributed import DistributedSampler, Rank, Shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def compare_epochs(n_obs: int, rank: int, repeats: int) -> None:
     """
     for wrapped in (RandomSampler, SequentialSampler):
         for configuration in CONFIGURATIONS:
-            for sharding in (Contiguous(), Shuffled(BLOCK_SIZE)):
+            for sharding in ("contiguous", Shuffled(BLOCK_SIZE)):
                 alone = wrapped(*configuration)
                 ours = DistributedSampler(alone, dist_info=Rank(rank, WORLD_SIZE), sharding=sharding, seed=0)
                 n_rows = len(ours.plan(n_obs).shard(rank))

@@ -76,7 +76,7 @@ def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
             plan = sampler.plan(104)
             assert all(plan.shard(rank).rows.is_stretch for rank in range(3))
             assert set(flat(batches(sampler.sample(104)))) <= set(plan.shard(sampler.rank).rows)
-        assert list(plan.lost) == list(range(96, 104))
+        assert list(plan.dropped) == list(range(96, 104))
 
 
 def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -> None:

@@ -71,16 +71,13 @@ def test_a_public_name_loads_nothing_that_annbatch_does_not() -> None:
 
 def test_the_public_names_are_these() -> None:
     classes = [
-        "Contiguous",
         "DistributedSampler",
         "EpochPlan",
-        "Independent",
         "MixedLoader",
         "Rank",
         "Rows",
         "Shuffled",
         "StatefulLoader",
-        "Tally",
     ]
     assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks", "suggest_sizes"]
     assert set(annbatch_distributed.__all__) <= set(dir(annbatch_distributed))

@@ -157,5 +157,5 @@ def test_every_number_is_read_once_through_any_sequence_of_lanes_and_workers(
             if not is_repeat:
                 read[number] = read.get(number, Fraction(0)) + Fraction(1, n_parts)
     assert {*read.values()} <= {Fraction(1)}
-    n_lost = sum(counts) - len(read)
-    assert n_lost < n_lanes if policy == "drop" else n_lost == 0
+    n_dropped = sum(counts) - len(read)
+    assert n_dropped < n_lanes if policy == "drop" else n_dropped == 0

@@ -46,16 +46,16 @@ def test_shards_are_disjoint_and_with_the_lost_rows_are_the_window(drawn: Job, e
     shards = [plan.shard(rank) for rank in range(drawn.world_size)]
     if drawn.independent:
         assert [list(shard.rows) for shard in shards] == [drawn.window()] * drawn.world_size
-        assert (plan.n_lost, plan.n_repeated, len(plan.lost)) == (0, 0, 0)
+        assert (plan.n_dropped, plan.n_repeated, len(plan.dropped)) == (0, 0, 0)
         return
     own = flat(list(shard.rows)[: shard.n_own] for shard in shards)
-    assert sorted(own + list(plan.lost)) == drawn.window()
-    assert len(plan.lost) == plan.n_lost
+    assert sorted(own + list(plan.dropped)) == drawn.window()
+    assert len(plan.dropped) == plan.n_dropped
     repeated = flat(shard.repeated for shard in shards)
     assert set(repeated) <= set(drawn.window())
     assert len(repeated) == plan.n_repeated
     assert drawn.options["remainder"] == "pad" or not repeated
-    assert drawn.options["remainder"] == "drop" or not plan.n_lost
+    assert drawn.options["remainder"] == "drop" or not plan.n_dropped
 
 
 @given(jobs(), epochs)
@@ -132,7 +132,7 @@ def test_under_drop_two_consecutive_epochs_read_every_row(drawn: Job, epoch: int
     lost = []
     for e in (epoch, epoch + 1):
         sampler.set_epoch(e)
-        lost.append(set(sampler.plan(drawn.n_obs).lost))
+        lost.append(set(sampler.plan(drawn.n_obs).dropped))
     assert not lost[0] & lost[1]
 
 
@@ -142,7 +142,7 @@ def test_under_drop_every_row_is_lost_equally_often_in_the_long_run(drawn: Job) 
     losses = Counter(dict.fromkeys(drawn.window(), 0))
     for epoch in range(len(drawn.window())):
         sampler.set_epoch(epoch)
-        losses.update(sampler.plan(drawn.n_obs).lost)
+        losses.update(sampler.plan(drawn.n_obs).dropped)
     assert len(set(losses.values())) == 1
 
 

@@ -15,15 +15,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import (
-    Contiguous,
     DistributedSampler,
     EpochPlan,
-    Independent,
     Rank,
     Rows,
     Shuffled,
     StatefulLoader,
 )
+from annbatch_distributed.sharding import Contiguous, Independent
 from tests.samplers import flat
 from tests.strategies import POLICIES
 
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 def made(window: Rows, remainder: Remainder, world_size: int, batch_size: int | None, **options: Any) -> EpochPlan:
     settings = {"n_obs": 1000, "epoch": 0, "seed": None, "n_draws": None, "sharding": Contiguous()} | options
     dealt = {"rotates": settings.pop("rotates", True), "align": settings.pop("align", None)}
-    plan = EpochPlan(window=window, remainder=remainder, world_size=world_size, batch_size=batch_size, **settings)
-    return plan.dealt(**dealt)
+    plan = EpochPlan(window=window, remainder=remainder, n_streams=world_size, batch_size=batch_size, **settings)
+    return plan.with_order(**dealt)
 
 
 def deal(order: list[int], remainder: Remainder, world_size: int, batch_size: int) -> list[list[int]]:
@@ -76,24 +75,24 @@ def test_each_rank_has_a_stretch_of_the_order_as_the_policy_says(
     rows = list(window)
     assume(len(rows) >= world_size * {"drop": batch_size, "pad": 0}.get(remainder, 1))
     plan, after = (made(window, remainder, world_size, batch_size, epoch=number) for number in (epoch, epoch + 1))
-    n_lost = len(rows) - len(flat(deal(rows, remainder, world_size, batch_size))) if remainder == "drop" else 0
+    n_dropped = len(rows) - len(flat(deal(rows, remainder, world_size, batch_size))) if remainder == "drop" else 0
     order = rows
-    for _ in range(epoch if n_lost else 0):  # each epoch loses the rows before those that the last one lost
-        order = order[-n_lost:] + order[:-n_lost]
+    for _ in range(epoch if n_dropped else 0):  # each epoch loses the rows before those that the last one lost
+        order = order[-n_dropped:] + order[:-n_dropped]
     expected = deal(order, remainder, world_size, batch_size)
     assert [list(plan.shard(rank).rows) for rank in range(world_size)] == expected
-    assert list(plan.lost) == order[len(rows) - n_lost :]
-    assert not {*plan.lost} & {*after.lost}
+    assert list(plan.dropped) == order[len(rows) - n_dropped :]
+    assert not {*plan.dropped} & {*after.dropped}
     stays = made(window, remainder, world_size, batch_size, epoch=epoch, rotates=False)
-    assert list(stays.lost) == rows[len(rows) - n_lost :]
+    assert list(stays.dropped) == rows[len(rows) - n_dropped :]
 
     assert plan.sizes == tuple(map(plan.size, range(world_size))) == tuple(map(len, expected))
     n_own = [plan.shard(rank).n_own for rank in range(world_size)]
-    assert sum(n_own) == len(rows) - n_lost
+    assert sum(n_own) == len(rows) - n_dropped
     assert [list(plan.shard(rank).repeated) for rank in range(world_size)] == [
         read[own:] for read, own in zip(expected, n_own, strict=True)
     ]
-    assert (plan.n_lost, plan.n_repeated) == (n_lost, len(flat(expected)) - sum(n_own))
+    assert (plan.n_dropped, plan.n_repeated) == (n_dropped, len(flat(expected)) - sum(n_own))
 
 
 @pytest.mark.parametrize("remainder", POLICIES)
@@ -103,7 +102,7 @@ def test_independent_ranks_have_the_whole_window_and_share_out_the_draws(
 ) -> None:
     window = Rows((range(10, 30), range(40, 61)))
     plan = made(window, remainder, world_size, batch_size, sharding=Independent(), n_draws=n_draws)
-    assert (plan.n_draws, plan.lost, plan.n_lost, plan.n_repeated) == (n_draws, Rows(), 0, 0)
+    assert (plan.n_draws, plan.dropped, plan.n_dropped, plan.n_repeated) == (n_draws, Rows(), 0, 0)
     for rank in range(world_size):
         assert (plan.shard(rank).rows, plan.shard(rank).n_own) == (window, len(window))
     draws = [*range(n_draws)]
@@ -116,7 +115,7 @@ def test_whole_chunks_of_a_shard_come_first_and_its_other_rows_and_repeats_stay_
 ) -> None:
     assume(len(window) >= 2 * world_size)
     bare, aligned = (made(window, remainder, world_size, 2, align=grid, epoch=epoch) for grid in (None, align))
-    assert aligned.grid == align
+    assert aligned.align == align
     for rank in range(world_size):
         rows, found = bare.shard(rank).rows, aligned.shard(rank)
         assert aligned.in_order(rank) == rows
@@ -142,14 +141,14 @@ def test_where_annbatch_deals_the_same_rows_they_stay_in_its_order(
     n_rows: int, remainder: Any, epoch: int, is_annbatchs: bool
 ) -> None:
     window = Rows((range(n_rows),))
-    assert (made(window, remainder, 3, 4, n_obs=n_rows, epoch=epoch, align=8).grid is None) == is_annbatchs
-    assert made(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).grid == 8  # there is a mask
+    assert (made(window, remainder, 3, 4, n_obs=n_rows, epoch=epoch, align=8).align is None) == is_annbatchs
+    assert made(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).align == 8  # there is a mask
 
 
 @pytest.mark.parametrize(("align", "grid"), [(None, 8), (3, 8), (4, 4), (16, 8)])
 def test_blocks_are_not_cut_by_another_grid_than_one_that_divides_them(align: int | None, grid: int) -> None:
     plan = made(Rows((range(100),)), "drop", 3, 4, sharding=Shuffled(8), seed=0, align=align)
-    assert plan.grid == grid
+    assert plan.align == grid
 
 
 SIZES = {"chunk_size": 8, "preload_nchunks": 4, "batch_size": 16}
@@ -232,8 +231,8 @@ def plan_of(n_obs: int, world_size: int, **options: Any) -> EpochPlan:
 def test_a_plan_of_10_billion_rows_is_a_few_integers(remainder: str) -> None:
     plan = plan_of(10**10, 1024, remainder=remainder)
     assert len(pickle.dumps(plan)) < 10_000
-    assert sum(plan.shard(rank).n_own for rank in range(1024)) + plan.n_lost == 10**10
-    assert plan.shard(1023).rows.stops[0] == 10**10 - plan.n_lost
+    assert sum(plan.shard(rank).n_own for rank in range(1024)) + plan.n_dropped == 10**10
+    assert plan.shard(1023).rows.stops[0] == 10**10 - plan.n_dropped
     assert len({plan.n_batches(rank) for rank in range(1024)}) == 1
 
 

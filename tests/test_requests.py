@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed.rows import expand, runs
-from annbatch_distributed.stream import LONGEST_HOLE, Request, concatenated
+from annbatch_distributed.stream import LONGEST_GAP, Request, concatenated
 from tests.samplers import batches, flat, repeats
 
 
@@ -85,4 +85,4 @@ def test_rows_and_their_ranges_are_the_same_rows(rows: list[int]) -> None:
 
 
 def test_the_default_is_as_long_as_the_documentation_says() -> None:
-    assert LONGEST_HOLE == 64
+    assert LONGEST_GAP == 64

@@ -162,8 +162,8 @@ def test_rows_read_as_half_open_intervals_and_very_many_as_their_number() -> Non
     assert str(Rows((range(3), range(5, 9)))) == "0:3, 5:9"
     assert repr(Rows((range(3),))) == "Rows(0:3)"
     assert str(Rows()) == "none"
-    assert Rows.of([1, 3, 5]).in_short(3) == "1:2, 3:4, 5:6"
-    assert Rows.of([1, 3, 5]).in_short(2) == "3 of 1:6"
+    assert Rows.of([1, 3, 5]).format(3) == "1:2, 3:4, 5:6"
+    assert Rows.of([1, 3, 5]).format(2) == "3 of 1:6"
     assert len(repr(Rows.of(np.arange(0, 2000, 2)))) < 120
 
 

@@ -16,7 +16,8 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Rows, Shuffled
+from annbatch_distributed import DistributedSampler, Rank, Rows, Shuffled
+from annbatch_distributed.sharding import Contiguous, Independent
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 
 if TYPE_CHECKING:
@@ -363,13 +364,13 @@ def test_a_function_puts_the_rows_into_the_order_that_is_cut_into_stretches(
         for rank in ranks:
             rank.set_epoch(epoch)
         plan = ranks[0].plan(29)
-        kept = Rows.of(sorted(set(plan.window) - set(plan.lost)))
+        kept = Rows.of(sorted(set(plan.window) - set(plan.dropped)))
         read = [flat(batches(rank.sample(29))) for rank in ranks]
         own = [rows[: plan.shard(rank).n_own] for rank, rows in enumerate(read)]
-        expected = list(order(plan.window if not plan.lost else kept, epoch=epoch, seed=None))
+        expected = list(order(plan.window if not plan.dropped else kept, epoch=epoch, seed=None))
         # of what drop keeps the function is asked by itself, in a window that goes on at the front
         assert sorted(flat(own)) == sorted(expected)
-        if not plan.lost:
+        if not plan.dropped:
             assert flat(own) == expected
         assert f"sharding={order.__name__}" in str(plan)
 

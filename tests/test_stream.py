@@ -44,7 +44,7 @@ def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep", n_planned: int 
     plan = EpochPlan(
         n_obs=100,
         epoch=0,
-        world_size=1,
+        n_streams=1,
         window=rows,
         remainder=policy,
         batch_size=20,
@@ -52,7 +52,7 @@ def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep", n_planned: int 
         seed=None,
         n_draws=None,
         order=rows,
-        lost=Rows(),
+        dropped=Rows(),
         sampler_batches=(sampler.n_batches(len(rows)),),
     )
     return Stream(sampler, plan, 0, 0, 0)
@@ -74,7 +74,7 @@ def test_rows_are_the_shards_and_batches_those_of_the_sampler(data: st.DataObjec
     rows = list(ROWS)
     expected = [[rows[local[place]] for place in split] for split in splits]
     for longest in (0, 3, 64):
-        (request,) = stream(sampler, ROWS).requests((range(len(splits)),), longest_hole=longest)
+        (request,) = stream(sampler, ROWS).requests((range(len(splits)),), longest_gap=longest)
         assert batches([request.to_annbatch()]) == expected
 
 
@@ -97,7 +97,7 @@ def test_index_arrays_are_read_in_the_order_of_the_rows() -> None:
 def test_holes_in_load_requests_of_users_samplers_are_read_through(rows: Any) -> None:
     sampler = Yielding({"requests": rows, "splits": [np.arange(15)]})
     for longest, n_stretches in ((0, 15), (1, 1), (64, 1)):
-        (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), longest_hole=longest)
+        (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), longest_gap=longest)
         assert len(request.starts) == n_stretches
         assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
 

@@ -21,7 +21,8 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader, get_worker_info
 from zarr.storage import MemoryStore
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, Tally
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.checks import Tally
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from tests.loaders import numbered, rows
 from tests.meeting import verdict

@@ -23,8 +23,9 @@ import pytest
 import torch
 from annbatch.samplers import ClassSampler, RandomSampler, WeightedClassSampler
 
-from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Shuffled
+from annbatch_distributed import DistributedSampler, Rank, Shuffled
 from annbatch_distributed.rows import Rows
+from annbatch_distributed.sharding import Contiguous, Independent
 from annbatch_distributed.wrapped import (
     SETTINGS,
     SHARED_BYTES,

@@ -13,25 +13,21 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annbatch_distributed.checks.agreement import Tally
     from annbatch_distributed.loader import MixedLoader, StatefulLoader, suggest_sizes
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
     from annbatch_distributed.rows import Rows
     from annbatch_distributed.sampler import DistributedSampler
-    from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
+    from annbatch_distributed.sharding import Shuffled
 
 __all__ = [
-    "Contiguous",
     "DistributedSampler",
     "EpochPlan",
-    "Independent",
     "MixedLoader",
     "Rank",
     "Rows",
     "Shuffled",
     "StatefulLoader",
-    "Tally",
     "deferred",
     "mesh_ranks",
     "suggest_sizes",
@@ -40,11 +36,10 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("MixedLoader", "StatefulLoader", "suggest_sizes"), "loader"),
     **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
-    **dict.fromkeys(("Contiguous", "Independent", "Shuffled"), "sharding"),
+    "Shuffled": "sharding",
     "DistributedSampler": "sampler",
     "EpochPlan": "plan",
     "Rows": "rows",
-    "Tally": "checks.agreement",
 }
 
 

@@ -5,7 +5,7 @@ order. At first, lane s is stream s. So long as the number of lanes stays the sa
 numbers away. With another number of lanes, what is left, in lane order, is cut into as many even stretches; the first
 numbers are left over where they don't divide evenly, and become, as ``remainder`` says:
 
-- ``drop``: lost in this epoch.
+- ``drop``: dropped in this epoch.
 - ``keep``: one more for the first lanes.
 - ``pad``: one last step, for which they are read by as many lanes as there are, by some as repeats.
 - ``exact``: one last step, in which all lanes share their rows.

@@ -104,7 +104,7 @@ class Mask:
             )
         if self.rows.starts[-1] >= n_obs or not (self.is_open or self.rows.stops[-1] <= n_obs):
             raise ValueError(
-                f"The mask {self.in_short()} must lie within the collection's rows [0, {n_obs}). "
+                f"The mask {self.format()} must lie within the collection's rows [0, {n_obs}). "
                 "Give a mask that fits, or check that every dataset has been added to the loader."
             )
         return Rows.of_bounds(self.rows.starts, np.minimum(self.rows.stops, n_obs)) if self.is_open else self.rows
@@ -131,7 +131,7 @@ class Mask:
         digest = blake2b(starts.tobytes() + stops[:-1].tobytes(), digest_size=16).hexdigest()
         return {"n_ranges": len(starts), "digest": digest, "stop": last}
 
-    def in_short(self) -> str:
+    def format(self) -> str:
         """Return what it looks like, in a few words."""
         if not self.is_slices:
             return f"of {len(self.rows):,} rows in [{self.rows.starts[0]}, {self.rows.stops[-1]})"
@@ -148,7 +148,7 @@ class Mask:
             begins = starts[at] if which[at] < 0 else max(starts[at], own_stops[which[at]])
             part = _text(slice(int(begins), None if stops[at] == _END else int(stops[at])))
             raise ValueError(
-                f"The mask {self.in_short()} reaches beyond {other.in_short()}, the mask of the wrapped sampler: rows "
+                f"The mask {self.format()} reaches beyond {other.format()}, the mask of the wrapped sampler: rows "
                 f"in {part} are not within it. What that one leaves out is held out. Pass a mask that narrows it down, "
                 "or give the wrapped sampler a wider one."
             )

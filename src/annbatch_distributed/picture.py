@@ -23,7 +23,7 @@ from annbatch_distributed.rows import Int64Array, Rows
 type Floats = npt.NDArray[np.floating[Any]]
 
 #: Colors of lost rows and of rows outside the window: neither is among those of ranks.
-_LOST, _OUTSIDE = "#d55e00", "#c8c8c8"
+_DROPPED, _OUTSIDE = "#d55e00", "#c8c8c8"
 
 #: Points of a picture along the rows.
 _BINS = 1000
@@ -47,7 +47,7 @@ class _NotebookFigure(Figure):
 def draw(plans: Sequence[EpochPlan]) -> Figure:
     """Draw plans below each other, each with a lane for every rank and one for the lost rows."""
     # few ranks have high lanes, and many share a page
-    heights = [min(0.35, 6 / (plan.world_size + 1)) * (plan.world_size + 1) for plan in plans]
+    heights = [min(0.35, 6 / (plan.n_streams + 1)) * (plan.n_streams + 1) for plan in plans]
     figure = _NotebookFigure(figsize=(_WIDTH, 0.8 + sum(heights) + 0.6 * len(plans)), layout="constrained")
     axes = figure.subplots(len(plans), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for plan, plan_axes in zip(plans, axes, strict=True):
@@ -58,8 +58,8 @@ def draw(plans: Sequence[EpochPlan]) -> Figure:
     n_labels = max(2, _LETTERS // (len(str(most)) + 3))
     axes[-1].xaxis.set_major_locator(MaxNLocator(n_labels - 1, steps=[1, 2, 2.5, 5, 10], integer=True))
     signs = {}
-    if any(plan.n_lost for plan in plans):
-        signs["lost"] = Patch(facecolor=_LOST)
+    if any(plan.n_dropped for plan in plans):
+        signs["dropped"] = Patch(facecolor=_DROPPED)
     if any(plan.n_repeated for plan in plans):
         signs["repeated"] = Patch(fill=False, hatch="////")
     if any(map(_is_masked, plans)):
@@ -95,7 +95,7 @@ def _before(edges: Int64Array, starts: Int64Array) -> npt.NDArray[np.float64]:
 
 
 def _draw_plan(plan: EpochPlan, axes: Axes) -> None:
-    n_obs, n_ranks = plan.n_obs, plan.world_size
+    n_obs, n_ranks = plan.n_obs, plan.n_streams
     n_bins = min(_BINS, n_obs)
     bottom = n_ranks - 0.5 + max(1, n_ranks / 25)  # the lane of lost rows can be seen among any number of ranks
     if _is_masked(plan):
@@ -110,11 +110,11 @@ def _draw_plan(plan: EpochPlan, axes: Axes) -> None:
         if plan.n_repeated:
             _hatch(axes, rank, density(shard.repeated, n_obs, n_bins) > 0, n_obs)
     _paint(axes, lanes, (0, n_obs, n_ranks - 0.5, -0.5))
-    lost = _points(to_rgb(_LOST), density(plan.lost, n_obs, n_bins) > 0)
+    lost = _points(to_rgb(_DROPPED), density(plan.dropped, n_obs, n_bins) > 0)
     _paint(axes, lost[np.newaxis], (0, n_obs, bottom, n_ranks - 0.5))
     axes.set_title(fill(title(plan), _LETTERS), fontsize=9, loc="left")
     numbered = range(0, n_ranks, 1 if n_ranks <= _MOST_NUMBERS else n_ranks // 8)
-    how_many = f"lost: {percent(plan)}" if plan.n_lost else "none lost"
+    how_many = f"dropped: {percent(plan)}" if plan.n_dropped else "none dropped"
     middle = (n_ranks - 0.5 + bottom) / 2
     axes.set_yticks([*numbered, middle], [*map(str, numbered), how_many])
     axes.set_ylim(bottom, -0.5)

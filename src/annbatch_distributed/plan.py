@@ -94,10 +94,10 @@ class EpochPlan:
     rank  batches  rows  repeated  global rows
        0       39  9984         0  0:9984
        1       39  9984         0  9984:19968
-    lost in this epoch: 32 rows, 0.16 % (19968:20000)
-    to lose none: remainder="exact", "keep" or "pad"
+    dropped in this epoch: 32 rows, 0.16 % (19968:20000)
+    to drop none: remainder="exact", "keep" or "pad"
     in memory: up to 2,048 rows on each rank
-    >>> plan.n_batches(1), len(plan.shard(1)), list(plan.lost)[0]
+    >>> plan.n_batches(1), len(plan.shard(1)), list(plan.dropped)[0]
     (39, 9984, 19968)
     """
 
@@ -105,8 +105,8 @@ class EpochPlan:
     """Rows of the whole collection."""
     epoch: int
     """Which epoch this is the plan of."""
-    world_size: int
-    """The number of ranks, or of virtual ranks if there are such."""
+    n_streams: int
+    """Number of ranks, or of virtual ranks if there are such."""
     window: Rows
     """The rows that the ranks share out: those that the mask selects."""
     remainder: Remainder
@@ -121,18 +121,18 @@ class EpochPlan:
     """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
     order: Rows = field(default=_NO_ROWS, repr=False)
     """The rows that are not lost, in the order of the sharding."""
-    lost: Rows = field(default=_NO_ROWS, repr=False)
+    dropped: Rows = field(default=_NO_ROWS, repr=False)
     """The rows of the window that no rank is given in this epoch.
 
     What the wrapped sampler itself leaves out of a rank's rows (``drop_last``, ``num_samples``) is not among them.
     """
-    grid: int | None = None
+    align: int | None = None
     """Of which number the first rows of whole chunks are multiples; None leaves rows in the order of the sharding."""
     sampler_batches: tuple[int, ...] = field(default=(), repr=False)
     """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
-    left: tuple[int, ...] | None = field(default=None, repr=False)
+    remaining: tuple[int, ...] | None = field(default=None, repr=False)
     """For each rank of a job that resumes an epoch, how many batches it has left; None where it begins."""
-    n_left_over: int = field(default=0, repr=False)
+    n_dropped_batches: int = field(default=0, repr=False)
     """How many batches of an epoch no rank reads any more, since ``drop`` leaves them over when ranks change."""
     n_processes: int | None = None
     """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
@@ -141,7 +141,7 @@ class EpochPlan:
     cells: tuple[pd.Index[Any], ...] | None = field(default=None, repr=False, compare=False)
     """The names of the cells of each data set, where a loader has made the plan and knows them."""
 
-    def dealt(self, *, rotates: bool, align: int | None) -> Self:
+    def with_order(self, *, rotates: bool, align: int | None) -> Self:
         """Return the same plan with the rows that are lost, and the others in the order of the sharding.
 
         ``rotates`` says whether the rows that ``drop`` loses move from epoch to epoch: in epoch 0 the last rows are
@@ -150,22 +150,25 @@ class EpochPlan:
         epochs together read every row.
         """
         self.check_enough()
-        kept, lost, n_rows, n_lost = self.window, Rows(), len(self.window), self.n_lost
-        if n_lost:
-            start = -self.epoch * n_lost % n_rows if rotates else 0
-            kept, lost = self.window.cyclic(start, n_rows - n_lost), self.window.cyclic(start - n_lost, n_lost)
+        kept, dropped, n_rows, n_dropped = self.window, Rows(), len(self.window), self.n_dropped
+        if n_dropped:
+            start = -self.epoch * n_dropped % n_rows if rotates else 0
+            kept, dropped = (
+                self.window.cyclic(start, n_rows - n_dropped),
+                self.window.cyclic(start - n_dropped, n_dropped),
+            )
         block_size = self.sharding.block_size if isinstance(self.sharding, Shuffled) else None
         if block_size is not None and (align is None or block_size % align):
             align = block_size
         if self._has_annbatchs_layout:
             align = None
         order = ordered(self.sharding, kept, epoch=self.epoch, seed=self.seed)
-        return replace(self, order=order, lost=lost, grid=align)
+        return replace(self, order=order, dropped=dropped, align=align)
 
     @property
     def _has_annbatchs_layout(self) -> bool:
         """Whether annbatch's own ``DistributedSampler`` gives each rank the same rows, whose order stays the same."""
-        is_whole = self.remainder == "drop" or (self.remainder == "keep" and self.n_obs % self.world_size == 0)
+        is_whole = self.remainder == "drop" or (self.remainder == "keep" and self.n_obs % self.n_streams == 0)
         is_open = len(self.window) == self.n_obs
         return not self.epoch and is_open and is_whole and isinstance(self.sharding, Contiguous)
 
@@ -175,7 +178,7 @@ class EpochPlan:
         Under ``exact`` it takes the sampler to tell whether a rank is a batch short, so that this only looks for a row
         per rank there.
         """
-        n_rows, world_size, size = self._n_shared, self.world_size, self.batch_size
+        n_rows, world_size, size = self._n_shared, self.n_streams, self.batch_size
         drawn = f"The wrapped sampler draws {n_rows:,} samples"
         what = f"The window has {n_rows:,} rows" if self.n_draws is None else drawn
         if self.remainder == "drop":
@@ -201,27 +204,27 @@ class EpochPlan:
     def _stretch(self, rank: int) -> tuple[int, int, int]:
         """Return where in the order the stretch of a rank starts, how much of it is its own, and how long it is."""
         size = self.batch_size or 1
-        rows, extra = divmod(self._n_shared, self.world_size)
+        rows, extra = divmod(self._n_shared, self.n_streams)
         if self.remainder == "drop":
             length = rows // size * size
             return rank * length, length, length
-        n_small = self.world_size - extra  # the ranks that don't have a row more come first
+        n_small = self.n_streams - extra  # the ranks that don't have a row more come first
         start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
         if self.remainder == "pad":
-            return start, own, -(-self._n_shared // (self.world_size * size)) * size
+            return start, own, -(-self._n_shared // (self.n_streams * size)) * size
         return start, own, own
 
     def shard(self, rank: int) -> Shard:
         """Return the rows of a rank; an IndexError if there is no such rank."""
-        return self._shard(self._checked(rank), self.grid)
+        return self._shard(self._checked(rank), self.align)
 
-    def _shard(self, rank: int, grid: int | None) -> Shard:
+    def _shard(self, rank: int, align: int | None) -> Shard:
         if self.n_draws is not None:
             return Shard(self.order, len(self.order))
         start, n_own, length = self._stretch(rank)
         own, repeats = self.order.cut(start, start + n_own), self.order.cyclic(start + n_own, length - n_own)
-        if grid is not None:
-            own, repeats = whole_chunks_first(own, grid), whole_chunks_first(repeats, grid, after=n_own)
+        if align is not None:
+            own, repeats = whole_chunks_first(own, align), whole_chunks_first(repeats, align, after=n_own)
         return Shard(own + repeats, n_own)
 
     def in_order(self, rank: int) -> Rows:
@@ -241,7 +244,7 @@ class EpochPlan:
     @property
     def counts(self) -> list[int]:
         """For each stream, the number of its batches."""
-        return list(map(self.n_batches, range(self.world_size)))
+        return list(map(self.n_batches, range(self.n_streams)))
 
     @cached_property
     def _firsts(self) -> list[int]:
@@ -263,14 +266,14 @@ class EpochPlan:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """For each rank, how many rows its shard has; or samples, where ranks share out draws."""
-        n_longer = self._n_shared % self.world_size
-        return (self.size(0),) * (self.world_size - n_longer) + (self.size(self.world_size - 1),) * n_longer
+        n_longer = self._n_shared % self.n_streams
+        return (self.size(0),) * (self.n_streams - n_longer) + (self.size(self.n_streams - 1),) * n_longer
 
     @property
-    def n_lost(self) -> int:
+    def n_dropped(self) -> int:
         """How many rows of the window no rank is given in this epoch."""
         is_whole = self.remainder != "drop" or self.n_draws is not None
-        return 0 if is_whole else self._n_shared % (self.world_size * (self.batch_size or 1))
+        return 0 if is_whole else self._n_shared % (self.n_streams * (self.batch_size or 1))
 
     @property
     def n_repeated(self) -> int:
@@ -286,7 +289,7 @@ class EpochPlan:
         """
         if self.rows_per_request is None or not self.window.is_stretch:
             return None
-        n_own = 1 if self.n_processes is None else self.world_size // self.n_processes
+        n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
         return min(self.rows_per_request, max(self.sizes)) * n_own
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
@@ -333,15 +336,15 @@ class EpochPlan:
         if labels_names is not None and self.cells is not None:
             check_names("labels", labels_names, self.cells)
         counted, names = composition(self, labels)
-        ranks = pd.RangeIndex(self.world_size, name="rank" if self.n_processes is None else "virtual rank")
+        ranks = pd.RangeIndex(self.n_streams, name="rank" if self.n_processes is None else "virtual rank")
         table = pd.DataFrame(counted.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
         table["distance", ""] = counted.distances
         return table
 
     def _checked(self, rank: int) -> int:
         rank = integer("rank", rank)
-        if not 0 <= rank < self.world_size:
-            raise IndexError(f"rank must be in [0, {self.world_size}), the ranks of this plan, got {rank}.")
+        if not 0 <= rank < self.n_streams:
+            raise IndexError(f"rank must be in [0, {self.n_streams}), the ranks of this plan, got {rank}.")
         return rank
 
     def to_frame(self) -> pd.DataFrame:
@@ -392,9 +395,9 @@ class EpochPlan:
 
     def __repr__(self) -> str:
         what = "rows" if self.n_draws is None else "samples drawn"
-        lost = f", {self.n_lost} lost" if self.n_lost else ""
+        lost = f", {self.n_dropped} lost" if self.n_dropped else ""
         repeated = f", {self.n_repeated} repeated" if self.n_repeated else ""
-        ranks = f"{self.world_size} {'ranks' if self.n_processes is None else 'virtual ranks'}"
+        ranks = f"{self.n_streams} {'ranks' if self.n_processes is None else 'virtual ranks'}"
         return (
             f"<EpochPlan of epoch {self.epoch}: {ranks}, {sum(self.sizes)} {what} of {self.n_obs}, "
             f"up to {self.most_batches} batches each{lost}{repeated}>"
@@ -431,7 +434,7 @@ def count(sampler: Sampler, plan: EpochPlan) -> Counts:
     or could not have the number of batches that the policy promises.
     """
     differs = needs_global_rows(sampler) and plan.n_draws is None
-    kinds = range(plan.world_size) if differs else plan.sizes
+    kinds = range(plan.n_streams) if differs else plan.sizes
     counts: dict[int, int] = {}
     classes: list[Classes] = []
     for rank, kind in enumerate(kinds):
@@ -463,7 +466,7 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
                 else " A mask cuts runs too: write rows that are held out to a collection of their own."
             )
         raise ValueError(
-            f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.world_size}, which are "
+            f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.n_streams}, which are "
             f"{shard.rows} of the collection's {plan.n_obs} (remainder={plan.remainder!r}). Given them as "
             f"[0, {len(shard)}), it says: {error}{hint}"
         ) from error

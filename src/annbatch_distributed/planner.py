@@ -117,7 +117,7 @@ class Planner:
         plan = EpochPlan(
             n_obs=n_obs,
             epoch=epoch,
-            world_size=n_streams,
+            n_streams=n_streams,
             window=window,
             remainder=config.remainder,
             batch_size=config.batch_size,
@@ -125,7 +125,7 @@ class Planner:
             seed=config.seed,
             n_draws=n_draws(sampler, len(window)) if isinstance(sharding, Independent) else None,
             rows_per_request=rows_per_request(sampler),
-        ).dealt(rotates=self._rotates, align=config.align)
+        ).with_order(rotates=self._rotates, align=config.align)
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
         moves = not self._rotates and not isinstance(sharding, Contiguous | Independent)
         key = n_obs, n_streams, epoch if moves or hasattr(sampler, "set_epoch") else 0
@@ -188,7 +188,7 @@ class Planner:
     def is_same_next_epoch(self, plan: EpochPlan) -> bool:
         """Whether every rank has the same rows in the epoch after that of a plan."""
         sharding = self._config.sharding
-        if plan.n_lost and self._rotates:
+        if plan.n_dropped and self._rotates:
             return False
         if isinstance(sharding, Contiguous | Independent | Shuffled):
             return not isinstance(sharding, Shuffled)

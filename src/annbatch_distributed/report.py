@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.rows import Int64Array, Rows, counted
+from annbatch_distributed.rows import Int64Array, Rows, plural
+from annbatch_distributed.sharding import Contiguous
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,9 +48,9 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
 
     window = count(plan.window)
     if plan.n_draws is not None:
-        counts = np.tile(window, (plan.world_size, 1))
+        counts = np.tile(window, (plan.n_streams, 1))
     else:
-        counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.world_size)])
+        counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.n_streams)])
     # a rank without rows has no share of any label
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return Composition(counts, np.abs(shares - window / window.sum()).sum(axis=1) / 2), names
@@ -75,22 +76,22 @@ _MOST_STRETCHES = 3
 
 def percent(plan: EpochPlan) -> str:
     """Return how many of the window's rows are lost, of a hundred."""
-    return f"{100 * plan.n_lost / len(plan.window):.2g} %"
+    return f"{100 * plan.n_dropped / len(plan.window):.2g} %"
 
 
 def title(plan: EpochPlan) -> str:
     """Return who shares which rows, and how, in a line."""
     settings = [f'remainder="{plan.remainder}"']
-    if repr(plan.sharding) != "Contiguous()":  # the default
+    if not isinstance(plan.sharding, Contiguous):  # the default
         settings.insert(0, f"sharding={getattr(plan.sharding, '__name__', plan.sharding)}")
     settings.append("no batch size" if plan.batch_size is None else f"batch size {plan.batch_size}")
     if plan.n_processes is None:
-        who = counted(plan.world_size, "rank")
+        who = plural(plan.n_streams, "rank")
     else:
-        who = f"{counted(plan.world_size, 'virtual rank')} on {counted(plan.n_processes, 'rank')}"
-    verb = ("share" if plan.n_draws is None else "draw") + "s" * (plan.world_size == 1)
-    what = verb if plan.n_draws is None else f"{verb} {counted(sum(plan.sizes), 'sample')} from"
-    rows = f"{len(plan.window):,} of {counted(plan.n_obs, 'row')}"
+        who = f"{plural(plan.n_streams, 'virtual rank')} on {plural(plan.n_processes, 'rank')}"
+    verb = ("share" if plan.n_draws is None else "draw") + "s" * (plan.n_streams == 1)
+    what = verb if plan.n_draws is None else f"{verb} {plural(sum(plan.sizes), 'sample')} from"
+    rows = f"{len(plan.window):,} of {plural(plan.n_obs, 'row')}"
     return f"epoch {plan.epoch}: {who} {what} {rows} ({', '.join(settings)})"
 
 
@@ -118,7 +119,7 @@ def as_frame(plan: EpochPlan) -> pd.DataFrame:
     import pandas as pd
 
     names = _names(plan)
-    frame = pd.DataFrame([_cells(plan, rank) for rank in range(plan.world_size)], columns=list(names))
+    frame = pd.DataFrame([_cells(plan, rank) for rank in range(plan.n_streams)], columns=list(names))
     return frame.set_index(list(names[:-4])).rename_axis(index={"virtual": "virtual rank"})
 
 
@@ -128,31 +129,31 @@ def _names(plan: EpochPlan) -> tuple[str, ...]:
 
 
 def _cells(plan: EpochPlan, rank: int) -> tuple[int | str, ...]:
-    shard, rows = plan.shard(rank), plan.in_order(rank).in_short(_MOST_STRETCHES)
-    runs_it = () if plan.n_processes is None else (rank * plan.n_processes // plan.world_size,)
+    shard, rows = plan.shard(rank), plan.in_order(rank).format(_MOST_STRETCHES)
+    runs_it = () if plan.n_processes is None else (rank * plan.n_processes // plan.n_streams,)
     return *runs_it, rank, plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows
 
 
 def _shown(plan: EpochPlan) -> Sequence[int | None]:
     """Return the ranks that are shown; None stands for those between."""
-    ranks = range(plan.world_size)
+    ranks = range(plan.n_streams)
     return ranks if len(ranks) <= _MOST_RANKS else [*ranks[: _MOST_RANKS - 1], None, ranks[-1]]
 
 
 def _notes(plan: EpochPlan) -> Iterable[str]:
-    if plan.left is not None:
-        least, most = min(plan.left), max(plan.left)
-        batches = ("" if least == most else f"{least:,} to ") + counted(most, "batch")
-        over = f"; lost: {plan.n_left_over:,}" if plan.n_left_over else ""
-        who = counted(len(plan.left), "virtual rank" if plan.n_processes else "rank")
+    if plan.remaining is not None:
+        least, most = min(plan.remaining), max(plan.remaining)
+        batches = ("" if least == most else f"{least:,} to ") + plural(most, "batch")
+        over = f"; dropped: {plan.n_dropped_batches:,}" if plan.n_dropped_batches else ""
+        who = plural(len(plan.remaining), "virtual rank" if plan.n_processes else "rank")
         yield f"remaining: {batches} on each of {who}{over}"
     if plan.n_draws is not None:
-        yield f"alone, the wrapped sampler draws {counted(plan.n_draws, 'sample')}"
+        yield f"alone, the wrapped sampler draws {plural(plan.n_draws, 'sample')}"
     else:
-        lost = f"lost in this epoch: {counted(plan.n_lost, 'row')}"
-        lost += f", {percent(plan)} ({plan.lost.in_short(_MOST_STRETCHES)})" if plan.n_lost else ""
+        lost = f"dropped in this epoch: {plural(plan.n_dropped, 'row')}"
+        lost += f", {percent(plan)} ({plan.dropped.format(_MOST_STRETCHES)})" if plan.n_dropped else ""
         yield lost + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
-    if plan.n_lost and plan.left is None:
-        yield 'to lose none: remainder="exact", "keep" or "pad"'
+    if plan.n_dropped and plan.remaining is None:
+        yield 'to drop none: remainder="exact", "keep" or "pad"'
     if plan.rows_in_memory is not None:
-        yield f"in memory: up to {counted(plan.rows_in_memory, 'row')} on each rank"
+        yield f"in memory: up to {plural(plan.rows_in_memory, 'row')} on each rank"

@@ -30,7 +30,7 @@ type Int64Array = npt.NDArray[np.int64]
 BOUND = 2**63
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """Return a number of things in words: ``1 row``, ``10,906 rows``, ``2 batches``."""
     plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
@@ -244,9 +244,9 @@ class Rows:
         return f"Rows({self})"
 
     def __str__(self) -> str:
-        return self.in_short(_SHOWN)
+        return self.format(_SHOWN)
 
-    def in_short(self, most: int) -> str:
+    def format(self, most: int) -> str:
         """Return the rows as a text: at most so many ranges, or how many rows there are between which."""
         if len(self.starts) > most:
             return f"{len(self)} of {self.starts.min()}:{self.stops.max()}"

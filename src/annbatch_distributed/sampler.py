@@ -25,19 +25,19 @@ import numpy as np
 from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
+from annbatch_distributed.checks import Description, Gather, Read, Reading, Timeout
 from annbatch_distributed.config import Config, ShardingName, check_wrapped
 from annbatch_distributed.lanes import Lane, Remainder, Worker
 from annbatch_distributed.masks import AnyMask, check_names, open_ended
 from annbatch_distributed.plan import Classes, EpochPlan
 from annbatch_distributed.planner import Planner, StepSelection, check_segments, rows_at
-from annbatch_distributed.ranks import Deferred, DistInfo, Membership, member
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement, placement_of
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import SharedFlag, base_seed, current_worker, worker_info_hidden
 from annbatch_distributed.rows import BOUND, Rows, integer, integers, names_of
 from annbatch_distributed.sharding import Sharding
 from annbatch_distributed.state import Identity, Position, check_identity, from_state, to_state
-from annbatch_distributed.stream import LONGEST_HOLE, Pass
+from annbatch_distributed.stream import LONGEST_GAP, Pass
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +76,7 @@ class DistributedSampler(Sampler):
         ``enforce_equal_batches``.
 
         ``"drop"``
-            Every rank has the same number of full batches. The rows left over are lost in this epoch; any two
+            Every rank has the same number of full batches. The rows left over are dropped in this epoch; any two
             consecutive epochs together read every row. (Class samplers, which need whole runs of a class, lose the last
             rows in every epoch.)
         ``"keep"``
@@ -153,8 +153,8 @@ class DistributedSampler(Sampler):
     rank  batches  rows  repeated  global rows
        0       31  7936         0  0:7936
        1       31  7936         0  7936:15872
-    lost in this epoch: 128 rows, 0.8 % (15872:16000)
-    to lose none: remainder="exact", "keep" or "pad"
+    dropped in this epoch: 128 rows, 0.8 % (15872:16000)
+    to drop none: remainder="exact", "keep" or "pad"
     in memory: up to 2,048 rows on each rank
     """
 
@@ -170,7 +170,7 @@ class DistributedSampler(Sampler):
         seed: int | None = None,
         virtual_ranks: int | None = None,
         align: int | None = None,
-        read_through: int = LONGEST_HOLE,
+        read_through: int = LONGEST_GAP,
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
             _warn(warning)
@@ -187,8 +187,8 @@ class DistributedSampler(Sampler):
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
         self._virtual_ranks = virtual_ranks
-        self._member = member(dist_info)
-        if not isinstance(self._member, Deferred):
+        self._placement = placement_of(dist_info)
+        if not isinstance(self._placement, Deferred):
             _ = self._own_lanes  # raises if this number of ranks can't run them
         self._planner = Planner(self._config)
         # where the next pass begins, and the pass begun last since that was set
@@ -209,12 +209,12 @@ class DistributedSampler(Sampler):
     @property
     def rank(self) -> int:
         """Which process of the job this is."""
-        return self.membership.rank.rank
+        return self.placement.rank.rank
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
-        return self.membership.rank.world_size
+        return self.placement.rank.world_size
 
     @property
     def batch_size(self) -> int | None:
@@ -318,7 +318,7 @@ class DistributedSampler(Sampler):
         >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
         >>> for epoch in range(3):
         ...     sampler.set_epoch(epoch)
-        ...     print(sampler.plan(10).lost)
+        ...     print(sampler.plan(10).dropped)
         8:10
         6:8
         4:6
@@ -396,9 +396,9 @@ class DistributedSampler(Sampler):
             if position.done:
                 remaining = list(map(len, self._remaining(n_obs, position)))
                 n_done = sum(segment.n_lanes * segment.done for segment in position.segments)
-                n_over = plan.first_number(plan.world_size) - n_done - sum(remaining)
+                n_over = plan.first_number(plan.n_streams) - n_done - sum(remaining)
                 n_over = n_over if plan.remainder == "drop" else 0
-                plan = replace(plan, left=tuple(remaining), n_left_over=n_over)
+                plan = replace(plan, remaining=tuple(remaining), n_dropped_batches=n_over)
         return replace(plan, n_processes=None if self._virtual_ranks is None else self.world_size)
 
     def n_batches(self, n_obs: int) -> int:
@@ -497,7 +497,7 @@ class DistributedSampler(Sampler):
         checks.ranks_agree(self.agreeing, lambda place: self.describe(place, n_obs, {}), timeout=timeout, gather=gather)
 
     def check_epoch_read(
-        self, n_obs: int, read: Tally, *, timeout: Timeout = 300.0, gather: Gather | None = None
+        self, n_obs: int, read: Read, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
         """Check that all ranks together have read in the last pass what was planned.
 
@@ -508,7 +508,7 @@ class DistributedSampler(Sampler):
         n_obs
             The number of rows of the collection, over all ranks.
         read
-            The rows of each batch of this process in the pass, which :meth:`StatefulLoader.check_epoch_read` counts.
+            Rows of each batch that this process has read in the pass: arrays such as ``batch["index"]``.
         timeout, gather
             As for :meth:`check_ranks_agree`.
 
@@ -559,14 +559,14 @@ class DistributedSampler(Sampler):
     # Of this rank. Methods without an underscore are for loaders and checks of this package.
 
     @property
-    def membership(self) -> Membership:
+    def placement(self) -> Placement:
         """This process in its job; a deferred one is asked now."""
-        return self._member.membership() if isinstance(self._member, Deferred) else self._member
+        return self._placement.placement() if isinstance(self._placement, Deferred) else self._placement
 
     @property
     def framework_object(self) -> object:
         """Lightning's trainer or another object that ``dist_info`` names; None if it names another thing."""
-        return self._member.framework_object if isinstance(self._member, Deferred) else None
+        return self._placement.framework_object if isinstance(self._placement, Deferred) else None
 
     @property
     def _own_lanes(self) -> range:
@@ -674,7 +674,7 @@ class DistributedSampler(Sampler):
     def begin(self, n_obs: int, position: Position | None = None, worker: Worker | None = None) -> Pass:
         """Begin a pass of this rank, or of a worker's part of it, at the next position or at a given one."""
         n_obs, position = integer("n_obs", n_obs, least=0), position or self._next()
-        _ = self.membership  # before the worker is hidden, which has it from its process
+        _ = self.placement  # before the worker is hidden, which has it from its process
         with worker_info_hidden(current_worker()):
             plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
         if worker is None or not worker.number:  # one warning is enough
@@ -817,22 +817,22 @@ class DistributedSampler(Sampler):
 
     # Of checks
 
-    def agreeing(self) -> Membership:
+    def agreeing(self) -> Placement:
         """Return the place of this process, with the source only where other processes have the same."""
-        place = self.membership
+        place = self.placement
         return place if place.framework is not None else replace(place, source="")
 
-    def describe(self, place: Membership, n_obs: int, more: Mapping[str, Any]) -> Description:
+    def describe(self, place: Placement, n_obs: int, more: Mapping[str, Any]) -> Description:
         """Return what this process says of its next pass, with ``more`` that must be the same in all processes."""
         return self._describe(place, n_obs, self._next(), {"passes since set_epoch": self._position.passes, **more})
 
-    def _describe(self, place: Membership, n_obs: int, at: Position, more: Mapping[str, Any]) -> Description:
+    def _describe(self, place: Placement, n_obs: int, at: Position, more: Mapping[str, Any]) -> Description:
         n_obs = integer("n_obs", n_obs, least=0)
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}
         return Description.of(place, self._config.identity(n_obs), at, self._plan(n_obs, at), more)
 
-    def reading(self, place: Membership, n_obs: int, read: Tally) -> Reading:
+    def reading(self, place: Placement, n_obs: int, read: Read) -> Reading:
         """Return what this process says of the pass begun last, of which it has read some rows."""
         n_obs, last = integer("n_obs", n_obs, least=0), self._pass
         if last is None:
@@ -877,8 +877,8 @@ class DistributedSampler(Sampler):
         config = self._config
         virtual = "" if self._virtual_ranks is None else f"virtual_ranks={self._virtual_ranks}, "
         who, source = "rank=?, world_size=?", "deferred"
-        if not isinstance(self._member, Deferred) or self._member.is_known:
-            who, source = f"rank={self.rank}, world_size={self.world_size}", self.membership.source
+        if not isinstance(self._placement, Deferred) or self._placement.is_known:
+            who, source = f"rank={self.rank}, world_size={self.world_size}", self.placement.source
         return (
             f"{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder={config.remainder!r}, "
             f"sharding={getattr(config.sharding, '__name__', config.sharding)}, mask={shortened(self.mask)}, "

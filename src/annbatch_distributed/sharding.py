@@ -19,7 +19,7 @@ from annbatch_distributed.rows import Rows, cut_at_multiples, expand, integer
 type Sharding = Callable[..., Rows]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Contiguous:
     """Cut the rows into one stretch for each rank: the best locality, for collections that have been shuffled.
 
@@ -31,13 +31,16 @@ class Contiguous:
     Examples
     --------
     >>> from annbatch.samplers import SequentialSampler
-    >>> from annbatch_distributed import Contiguous, DistributedSampler, Rank
+    >>> from annbatch_distributed import DistributedSampler, Rank
     >>> sampler = DistributedSampler(
-    ...     SequentialSampler(2, 2, 2), dist_info=Rank(0, 2), sharding=Contiguous()
+    ...     SequentialSampler(2, 2, 2), dist_info=Rank(0, 2), sharding="contiguous"
     ... )
     >>> [list(sampler.plan(12).shard(rank).rows) for rank in range(2)]
     [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     """
+
+    def __repr__(self) -> str:
+        return '"contiguous"'
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
         """Return the rows in the order that they have."""
@@ -129,7 +132,7 @@ class Shuffled:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Independent:
     """Let every rank draw from all of the rows: for samplers that draw with replacement.
 
@@ -148,15 +151,18 @@ class Independent:
     Examples
     --------
     >>> from annbatch.samplers import RandomSampler
-    >>> from annbatch_distributed import DistributedSampler, Independent, Rank
+    >>> from annbatch_distributed import DistributedSampler, Rank
     >>> sampler = RandomSampler(2, 2, 2, replacement=True, num_samples=10)
     >>> job = [
-    ...     DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding=Independent())
+    ...     DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding="independent")
     ...     for rank in range(2)
     ... ]
     >>> [rank.n_batches(100) for rank in job]
     [2, 2]
     """
+
+    def __repr__(self) -> str:
+        return '"independent"'
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
         """Return the rows, which are every rank's to draw from."""
@@ -203,7 +209,7 @@ def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> 
         )
     if len(answer) != len(rows) or answer.mixed_sum() != rows.mixed_sum():
         raise ValueError(
-            f"The sharding {name} must return each of the {len(rows):,} rows of {rows.in_short(3)} once and no other, "
-            f"in any order; it returned {len(answer):,} rows, {answer.in_short(3)}."
+            f"The sharding {name} must return each of the {len(rows):,} rows of {rows.format(3)} once and no other, "
+            f"in any order; it returned {len(answer):,} rows, {answer.format(3)}."
         )
     return answer

@@ -72,7 +72,7 @@ type Split = npt.NDArray[np.integer[Any]]
 type Flags = npt.NDArray[np.bool_]
 
 #: How many rows a hole has at most that is read through, if users don't say otherwise: see benchmarks/holes.py.
-LONGEST_HOLE = 64
+LONGEST_GAP = 64
 
 
 class Request(NamedTuple):
@@ -184,11 +184,11 @@ class Stream:
     def _name(self) -> str:
         return type(self.sampler).__name__
 
-    def requests(self, numbers: Numbers, *, step: SharedStep | None = None, longest_hole: int = 0) -> Iterator[Request]:
+    def requests(self, numbers: Numbers, *, step: SharedStep | None = None, longest_gap: int = 0) -> Iterator[Request]:
         """Yield load requests of global rows for some of its batches, by their numbers in the stream, ascending.
 
         ``step`` says which part of the batch is read, if there is one that lanes share. Holes of at most
-        ``longest_hole`` rows are read through.
+        ``longest_gap`` rows are read through.
         """
         shard = self.plan.shard(self.number)
         n_batches = self.plan.n_batches(self.number)
@@ -203,7 +203,7 @@ class Stream:
             if step is not None:
                 request = request.narrowed([np.array_split(request.splits[0], step.n_parts)[step.part]])  # noqa: PLW2901 a part
             is_repeat = step is not None and step.is_repeat
-            yield self._to_global(request, shard, is_repeat=is_repeat, longest_hole=longest_hole)
+            yield self._to_global(request, shard, is_repeat=is_repeat, longest_gap=longest_gap)
 
     def _run(self, shard: Shard) -> Iterator[Request]:
         """Run the sampler, and yield all load requests, of local rows."""
@@ -218,7 +218,7 @@ class Stream:
         if not isinstance(requests, Iterable):
             raise TypeError(f"{self._name} must yield load requests for its rows, got {shortened(requests)} instead.")
         is_trusted = wrapped.is_annbatchs_own(sampler)
-        grid = wrapped.chunk_size(sampler) if type(sampler) is RandomSampler and self.plan.grid is not None else None
+        grid = wrapped.chunk_size(sampler) if type(sampler) is RandomSampler and self.plan.align is not None else None
         for given in requests:
             if not is_trusted:
                 request = _checked(given, sampler, len(shard), rng)
@@ -233,14 +233,14 @@ class Stream:
             if given["splits"]:
                 yield Request(starts, stops, given["splits"])
 
-    def _to_global(self, request: Request, shard: Shard, *, is_repeat: bool, longest_hole: int) -> Request:
+    def _to_global(self, request: Request, shard: Shard, *, is_repeat: bool, longest_gap: int) -> Request:
         """Turn local rows into global ones."""
         starts, stops, which = shard.rows.slices_to_global(request.starts, request.stops)
         are_repeats = None
         if self.plan.remainder == "pad":
             are_repeats = (request.rows() >= shard.n_own) | is_repeat
         gaps = starts[1:] - stops[:-1]
-        are_read = (gaps > 0) & (gaps <= longest_hole)
+        are_read = (gaps > 0) & (gaps <= longest_gap)
         if not request.is_narrowed:
             # A gap between two chunks of the sampler is rows that another chunk reads: it stays out. A gap within a
             # chunk (of global rows, where the shard has one), or between chunks that follow each other, is read.
@@ -434,7 +434,7 @@ class Pass(Iterator[LoadRequest]):
     """Where the pass begins."""
     n_batches: int = 0
     """Number of batches that the epoch has in the longest lane of the job, those done before included."""
-    longest_hole: int = 0
+    longest_gap: int = 0
     """Largest gap between rows that is read too, in rows."""
     is_by_workers: bool = False
     """True if the workers of a ``DataLoader`` read it, and this is what their process knows of it."""
@@ -513,7 +513,7 @@ class Pass(Iterator[LoadRequest]):
         """Return a load request for some batches of another one, of global rows."""
         part = request.narrowed(splits)
         gaps = part.starts[1:] - part.stops[:-1]
-        return part.read_through((gaps > 0) & (gaps <= self.longest_hole))
+        return part.read_through((gaps > 0) & (gaps <= self.longest_gap))
 
     def _of_lane(self, lane: Lane) -> Iterator[Request]:
         for stream, numbers in self._by_stream(lane.numbers):
@@ -524,7 +524,7 @@ class Pass(Iterator[LoadRequest]):
 
     def _of_stream(self, number: int, numbers: Numbers, step: SharedStep | None = None) -> Iterator[Request]:
         stream = Stream(self.sampler, self.plan, number, self.root_seed, self.position.passes)
-        return stream.requests(numbers, step=step, longest_hole=self.longest_hole)
+        return stream.requests(numbers, step=step, longest_gap=self.longest_gap)
 
     def _by_stream(self, numbers: Numbers) -> list[tuple[int, Numbers]]:
         """Return the streams that some numbers are of, and the numbers of each as it counts them, ascending."""

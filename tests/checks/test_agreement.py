@@ -18,10 +18,11 @@ from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, Shuffled, Tally
+from annbatch_distributed import DistributedSampler, Rank, Shuffled
+from annbatch_distributed.checks import Tally
 from annbatch_distributed.checks.agreement import Description, compare
 from annbatch_distributed.checks.exchange import listed
-from annbatch_distributed.ranks import Membership, deferred
+from annbatch_distributed.ranks import Placement, deferred
 from tests.meeting import heard, met
 from tests.strategies import Job, jobs
 from tests.test_laws import runnable
@@ -198,7 +199,7 @@ def test_ranks_that_ask_otherwise_or_have_other_libraries_are_told_so() -> None:
 
 def test_ranks_with_other_generators_agree_unless_they_have_the_same_share() -> None:
     def rank(number: int, n_peers: int) -> DistributedSampler:
-        share = Membership(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
+        share = Placement(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
         return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(number)), dist_info=share)
 
     assert agreement([rank(0, 1), rank(1, 1)]) == ["", ""]

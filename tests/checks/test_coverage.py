@@ -17,7 +17,8 @@ from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, Rows, StatefulLoader, Tally
+from annbatch_distributed import DistributedSampler, Rank, Rows, StatefulLoader
+from annbatch_distributed.checks import Tally
 from tests.meeting import heard, met
 from tests.samplers import MaskBlind, batches, flat, job
 from tests.strategies import PASSING, Job, jobs
@@ -66,10 +67,10 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
     assert text.startswith(f"epoch {epoch}: {have} read {counted(n_rows, n_batches)}, as planned")
     if drawn.kind in PASSING and not drops_rows(drawn):
         plan = ranks[0].plan(drawn.n_obs)
-        n_once = len(plan.window) - plan.n_lost
+        n_once = len(plan.window) - plan.n_dropped
         assert f"Each of the {n_once} row{'s' * (n_once != 1)} was read once" in text
         assert (f", {plan.n_repeated} were repeated" in text) == bool(plan.n_repeated)
-        assert (f", {plan.n_lost} of the {len(plan.window)} are lost" in text) == bool(plan.n_lost)
+        assert (f", {plan.n_dropped} of the {len(plan.window)} are lost" in text) == bool(plan.n_dropped)
         assert ("; the mask selects" in text) == (len(plan.window) < drawn.n_obs)
 
     rank = data.draw(st.integers(0, drawn.world_size - 1))
@@ -85,7 +86,7 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
             wrong[rank] = [flat(wrong[rank]), *[[] for _ in wrong[rank]]]
     text = said(ranks, drawn.n_obs, wrong)
     plan = ranks[0].plan(drawn.n_obs)
-    masked = f" (the mask selects {plan.window.in_short(3)})"
+    masked = f" (the mask selects {plan.window.format(3)})"
     which = masked if len(plan.window) < drawn.n_obs else ""
     assert text.startswith(
         f"What the ranks have read in epoch {epoch} is not what was planned{which}:\n  rank {rank} has read"
@@ -255,7 +256,8 @@ def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], st
 
 
 ODD: dict[str, tuple[dict[str, Any], str]] = {
-    "rows": ({"read": np.arange(50)}, "TypeError: read must be a Tally"),
+    "rows that are no batches": ({"read": np.arange(50)}, "ValueError: Rows must have one dimension, got shape ()"),
+    "no rows": ({"read": 50}, "TypeError: read must be the rows of each batch, in arrays, got 50"),
     "a number of rows that is a text": ({"n_obs": "100"}, "TypeError: n_obs must be an integer"),
     "another number of rows": ({"n_obs": 101}, "ValueError: n_obs must be that of the last pass, 100, got 101"),
 }

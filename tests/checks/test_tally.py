@@ -14,7 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import Rows, Tally
+from annbatch_distributed import Rows
+from annbatch_distributed.checks import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -59,7 +59,7 @@ def test_every_epoch_has_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.findall(r"^epoch (\d+)", text, flags=re.MULTILINE) == ["3", "4"]
     found = planned(capsys, "--n-obs", 20_000, "--epoch", 3, "--epochs", 2)["epochs"]
     assert [epoch["epoch"] for epoch in found] == [3, 4]
-    assert found[0]["lost"] != found[1]["lost"]  # others in each epoch
+    assert found[0]["dropped"] != found[1]["dropped"]  # others in each epoch
 
 
 @pytest.mark.parametrize(("remainder", "sharding"), [("drop", "contiguous"), ("pad", "shuffled")])
@@ -69,13 +69,13 @@ def test_in_json_each_row_is_in_one_shard_or_lost_and_batches_are_full(
     options = "--n-obs", 1_003, "--ranks", 3, "--remainder", remainder, "--sharding", sharding, *SMALL
     (epoch,) = planned(capsys, *options)["epochs"]
     counts = Counter(row for shard in epoch["shards"] for row in rows_of(shard["stretches"]))
-    lost = rows_of(epoch["lost"]["stretches"])
+    lost = rows_of(epoch["dropped"]["stretches"])
 
     assert sorted([*counts, *lost]) == list(range(1_003))
     assert (
         epoch["repeated"] == sum(counts.values()) - len(counts) == sum(shard["repeated"] for shard in epoch["shards"])
     )
-    assert epoch["lost"]["rows"] == len(lost) == (1_003 % (3 * 8) if remainder == "drop" else 0)
+    assert epoch["dropped"]["rows"] == len(lost) == (1_003 % (3 * 8) if remainder == "drop" else 0)
     for shard in epoch["shards"]:
         assert len(rows_of(shard["stretches"])) == shard["rows"] == 8 * shard["batches"]
 
@@ -85,7 +85,7 @@ def test_rows_in_many_stretches_are_the_first_thousand(capsys: pytest.CaptureFix
     (epoch,) = planned(capsys, *options)["epochs"]
     assert [len(shard["stretches"]) for shard in epoch["shards"]] == [1_000, 1_000]
     assert all(shard["rows"] == 50_000 and not shard["all_stretches"] for shard in epoch["shards"])
-    assert epoch["lost"]["all_stretches"]
+    assert epoch["dropped"]["all_stretches"]
 
 
 def test_what_a_mask_and_values_of_columns_select_is_shared_out(
@@ -157,7 +157,7 @@ def test_load_requests_make_whole_batches_unless_told_otherwise(capsys: pytest.C
 
 def test_plans_are_drawn_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert planned(capsys, "--n-obs", 20_000, "--epochs", 2, "--plot", tmp_path / "plans.svg")
-    assert (tmp_path / "plans.svg").read_text().count("lost: 7.8 %") == 2
+    assert (tmp_path / "plans.svg").read_text().count("dropped: 7.8 %") == 2
 
 
 WRONG = {

@@ -24,7 +24,7 @@ def test_the_sampling_benchmark_compares_every_configuration_and_answers() -> No
     lines = lines_of("sampling.py", "--small")
     assert sum("of annbatch's time" in line for line in lines) == 6
     for alone in ("RandomSampler", "SequentialSampler"):
-        for sharding in ("Contiguous()", "Shuffled(block_size=512)"):
+        for sharding in (", contiguous,", "Shuffled(block_size=512)"):
             assert sum(sharding in line and f"of the lone {alone}'s time" in line for line in lines) == 3
     assert [line.split(" at ")[0] for line in lines[18:21]] == ["n_batches", "plan", "str(plan)"]
     assert ["plan an epoch of 1e+09 rows" in line for line in lines[21:]] == [True, True]

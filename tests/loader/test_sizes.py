@@ -53,7 +53,7 @@ def test_sizes_fit_into_memory_and_hold_whole_chunks_and_batches(
     sampler = DistributedSampler(RandomSampler(**sizes), dist_info=Rank(0, world_size))
     assert sizes.n_dropped == n_rows % (world_size * batch_size)
     if n_rows >= world_size * batch_size:
-        assert sampler.plan(n_rows).n_lost == sizes.n_dropped
+        assert sampler.plan(n_rows).n_dropped == sizes.n_dropped
 
 
 def test_sizes_are_a_mapping_of_the_arguments_of_a_sampler() -> None:
@@ -108,7 +108,7 @@ def test_under_a_mask_what_is_read_fits_too(part: float | slice | list[slice]) -
     n_read = [sum(rows.stop - rows.start for rows in request["requests"]) for request in distributed.sample(100_000)]
     assert 0.7 * sizes.bytes_in_memory < 4 * 200 * max(n_read) < 1.1 * sizes.bytes_in_memory
     assert sizes.bytes_in_memory <= 10**7
-    assert distributed.plan(100_000).n_lost == sizes.n_dropped
+    assert distributed.plan(100_000).n_dropped == sizes.n_dropped
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, Rank, Tally
+from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.checks import Tally
 from annbatch_distributed.checks.exchange import store_of
-from annbatch_distributed.ranks import Membership, resolve
+from annbatch_distributed.ranks import Placement, resolve
 from tests.processes.in_job import in_job
 from tests.processes.told import tell
 from tests.samplers import batches
@@ -60,7 +61,7 @@ def check_all(framework: Framework, rank: int) -> dict[str, str]:
         "a batch left out": have_read(framework, left_out=int(is_odd)),
     }
     if not is_odd:  # a job of the other processes alone
-        part = Membership(Rank(rank // 2, 2), "a part", resolve(framework).framework, (0, 2))
+        part = Placement(Rank(rank // 2, 2), "a part", resolve(framework).framework, (0, 2))
         told["nothing in a part"] = agree(part)
         told["seed in a part"] = agree(part, seed=rank)
         told["a rank"] = agree(framework, timeout=3)  # it never comes

@@ -13,7 +13,8 @@ from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from annbatch_distributed import DistributedSampler, Tally
+from annbatch_distributed import DistributedSampler
+from annbatch_distributed.checks import Tally
 from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.ranks.jax import mesh
 from tests.processes.configurations import BATCH_SIZE, CHUNKS

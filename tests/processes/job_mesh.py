@@ -12,7 +12,8 @@ import torch.distributed as dist
 from annbatch.samplers import RandomSampler
 from torch.distributed.device_mesh import init_device_mesh
 
-from annbatch_distributed import DistributedSampler, StatefulLoader, Tally, deferred, mesh_ranks
+from annbatch_distributed import DistributedSampler, StatefulLoader, deferred, mesh_ranks
+from annbatch_distributed.checks import Tally
 from tests.processes.in_job import in_job
 from tests.processes.told import tell
 
@@ -46,7 +47,7 @@ def error(call: Callable[[], object]) -> str:
     return ""
 
 
-def memberships(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInfo | Deferred]:
+def placements(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInfo | Deferred]:
     """All that tells a rank, by name."""
     return {
         "torch": "torch",
@@ -109,7 +110,7 @@ def main(results: Path) -> None:
     with in_job("torch") as rank:
         square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         halves: Any = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        told = {name: read(dist_info) for name, dist_info in memberships(square, halves[rank // 2]).items()}
+        told = {name: read(dist_info) for name, dist_info in placements(square, halves[rank // 2]).items()}
         told["a spawned worker"] = read_by_a_worker(early, rank)
         told["errors"] = {"too early": too_early, **errors(rank, square, halves[1 - rank // 2])}
         tell(results, rank, told)

@@ -117,9 +117,9 @@ def test_the_source_names_the_launcher_that_was_taken_and_its_variables(variable
 def test_the_environment_of_this_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (pair(HAND, Rank(1, 4)) | TORCHRUN).items():
         monkeypatch.setenv(name, value)
-    membership = resolve("env")
-    assert membership.rank == Rank(1, 4)
-    assert (membership.framework, membership.processes) == (None, None)
+    placement = resolve("env")
+    assert placement.rank == Rank(1, 4)
+    assert (placement.framework, placement.processes) == (None, None)
 
 
 def test_of_torchrun_only_what_started_torchrun_itself_may_say_something_else() -> None:

@@ -43,7 +43,7 @@ def test_each_lane_shows_the_rows_of_its_rank(sharding: str, world_size: int) ->
         lanes, lost = painted(axes)
         for rank in range(world_size):
             assert list(np.flatnonzero(lanes[rank])) == sorted(plan.shard(rank).rows)
-        assert list(np.flatnonzero(lost[0])) == sorted(plan.lost)
+        assert list(np.flatnonzero(lost[0])) == sorted(plan.dropped)
 
 
 def test_what_the_mask_leaves_out_is_painted_behind_the_lanes() -> None:
@@ -76,7 +76,7 @@ def test_a_picture_says_what_its_signs_mean() -> None:
         (made,) = plans(301, 2, **kwargs)
         return [text.get_text() for legend in made.plot().legends for text in legend.get_texts()]
 
-    assert names() == ["lost"]
+    assert names() == ["dropped"]
     assert names(remainder="pad", mask=slice(0, 100)) == ["repeated", "left out by the mask"]
     assert names(remainder="keep") == []
 

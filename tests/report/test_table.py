@@ -26,8 +26,8 @@ def test_the_text_says_who_gets_what_and_what_is_lost() -> None:
         "   0        3    24         0  0:24",
         "   1        3    24         0  24:40, 50:58",
         "   2        3    24         0  58:82",
-        "lost in this epoch: 8 rows, 10 % (82:90)",
-        'to lose none: remainder="exact", "keep" or "pad"',
+        "dropped in this epoch: 8 rows, 10 % (82:90)",
+        'to drop none: remainder="exact", "keep" or "pad"',
     ]
 
 
@@ -35,7 +35,7 @@ def test_the_text_says_what_is_repeated() -> None:
     assert str(plan(10, 2, remainder="pad")).splitlines()[2:] == [
         "   0        1     8         3  0:8",
         "   1        1     8         3  5:10, 0:3",
-        "lost in this epoch: 0 rows; repeated: 6",
+        "dropped in this epoch: 0 rows; repeated: 6",
         "in memory: up to 8 rows on each rank",
     ]
 
@@ -94,8 +94,8 @@ def test_a_notebook_shows_the_title_the_frame_and_the_notes() -> None:
         ["2", "3", "24", "0", "58:82"],
     ]
     assert list(notes.itertext()) == [
-        "lost in this epoch: 8 rows, 10 % (82:90)",
-        'to lose none: remainder="exact", "keep" or "pad"',
+        "dropped in this epoch: 8 rows, 10 % (82:90)",
+        'to drop none: remainder="exact", "keep" or "pad"',
     ]
 
 

@@ -15,21 +15,20 @@ from annbatch.types import LoadRequest
 
 import annbatch_distributed
 from annbatch_distributed import (
-    Contiguous,
     DistributedSampler,
     EpochPlan,
-    Independent,
     Rank,
     Rows,
     Shuffled,
     StatefulLoader,
-    Tally,
     deferred,
     mesh_ranks,
 )
+from annbatch_distributed.checks import Tally
 from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
-from annbatch_distributed.ranks import Deferred, Membership
+from annbatch_distributed.ranks import Deferred, Placement
+from annbatch_distributed.sharding import Contiguous, Independent
 from annbatch_distributed.sharding import Shuffled as ShuffledThere
 
 if TYPE_CHECKING:
@@ -55,9 +54,9 @@ def a_rank_comes_from_anything_that_says_it(
     assert_type(Rank(0, 2).rank, int)
     assert_type(Rank(0, 2).world_size, int)
     assert_type(deferred("torch"), Deferred)
-    assert_type(mesh_ranks(torch_mesh, "dp"), Membership)
-    assert_type(mesh_ranks(jax_mesh, ("dp", "fsdp")), Membership)
-    assert_type(mesh_ranks(sharding), Membership)
+    assert_type(mesh_ranks(torch_mesh, "dp"), Placement)
+    assert_type(mesh_ranks(jax_mesh, ("dp", "fsdp")), Placement)
+    assert_type(mesh_ranks(sharding), Placement)
     DistributedSampler(sampler, dist_info="torch")
     DistributedSampler(sampler, dist_info="jax")
     DistributedSampler(sampler, dist_info="env")
@@ -145,12 +144,12 @@ def a_loader_has_a_state(loader: StatefulLoader, wrapped: Sampler) -> None:
 
 def a_plan_says_who_reads_what(plan: EpochPlan) -> None:
     assert_type(plan.n_obs, int)
-    assert_type(plan.world_size, int)
+    assert_type(plan.n_streams, int)
     assert_type(plan.epoch, int)
     assert_type(plan.n_batches(0), int)
     assert_type(plan.window, Rows)
-    assert_type(plan.lost, Rows)
-    assert_type(plan.n_lost, int)
+    assert_type(plan.dropped, Rows)
+    assert_type(plan.n_dropped, int)
     assert_type(plan.n_repeated, int)
     assert_type(plan.shard(1).rows, Rows)
     assert_type(plan.shard(1).repeated, Rows)

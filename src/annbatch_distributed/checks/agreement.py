@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from importlib import metadata
@@ -28,13 +28,16 @@ import numpy.typing as npt
 from annbatch_distributed.checks.exchange import Gather, Kind, Timeout, gather_texts, initialized, listed, seconds_of
 from annbatch_distributed.lanes import Lane
 from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.ranks import Membership, Rank
-from annbatch_distributed.rows import Int64Array, Rows, counted, integer, integers, mixed_sum
+from annbatch_distributed.ranks import Placement, Rank
+from annbatch_distributed.rows import Int64Array, Rows, integer, integers, mixed_sum, plural
 from annbatch_distributed.state import Identity, Position, bounded, flat
 from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
     pass
+
+#: Rows of each batch that was read.
+type Read = Tally | Iterable[npt.ArrayLike]
 
 type Values = Mapping[str, int | str | None]
 
@@ -65,7 +68,7 @@ class Tally:
     Examples
     --------
     >>> import numpy as np
-    >>> from annbatch_distributed import Tally
+    >>> from annbatch_distributed.checks import Tally
     >>> read, planned = Tally(), Tally()
     >>> for rows in (np.array([3, 0, 1]), np.array([2, 4])):
     ...     read.add(rows)
@@ -83,6 +86,18 @@ class Tally:
         self._value = integer("value of a Tally", value, least=0, below=2**64)
         self._pending: list[Int64Array] = []
         self._n_pending = 0
+
+    @classmethod
+    def of(cls, batches: Read) -> Self:
+        """Return the tally of the rows of batches; a TypeError if they are no arrays of rows."""
+        if isinstance(batches, cls):
+            return batches
+        if not isinstance(batches, Iterable) or isinstance(batches, Mapping | str):
+            raise TypeError(f"read must be the rows of each batch, in arrays, got {shortened(batches)}.")
+        tally = cls()
+        for rows in batches:
+            tally.add(rows)
+        return tally
 
     @property
     def value(self) -> int:
@@ -184,7 +199,7 @@ class Description:
         return {"world size": self.world_size, "processes for each rank": self.n_peers, **self.same}
 
     @classmethod
-    def of(cls, job: Membership, identity: Identity, position: Position, plan: EpochPlan, more: Values) -> Self:
+    def of(cls, job: Placement, identity: Identity, position: Position, plan: EpochPlan, more: Values) -> Self:
         """Return what a process says of the configuration with which a pass begins at a position.
 
         ``identity`` is what the rows and their order follow from, of which the ``"root"`` must be the same for peers
@@ -204,8 +219,8 @@ class Description:
 
 
 def ranks_agree(
-    member: Callable[[], Membership],
-    describe: Callable[[Membership], Description],
+    place: Callable[[], Placement],
+    describe: Callable[[Placement], Description],
     *,
     timeout: Timeout,
     gather: Gather | None,
@@ -213,13 +228,13 @@ def ranks_agree(
 ) -> dict[int, Description]:
     """Return what all processes say of themselves, by number; or raise the same in all unless they agree.
 
-    ``member`` returns which process this is, and ``describe`` what it says. All processes hear of it if one of them
+    ``place`` returns which process this is, and ``describe`` what it says. All processes hear of it if one of them
     raises, or if ``timeout`` or ``gather``, which are as the user passed them, are wrong. ``call`` is the user's.
     """
-    seconds, job, problem = 300.0, Membership(Rank(0, 1), source=""), None
+    seconds, job, problem = 300.0, Placement(Rank(0, 1), source=""), None
     try:
         try:
-            job = member()
+            job = place()
         finally:
             seconds = seconds_of(timeout)
         if gather is not None and not callable(gather):
@@ -273,8 +288,8 @@ def _version(name: str) -> str:
 
 def _digest(plan: EpochPlan) -> str:
     """Return a few letters that are others for another plan: of its batches, and of some rows of each rank."""
-    parts: list[object] = [[int(number) for number in plan.sampler_batches], int(plan.n_lost)]
-    for rank in range(plan.world_size):
+    parts: list[object] = [[int(number) for number in plan.sampler_batches], int(plan.n_dropped)]
+    for rank in range(plan.n_streams):
         rows = plan.shard(rank).rows
         some = np.linspace(0, len(rows), _SOME, endpoint=False, dtype=np.int64)[: len(rows)]
         parts.append((len(rows), rows.to_global(some).tolist()))
@@ -365,21 +380,19 @@ class Reading:
     """Where the pass began."""
 
     @classmethod
-    def of(cls, description: Description, last: Pass, read: Tally, lanes: Sequence[Lane], own: range) -> Self:
+    def of(cls, description: Description, last: Pass, read: Read, lanes: Sequence[Lane], own: range) -> Self:
         """Return what a rank says of its last pass.
 
         ``lanes`` are the batches that each lane of the job had to read, and ``own`` the lanes of this rank, several if
         they are virtual ranks. A ValueError or a TypeError if it isn't known what was planned or read.
         """
-        if not isinstance(read, Tally):
-            raise TypeError(f"read must be a Tally, got {read!r}")
         # imported here, since comparing strings needs no annbatch
         from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
 
         plan, sampler = last.plan, last.sampler
         planned = _counted(replace(last, lanes=[lanes[lane] for lane in own]))
         # the shards of this rank: a resumed epoch may have more or fewer streams than lanes
-        streams = [stream for stream in range(plan.world_size) if stream % len(lanes) in own]
+        streams = [stream for stream in range(plan.n_streams) if stream % len(lanes) in own]
         share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
         numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
         whole = _counted(replace(last, lanes=[Lane(numbers)])) if last.position.done else planned
@@ -390,7 +403,7 @@ class Reading:
                 "promises. Fix it; or pass remainder='drop', which promises full batches only; or, if it draws rows "
                 "with replacement, give it a method n_draws(n_rows) that returns the number of samples"
             )
-        tallies = {"read": read, "planned": planned, "share": share}
+        tallies = {"read": Tally.of(read), "planned": planned, "share": share}
         of_rank = {name: tally.to_dict() for name, tally in tallies.items()}
         return cls(replace(description, read=of_rank | {"reads_share": share == whole}), plan, last.position)
 
@@ -408,8 +421,8 @@ def _counted(requests: Pass) -> Tally:
 
 
 def epoch_read(
-    member: Callable[[], Membership],
-    read: Callable[[Membership], Reading],
+    place: Callable[[], Placement],
+    read: Callable[[Placement], Reading],
     *,
     timeout: Timeout,
     gather: Gather | None,
@@ -417,11 +430,11 @@ def epoch_read(
     """Return what all processes together have read, or raise in all: see :func:`agreement.ranks_agree`."""
     own: list[Reading] = []
 
-    def describe(job: Membership) -> Description:
+    def describe(job: Placement) -> Description:
         own.append(read(job))
         return own[0].description
 
-    said = ranks_agree(member, describe, timeout=timeout, gather=gather, call="check_epoch_read")
+    said = ranks_agree(place, describe, timeout=timeout, gather=gather, call="check_epoch_read")
     return compare_readings(said, own[0].plan, own[0].position)
 
 
@@ -432,9 +445,9 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, position:
     ranks = {process.rank: process.read for process in said.values()}.values()
     read, shares = (sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share"))
     if not problems and plan.n_draws is None:
-        repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.world_size) if plan.n_repeated)
-        if shares + _tally(plan.lost) != sum(repeated, _tally(plan.window)):
-            problems = [f"the shares of all ranks, {counted(shares.n_rows, 'row')}, differ from the plan"]
+        repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.n_streams) if plan.n_repeated)
+        if shares + _tally(plan.dropped) != sum(repeated, _tally(plan.window)):
+            problems = [f"the shares of all ranks, {plural(shares.n_rows, 'row')}, differ from the plan"]
     if problems:
         masked = f" ({_masked(plan)})" if _masked(plan) else ""
         raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
@@ -456,14 +469,14 @@ def _problem(number: int, process: Description) -> str:
 
 
 def _in_words(tally: Tally) -> str:
-    return f"{counted(tally.n_rows, 'row')} in {counted(tally.n_batches, 'batch')}"
+    return f"{plural(tally.n_rows, 'row')} in {plural(tally.n_batches, 'batch')}"
 
 
 def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
     """Return what the ranks have read as planned, in a line, and no more than is known."""
     is_rest = position.done > 0
     epoch = "rest of " * is_rest + f"epoch {plan.epoch}"
-    ranks = f"{counted(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
+    ranks = f"{plural(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
     text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
     if is_rest and position.unverified:
         return text + ". The batches before may be of another plan, by the state that was loaded"
@@ -471,12 +484,12 @@ def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *,
     if not reads_each_row or (is_rest and plan.remainder == "drop"):
         return text
     text += ". " + ("With the batches before, each" if is_rest else "Each")
-    text += f" of the {counted(len(plan.window) - plan.n_lost, 'row')} was read once"
+    text += f" of the {plural(len(plan.window) - plan.n_dropped, 'row')} was read once"
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
-    text += f", {plan.n_lost:,} of the {len(plan.window):,} are lost in this epoch" if plan.n_lost else ""
+    text += f", {plan.n_dropped:,} of the {len(plan.window):,} are dropped in this epoch" if plan.n_dropped else ""
     return text + (f"; {_masked(plan)}" if _masked(plan) else "")
 
 
 def _masked(plan: EpochPlan) -> str:
     """Return which rows the mask selects, which tells loaders of one collection apart; empty if it selects all."""
-    return f"the mask selects {plan.window.in_short(3)}" if len(plan.window) < plan.n_obs else ""
+    return f"the mask selects {plan.window.format(3)}" if len(plan.window) < plan.n_obs else ""

@@ -24,7 +24,7 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Literal
 
 from annbatch_distributed.ranks import jax, torch
-from annbatch_distributed.ranks.rank import Framework, Membership
+from annbatch_distributed.ranks.rank import Framework, Placement
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as TorchStore
@@ -112,7 +112,7 @@ def seconds_of(timeout: object) -> float:
     return float(seconds)
 
 
-def gather_texts(text: str, job: Membership, *, seconds: float, gather: Gather | None = None) -> dict[int, str]:
+def gather_texts(text: str, job: Placement, *, seconds: float, gather: Gather | None = None) -> dict[int, str]:
     """Say a text to all processes of a job, and return what each of them says, by its number.
 
     ``gather`` returns the texts of all processes, in the same order everywhere. Without it, they meet through the

@@ -196,7 +196,7 @@ def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # no
 
 
 def _read(loader: StatefulLoader, rank: int, meet: Meet) -> _Read:
-    from annbatch_distributed import Tally
+    from annbatch_distributed.checks import Tally
 
     tally, longest_wait = Tally(), 0.0
     began = asked = perf_counter()

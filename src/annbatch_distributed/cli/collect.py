@@ -23,7 +23,7 @@ import zarr
 from annbatch import DatasetCollection
 
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.rows import counted
+from annbatch_distributed.rows import plural
 
 #: A column of texts with more values names each cell, or is about something else than kinds of cells.
 _MOST_VALUES = 20
@@ -58,7 +58,7 @@ def _collect(options: Namespace) -> int:
             if cells.X.data.any():
                 are_counts[file] = bool((cells.X.data % 1 == 0).all())
             where = f", of {places[file]}" if options.layer else ""
-            shape = f"{counted(cells.n_obs, 'cell')}, {counted(cells.n_vars, 'gene')}"
+            shape = f"{plural(cells.n_obs, 'cell')}, {plural(cells.n_vars, 'gene')}"
             print(f"{file}: {shape}, {cells.X.dtype}{where}", flush=True)
         if len(set(are_counts.values())) > 1:
             file = next(file for file in files if not are_counts.get(file, True))
@@ -89,7 +89,7 @@ def _collect(options: Namespace) -> int:
         _name_files(collection, files)
         shutil.move(unfinished, out)
     n_cells = sum(map(len, obs.values()))
-    print(f"{out}: {counted(n_cells, 'cell')} of {counted(len(files), 'file')}, {counted(len(kept), 'gene')}")
+    print(f"{out}: {plural(n_cells, 'cell')} of {plural(len(files), 'file')}, {plural(len(kept), 'gene')}")
     print(f"how two ranks share them: annbatch-distributed plan {out} --ranks 2 --remainder exact --by src_path")
     return 0
 
@@ -124,7 +124,7 @@ def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
         taken.var_names_make_unique()
     elif repeated := taken.var_names[taken.var_names.duplicated()].unique().tolist():
         names = ", ".join(repeated[:3]) + ", ..." * (len(repeated) > 3)
-        raise CommandError(f"{file}: {counted(len(repeated), 'gene name')} repeated ({names}): --make-unique")
+        raise CommandError(f"{file}: {plural(len(repeated), 'gene name')} repeated ({names}): --make-unique")
     return taken, place
 
 
@@ -153,7 +153,7 @@ def _labelled(obs: pd.DataFrame, missing: list[str]) -> set[str]:
 def _check_names(obs: dict[Path, pd.DataFrame]) -> None:
     names = pd.Index(np.concatenate([table.index.to_numpy(dtype=object) for table in obs.values()]))
     if n_repeated := int(names.duplicated().sum()):
-        raise CommandError(f"{counted(n_repeated, 'cell name')} repeated, within files or across them: --make-unique")
+        raise CommandError(f"{plural(n_repeated, 'cell name')} repeated, within files or across them: --make-unique")
 
 
 def _columns(obs: dict[Path, pd.DataFrame]) -> dict[str, pd.Index | None]:
@@ -196,11 +196,11 @@ def _report(
     for name, values in columns.items():
         there = [table[name] for table in obs.values() if name in table]
         n_missing = sum(len(table) if name not in table else int(table[name].isna().sum()) for table in obs.values())
-        what = "numbers" if values is None else counted(len(values), "value")
+        what = "numbers" if values is None else plural(len(values), "value")
         if values is not None and 0 < len(values) <= _MOST_VALUES:
             what += f" ({', '.join(values)})"
-        where = "" if len(there) == len(obs) else f", in {len(there):,} of {counted(len(obs), 'file')} only"
-        print(f"{name}: {what}{where}, {counted(n_missing, 'cell') if n_missing else 'no cell'} without one")
+        where = "" if len(there) == len(obs) else f", in {len(there):,} of {plural(len(obs), 'file')} only"
+        print(f"{name}: {what}{where}, {plural(n_missing, 'cell') if n_missing else 'no cell'} without one")
 
 
 def _name_files(collection: DatasetCollection, files: list[Path]) -> None:

@@ -59,11 +59,11 @@ def run(options: Namespace) -> int:
 
 def _plan_of(plan: EpochPlan) -> dict[str, Any]:
     """Return what JSON has of a plan; ranks are virtual ones if the plan has virtual ranks."""
-    shards = [plan.shard(rank) for rank in range(plan.world_size)]
+    shards = [plan.shard(rank) for rank in range(plan.n_streams)]
     return {
         "epoch": plan.epoch,
         "selected": len(plan.window),
-        "lost": {"rows": plan.n_lost} | _stretches(plan.lost),
+        "dropped": {"rows": plan.n_dropped} | _stretches(plan.dropped),
         "repeated": plan.n_repeated,
         "rows_in_memory": plan.rows_in_memory,
         "shards": [

@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import Contiguous, DistributedSampler, Independent, Rank, Shuffled, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.cells import Cells
+from annbatch_distributed.sharding import Contiguous, Independent
 from annbatch_distributed.state import Identity, Position, from_state
 
 _SAMPLERS = {"random": RandomSampler, "sequential": SequentialSampler}

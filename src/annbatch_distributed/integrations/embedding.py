@@ -29,7 +29,7 @@ from annbatch_distributed.checks import Timeout
 from annbatch_distributed.checks.exchange import gather_texts, initialized, seconds_of
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader._annbatch import preloads_to_gpu
-from annbatch_distributed.ranks import DistInfo, Membership, Rank, resolve
+from annbatch_distributed.ranks import DistInfo, Placement, Rank, resolve
 from annbatch_distributed.ranks.resolve import Deferred
 from annbatch_distributed.ranks.torch import default_group as torch_group
 from annbatch_distributed.rows import BOUND, integer
@@ -127,7 +127,7 @@ def embed(
     >>> sums[:, 0].tolist()
     [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0, 33.0, 37.0]
     """
-    seconds, job = seconds_of(timeout), _membership(dist_info)
+    seconds, job = seconds_of(timeout), _placement(dist_info)
     meets = job.rank.world_size > 1 and (job.framework or initialized()) is not None
 
     def compare(said: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ def _is_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     return np.allclose(values, others, rtol=_TOLERANCE, atol=least, equal_nan=True)
 
 
-def _take_model_of_rank_0(model: Any, job: Membership) -> None:  # noqa: ANN401 of scvi-tools, or any function
+def _take_model_of_rank_0(model: Any, job: Placement) -> None:  # noqa: ANN401 of scvi-tools, or any function
     """Give the network of a model rank 0's weights, if all processes of torch's job call this."""
     network: Any = getattr(model, "module", None)
     if job.rank.world_size == 1 or initialized() != "torch" or not hasattr(network, "load_state_dict"):
@@ -189,9 +189,9 @@ def _take_model_of_rank_0(model: Any, job: Membership) -> None:  # noqa: ANN401 
     network.load_state_dict(weights[0])
 
 
-def _membership(dist_info: DistInfo | Deferred | None) -> Membership:
+def _placement(dist_info: DistInfo | Deferred | None) -> Placement:
     if isinstance(dist_info, Deferred):
-        return dist_info.membership()
+        return dist_info.placement()
     if dist_info is not None:
         return resolve(dist_info)
     if initialized() is not None:
@@ -255,7 +255,7 @@ class _Run:
         model: Any,  # noqa: ANN401 of scvi-tools, or any function
         data: Any,  # noqa: ANN401 a loader of annbatch's, or a data module
         store: StoreLike,
-        job: Membership,
+        job: Placement,
         *,
         meets: bool,
     ) -> None:

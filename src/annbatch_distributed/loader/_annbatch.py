@@ -115,7 +115,7 @@ def has_room_for_pointers(out: CSRContainer | npt.NDArray[Any]) -> CSRContainer 
 
 
 @dataclass(frozen=True)
-class Stored:
+class ZarrDataset:
     """A data set that lies in arrays of zarr."""
 
     arrays: tuple[AsyncArray[Any], ...]
@@ -124,7 +124,7 @@ class Stored:
     """Where the values of each row begin, and at the end how many there are; None if an array has the rows."""
 
 
-def stored_of(loader: Loader[Any, Any], number: int) -> Stored | None:
+def zarr_dataset_of(loader: Loader[Any, Any], number: int) -> ZarrDataset | None:
     """Return a data set of a loader, by its number; None if annbatch must be asked for it.
 
     That is so if it is in memory; if data sets have several types, which are made one; and before annbatch has read
@@ -134,8 +134,8 @@ def stored_of(loader: Loader[Any, Any], number: int) -> Stored | None:
     if not loader._dtypes_homogeneous:
         return None
     if isinstance(data_set, Array):
-        return Stored((data_set.async_array,), None)
-    return None if sparse is None else Stored((sparse.data, sparse.indices), sparse.indptr)
+        return ZarrDataset((data_set.async_array,), None)
+    return None if sparse is None else ZarrDataset((sparse.data, sparse.indices), sparse.indptr)
 
 
 def room_for(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any]:

@@ -25,9 +25,9 @@ import pandas as pd
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Timeout
 from annbatch_distributed.checks.agreement import Reading
-from annbatch_distributed.loader.ahead import threads
+from annbatch_distributed.loader.prefetch import threads
 from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter, training_on
-from annbatch_distributed.ranks import Membership
+from annbatch_distributed.ranks import Placement
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.state import Position, bounded
 
@@ -383,7 +383,7 @@ class MixedLoader:
                 source.sampler.agreeing, partial(self._description, name), timeout=timeout, gather=gather
             )
 
-    def _description(self, name: str, place: Membership) -> Description:
+    def _description(self, name: str, place: Placement) -> Description:
         self._check()
         source = self._sources[name]
         mine: dict[str, Any] = {
@@ -422,5 +422,5 @@ def _source(name: str, loader: Any) -> StatefulLoader:  # noqa: ANN401 whatever 
     return source
 
 
-def _said(reading: Reading, place: Membership) -> Reading:  # noqa: ARG001 it is that of this process
+def _said(reading: Reading, place: Placement) -> Reading:  # noqa: ARG001 it is that of this process
     return reading

@@ -17,8 +17,8 @@ from annbatch import DatasetCollection
 
 from annbatch_distributed.loader._annbatch import n_rows_of
 from annbatch_distributed.masks import AnyMask, resolve_mask
-from annbatch_distributed.rows import counted, integer
-from annbatch_distributed.stream import LONGEST_HOLE
+from annbatch_distributed.rows import integer, plural
+from annbatch_distributed.stream import LONGEST_GAP
 
 #: Rows of a store's chunk if no collection is given: annbatch's default.
 _STORE_CHUNK = 64
@@ -67,7 +67,7 @@ def suggest_sizes(
     memory: int = 1 << 30,
     batch_size: int = 256,
     read_ahead: int = 1,
-    read_through: int = LONGEST_HOLE,
+    read_through: int = LONGEST_GAP,
 ) -> Sizes:
     """Suggest sizes for annbatch's samplers that fit into memory.
 
@@ -153,7 +153,7 @@ def suggest_sizes(
     if least_rows > most_rows:
         megabytes = batch_size * bytes_held / 1e6
         raise ValueError(
-            f"A load request of one batch, {counted(batch_size, 'row')}, takes up to {megabytes:,.2f} MB, more than "
+            f"A load request of one batch, {plural(batch_size, 'row')}, takes up to {megabytes:,.2f} MB, more than "
             f"memory={memory / 1e6:,.2f} MB. Pass more memory, a smaller batch_size or a smaller read_ahead."
         )
     # a load request that is larger than a rank's shard doesn't shuffle any better

@@ -6,7 +6,7 @@ Lightning's ``Trainer`` counts: a state that is saved within a step, by a signal
 
 1. Cells that annbatch would read wrongly are refused when they are added.
 2. One load request is read at a time, here or in a thread that prefetches. Collections on a local disk are read through
-   zarrs in the thread that asks, see :mod:`local`.
+   zarrs in the thread that asks, see :mod:`zarrs_reader`.
 3. The rows of each batch that was yielded are added up, for the check at the end of an epoch.
 """
 
@@ -37,8 +37,8 @@ from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
-from annbatch_distributed.loader import local
+from annbatch_distributed.checks import Description, Gather, Read, Reading, Tally, Timeout
+from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
     batches_of,
@@ -54,17 +54,17 @@ from annbatch_distributed.loader._annbatch import (
     stores_of,
     take_data_of,
 )
-from annbatch_distributed.loader.ahead import ahead
+from annbatch_distributed.loader.prefetch import prefetch
 from annbatch_distributed.loader.sizes import suggest_sizes
 from annbatch_distributed.masks import AnyMask
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Deferred, DistInfo, Membership
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import Position
-from annbatch_distributed.stream import LONGEST_HOLE, Pass, Request
+from annbatch_distributed.stream import LONGEST_GAP, Pass, Request
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -293,7 +293,7 @@ class StatefulLoader(Loader[Any, Any]):
             memory=memory // (of_sampler.get("virtual_ranks") or 1),  # a rank may run all of them
             batch_size=batch_size,
             read_ahead=read_ahead,
-            read_through=of_sampler.get("read_through", LONGEST_HOLE),
+            read_through=of_sampler.get("read_through", LONGEST_GAP),
         )
         sampler = DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
         options = {"preload_to_gpu": False} | options
@@ -382,7 +382,7 @@ class StatefulLoader(Loader[Any, Any]):
         RuntimeError
             If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
         """
-        local.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
+        zarrs_reader.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
         if "load_adata" not in options:
             self._check_layouts(group["X"] for group in collection)
         for group in collection:
@@ -631,7 +631,7 @@ class StatefulLoader(Loader[Any, Any]):
                 due.extend(partial(self._finish, request, split) for split in request.splits)
                 yield request
 
-        read = ahead(requests(), self._read_request, self._read_ahead, self._readers)
+        read = prefetch(requests(), self._read_request, self._read_ahead, self._readers)
         with iterated(self), closing(begun), closing(read) as batches:
             for batch in batches:
                 yield due.popleft()(batch)
@@ -665,8 +665,8 @@ class StatefulLoader(Loader[Any, Any]):
 
         annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
         """
-        local.check_zarrs_answers(lambda: any(map(local.is_by_zarrs, arrays_in(self))))
-        rows = local.read(self, dataset_index_to_rows)
+        zarrs_reader.check_zarrs_answers(lambda: any(map(zarrs_reader.is_by_zarrs, arrays_in(self))))
+        rows = zarrs_reader.read(self, dataset_index_to_rows)
         return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
 
     def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
@@ -797,13 +797,13 @@ class StatefulLoader(Loader[Any, Any]):
         """
         checks.ranks_agree(self._sampler.agreeing, self._description, timeout=timeout, gather=gather)
 
-    def _description(self, place: Membership) -> Description:
+    def _description(self, place: Placement) -> Description:
         """Return what this process says of its sampler and its datasets."""
         self._sampler.check_cells(self._cells)
         return self._sampler.describe(place, self.n_obs, self._collection)
 
     def check_epoch_read(
-        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
+        self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
         """Check that all ranks together have read in the last pass what was planned.
 
@@ -835,7 +835,7 @@ class StatefulLoader(Loader[Any, Any]):
         reading = partial(self._reading, read=read)
         return checks.epoch_read(self._sampler.agreeing, reading, timeout=timeout, gather=gather)
 
-    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
+    def _reading(self, place: Placement, read: Read | None = None) -> Reading:
         """Return what this process says of its last pass."""
         if read is None:
             read = self._read if self._own_pass() is not None else Tally()
@@ -878,7 +878,7 @@ def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
     if place is None or not isinstance(place.store, LocalStore):
         return data
     place.store.root = place.store.root.absolute()
-    if not isinstance(data, Array) or not local.is_by_zarrs(data.async_array):
+    if not isinstance(data, Array) or not zarrs_reader.is_by_zarrs(data.async_array):
         return data
     # zarrs has the path of when the array was opened
     return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
@@ -889,7 +889,7 @@ def _warn_of_zarrs(collection: DatasetCollection) -> None:
     for group in collection:
         cells: Any = group["X"]
         array = cells if isinstance(cells, Array) else cells["data"]
-        if local.is_far_by_zarrs(array.async_array):
+        if zarrs_reader.is_far_by_zarrs(array.async_array):
             warnings.warn(
                 f"zarrs reads {array.store} one chunk a request, few at once: zarrs 0.2.3 took 25 times as long as "
                 "zarr's own codecs where a request took 30 ms. Have these read, before the collection is opened: "

@@ -17,10 +17,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Gather, Reading, Tally, Timeout
+from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.loader._annbatch import preloads_to_gpu
-from annbatch_distributed.ranks import Membership
+from annbatch_distributed.ranks import Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import integer
 from annbatch_distributed.sampler import DistributedSampler
@@ -194,7 +194,7 @@ class WorkerDataLoader(DataLoader[Any]):
             self._read.add(index)
 
     def check_epoch_read(
-        self, read: Tally | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
+        self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
         """Check that all ranks together have read in the last pass what was planned.
 
@@ -204,7 +204,7 @@ class WorkerDataLoader(DataLoader[Any]):
         reading = partial(self._reading, read=read)
         return checks.epoch_read(self.sampler.agreeing, reading, timeout=timeout, gather=gather)
 
-    def _reading(self, place: Membership, read: Tally | None = None) -> Reading:
+    def _reading(self, place: Placement, read: Read | None = None) -> Reading:
         if read is None and self._own_pass() is not None:
             if self._read is None:
                 raise TypeError("the batches say no rows: make the loader with return_index=True, or pass read")

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from annbatch_distributed.ranks.rank import Membership, Rank
-from annbatch_distributed.ranks.resolve import Deferred, DistInfo, deferred, member, mesh_ranks, resolve
+from annbatch_distributed.ranks.rank import Placement, Rank
+from annbatch_distributed.ranks.resolve import Deferred, DistInfo, deferred, mesh_ranks, placement_of, resolve
 
 __all__ = [
     "Deferred",
     "DistInfo",
-    "Membership",
+    "Placement",
     "Rank",
     "deferred",
-    "member",
     "mesh_ranks",
+    "placement_of",
     "resolve",
 ]

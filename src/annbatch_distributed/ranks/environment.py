@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from annbatch_distributed.ranks.rank import Membership, Rank
+from annbatch_distributed.ranks.rank import Placement, Rank
 from annbatch_distributed.ranks.worker import current_worker
 
 
@@ -47,7 +47,7 @@ _N_TORCHRUNS = "GROUP_WORLD_SIZE"
 _LAST_STEP = 0xFFFF_FFF0
 
 
-def launcher() -> Membership:
+def launcher() -> Placement:
     """Return which member of a job this process is, as its launcher's variables say: see :func:`launched`."""
     variables: Mapping[str, str] = os.environ
     if multiprocessing.parent_process() is not None and current_worker() is None:
@@ -56,7 +56,7 @@ def launcher() -> Membership:
     return launched(variables)
 
 
-def launched(variables: Mapping[str, str]) -> Membership:
+def launched(variables: Mapping[str, str]) -> Placement:
     """Return which member of a job a process with these environment variables is.
 
     A RuntimeError if no launcher has set any, a ValueError if they are no rank of a job or contradict each other.
@@ -96,7 +96,7 @@ def launched(variables: Mapping[str, str]) -> Membership:
     return members[0]
 
 
-def _read(variables: Mapping[str, str], launcher: _Launcher) -> Membership:
+def _read(variables: Mapping[str, str], launcher: _Launcher) -> Placement:
     """Return the member that a launcher says this process is."""
     rank, world_size = (variables.get(name, "") for name in (launcher.rank, launcher.world_size))
     if not (_is_natural(rank) and _is_natural(world_size) and int(rank) < int(world_size)):
@@ -112,7 +112,7 @@ def _read(variables: Mapping[str, str], launcher: _Launcher) -> Membership:
         )
     member = Rank(int(rank), int(world_size))
     source = f"{launcher.name} ({launcher.rank}={member.rank}, {launcher.world_size}={member.world_size})"
-    return Membership(member, source, name="env")
+    return Placement(member, source, name="env")
 
 
 def _is_natural(text: str) -> bool:
@@ -124,7 +124,7 @@ def _as_shell(variables: Mapping[str, str], *names: str) -> str:
     return ", ".join(f"{name}={shlex.quote(variables[name])}" if name in variables else f"no {name}" for name in names)
 
 
-def _contradiction(members: Iterable[Membership]) -> ValueError:
+def _contradiction(members: Iterable[Placement]) -> ValueError:
     sources = ", ".join(member.source for member in members)
     return ValueError(
         f"The variables of different launchers contradict each other: {sources}. Unset those that didn't start this "

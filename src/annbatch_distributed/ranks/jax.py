@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.ranks.rank import Membership, Rank
+from annbatch_distributed.ranks.rank import Placement, Rank
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
     from typing_extensions import TypeIs
 
 
-def all_processes() -> Membership:
+def all_processes() -> Placement:
     """Return which of all of JAX's processes this one is.
 
     A RuntimeError if ``jax.distributed`` has not been initialised, an ImportError if jax is not installed.
@@ -38,10 +38,10 @@ def all_processes() -> Membership:
         raise ImportError("dist_info='jax' needs JAX: install annbatch-distributed[jax].") from error
     _check_initialised()
     rank = Rank(jax.process_index(), jax.process_count())
-    return Membership(rank, source="JAX's processes", framework="jax", name="jax")
+    return Placement(rank, source="JAX's processes", framework="jax", name="jax")
 
 
-def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) -> Membership:
+def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) -> Placement:
     """Return which share of the data this process has in a mesh, see :func:`mesh_ranks`.
 
     Two processes with two devices each, in two meshes of 2 x 2 with the axes ``"data"`` and ``"model"``, of which
@@ -56,7 +56,7 @@ def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) ->
     _check_initialised()
     by_rank, rank = _shares_and_rank(devices, names)
     rank_of = {process: number for number, share in enumerate(by_rank) for process in share.processes}
-    return Membership.of_ranks(rank_of, by_rank[rank].processes[0], f"{_axes(names)} of a JAX mesh", "jax")
+    return Placement.of_ranks(rank_of, by_rank[rank].processes[0], f"{_axes(names)} of a JAX mesh", "jax")
 
 
 @lru_cache(maxsize=8)  # it is asked for every batch

@@ -71,7 +71,7 @@ type Framework = Literal["torch", "jax"]
 
 
 @dataclass(frozen=True)
-class Membership:
+class Placement:
     """This process in a job.
 
     It can be given as ``dist_info`` as it is.
@@ -94,7 +94,7 @@ class Membership:
     """The share of each of those processes, in the same order; None if that isn't known."""
 
     @classmethod
-    def of_ranks(cls, rank_of: Mapping[int, int], here: int, source: str, framework: Framework) -> Membership:
+    def of_ranks(cls, rank_of: Mapping[int, int], here: int, source: str, framework: Framework) -> Placement:
         """Return that of a process in a job in which each process has the rank that a mapping says.
 
         Every rank is that of at least one process, and of as many as any other.

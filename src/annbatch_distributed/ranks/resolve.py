@@ -1,4 +1,4 @@
-"""Resolving ``dist_info``: from an argument of a user to the :class:`Membership` of this process.
+"""Resolving ``dist_info``: from an argument of a user to the :class:`Placement` of this process.
 
 There is no fallback to rank 0: in a job of several processes it would give every one of them all rows.
 
@@ -23,7 +23,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
 from annbatch_distributed.ranks import environment, jax, torch
-from annbatch_distributed.ranks.rank import Membership, Rank
+from annbatch_distributed.ranks.rank import Placement, Rank
 from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class FrameworkObject:
     thing: Any
     """None in a worker, which is told its rank by the process that started it."""
 
-    def __call__(self) -> Membership:
-        """Return the membership; a RuntimeError if the framework has not started its processes yet."""
+    def __call__(self) -> Placement:
+        """Return the placement; a RuntimeError if the framework has not started its processes yet."""
         if self.thing is None:
             raise RuntimeError(
                 "A trainer, or what else knows the rank, stays in the process that dist_info was given to. This one "
@@ -69,7 +69,7 @@ def _kind(thing: object) -> str | None:
     return next(filter(_KINDS.__contains__, names), None)
 
 
-def _lightning(trainer: Any) -> Membership:  # noqa: ANN401 a Trainer or a Fabric
+def _lightning(trainer: Any) -> Placement:  # noqa: ANN401 a Trainer or a Fabric
     """Ask what Lightning gives torch's own sampler."""
     source = f"Lightning's {type(trainer).__name__}"
     strategy = trainer.strategy
@@ -90,7 +90,7 @@ def _lightning(trainer: Any) -> Membership:  # noqa: ANN401 a Trainer or a Fabri
     return replace(torch.mesh(strategy.device_mesh, ("data_parallel",)), source=source)
 
 
-def _accelerate(state: Any) -> Membership:  # noqa: ANN401 an Accelerator or one of its states
+def _accelerate(state: Any) -> Placement:  # noqa: ANN401 an Accelerator or one of its states
     source = f"accelerate's {type(state).__name__}"
     mesh = getattr(state, "torch_device_mesh", None) or getattr(state, "device_mesh", None)
     if mesh is None:
@@ -100,15 +100,15 @@ def _accelerate(state: Any) -> Membership:  # noqa: ANN401 an Accelerator or one
         return replace(torch.mesh(mesh, names), source=source)
     # all ranks split up a model
     everyone = dict.fromkeys(mesh.mesh.flatten().tolist(), 0)
-    return Membership.of_ranks(everyone, state.process_index, source, "torch")
+    return Placement.of_ranks(everyone, state.process_index, source, "torch")
 
 
-def _ray(context: Any) -> Membership:  # noqa: ANN401 of either version of Ray Train
+def _ray(context: Any) -> Placement:  # noqa: ANN401 of either version of Ray Train
     return _compared(Rank(context.get_world_rank(), context.get_world_size()), "Ray Train's context")
 
 
-def _compared(rank: Rank, source: str) -> Membership:
-    """Return a membership, as one of torch's default process group if there is one; raise if others say otherwise."""
+def _compared(rank: Rank, source: str) -> Placement:
+    """Return a placement, as one of torch's default process group if there is one; raise if others say otherwise."""
     other = None
     if torch.is_initialized():
         other = torch.default_group()
@@ -122,11 +122,11 @@ def _compared(rank: Rank, source: str) -> Membership:
             "without GPUs needs cpu=True for that), or pass what is right for the data as dist_info: 'torch', 'env' or "
             "Rank(...)."
         )
-    return Membership(rank, source) if other is None else replace(other, source=source)
+    return Placement(rank, source) if other is None else replace(other, source=source)
 
 
 #: By the package and the name of its type, as frameworks move their modules about.
-_KINDS: dict[str, Callable[[Any], Membership]] = {
+_KINDS: dict[str, Callable[[Any], Placement]] = {
     "accelerate.Accelerator": _accelerate,
     "accelerate.AcceleratorState": _accelerate,
     "accelerate.PartialState": _accelerate,
@@ -138,7 +138,7 @@ _KINDS: dict[str, Callable[[Any], Membership]] = {
 }
 
 
-def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[str] | None = None) -> Membership:
+def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[str] | None = None) -> Placement:
     """Return which share of the data this process has in a mesh of torch or JAX, as ``dist_info``.
 
     Four processes in a mesh of 2 x 2, of which the first dimension is data-parallel::
@@ -212,17 +212,17 @@ class _TrainContext(Protocol):
 
 
 type _Framework = _Trainer | _Accelerator | _TrainContext
-type _Known = Rank | Membership | ProcessGroup | DeviceMesh | Mesh | NamedSharding | _Framework
+type _Known = Rank | Placement | ProcessGroup | DeviceMesh | Mesh | NamedSharding | _Framework
 type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | _Known] | _Known
 
-_SOURCES: dict[str, Callable[[], Membership]] = {
+_SOURCES: dict[str, Callable[[], Placement]] = {
     "torch": torch.default_group,
     "jax": jax.all_processes,
     "env": environment.launcher,
 }
 
 
-def resolve(dist_info: DistInfo) -> Membership:
+def resolve(dist_info: DistInfo) -> Placement:
     """Return which member of a job this process is, as a ``dist_info`` of :class:`DistributedSampler` says.
 
     >>> resolve(lambda: (1, 2)).rank
@@ -231,7 +231,7 @@ def resolve(dist_info: DistInfo) -> Membership:
     return source_of(dist_info)()
 
 
-def source_of(dist_info: DistInfo) -> Callable[[], Membership]:
+def source_of(dist_info: DistInfo) -> Callable[[], Placement]:
     """Return the function that says which member this process is; a TypeError or a ValueError if there is none.
 
     What has a place for this process already is asked at once.
@@ -242,8 +242,8 @@ def source_of(dist_info: DistInfo) -> Callable[[], Membership]:
         return _SOURCES[dist_info]
     if knows_rank(dist_info):
         return FrameworkObject(dist_info)
-    if (membership := _membership_of(dist_info)) is not None:
-        return partial(copy.copy, membership)  # which can be pickled
+    if (placement := _placement_of(dist_info)) is not None:
+        return partial(copy.copy, placement)  # which can be pickled
     if not callable(dist_info) or inspect.isclass(dist_info):
         hint = " Pass an instance, not the class." if inspect.isclass(dist_info) else ""
         raise TypeError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}{hint}")
@@ -269,31 +269,31 @@ _EXPECTED = (
 )
 
 
-def _membership_of(thing: object) -> Membership | None:
-    """Return the membership that an object stands for; None if it stands for none."""
-    if isinstance(thing, Membership):
+def _placement_of(thing: object) -> Placement | None:
+    """Return the placement that an object stands for; None if it stands for none."""
+    if isinstance(thing, Placement):
         return thing
     if isinstance(thing, Rank):
-        return Membership(thing, source="a Rank")
+        return Placement(thing, source="a Rank")
     if torch.is_group(thing):
         return torch.group(thing)
     return mesh_ranks(thing) if torch.is_mesh(thing) or jax.is_mesh(thing) else None
 
 
-def _call(function: Callable[[], object]) -> Membership:
+def _call(function: Callable[[], object]) -> Placement:
     """Return what a user's callable says."""
     answer = function()
     if knows_rank(answer):
         return FrameworkObject(answer)()
-    if (membership := _membership_of(answer)) is not None:
-        return membership
+    if (placement := _placement_of(answer)) is not None:
+        return placement
     expected = "The dist_info callable must return a tuple of two integers (rank, world_size)"
     if not isinstance(answer, tuple | list):
         raise TypeError(f"{expected}, got {answer!r} of type {type(answer).__name__}.")
     if len(answer) != 2:
         raise ValueError(f"{expected}, got {len(answer)} values: {answer!r}.")
     try:
-        return Membership(Rank(*answer), source="a callable")
+        return Placement(Rank(*answer), source="a callable")
     except (TypeError, ValueError) as error:
         raise type(error)(f"{expected} with 0 <= rank < world_size, got {answer!r}: {error}") from None
 
@@ -301,10 +301,10 @@ def _call(function: Callable[[], object]) -> Membership:
 class Deferred:
     """What :func:`deferred` returns. All copies within a process ask once, together, or again if it was too early."""
 
-    def __init__(self, ask: Callable[[], Membership]) -> None:
+    def __init__(self, ask: Callable[[], Placement]) -> None:
         self._ask = ask
-        self._answer: Membership | None = None
-        self._answer_of_parent: Membership | None = None
+        self._answer: Placement | None = None
+        self._answer_of_parent: Placement | None = None
 
     @property
     def framework_object(self) -> object:
@@ -316,7 +316,7 @@ class Deferred:
         """Whether it was asked already."""
         return self._answer is not None
 
-    def membership(self) -> Membership:
+    def placement(self) -> Placement:
         """Return which member of a job this process is."""
         if self._answer is None:
             # a DataLoader's worker is in no process group, and belongs to the rank that has started it
@@ -331,7 +331,7 @@ class Deferred:
         of_parent = self._answer
         if get_spawning_popen() is not None and of_parent is None:
             try:
-                of_parent = self.membership()
+                of_parent = self.placement()
             except Exception:  # noqa: BLE001 it is too early here, and a worker that asks again says so
                 of_parent = None
         return {"_ask": self._ask, "_answer": None, "_answer_of_parent": of_parent}
@@ -366,7 +366,7 @@ def deferred(dist_info: DistInfo | Deferred) -> Deferred:
     return dist_info if isinstance(dist_info, Deferred) else Deferred(source_of(dist_info))
 
 
-def member(dist_info: DistInfo | Deferred) -> Membership | Deferred:
+def placement_of(dist_info: DistInfo | Deferred) -> Placement | Deferred:
     """Ask a ``dist_info`` which member this process is, but for a framework's object that may not know it yet."""
     if isinstance(dist_info, Deferred):
         return dist_info

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from annbatch_distributed.ranks.rank import Membership, Rank
+from annbatch_distributed.ranks.rank import Placement, Rank
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-def default_group() -> Membership:
+def default_group() -> Placement:
     """Return which member of torch's default process group this process is.
 
     A RuntimeError if the group has not been initialised, an ImportError if torch is not installed.
@@ -33,7 +33,7 @@ def default_group() -> Membership:
             "accelerate's Accelerator or PartialState, or Ray Train's context."
         )
     rank = Rank(dist.get_rank(), dist.get_world_size())
-    return Membership(rank, source="torch's default process group", framework="torch", name="torch")
+    return Placement(rank, source="torch's default process group", framework="torch", name="torch")
 
 
 def _distributed() -> Any:  # noqa: ANN401 a module
@@ -66,15 +66,15 @@ def is_mesh(thing: object) -> TypeIs[DeviceMesh]:
     return device_mesh is not None and isinstance(thing, device_mesh.DeviceMesh)
 
 
-def group(members: ProcessGroup) -> Membership:
+def group(members: ProcessGroup) -> Placement:
     """Return which member of a process group this process is."""
     import torch.distributed as dist
 
     rank_of = {process: rank for rank, process in enumerate(dist.get_process_group_ranks(members))}
-    return _membership(rank_of, "process group", "a torch process group")
+    return _placement(rank_of, "process group", "a torch process group")
 
 
-def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Membership:
+def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Placement:
     """Return which share of the data this process has in a device mesh.
 
     ``names`` are its data-parallel dimensions, of which the first varies slowest; None if it has one dimension only. A
@@ -84,17 +84,17 @@ def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Membership:
     places = np.indices(devices.mesh.shape).reshape(devices.ndim, -1)
     ranks = np.ravel_multi_index(tuple(places[dimensions]), [devices.size(dimension) for dimension in dimensions])
     rank_of = dict(sorted(zip(devices.mesh.flatten().tolist(), ranks.tolist(), strict=True)))
-    return _membership(rank_of, "device mesh", f"{f'{_quoted(names)} of ' if names else ''}a torch device mesh")
+    return _placement(rank_of, "device mesh", f"{f'{_quoted(names)} of ' if names else ''}a torch device mesh")
 
 
-def _membership(rank_of: Mapping[int, int], kind: str, source: str) -> Membership:
+def _placement(rank_of: Mapping[int, int], kind: str, source: str) -> Placement:
     """Return that of this process in a job in which each process has the rank that a mapping says."""
     import torch.distributed as dist
 
     here = dist.get_rank()
     if here not in rank_of:
         raise ValueError(f"This process, rank {here}, is not in the {kind}, which is one of ranks {tuple(rank_of)}.")
-    return Membership.of_ranks(rank_of, here, source, "torch")
+    return Placement.of_ranks(rank_of, here, source, "torch")
 
 
 def _dimensions(devices: DeviceMesh, names: Sequence[str] | None) -> list[int]:

@@ -21,7 +21,7 @@ def threads(n_ahead: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_ahead, thread_name_prefix="annbatch-distributed: ahead")
 
 
-def ahead[Request, Item](
+def prefetch[Request, Item](
     requests: Iterator[Request],
     read: Callable[[Request], Iterable[Item]],
     n_ahead: int,
@@ -32,7 +32,7 @@ def ahead[Request, Item](
     ``n_ahead`` is how many requests are read, at most, beside the one whose items are taken, by ``readers``, or by
     threads of its own. With 0 items are read where they are taken.
 
-    >>> list(ahead(iter(["ab", "cd"]), iter, 1))
+    >>> list(prefetch(iter(["ab", "cd"]), iter, 1))
     ['a', 'b', 'c', 'd']
     """
     if not n_ahead:

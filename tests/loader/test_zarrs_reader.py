@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from annbatch_distributed.loader import local
+from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.rows import runs
 from tests.loader.test_inside import check_same
 
@@ -49,7 +49,7 @@ def test_the_parts_of_chunks_are_the_rows_in_their_order_and_none_has_rows_of_tw
     # as few runs as there can be
     assert len(starts) == 1 + sum(after != before + 1 for before, after in pairwise(rows))
     found: list[int] = []
-    for number, first, end, before in local.parts_of(starts.tolist(), stops.tolist(), chunk_size):
+    for number, first, end, before in zarrs_reader.parts_of(starts.tolist(), stops.tolist(), chunk_size):
         assert 0 <= first < end <= chunk_size
         assert before == len(found)
         found += [number * chunk_size + row for row in range(first, end)]
@@ -125,7 +125,7 @@ def missing(folder: Path) -> Cells:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many load requests StatefulLoaders have read here, and how many annbatch has, for them or for its own."""
-    counted, here, by_annbatch = {"here": 0, "annbatch": 0}, local.read, Loader._index_datasets
+    counted, here, by_annbatch = {"here": 0, "annbatch": 0}, zarrs_reader.read, Loader._index_datasets
 
     def read(loader: Any, rows_of: Any) -> Any:
         found = here(loader, rows_of)
@@ -136,7 +136,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         counted["annbatch"] += 1
         return by_annbatch(loader, rows_of)
 
-    monkeypatch.setattr(local, "read", read)
+    monkeypatch.setattr(zarrs_reader, "read", read)
     monkeypatch.setattr(Loader, "_index_datasets", index_datasets)
     return counted
 
@@ -241,9 +241,9 @@ def test_what_zarrs_can_t_be_asked_for_here_is_left_to_annbatch(
 def test_a_load_request_is_left_to_annbatch_if_any_of_its_data_sets_is(tmp_path: Path) -> None:
     ours, _ = loaders([dense(tmp_path), *in_memory_of_zarr(tmp_path)])
     rows = np.array([3, 4, 9])
-    found = local.read(ours, {0: rows})
+    found = zarrs_reader.read(ours, {0: rows})
     np.testing.assert_array_equal(found, FLOATS[rows])
-    assert local.read(ours, {1: rows}) is local.read(ours, {0: rows, 1: rows}) is None
+    assert zarrs_reader.read(ours, {1: rows}) is zarrs_reader.read(ours, {0: rows, 1: rows}) is None
 
 
 def test_an_array_whose_missing_chunks_are_errors_is_left_to_annbatch(tmp_path: Path, reads: dict[str, int]) -> None:
@@ -263,12 +263,12 @@ class Part:
 def test_zarrs_is_asked_as_long_as_its_inside_is_as_it_is_known_and_else_annbatch(
     changed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: dict[str, int]
 ) -> None:
-    """If this fails with None, zarrs is installed in a version with another inside: see loader/local.py."""
-    monkeypatch.setattr(local, "_zarrs_is_known", local._zarrs_is_known.__wrapped__)
+    """If this fails with None, zarrs is installed in a version with another inside: see loader/zarrs_reader.py."""
+    monkeypatch.setattr(zarrs_reader, "_zarrs_is_known", zarrs_reader._zarrs_is_known.__wrapped__)
     ours, theirs = loaders([dense(tmp_path)])
     with monkeypatch.context() as patched:
         if changed == "version":
-            patched.setattr(local, "version", {"zarrs": "0.3.0"}.get)
+            patched.setattr(zarrs_reader, "version", {"zarrs": "0.3.0"}.get)
         elif changed == "part":
             patched.setattr(zarrs._internal, "ChunkItem", Part)
         elif changed is not None:

@@ -32,14 +32,14 @@ import numpy.typing as npt
 from zarr import AsyncArray
 from zarr.storage import LocalStore
 
-from annbatch_distributed.loader._annbatch import room_for, stored_of
+from annbatch_distributed.loader._annbatch import room_for, zarr_dataset_of
 from annbatch_distributed.rows import Int64Array, runs
 
 if TYPE_CHECKING:
     from annbatch import Loader
     from annbatch.utils import CSRContainer
 
-    from annbatch_distributed.loader._annbatch import Stored
+    from annbatch_distributed.loader._annbatch import ZarrDataset
 
 
 class _Fork:
@@ -87,7 +87,7 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
     -------
     What annbatch's ``Loader._index_datasets`` returns: the rows of the first data set, then those of the next.
     """
-    data_sets = [data_set for number in rows_of if _is_for_zarrs(data_set := stored_of(loader, number))]
+    data_sets = [data_set for number in rows_of if _is_for_zarrs(data_set := zarr_dataset_of(loader, number))]
     if len(data_sets) < len(rows_of):
         return None
     bounds = [_bounds_of(data_set, rows) for data_set, rows in zip(data_sets, rows_of.values(), strict=True)]
@@ -109,7 +109,7 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
     return room
 
 
-def _bounds_of(data_set: Stored, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _bounds_of(data_set: ZarrDataset, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the starts and stops of what is read of the arrays of a data set."""
     starts, stops = runs(rows)
     return (starts, stops) if data_set.indptr is None else (data_set.indptr[starts], data_set.indptr[stops])
@@ -148,7 +148,7 @@ def _read_array(array: AsyncArray[Any], starts: list[int], stops: list[int], out
     _zarrs_of(array).retrieve_chunks_and_apply_index(items, out)
 
 
-def _is_for_zarrs(data_set: Stored | None) -> TypeGuard[Stored]:
+def _is_for_zarrs(data_set: ZarrDataset | None) -> TypeGuard[ZarrDataset]:
     """Whether zarrs can be asked for rows of a data set."""
     return data_set is not None and all(
         _zarrs_of(array) is not None

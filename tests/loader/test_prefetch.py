@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from annbatch_distributed.loader.ahead import ahead
-from annbatch_distributed.loader.ahead import threads as pool
+from annbatch_distributed.loader.prefetch import prefetch
+from annbatch_distributed.loader.prefetch import threads as pool
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -64,14 +64,14 @@ def wait_until(condition: Any) -> None:
 @pytest.mark.parametrize("n_ahead", [0, 1, 2, 9])
 def test_items_come_in_their_order_also_after_requests_without_any(n_ahead: int) -> None:
     requests: list[list[int]] = [[0, 1], [], [2], [], [], [3, 4, 5], []]
-    assert list(ahead(iter(requests), iter, n_ahead)) == list(range(6))
+    assert list(prefetch(iter(requests), iter, n_ahead)) == list(range(6))
     wait_until(lambda: not threads())
 
 
 @pytest.mark.parametrize("n_ahead", [1, 2])
 def test_as_many_requests_are_read_while_items_are_in_use_as_were_asked_for_and_no_more(n_ahead: int) -> None:
     made = Made()
-    items = ahead(made.requests, made.read, n_ahead)
+    items = prefetch(made.requests, made.read, n_ahead)
     for number in range(18):
         assert next(items) == number
         expected = min(6, number // 3 + 1 + n_ahead)
@@ -84,17 +84,17 @@ def test_as_many_requests_are_read_while_items_are_in_use_as_were_asked_for_and_
 @pytest.mark.parametrize("n_ahead", [1, 3])
 def test_as_many_requests_are_read_at_once(n_ahead: int) -> None:
     made = Made(takes=0.1)
-    assert list(ahead(made.requests, made.read, n_ahead)) == list(range(18))
+    assert list(prefetch(made.requests, made.read, n_ahead)) == list(range(18))
     assert made.most_at_once == n_ahead
 
 
 def test_several_share_the_threads_that_they_are_given() -> None:
     made = Made(takes=0.02), Made(takes=0.02)
     with pool(1) as readers:
-        both = [ahead(own.requests, own.read, 1, readers) for own in made]
+        both = [prefetch(own.requests, own.read, 1, readers) for own in made]
         assert list(zip(*both, strict=True)) == [(number, number) for number in range(18)]
         assert len(threads()) == 1
-        left = ahead(iter(range(3)), lambda number: [number], 1, readers)
+        left = prefetch(iter(range(3)), lambda number: [number], 1, readers)
         assert next(left) == 0
         left.close()
         assert readers.submit(int).result() == 0  # they are not shut down
@@ -111,7 +111,7 @@ def test_an_error_is_raised_where_its_item_would_be_and_nothing_comes_after_it(
                 raise error(item)
             yield item
 
-    items = ahead(iter(range(9)), read, 2)
+    items = prefetch(iter(range(9)), read, 2)
     assert list(islice(items, n_before)) == list(range(n_before))
     with pytest.raises(error, match=str(n_before)):
         next(items)
@@ -124,7 +124,7 @@ def test_an_error_of_what_makes_the_requests_comes_after_the_items_before_it() -
         yield [0, 1]
         raise KeyError("second")
 
-    items = ahead(requests(), iter, 1)
+    items = prefetch(requests(), iter, 1)
     assert list(islice(items, 2)) == [0, 1]
     with pytest.raises(KeyError, match="second"):
         next(items)
@@ -134,7 +134,7 @@ def test_items_are_read_in_the_context_of_whoever_takes_them() -> None:
     variable = contextvars.ContextVar("variable", default="of no one")
     token = variable.set("of the consumer")
     try:
-        assert list(ahead(iter(range(4)), lambda _: [variable.get()], 2)) == ["of the consumer"] * 4
+        assert list(prefetch(iter(range(4)), lambda _: [variable.get()], 2)) == ["of the consumer"] * 4
     finally:
         variable.reset(token)
 
@@ -150,7 +150,7 @@ def test_closing_waits_for_nothing_and_no_request_is_begun_after_it(n_taken: int
 
     class Consumer:
         def __init__(self) -> None:
-            self.items = ahead(made.requests, read, 3)
+            self.items = prefetch(made.requests, read, 3)
             self.itself = self
 
     consumer = Consumer()
@@ -167,11 +167,11 @@ def test_closing_waits_for_nothing_and_no_request_is_begun_after_it(n_taken: int
 
 def script(then: str, *, n_requests: int = 100, read: str = "time.sleep(0.3)") -> subprocess.Popen[str]:
     """Take an item in a process of its own, print it, and do something then."""
-    folder = str(Path(sys.modules[ahead.__module__].__file__ or "").parent)
+    folder = str(Path(sys.modules[prefetch.__module__].__file__ or "").parent)
     code = f"""
 import os, signal, sys, time
 sys.path.append({folder!r})  # without the package, which takes seconds to import
-from ahead import ahead
+from prefetch import prefetch
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells that start a job in the background have ignored
 
@@ -179,7 +179,7 @@ def read(number):
     {read}
     yield number
 
-items = ahead(iter(range({n_requests})), read, 1)
+items = prefetch(iter(range({n_requests})), read, 1)
 print(next(items), flush=True)
 {textwrap.dedent(then)}
 """
