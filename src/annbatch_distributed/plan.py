@@ -1,4 +1,4 @@
-"""The plan of an epoch: every rank's rows and batches, and which rows are lost or repeated.
+"""The plan of an epoch: every rank's rows and batches, and which rows are dropped or repeated.
 
 A sharding puts the rows of the window into one order, and that is cut into a contiguous range for each rank. The plan
 is a description, computes a rank's shard on demand, and gives the same answers on every rank.
@@ -142,11 +142,11 @@ class EpochPlan:
     """The names of the cells of each data set, where a loader has made the plan and knows them."""
 
     def with_order(self, *, rotates: bool, align: int | None) -> Self:
-        """Return the same plan with the rows that are lost, and the others in the order of the sharding.
+        """Return the same plan with the dropped rows, and the others in the order of the sharding.
 
         ``rotates`` says whether the rows that ``drop`` loses move from epoch to epoch: in epoch 0 the last rows are
-        lost, as annbatch has it, and each epoch loses the rows before those that the last one lost, going round. So
-        every row is lost equally often, and where fewer than half of the rows are lost at once, any two consecutive
+        dropped, as annbatch has it, and each epoch drops the rows before those of the last one, going round. So
+        every row is dropped equally often, and if fewer than half of the rows are dropped at once, any two consecutive
         epochs together read every row.
         """
         self.check_enough()
@@ -366,7 +366,7 @@ class EpochPlan:
         return report.as_frame(self)
 
     def plot(self, *others: EpochPlan) -> Figure:
-        """Draw which rank reads which rows, where some are lost or repeated, and what the mask leaves out.
+        """Draw which rank reads which rows, where some are dropped or repeated, and what the mask leaves out.
 
         Rows of the collection lie along one axis; each rank has a line and a color of its own.
 
@@ -395,12 +395,12 @@ class EpochPlan:
 
     def __repr__(self) -> str:
         what = "rows" if self.n_draws is None else "samples drawn"
-        lost = f", {self.n_dropped} lost" if self.n_dropped else ""
+        dropped = f", {self.n_dropped} dropped" if self.n_dropped else ""
         repeated = f", {self.n_repeated} repeated" if self.n_repeated else ""
         ranks = f"{self.n_streams} {'ranks' if self.n_processes is None else 'virtual ranks'}"
         return (
             f"<EpochPlan of epoch {self.epoch}: {ranks}, {sum(self.sizes)} {what} of {self.n_obs}, "
-            f"up to {self.most_batches} batches each{lost}{repeated}>"
+            f"up to {self.most_batches} batches each{dropped}{repeated}>"
         )
 
     def __str__(self) -> str:

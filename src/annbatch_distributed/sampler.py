@@ -300,11 +300,11 @@ class DistributedSampler(Sampler):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next pass belongs to, on every rank.
+        """Set the epoch of the next pass, on every rank.
 
-        It gives a new order, and under ``remainder="drop"`` other rows are lost. The same epoch gives the same order,
-        but the epoch of a state that was loaded is resumed, of which nothing is left if the state was saved at its end.
-        Passes that are open stay as they are.
+        Each epoch has its own order, and under ``remainder="drop"`` drops other rows than the one before. Setting an
+        epoch again gives the same order again. The epoch of a state that was loaded is resumed: if the state is of its
+        end, nothing is left of it. Passes that are open stay as they are.
 
         Raises
         ------
@@ -357,7 +357,7 @@ class DistributedSampler(Sampler):
 
         With another number of ranks, the remaining batches are cut into as many even stretches, in the order of the
         epoch: each is still read once, row for row. ``remainder`` says what becomes of those that don't divide evenly:
-        under ``"drop"`` fewer batches than there are ranks are lost.
+        under ``"drop"`` fewer batches than there are ranks are dropped.
 
         Parameters
         ----------

@@ -70,7 +70,7 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
         n_once = len(plan.window) - plan.n_dropped
         assert f"Each of the {n_once} row{'s' * (n_once != 1)} was read once" in text
         assert (f", {plan.n_repeated} were repeated" in text) == bool(plan.n_repeated)
-        assert (f", {plan.n_dropped} of the {len(plan.window)} are lost" in text) == bool(plan.n_dropped)
+        assert (f", {plan.n_dropped} of the {len(plan.window)} are dropped" in text) == bool(plan.n_dropped)
         assert ("; the mask selects" in text) == (len(plan.window) < drawn.n_obs)
 
     rank = data.draw(st.integers(0, drawn.world_size - 1))

@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('annbatch-distributed')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    about = "say which rank reads which rows, and which are lost or repeated; no row is read"
+    about = "say which rank reads which rows, and which are dropped or repeated; no row is read"
     plan = commands.add_parser("plan", parents=[shared], allow_abbrev=False, help=about, description=about)
     plan.add_argument("path", nargs="?", help=path)
     plan.add_argument("--n-obs", type=positive, metavar="N", help="so many rows, instead of a collection")

@@ -485,7 +485,7 @@ class StatefulLoader(Loader[Any, Any]):
         >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
         >>> loader = loader.add_adata(ad.AnnData(np.zeros((50, 1))))
         >>> loader.plan()
-        <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 lost>
+        <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 dropped>
         """
         self._sampler.check_cells(self._cells)
         plan = self._sampler.plan(self.n_obs)
