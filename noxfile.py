@@ -15,10 +15,15 @@ OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
 
 # whole files: the examples of a page follow each other; more of them at once than two cores, because processes wait
 PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
-# where every test stands alone, and some take as long as all others of their file
-EACH = "--dist=worksteal"
-# what has a session of its own; where nothing is named, pytest leaves out folders of tests that start many processes
-BENCHMARKS, DEMO = "tests/libraries", "tests/processes/test_demo.py"
+# tests that start processes wait for them two fifths of their time; the longest files come first, so that no core is
+# idle in the end
+EVERYTHING = (
+    *("--numprocesses=4", "--no-loadscope-reorder"),
+    *("tests/frameworks", "docs/frameworks", "tests/processes", "README.md", "docs", "src", "tests"),
+    "--ignore=tests/libraries",  # which bench-small runs
+)
+# tests whose results can differ between versions of Python and of numpy
+LAWS = "tests/test_laws.py", "tests/test_resume.py", "tests/test_sampler.py", "tests/test_wrapped.py"
 # the laws have more examples in ./dev test
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
@@ -65,19 +70,12 @@ def wheel(session: nox.Session) -> None:
     session.run("python", ".ci/check_wheel.py")
 
 
-@nox.session(python=NEWEST)
-def demo(session: nox.Session) -> None:
-    """Run the demo and its tests, with what ./dev demo installs."""
-    sync(session, "--extra=torch", "--extra=zarrs", "--group=demo", "--group=pytest")
-    session.run("python", *PYTEST, EACH, DEMO, *session.posargs)
-
-
 @nox.session(python=NEWEST, name="bench-small")
 def bench_small(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
     sync(session, "--extra=torch", "--extra=zarrs", "--group=bench", "--group=pytest")
-    # the longest test is the first of its folder, and so is begun first
-    session.run("python", *PYTEST, EACH, BENCHMARKS, *session.posargs)
+    # every test stands alone; the longest one is the first of its folder, and so starts first
+    session.run("python", *PYTEST, "--dist=worksteal", "tests/libraries", *session.posargs)
 
 
 @nox.session(python=NEWEST, default=False)
@@ -90,25 +88,14 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests but those that take long; on the newest Python, what is covered is measured."""
+    """Run all tests on the newest Python and ask for enough coverage; on the oldest one, run the laws."""
     sync(session, "--all-extras", "--group=test")
-    measured = ("coverage", "run") if session.python == NEWEST else ("python",)
-    session.run(*measured, *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
-
-
-@nox.session(python=NEWEST)
-def processes(session: nox.Session) -> None:
-    """Run the tests that take long, by launchers and under frameworks; what is covered is measured."""
-    sync(session, "--all-extras", "--group=test")
-    folders = "tests/processes", "tests/frameworks", "docs/frameworks", f"--ignore={DEMO}"
-    # one more than of other tests, because these wait for processes two fifths of their time
-    session.run("coverage", "run", *PYTEST, "--numprocesses=4", *folders, *session.posargs, env=FEWER_EXAMPLES)
-
-
-@nox.session(python=NEWEST)
-def coverage(session: nox.Session) -> None:
-    """Add up what the sessions "tests" and "processes" and their subprocesses covered, and ask for enough."""
-    sync(session, "--only-group=coverage")
+    if session.posargs or session.python != NEWEST:
+        session.run("python", *PYTEST, *(session.posargs or LAWS), env=FEWER_EXAMPLES)
+        return
+    # of all processes that the tests start
+    session.run("coverage", "erase")
+    session.run("coverage", "run", *PYTEST, *EVERYTHING, env=FEWER_EXAMPLES)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "xml", "--quiet", "--fail-under=0")  # for codecov
     session.run("coverage", "report")
