@@ -83,6 +83,8 @@ class Lane:
         """
         if done >= len(self):
             return Lane(())
+        # of 10 batches, workers 0 and 1 have 0:5 and 5:10; after 3 collected in turn (0, 5, 1), worker 0 has done two of
+        # its own and worker 1 one: 2:5 and 6:10 are left
         parts = zip(self._stretches(n_workers), range(n_workers), strict=True)
         left = [_cut(numbers, [len(range(worker, done, n_workers))])[1] for numbers, worker in parts]
         return Lane(_joined(chain.from_iterable(left)), self.last)
@@ -99,6 +101,8 @@ class Lane:
         last = self.last if number == (len(self) - 1) % n_workers else None
         if not keeps_order:
             return Lane(self._stretches(n_workers)[number], last)
+        # every n_workers-th number over all ranges: `first` is where the next one lies, counted from the start of a
+        # range; of worker 1 of 3 in 0:4 and 10:14, that is 1, then 1 - 4 = -3, and -3 mod 3 = 0: numbers 1, 10 and 13
         every, first = [], number
         for part in self.numbers:
             every.append(part[first % n_workers :: n_workers])
@@ -137,21 +141,25 @@ def each_segment(
     >>> [lane.numbers for lane in own]
     [(range(1, 3),), (range(3, 4), range(5, 6)), (range(6, 8),)]
     """
+    # streams of 4 and 3 batches begin as the lanes 0:4 and 4:7
     own = [Lane(part) for part in _cut((range(sum(counts)),), counts)[:-1]]
     over: Numbers = ()
     for segment in segments:
         if len(own) != segment.n_lanes:
+            # numbers that were left over are cut again: with other lanes they may fit
             left = _joined(chain(chain.from_iterable(lane.numbers for lane in own), over))
             own, over = _recut(left, segment.n_lanes, policy)
         yield own, over
         if segment.done:
             own = [lane.after(segment.n_workers, segment.done) for lane in own]
+        # the last step, shared by all lanes, is done: the numbers that were left over are read
         if policy in ("exact", "pad") and all(lane.last is None for lane in own):
             over = ()  # read
 
 
 def _recut(left: Numbers, n_lanes: int, policy: Remainder) -> tuple[list[Lane], Numbers]:
     """Cut numbers that are left into even lanes; return them and the numbers left over."""
+    # 7 numbers for 3 lanes: 2 for each, and 1 left over
     size, n_over = divmod(_n(left), n_lanes)
     if policy == "keep":
         return [Lane(part) for part in _cut(left, [size + (lane < n_over) for lane in range(n_lanes)])[:-1]], ()
@@ -160,8 +168,10 @@ def _recut(left: Numbers, n_lanes: int, policy: Remainder) -> tuple[list[Lane], 
     numbers = list(chain.from_iterable(over))
     steps: list[SharedStep | None] = [None] * n_lanes
     if n_over and policy == "pad":
+        # 2 numbers a, b over 5 lanes: a b a b a, of which lanes 2 to 4 read repeats
         steps = [SharedStep(numbers[lane % n_over], is_repeat=lane >= n_over) for lane in range(n_lanes)]
     if n_over and policy == "exact":
+        # 2 numbers over 5 lanes: the first one is split among lanes 0 and 1, the second one among lanes 2, 3 and 4
         firsts = [which * n_lanes // n_over for which in range(n_over + 1)]
         for number, first, stop in zip(numbers, firsts, firsts[1:], strict=False):
             steps[first:stop] = [SharedStep(number, lane - first, stop - first) for lane in range(first, stop)]
@@ -189,6 +199,7 @@ def _cut(numbers: Numbers, sizes: Iterable[int]) -> list[Numbers]:
     >>> _cut((range(0, 3), range(7, 9)), [2, 2])
     [(range(0, 2),), (range(2, 3), range(7, 8)), (range(8, 9),)]
     """
+    # `rest` is what is left of the range that the last cut went through
     parts, rest = iter(numbers), range(0)
 
     def take(size: int) -> Iterator[range]:

@@ -152,11 +152,11 @@ class EpochPlan:
         self.check_enough()
         kept, dropped, n_rows, n_dropped = self.window, Rows(), len(self.window), self.n_dropped
         if n_dropped:
+            # of 10 rows, 4 are dropped: epoch 0 keeps 0:6, epoch 1 begins at -4 mod 10 = 6 and keeps 6:10 0:2
             start = -self.epoch * n_dropped % n_rows if rotates else 0
-            kept, dropped = (
-                self.window.cyclic(start, n_rows - n_dropped),
-                self.window.cyclic(start - n_dropped, n_dropped),
-            )
+            kept = self.window.cyclic(start, n_rows - n_dropped)
+            dropped = self.window.cyclic(start - n_dropped, n_dropped)
+        # chunks can be aligned within blocks, if blocks begin at multiples of `align`; else blocks themselves are
         block_size = self.sharding.block_size if isinstance(self.sharding, Shuffled) else None
         if block_size is not None and (align is None or block_size % align):
             align = block_size
@@ -208,6 +208,7 @@ class EpochPlan:
         if self.remainder == "drop":
             length = rows // size * size
             return rank * length, length, length
+        # 7 rows on 3 ranks: 2, 2 and 3 rows, from 0, 2 and 4 on
         n_small = self.n_streams - extra  # the ranks that don't have a row more come first
         start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
         if self.remainder == "pad":
@@ -222,6 +223,7 @@ class EpochPlan:
         if self.n_draws is not None:
             return Shard(self.order, len(self.order))
         start, n_own, length = self._stretch(rank)
+        # repeats are the rows that follow in the order, from the front again behind its end
         own, repeats = self.order.cut(start, start + n_own), self.order.cyclic(start + n_own, length - n_own)
         if align is not None:
             own, repeats = whole_chunks_first(own, align), whole_chunks_first(repeats, align, after=n_own)
@@ -266,6 +268,7 @@ class EpochPlan:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """For each rank, how many rows its shard has; or samples, where ranks share out draws."""
+        # the last ones have a row more, if any have; where all have the same, both halves agree
         n_longer = self._n_shared % self.n_streams
         return (self.size(0),) * (self.n_streams - n_longer) + (self.size(self.n_streams - 1),) * n_longer
 
@@ -433,6 +436,7 @@ def count(sampler: Sampler, plan: EpochPlan) -> Counts:
     Of ranks whose shards make no difference to the sampler, one is asked about. A ValueError if any rank could not run,
     or could not have the number of batches that the policy promises.
     """
+    # `kinds` tells shards apart that may have different answers: by rank, or else by their number of rows
     differs = needs_global_rows(sampler) and plan.n_draws is None
     kinds = range(plan.n_streams) if differs else plan.sizes
     counts: dict[int, int] = {}
@@ -484,6 +488,7 @@ def _check_equal(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ...]) -> 
     if remainder == "keep" or min(counts) == most:
         return
     short = [rank for rank, n_batches in enumerate(counts) if n_batches < most]
+    # a rank that is one batch short splits one of its batches, if that is sure to be possible
     if remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
         short = [rank for rank in short if not _is_full(sampler, plan, counts[rank], plan.size(rank))]
     if not short:
@@ -519,7 +524,7 @@ def _refuse_impossible(n_batches: int, plan: EpochPlan, n_rows: int) -> None:
         kind = f"full batches of {size} rows" if policy in ("drop", "pad") else "batches"
         raise ValueError(
             f"it makes {n_batches} batches, and its {n_rows} {what} are too few for that many {kind}, which "
-            f"remainder={policy!r} promises. Mend its n_batches, or use remainder='keep'."
+            f"remainder={policy!r} promises. Fix its n_batches, or pass remainder='keep'."
         )
 
 
@@ -546,6 +551,7 @@ def _refuse_short_draws(sampler: Sampler, n_rows: int) -> None:
     """
     if not (isinstance(sampler, RandomSampler) and sampler._replacement and sampler._drop_last):
         return
+    # 100 samples in batches of 8 are promised as 12 batches; 6 whole chunks of 16 make 12 too, but 1 of 64 only 8
     n_samples, chunk_size = sampler._num_samples or n_rows, sampler._chunk_size
     promised, drawn = n_samples // sampler.batch_size, n_samples // chunk_size * chunk_size // sampler.batch_size
     if drawn < promised:

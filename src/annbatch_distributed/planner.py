@@ -51,6 +51,7 @@ def rows_at(
     ``segments`` are those of the epoch, with what the lanes have to read when they begin; ``run`` gives the rows of
     each batch of a lane, whose streams are run for it.
     """
+    # by step and lane, as the ranks of the job had them
     batches = sorted(_batches_at(steps, segments), key=lambda batch: batch[:2])
     numbers = np.unique([what.number for *_, what in batches]).astype(np.int64)
     starts, stops = runs(numbers)
@@ -64,10 +65,12 @@ def _batches_at(
     steps: StepSelection, segments: Sequence[tuple[Segment, list[Lane]]]
 ) -> Iterator[tuple[int, int, int, SharedStep]]:
     """Yield which batch each lane reads in some steps, with the step, the lane and how many lanes there are."""
+    # a segment has the steps that it has done; the last one has all that are left, too
     lengths, first = [segment.done for segment, _ in segments], 0
     lengths[-1] = max(map(len, segments[-1][1]))
     wanted = _numbers(steps, sum(lengths))
     for (segment, lanes), length in zip(segments, lengths, strict=True):
+        # steps of this segment, counted from its beginning
         places = wanted[(wanted >= first) & (wanted < first + length)] - first
         for number, lane in enumerate(lanes) if len(places) else ():
             read = list(islice(lane.in_turn(segment.n_workers), int(places[-1]) + 1))
@@ -92,6 +95,7 @@ class Planner:
         self._config = config
         # where moving lost rows would cut runs of a class, an epoch that fails after hours would be worse
         self._rotates = not needs_global_rows(config.sampler)
+        # each cache holds one entry, with the key that it is for: an epoch is asked about many times, then the next one
         self._window: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[int, int, int], EpochPlan] | None = None
@@ -128,6 +132,7 @@ class Planner:
         ).with_order(rotates=self._rotates, align=config.align)
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
         moves = not self._rotates and not isinstance(sharding, Contiguous | Independent)
+        # annbatch's samplers give the same counts in every epoch, so they are asked once
         key = n_obs, n_streams, epoch if moves or hasattr(sampler, "set_epoch") else 0
         if self._counted is None or self._counted[0] != key:
             self._counted = key, count(sampler, plan)
@@ -145,6 +150,7 @@ class Planner:
         be shared out among so many lanes: the same error on every rank.
         """
         check_segments(position)
+        # batches done in the last segment don't change its lanes, so they are no part of the key
         *before, last = position.segments
         plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)
         key = n_obs, position.epoch, position.passes, tuple(before), last.n_lanes
@@ -165,11 +171,13 @@ class Planner:
         begun = each_segment(plan.counts, position.segments, plan.remainder)
         for segment, (lanes, _) in zip(position.segments, begun, strict=True):
             _check_done(plan, segment, lanes)
+        # batches that several lanes share need a row for each of them, which only their streams can tell
         n_parts = {lane.last.number: lane.last.n_parts for lane in lanes if lane.last is not None}
         if max(n_parts.values(), default=1) > 1:
             sizes = self._batch_sizes(plan, list(n_parts), position.passes)
             if any(sizes[number] < parts for number, parts in n_parts.items()):
                 n_left = sum(len(lane) - 1 for lane in lanes) + len(n_parts)
+                # numbers of ranks among which the batches that are left divide evenly
                 fitting = [number for number in range(1, 2 * last.n_lanes) if n_left % number == 0]
                 raise ValueError(
                     f"Epoch {plan.epoch} has {n_left} batches left, of which {last.n_lanes} ranks can't have equally "

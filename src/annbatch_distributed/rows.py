@@ -124,6 +124,7 @@ class Rows:
         self._set(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
 
     def _set(self, starts: Int64Array, stops: Int64Array) -> None:
+        # leave out empty ranges, and join those that continue each other: 0:3, 3:5, 9:9 is 0:5
         some = starts < stops
         if not some.all():
             starts, stops = starts[some], stops[some]
@@ -204,6 +205,7 @@ class Rows:
                 f"index {shortened(list(names[:3]))}. Pass the Series itself as mask; or, if it is right by position, "
                 "flags.to_numpy()."
             )
+        # 0 1 1 0 1 changes at 1, 3, 4 and 5: starts 1, 4 and stops 3, 5
         edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
         return cls.of_bounds(edges[::2].copy(), edges[1::2].copy())
 
@@ -282,6 +284,7 @@ class Rows:
         """Return the rows at positions ``[start, stop)``, which are within ``[0, len(self)]``."""
         if start >= stop:
             return Rows()
+        # ranges 0:3 and 10:14 end at local 3 and 7: local 2:5 lies in ranges 0 and 1
         first, last = np.searchsorted(self._ends, [start, stop - 1], side="right").tolist()
         starts, stops = self.starts[first : last + 1].copy(), self.stops[first : last + 1].copy()
         # from the ends, while those are the own ones of the range
@@ -316,6 +319,7 @@ class Rows:
         start %= len(self)
         if start + length <= len(self):
             return self.cut(start, start + length)
+        # the end of the rows, all of them some times over, and a part from the front
         times, left = divmod(length - (len(self) - start), len(self))
         parts = [self.cut(start, len(self)), *[self] * times, self.cut(0, left)]
         return Rows.of_bounds(
@@ -345,6 +349,7 @@ class Rows:
     def _to_global(self, positions: Int64Array) -> Int64Array:
         # the first one is all of them where rows are consecutive, which takes less time to see
         which = 0 if len(self.starts) == 1 else np.searchsorted(self._ends, positions, side="right")
+        # range 10:14 ends at local 7, so local 5 is global 5 + (14 - 7) = 12
         rows: Int64Array = positions + (self.stops[which] - self._ends[which])
         return rows
 
@@ -411,6 +416,7 @@ def mixed_sum(rows: IntArray) -> int:
 
     It depends neither on the order of the rows nor on how they are cut into arrays whose sums are added.
     """
+    # constants and shifts of splitmix64 (Steele, Lea and Flood, 2014)
     mixed: npt.NDArray[np.uint64] = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -103,6 +103,7 @@ class Request(NamedTuple):
 
     def narrowed(self, splits: Sequence[Split]) -> Request:
         """Return a load request with some batches of this one, or parts of them, that reads only the rows they need."""
+        # positions of the rows that are needed: of 0:10, splits [1 2] and [7] need 1 2 7, which become positions 0 1 2
         positions = np.unique(np.concatenate(splits))
         starts, stops = runs(self.rows()[positions])
         are_repeats = None if self.are_repeats is None else self.are_repeats[positions]
@@ -146,6 +147,7 @@ class Request(NamedTuple):
 
 def concatenated(requests: Sequence[Request]) -> Request:
     """Return a load request that has batch k of each of some others, one after the other, as its batch k."""
+    # rows of each request; requests of 3 and 5 rows begin at positions 0 and 3 of the joined one
     lengths = [int((request.stops - request.starts).sum()) for request in requests]
     offsets = np.cumsum([0, *lengths]).tolist()
     moved = [[split + offset for split in request.splits] for request, offset in zip(requests, offsets, strict=False)]
@@ -192,6 +194,7 @@ class Stream:
         """
         shard = self.plan.shard(self.number)
         n_batches = self.plan.n_batches(self.number)
+        # generators around each other: each changes one thing about the load requests, in the order of the module's list
         requests = _counted(
             self._run(shard), promised=self.plan.sampler_batches[self.number], planned=n_batches, name=self._name
         )
@@ -225,6 +228,7 @@ class Stream:
                 if request is not None:
                     yield request
                 continue
+            # annbatch's own samplers yield ascending slices without a step, which needn't be checked
             slices: Sequence[slice] = list(given["requests"])
             starts = np.array([part.start for part in slices], dtype=np.int64)
             stops = np.array([part.stop for part in slices], dtype=np.int64)
@@ -238,6 +242,7 @@ class Stream:
         starts, stops, which = shard.rows.slices_to_global(request.starts, request.stops)
         are_repeats = None
         if self.plan.remainder == "pad":
+            # local rows behind a rank's own ones are repeats
             are_repeats = (request.rows() >= shard.n_own) | is_repeat
         gaps = starts[1:] - stops[:-1]
         are_read = (gaps > 0) & (gaps <= longest_gap)
@@ -257,6 +262,7 @@ def _aligned(starts: Int64Array, lengths: Int64Array, size: int, n_rows: int) ->
 
     It makes any of the chunks the ragged one, and those beyond it begin earlier. Which chunk is read when stays.
     """
+    # 10 rows in chunks of 4: annbatch may yield 0:4, 4:6, 6:10; whole chunks become 0:4 and 4:8, and the ragged one 8:10
     starts = np.where(lengths < size, n_rows - n_rows % size, starts // size * size)
     return starts, starts + lengths
 
@@ -289,6 +295,7 @@ def _checked(given: object, sampler: Sampler, n_rows: int, rng: np.random.Genera
     if order is None:
         return Request(starts, stops, splits, None, True)
     # rows in any order are read in theirs
+    # rows 9 4 5 are read as 4 5 9: the place of row 9 is 2, of row 4 it is 0
     places = np.empty(n_here, dtype=np.intp)
     places[order] = np.arange(n_here)
     return Request(*runs(starts[order]), [places[split] for split in splits], None, True)
@@ -374,6 +381,7 @@ def _halved(splits: Sequence[Split], name: str) -> list[Split]:
 
 def _without_a_lone_row(requests: Iterable[Request]) -> Iterator[Request]:
     """Give a batch of one row, of the last ones, a row of the batch before it, or of the largest, that has three."""
+    # the last two load requests are kept back, since the row for a lone one may be in the one before
     held: list[Request] = []
     for request in requests:
         held.append(request)
@@ -388,6 +396,7 @@ def _without_a_lone_row(requests: Iterable[Request]) -> Iterator[Request]:
     yield from others
     splits = list(last.splits)
     lone = next((index for index, split in enumerate(splits) if len(split) == 1), 0)
+    # the batch before the lone one, if it has three rows, or else the largest
     giver = max(
         range(len(splits)), key=lambda index: (index == lone - 1 and len(splits[index]) > 2, len(splits[index]))
     )
@@ -400,6 +409,7 @@ def _without_a_lone_row(requests: Iterable[Request]) -> Iterator[Request]:
 def _selected(requests: Iterable[Request], numbers: Numbers, n_batches: int) -> Iterator[Request]:
     """Keep the batches of some numbers, which ascend, of ``n_batches``, and the rows that they need."""
     pending = iter(numbers)
+    # `part` is what is left of the current range of numbers, and `n_before` the number of the request's first batch
     part, n_before = next(pending), 0
     for request in requests:
         n_here = len(request.splits)
@@ -491,11 +501,13 @@ class Pass(Iterator[LoadRequest]):
         if len(lanes) == 1:
             yield from lanes[0]
             return
+        # of each lane, what is left of its current load request: batches that other lanes had no counterpart for
         pending: list[Request | None] = [None] * len(lanes)
         while True:
             pending = [
                 next(lane, None) if request is None else request for lane, request in zip(lanes, pending, strict=True)
             ]
+            # only as many steps as all lanes have batches for
             n_batches = min((len(request.splits) for request in pending if request is not None), default=0)
             if not n_batches:
                 return
@@ -532,10 +544,12 @@ class Pass(Iterator[LoadRequest]):
         for part in numbers:
             while part:
                 stream = self.plan.stream_of(part[0])
+                # numbers of the stream are first:stop; a part that goes on beyond them is cut there
                 first, stop = self.plan.first_number(stream), self.plan.first_number(stream + 1)
                 n_here = len(range(part[0], min(part[-1] + 1, stop), part.step))
                 own, part = part[:n_here], part[n_here:]  # noqa: PLW2901 the numbers of other streams
                 local = range(own.start - first, own[-1] + 1 - first, own.step)
+                # a stream is run once for numbers that ascend; where they go back, it is run again
                 if streams and streams[-1][0] == stream and streams[-1][1][-1][-1] < local[0]:
                     streams[-1][1].append(local)
                 else:
