@@ -83,8 +83,8 @@ class Lane:
         """
         if done >= len(self):
             return Lane(())
-        # of 10 batches, workers 0 and 1 have 0:5 and 5:10; after 3 collected in turn (0, 5, 1), worker 0 has done two of
-        # its own and worker 1 one: 2:5 and 6:10 are left
+        # of 10 batches, workers 0 and 1 have 0:5 and 5:10; after 3 collected in turn (0, 5, 1), worker 0 has done two
+        # of its own and worker 1 one: 2:5 and 6:10 are left
         parts = zip(self._stretches(n_workers), range(n_workers), strict=True)
         left = [_cut(numbers, [len(range(worker, done, n_workers))])[1] for numbers, worker in parts]
         return Lane(_joined(chain.from_iterable(left)), self.last)

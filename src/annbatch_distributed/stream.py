@@ -194,7 +194,7 @@ class Stream:
         """
         shard = self.plan.shard(self.number)
         n_batches = self.plan.n_batches(self.number)
-        # generators around each other: each changes one thing about the load requests, in the order of the module's list
+        # generators around each other: each changes one thing about load requests, in the order of the module's list
         requests = _counted(
             self._run(shard), promised=self.plan.sampler_batches[self.number], planned=n_batches, name=self._name
         )
@@ -262,7 +262,7 @@ def _aligned(starts: Int64Array, lengths: Int64Array, size: int, n_rows: int) ->
 
     It makes any of the chunks the ragged one, and those beyond it begin earlier. Which chunk is read when stays.
     """
-    # 10 rows in chunks of 4: annbatch may yield 0:4, 4:6, 6:10; whole chunks become 0:4 and 4:8, and the ragged one 8:10
+    # 10 rows in chunks of 4: annbatch may yield 0:4, 4:6, 6:10; whole chunks become 0:4 and 4:8, the ragged one 8:10
     starts = np.where(lengths < size, n_rows - n_rows % size, starts // size * size)
     return starts, starts + lengths
 
