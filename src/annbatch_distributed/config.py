@@ -267,6 +267,7 @@ def _remainder(remainder: Remainder | None, enforce_equal_batches: object) -> Re
         remainder = "drop" if enforce_equal_batches else "keep"
     if remainder not in POLICIES:
         raise ValueError(f"Unknown remainder {remainder!r}. Expected one of {', '.join(map(repr, POLICIES))}, or None.")
+    # annbatch's argument and ours may not contradict each other
     if not enforce_equal_batches and remainder != "keep":
         raise ValueError(
             f"remainder={remainder!r} gives every rank the same number of batches, but enforce_equal_batches=False was "

@@ -141,6 +141,8 @@ class Mask:
     def check_within(self, other: Mask) -> None:
         """Raise a ValueError if it has rows that are not within another mask."""
         (starts, stops), (own_starts, own_stops) = ((mask.rows.starts, mask.rows.stops) for mask in (self, other))
+        # for each range of this mask, the last range of the other one that begins before it: of 0:3 and 4:8, that is
+        # 4:8 for 5:9, which goes beyond its stop 8
         which = np.searchsorted(own_starts, starts, side="right") - 1
         beyond = np.flatnonzero((which < 0) | (stops > own_stops[which]))
         if len(beyond):
@@ -230,6 +232,7 @@ def _resolved(mask: AnyMask, within: Mask) -> Mask:
 
 def _of_slices(slices: Sequence[slice], within: Mask) -> Rows:
     first, last = int(within.rows.starts[0]), int(within.rows.stops[-1])
+    # ascending, so that only neighbours can overlap
     bounds = sorted(_bounds_of(part, first, last) for part in slices)
     starts, stops = np.array(bounds, dtype=np.int64).T
     if len(overlap := np.flatnonzero(stops[:-1] > starts[1:])):
@@ -289,6 +292,7 @@ def _array(mask: _Values) -> npt.NDArray[Any]:
     values = cast("Any", mask)
     dtype = getattr(values, "dtype", None)
     missing: Any = 0
+    # a missing value is neither True nor False, and numpy would take what is beneath it
     if isinstance(mask, np.ma.MaskedArray):
         missing = np.ma.count_masked(mask)
     elif not isinstance(dtype, np.dtype) and str(dtype).startswith("bool"):  # pandas' own, with a third value
@@ -306,6 +310,7 @@ def _of_numbers(numbers: IntArray) -> Rows:
     """Ascending rows of numbers in any order, each of them once."""
     if not len(numbers):
         raise ValueError("mask must select at least one row, got an array of none.")
+    # sorted, and each once: a row that repeats shows in the length
     ascending = np.unique(numbers)
     lowest, highest = int(ascending[0]), int(ascending[-1])
     if lowest < 0:

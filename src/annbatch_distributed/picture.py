@@ -79,6 +79,7 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     array([1. , 1. , 0.5, 0. , 1. ])
     """
     # of 10 rows in 5 bins: 0, 2, 4, 6, 8, 10
+    # 10 rows in 4 bins have the edges 0 2 5 7 10
     edges = np.array([number * n_obs // n_bins for number in range(n_bins + 1)])  # between rows
     found = np.diff(_before(edges, rows.starts) - _before(edges, rows.stops))
     parts: npt.NDArray[np.float64] = np.minimum(found / np.diff(edges), 1.0)
@@ -88,6 +89,7 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
 def _before(edges: Int64Array, starts: Int64Array) -> npt.NDArray[np.float64]:
     """For each edge, how many rows lie before it, over half-lines of rows from each start on."""
     which = np.searchsorted(edges, starts, side="right")  # the edges from there on have it before them
+    # a half-line from start s has edge - s rows before the edge: number of half-lines times edge, minus their starts
     begun, total = (np.cumsum(np.bincount(which, weights, len(edges) + 1))[:-1] for weights in (None, starts))
     # floats, since a sum of rows may be beyond 64 bits
     before: npt.NDArray[np.float64] = begun * edges.astype(np.float64) - total

@@ -52,6 +52,7 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
     else:
         counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.n_streams)])
     # a rank without rows has no share of any label
+    # (ranks, labels): the share of each label in a rank's rows
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return Composition(counts, np.abs(shares - window / window.sum()).sum(axis=1) / 2), names
 

@@ -393,6 +393,7 @@ class DistributedSampler(Sampler):
         n_obs, position = integer("n_obs", n_obs, least=0), self._next()
         with worker_info_hidden(current_worker()):
             plan = self._plan(n_obs, position)
+            # under drop, batches that don't divide evenly among the ranks of a resumed epoch are dropped, too
             if position.done:
                 remaining = list(map(len, self._remaining(n_obs, position)))
                 n_done = sum(segment.n_lanes * segment.done for segment in position.segments)
@@ -574,6 +575,7 @@ class DistributedSampler(Sampler):
         rank, world_size = self.rank, self.world_size
         if self._virtual_ranks is None:
             return range(rank, rank + 1)
+        # 4 virtual ranks on 2 ranks: lanes 0:2 and 2:4
         n_own, left = divmod(self._virtual_ranks, world_size)
         if left:
             fitting = [number for number in range(1, self._virtual_ranks + 1) if self._virtual_ranks % number == 0]
@@ -779,6 +781,7 @@ class DistributedSampler(Sampler):
         self, saved: Identity, position: Position, n_obs: int | None, collection: Mapping[str, Any]
     ) -> None:
         """Raise if a state is of other arguments, or of another collection."""
+        # the mask of a state may have been saved before the number of rows was known, which decides how it is written
         n_saved = saved.get("n_obs")
         n_known = n_saved if isinstance(n_saved, int) else n_obs
         here = self._config.identity(n_known) | {"n_obs": self._n_obs, **collection}

@@ -113,9 +113,11 @@ class Shuffled:
         starts, stops = cut_at_multiples(rows, size)
         # two words, which no pass of a stream has as its spawn key
         rng = np.random.default_rng(np.random.SeedSequence([seed, epoch], spawn_key=(0, 0)))
+        # where no two ranges share a block, each piece is a block
         if not (rows.starts[1:] // size == (rows.stops[:-1] - 1) // size).any():
             order = rng.permutation(len(starts))
         else:  # the ranges of each block, one after the other
+            # blocks of 4 with pieces 0:2, 3:4, 4:8: the first piece of each block is 0 and 2; shuffled as 2, 0 1
             first = np.flatnonzero(np.diff(starts // size, prepend=-1))
             order = rng.permutation(len(first))
             stop = np.append(first[1:], len(starts))

@@ -221,6 +221,7 @@ def flat(identity: Identity, path: str = "") -> dict[str, Any]:
 def differences(saved: Identity, here: Identity) -> list[str]:
     """Return the differences between the identities of a state and of a sampler, each with its path and values."""
     unknown = [name for name in _OPTIONAL if None in (saved.get(name), here.get(name))]
+    # what either side lacks, where it may, is left out of both
     theirs, ours = (flat({name: part for name, part in one.items() if name not in unknown}) for one in (saved, here))
     return [
         f"{path} is {theirs.get(path)!r} in the state and {ours.get(path)!r} here"

@@ -328,6 +328,7 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> None:
         sampler.validate(n_obs)  # one label per row of the collection
         sampler._num_open_passes = 0  # the original may have been copied with one open
         labels: pd.Categorical = sampler._rle_manager._classes
+        # a ClassSampler of the shard's labels, in the categories of all: a class that the shard lacks keeps its number
         codes = rows.take(labels.codes)
         sampler._n_obs = len(codes)
         sampler._rle_manager._classes = pd.Categorical.from_codes(codes, dtype=labels.dtype)

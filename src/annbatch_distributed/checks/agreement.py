@@ -102,6 +102,7 @@ class Tally:
     @property
     def value(self) -> int:
         """What tells other rows apart."""
+        # batches wait until there are some thousands of rows: numpy takes as long for a few
         if self._pending:
             self._value = (self._value + mixed_sum(np.concatenate(self._pending))) % 2**64
             self._pending, self._n_pending = [], 0
@@ -207,6 +208,7 @@ class Description:
         """
         # versions of these and other libraries follow
         same = flat({name: value for name, value in identity.items() if name not in ("root", "versions")})
+        # "5 on 3 ranks, 7 on 4 ranks of 2 workers", the same on every rank of a job
         done = [
             f"{done} on {n_lanes} ranks" + f" of {n_workers} workers" * (n_workers > 1)
             for n_lanes, n_workers, done in position.segments
@@ -231,6 +233,7 @@ def ranks_agree(
     ``place`` returns which process this is, and ``describe`` what it says. All processes hear of it if one of them
     raises, or if ``timeout`` or ``gather``, which are as the user passed them, are wrong. ``call`` is the user's.
     """
+    # whatever is wrong here, the other processes wait for this one: it says what is wrong in place of a description
     seconds, job, problem = 300.0, Placement(Rank(0, 1), source=""), None
     try:
         try:
@@ -253,6 +256,7 @@ def ranks_agree(
     said = {"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": asdict(description)}
     try:
         texts = gather_texts(json.dumps(said), job, seconds=seconds, gather=gather if callable(gather) else None)
+    # a rank whose own error nobody heard raises that, not the timeout that it led to
     except TimeoutError:
         if problem is not None:  # nobody has heard it
             raise problem from None
@@ -291,6 +295,7 @@ def _digest(plan: EpochPlan) -> str:
     parts: list[object] = [[int(number) for number in plan.sampler_batches], int(plan.n_dropped)]
     for rank in range(plan.n_streams):
         rows = plan.shard(rank).rows
+        # 16 local rows at even distances, and their global rows
         some = np.linspace(0, len(rows), _SOME, endpoint=False, dtype=np.int64)[: len(rows)]
         parts.append((len(rows), rows.to_global(some).tolist()))
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
@@ -336,6 +341,7 @@ def _misplaced(described: Mapping[int, Description]) -> list[str]:
     """Return which ranks are not those of as many processes as they should be."""
     n_processes, any_of_them = len(described), next(iter(described.values()))
     world_size = any_of_them.world_size
+    # processes for each rank: those of a mesh know it; others follow from how many processes there are
     n_peers = any_of_them.n_peers or max(1, n_processes // world_size)
     if n_processes != world_size * n_peers:
         several = f" with {n_peers} processes for each rank" if n_peers > 1 else ""
@@ -390,10 +396,12 @@ class Reading:
         from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
 
         plan, sampler = last.plan, last.sampler
+        # the batches that were due: the sampler is run again, and nothing is read
         planned = _counted(replace(last, lanes=[lanes[lane] for lane in own]))
         # the shards of this rank: a resumed epoch may have more or fewer streams than lanes
         streams = [stream for stream in range(plan.n_streams) if stream % len(lanes) in own]
         share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
+        # all batches of these shards, those before a resume included
         numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
         whole = _counted(replace(last, lanes=[Lane(numbers)])) if last.position.done else planned
         has_draws = n_draws(sampler, share.n_rows) is not None
@@ -443,6 +451,7 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, position:
     problems = [problem for number, process in said.items() if (problem := _problem(number, process))]
     # ranks of several processes count once
     ranks = {process.rank: process.read for process in said.values()}.values()
+    # sums of all ranks: a tally of all rows is the sum of the tallies of its parts
     read, shares = (sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share"))
     if not problems and plan.n_draws is None:
         repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.n_streams) if plan.n_repeated)

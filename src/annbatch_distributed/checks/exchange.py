@@ -206,6 +206,7 @@ def _outcome(
     deadline, pause = clock() + seconds, 0.002
     said: dict[int, str] = {}
     while (outcome := _read(store, f"{place}/outcome")) is None:
+        # the first process looks for all strings in each round, the others only when time is up
         is_late = clock() > deadline
         if number == numbers[0] or is_late:
             for other in numbers:

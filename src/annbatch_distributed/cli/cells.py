@@ -109,6 +109,7 @@ class Cells:
         """
         if not conditions:
             return stretches
+        # a flag for each row: the stretches, then without the rows that a condition rules out
         flags = np.zeros(self.n_obs, dtype=np.bool_)
         for stretch in stretches or [slice(None)]:
             flags[stretch] = True
@@ -131,6 +132,7 @@ class Cells:
                 wanted.setdefault(column, []).append(value)
             else:
                 flags &= labels != value
+        # values of one column are alternatives
         for column, values in wanted.items():
             flags &= columns[column].isin(values)
         return flags

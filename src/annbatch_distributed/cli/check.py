@@ -122,6 +122,7 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
                 ranks[here] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
                 ranks[here].start()
                 there.close()
+        # ranks answer in step: "ready" first, then what check_epoch_read gathers, then what each has read
         n_read = 0
         while n_read < options.epochs:
             said = _said(ranks)
@@ -157,6 +158,7 @@ def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
 
 def _rank(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:  # noqa: ANN401 any mask
     """Be a rank, until its epochs are read or the parent ends."""
+    # a rank whose parent was killed would wait for it for ever
     threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends this process
     warnings.simplefilter("ignore")  # the parent has shown them

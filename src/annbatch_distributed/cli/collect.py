@@ -41,11 +41,13 @@ def _collect(options: Namespace) -> int:
     if out.exists():
         raise CommandError(f"--out {out}: is there already")
     files = [Path(file) for file in options.files]
+    # annbatch keeps the path of each cell's file, which is a temporary one here: stems lead back to the given files
     if len({file.stem for file in files}) < len(files):
         raise CommandError("two files have the same name, by which a cell's file is told: rename one of them")
     layers = {file: _layers(file) for file in files}
     if options.layer and not any(options.layer in names for names in layers.values()):
         raise CommandError(f"no file has a layer {options.layer!r}; {files[0]} has {_named(layers[files[0]])}")
+    # next to the result, on the same disk: the finished collection is moved, not copied
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.absolute().parent) as folder:
         parts = {file: Path(folder) / f"{file.stem}.h5ad" for file in files}
         obs, genes, places, are_counts, found = {}, {}, {}, {}, set[str]()
@@ -60,6 +62,7 @@ def _collect(options: Namespace) -> int:
             where = f", of {places[file]}" if options.layer else ""
             shape = f"{plural(cells.n_obs, 'cell')}, {plural(cells.n_vars, 'gene')}"
             print(f"{file}: {shape}, {cells.X.dtype}{where}", flush=True)
+        # log-normalized values next to counts would train as if they were counts
         if len(set(are_counts.values())) > 1:
             file = next(file for file in files if not are_counts.get(file, True))
             raise CommandError(
@@ -173,6 +176,7 @@ def _loading(columns: dict[str, pd.Index | None]) -> Callable[[Any], ad.AnnData]
     def load(part: Any) -> ad.AnnData:  # noqa: ANN401 a path
         lazy = ad.experimental.read_lazy(part)
         given, obs = ad.read_h5ad(part, backed="r").obs, {}
+        # a column that the file lacks is missing there; labels are the same strings in all files
         for name, values in columns.items():
             own = given[name] if name in given else pd.Series(np.nan, index=given.index)
             texts = None if values is None else own.astype(object).where(own.isna(), own.astype(str))

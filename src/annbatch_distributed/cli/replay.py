@@ -125,6 +125,7 @@ def cells_of(loader: StatefulLoader, options: Namespace, columns: list[str]) -> 
 def _counted(frame: pd.DataFrame, column: str, labels: pd.Categorical, loader: StatefulLoader) -> pd.DataFrame:
     """Return how many cells of each label are in each step, and the share of the epoch's rows that have it."""
     n_labels = len(labels.categories)
+    # (labels, steps): cells of each label in each step; missing labels have the code -1, and come last
     codes = pd.Categorical(frame[column], categories=labels.categories).codes
     counts = pd.crosstab(codes, frame["step"].to_numpy()).reindex([*range(n_labels), -1], fill_value=0)
     counts.index = pd.Index([*labels.categories, np.nan], dtype=object)

@@ -135,6 +135,7 @@ def embed(
             _check_same(gather_texts(json.dumps(said), job, seconds=seconds))
 
     run = _Run(model, data, store, job, meets=meets)
+    # after each step, all ranks hear whether one has failed or says something else, before the next one begins
     steps: list[Callable[[], dict[str, Any]]] = [
         lambda: run.prepare(batch_size),
         run.first,
@@ -171,6 +172,7 @@ def _is_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     if {**first, "values": None} != {**second, "values": None}:
         return False
     values, others = (np.array(words.get("values", []), dtype=float) for words in (first, second))
+    # numbers near 0 are compared by the largest of all, since sums of others round there
     least = _TOLERANCE * float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
     return np.allclose(values, others, rtol=_TOLERANCE, atol=least, equal_nan=True)
 
@@ -335,6 +337,7 @@ class _Run:
         self._array, self._n_rows = array, array.chunks[0]
         starts = range(0, self._n_obs, self._n_rows)
         chunks = [slice(start, min(start + self._n_rows, self._n_obs)) for start in starts]
+        # chunks go to ranks in turn: rank 1 of 3 has chunks 1, 4, 7, ...
         mine = slice(self._job.rank.rank, None, self._job.rank.world_size)
         if not self._meets:  # the array may change while this rank looks at it
             self._own = self._without_values(chunks[mine])
@@ -356,6 +359,7 @@ class _Run:
             for rows, values in self._batches(self._own):
                 chunk.append(values)
                 bar.update(len(values))
+                # a chunk is written when its last batch is there, as no two ranks may write to one chunk
                 if rows.stop % self._n_rows == 0 or rows.stop == self._n_obs:
                     self._array[rows.stop - sum(map(len, chunk)) : rows.stop] = np.concatenate(chunk)
                     chunk.clear()
@@ -378,6 +382,7 @@ class _Run:
         for batch in loader:
             index = np.asarray(batch["index"])
             rows = slice(int(index[0]), int(index[-1]) + 1)
+            # by the batch's first row, so that any rank draws the same for it
             with _seeded(rows.start):
                 made: Any = self._compute(batch)
             values = np.asarray(made.detach().cpu() if hasattr(made, "detach") else made)

@@ -138,6 +138,7 @@ class _Sharing:
         """Return this rank's loaders for a trainer: the same loaders whoever asks, until the user has it reload."""
         (of_trainer, of_epoch), known = self._loaders.get(hook, ((None, None), None))
         n_epochs = getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
+        # the reload of every epoch after a resume is this package's, not the user's
         if trainer is self._resumed[0]:
             n_epochs = self._resumed[1]
         epoch = trainer.current_epoch // n_epochs if n_epochs else None
@@ -278,6 +279,7 @@ def _distributed_class(base: type[Any]) -> Any:  # noqa: ANN401 a class
     """Return a subclass of the same name, by which Lightning finds states."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     made = type(base.__name__, (_Distributed, base), names)
+    # hooks that the data module has itself; Lightning's own only raise
     for name in _HOOKS:
         owner = next((kind for kind in base.__mro__ if name in vars(kind)), object)
         # Lightning's own hook is for data modules without such cells, and raises

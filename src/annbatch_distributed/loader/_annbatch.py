@@ -52,6 +52,7 @@ def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | Non
     ``names`` are the names of the cells of each dataset, of which the digest is of some at even distances. Values are
     None if there are no datasets yet, or names aren't known.
     """
+    # [[rows, columns], ...], in the order in which datasets were added
     shapes = [list(shape) for shape in shapes_of(loader)]
     cells = None
     if shapes and names is not None:

@@ -211,6 +211,7 @@ class MixedLoader:
         """Return how many steps a pass has, those included that were done before a resume."""
         if self._n_steps is not None:
             return self._n_steps
+        # sources whose last weight is 0 never come to an end
         ends = [self._end(name) for name, lasts in zip(self._names, self._turns.lasts, strict=True) if lasts]
         return min(ends) if self._until == "first" else max(ends)
 
@@ -325,6 +326,7 @@ class MixedLoader:
                 f"The state is of another mixture: {text} of {', '.join(sources)} in the state, and {self._turns} of "
                 f"{', '.join(self._names)} here. Make it as it was made then."
             )
+        # states to go back to, if the state of one source can't be loaded
         before = {name: loader.state_dict() for name, loader in self._loaders.items()}
         self._open = {}  # their passes end
         try:

@@ -39,6 +39,7 @@ def prefetch[Request, Item](
         for request in requests:
             yield from read(request)
         return
+    # threads of this process: a child that is forked later has the iterator, but not them
     process, pool = os.getpid(), readers or threads(n_ahead)
     reads: deque[Future[_Read[Item]]] = deque()
     try:

@@ -283,6 +283,7 @@ class StatefulLoader(Loader[Any, Any]):
         >>> [len(batch["X"]) for batch in loader]
         [128, 128, 128, 116]
         """
+        # options of the sampler are told from those of the loader by the names of its arguments
         of_sampler = {name: options.pop(name) for name in {*signature(DistributedSampler).parameters} & {*options}}
         kind = RandomSampler if shuffle else SequentialSampler
         if not {"remainder", "enforce_equal_batches"} & {*of_sampler}:
@@ -356,6 +357,7 @@ class StatefulLoader(Loader[Any, Any]):
         options_of_loader = loader._options if isinstance(loader, StatefulLoader) else options_of(loader)
         made = cls(batch_sampler=sampler, **options_of_loader | options)
         made._check_layouts(data_in(loader))
+        # attributes that only this class has are those of passes, not of datasets
         of_passes = vars(made).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names"}
         take_data_of(loader, into=made, without=of_passes)
         return made
@@ -540,6 +542,7 @@ class StatefulLoader(Loader[Any, Any]):
         """
         self._check_cells()
         cells = self._sampler.rows_of(self.n_obs, steps, ranks, epoch)
+        # datasets of 3 and 2 rows have the bounds 0 3 5: row 4 is in dataset 1, at place 1
         bounds = np.cumsum([0, *(n_rows for n_rows, *_ in shapes_of(self))])
         numbers = np.searchsorted(bounds, cells["row"], side="right") - 1
         cells["data_set"], cells["cell"] = numbers, None
@@ -547,6 +550,7 @@ class StatefulLoader(Loader[Any, Any]):
         wanted = [columns] if isinstance(columns, str) else columns
         parts = []
         for number in np.unique(numbers).tolist():
+            # lines of the table whose cells are of this dataset, and the cells' places in it
             here = np.flatnonzero(numbers == number)
             places = cells["row"].to_numpy()[here] - bounds[number]
             if names is not None:
@@ -619,6 +623,7 @@ class StatefulLoader(Loader[Any, Any]):
     def _batches_of(self, begun: Pass) -> Generator[Any]:
         """Read the batches of a pass, in threads that prefetch if there are any."""
         self._pass, self._read = begun, Tally()
+        # batches come out in the order of requests and splits, however many requests are prefetched
         due: deque[Callable[[Any], Any]] = deque()
 
         def requests() -> Iterator[Request]:

@@ -58,6 +58,7 @@ class _Part(IterableDataset[Any]):
 
     def write(self, position: Position) -> None:
         """Tell the workers where the pass begins."""
+        # [epoch, pass, n_segments, n_lanes, n_workers, done, n_lanes, ...], which fills the front of the tensor
         numbers = [position.epoch, position.passes, len(position.segments), *chain(*position.segments)]
         self._numbers[: len(numbers)] = torch.tensor(numbers)
 
@@ -169,6 +170,7 @@ class WorkerDataLoader(DataLoader[Any]):
                 "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
                 "which can't learn of it. Make a new DataLoader."
             )
+        # others are started anew in each iteration, with the sampler as it is then
         if self.persistent_workers:
             self._n_changes = sampler.n_changes
         begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)

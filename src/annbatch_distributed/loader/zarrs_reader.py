@@ -90,10 +90,12 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
     data_sets = [data_set for number in rows_of if _is_for_zarrs(data_set := zarr_dataset_of(loader, number))]
     if len(data_sets) < len(rows_of):
         return None
+    # of each dataset, the runs to read: of rows, or of the values of sparse rows
     bounds = [_bounds_of(data_set, rows) for data_set, rows in zip(data_sets, rows_of.values(), strict=True)]
     for data_set, (_, stops) in zip(data_sets, bounds, strict=True):
         if any(stops.max() > array.shape[0] for array in data_set.arrays):  # zarrs would make the rest up
             return None
+    # one buffer for all datasets, as annbatch makes it; each one reads into its part
     room, first = room_for(loader, rows_of), 0
     outs = (room,) if isinstance(room, np.ndarray) else room.elems[:2]
     for data_set, (starts, stops) in zip(data_sets, bounds, strict=True):
@@ -104,6 +106,7 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
     if not isinstance(room, np.ndarray):
         indptrs = [data_set.indptr for data_set in data_sets if data_set.indptr is not None]
         lengths = [indptr[rows + 1] - indptr[rows] for indptr, rows in zip(indptrs, rows_of.values(), strict=True)]
+        # rows of 3, 0 and 2 values: 0 3 3 5
         room.elems[2][0] = 0
         np.cumsum(np.concatenate(lengths), out=room.elems[2][1:])
     return room
@@ -123,6 +126,7 @@ def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[t
     """
     before = 0
     for start, stop in zip(starts, stops, strict=True):
+        # rows 6:10 in chunks of 8 are 6:8 of chunk 0 and 0:2 of chunk 1
         for number in range(start // chunk_size, -(-stop // chunk_size)):
             offset = number * chunk_size
             first, end = max(start - offset, 0), min(stop - offset, chunk_size)

@@ -67,6 +67,7 @@ def launched(variables: Mapping[str, str]) -> Placement:
     >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"}).rank
     Rank(rank=7, world_size=8)
     """
+    # Slurm sets SLURM_PROCID=0 in batch scripts too, which are no ranks: only numbered steps of srun are
     step = variables.get("SLURM_STEP_ID", "")
     in_step = _is_natural(step) and int(step) <= _LAST_STEP
     launchers = [
@@ -90,6 +91,7 @@ def launched(variables: Mapping[str, str]) -> Placement:
     pairs = zip(launchers, members, strict=True)
     distinct = [[*group][-1] for _, group in groupby(pairs, key=lambda pair: pair[1].rank)]
     for (inner, own), (outer, others) in pairwise(distinct):
+        # mpirun has Slurm start one daemon on each node: fewer than there are ranks
         runs_daemons = inner.has_daemons and outer is _SLURM
         if not (runs_daemons and others.rank.world_size < own.rank.world_size):
             raise _contradiction(members)
@@ -112,7 +114,7 @@ def _read(variables: Mapping[str, str], launcher: _Launcher) -> Placement:
         )
     member = Rank(int(rank), int(world_size))
     source = f"{launcher.name} ({launcher.rank}={member.rank}, {launcher.world_size}={member.world_size})"
-    return Placement(member, source, name="env")
+    return Placement(member, source)
 
 
 def _is_natural(text: str) -> bool:

@@ -38,7 +38,7 @@ def all_processes() -> Placement:
         raise ImportError("dist_info='jax' needs JAX: install annbatch-distributed[jax].") from error
     _check_initialised()
     rank = Rank(jax.process_index(), jax.process_count())
-    return Placement(rank, source="JAX's processes", framework="jax", name="jax")
+    return Placement(rank, source="JAX's processes", framework="jax")
 
 
 def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) -> Placement:
@@ -90,16 +90,20 @@ def shares(processes: npt.NDArray[np.int64], axes: Sequence[int]) -> list[Share]
     >>> shares(two_by_two, [1])
     [Share(places=(0, 1), processes=(0, 1))]
     """
+    # (places along the data axes, devices of a place): a 2 x 2 mesh of processes 0 0 / 1 1 has the places [0 0] and
+    # [1 1] if its first axis splits rows, and [0 1] and [0 1] if the second one does
     in_front = np.moveaxis(processes, axes, range(len(axes)))
     by_place = in_front.reshape(math.prod(in_front.shape[: len(axes)]), -1)
     places_of: dict[int, list[int]] = {}
     for place, holders in enumerate(by_place.tolist()):
         for process in sorted(set(holders)):
             places_of.setdefault(process, []).append(place)
+    # processes with the same places are peers; shares are numbered by their places
     peers: dict[tuple[int, ...], list[int]] = {}
     for process, places in sorted(places_of.items()):
         peers.setdefault(tuple(places), []).append(process)
     by_rank = [Share(places, tuple(members)) for places, members in sorted(peers.items())]
+    # each place belongs to one share, and all shares are of one size
     holder: dict[int, Share] = {}
     for share in by_rank:
         for place in share.places:

@@ -88,10 +88,6 @@ class Placement:
     n_peers: int | None = 1
     """How many processes have the same share, this one included: those that split up a model, not the data. None where
     it follows from how many processes there are."""
-    name: Literal["torch", "jax", "env"] | None = None
-    """The string that asks for this as ``dist_info``; None if none does."""
-    ranks: tuple[int, ...] | None = None
-    """The share of each of those processes, in the same order; None if that isn't known."""
 
     @classmethod
     def of_ranks(cls, rank_of: Mapping[int, int], here: int, source: str, framework: Framework) -> Placement:
@@ -107,5 +103,4 @@ class Placement:
             framework,
             processes,
             n_peers=len(processes) // world_size,
-            ranks=tuple(rank_of[process] for process in processes),
         )

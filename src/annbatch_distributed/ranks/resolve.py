@@ -80,6 +80,7 @@ def _lightning(trainer: Any) -> Placement:  # noqa: ANN401 a Trainer or a Fabric
             f"{source} has not started its processes yet, with strategy {type(strategy).__name__}. Ask for batches, "
             "lengths and plans in a hook that it calls, such as train_dataloader, or after fabric.launch()."
         )
+    # what Lightning itself would pass to torch's DistributedSampler
     own = strategy.distributed_sampler_kwargs
     if own is None:  # one process for several devices
         return _compared(Rank(0, 1), source)
@@ -109,6 +110,7 @@ def _ray(context: Any) -> Placement:  # noqa: ANN401 of either version of Ray Tr
 
 def _compared(rank: Rank, source: str) -> Placement:
     """Return a placement, as one of torch's default process group if there is one; raise if others say otherwise."""
+    # whoever else knows the processes of this job: torch, or the launcher if this seems to be the only process
     other = None
     if torch.is_initialized():
         other = torch.default_group()

@@ -33,7 +33,7 @@ def default_group() -> Placement:
             "accelerate's Accelerator or PartialState, or Ray Train's context."
         )
     rank = Rank(dist.get_rank(), dist.get_world_size())
-    return Placement(rank, source="torch's default process group", framework="torch", name="torch")
+    return Placement(rank, source="torch's default process group", framework="torch")
 
 
 def _distributed() -> Any:  # noqa: ANN401 a module
@@ -81,6 +81,8 @@ def mesh(devices: DeviceMesh, names: Sequence[str] | None) -> Placement:
     ValueError if the mesh has no such dimensions, or this process isn't in it.
     """
     dimensions = _dimensions(devices, names)
+    # (dimensions, processes): coordinates of each process in the mesh; those along the data-parallel dimensions make
+    # its rank: in 2 x 2, the first dimension gives ranks 0 0 1 1
     places = np.indices(devices.mesh.shape).reshape(devices.ndim, -1)
     ranks = np.ravel_multi_index(tuple(places[dimensions]), [devices.size(dimension) for dimension in dimensions])
     rank_of = dict(sorted(zip(devices.mesh.flatten().tolist(), ranks.tolist(), strict=True)))
