@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 
 
-#: Largest random part of a batch. Sources were then at most 1.9 batches off (3 to 32 sources, up to six changes of
+#: Largest random part of a batch. Sources were then at most 1.9 batches off (3 to 32 sources, up to five changes of
 #: weights); with 1, they were up to 2.2 off, and with 0.5 the order was less random.
 _RANDOM_PART = 0.75
 

@@ -30,7 +30,7 @@ _HELD, _HELD_AHEAD = 2.5, 1.5
 
 @dataclass(frozen=True)
 class Sizes(Mapping[str, Any]):  # of int; type checkers accept Any for each argument of a sampler
-    """Arguments for annbatch's samplers, from :func:`suggest_sizes`: ``RandomSampler(**sizes)``."""
+    """Arguments for annbatch's samplers, from :func:`.suggest_sizes`: ``RandomSampler(**sizes)``."""
 
     chunk_size: int
     """Consecutive rows that are read together."""
