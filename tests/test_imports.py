@@ -31,11 +31,26 @@ def imported(path: Path) -> set[str]:
     return {name for name in names if name.startswith("annbatch_distributed.")}
 
 
-def loaded(*statements: str) -> list[set[str]]:
-    """Modules that there are in a fresh process after each of some statements."""
-    code = "import json, sys\n" + "\n".join(f"{one}\nprint(json.dumps(list(sys.modules)))" for one in statements)
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """Modules in a fresh process after some imports, one after the other."""
+    statements = {
+        "command line": "import annbatch_distributed.cli",
+        "rooms": "package = annbatch_distributed; package.sharding.__name__, package.ranks.__name__",
+        "arithmetic": f"import {', '.join(ARITHMETIC)}",
+        "annbatch": "import annbatch",
+        "public names": "from annbatch_distributed import DistributedSampler, StatefulLoader",
+    }
+    code = "import json, sys\n" + "\n".join(
+        f"{one}\nprint(json.dumps(list(sys.modules)))" for one in statements.values()
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return [set(json.loads(line)) for line in run.stdout.splitlines()]
+    return dict(zip(statements, map(set, map(json.loads, run.stdout.splitlines())), strict=True))
+
+
+def roots(modules: set[str]) -> set[str]:
+    """The packages of modules."""
+    return {name.partition(".")[0] for name in modules}
 
 
 def test_rooms_import_from_rooms_below() -> None:
@@ -50,23 +65,26 @@ def test_rooms_import_from_rooms_below() -> None:
         assert not below & set(ROOMS[: ROOMS.index(room)]), path
 
 
-def test_arithmetic_loads_neither_annbatch_nor_a_framework() -> None:
-    (modules,) = loaded(f"import {', '.join(ARITHMETIC)}")
-    assert set(ARITHMETIC) <= modules
-    roots = {name.partition(".")[0] for name in modules}
-    assert roots.isdisjoint({"annbatch", "anndata", "dask", "jax", "pandas", "scipy", "torch", "zarr"})
+def test_command_line_loads_nothing_before_a_command(loaded: dict[str, set[str]]) -> None:
+    assert roots(loaded["command line"]).isdisjoint({"annbatch", "numpy"})
 
 
-def test_the_command_line_loads_nothing_before_a_command_is_run() -> None:
-    (modules,) = loaded("import annbatch_distributed.cli")
-    assert {name.partition(".")[0] for name in modules}.isdisjoint({"annbatch", "numpy"})
+def test_room_is_an_attribute_before_its_import(loaded: dict[str, set[str]]) -> None:
+    rooms = {"annbatch_distributed.ranks", "annbatch_distributed.sharding"}
+    assert rooms.isdisjoint(loaded["command line"])
+    assert rooms <= loaded["rooms"]
 
 
-def test_a_public_name_loads_nothing_that_annbatch_does_not() -> None:
-    alone, with_ours = loaded("import annbatch", "from annbatch_distributed import DistributedSampler, StatefulLoader")
-    assert {name.partition(".")[0] for name in with_ours - alone} <= {"annbatch_distributed"}
-    assert "annbatch" in alone
-    assert "annbatch_distributed.loader" in with_ours
+def test_arithmetic_loads_neither_annbatch_nor_a_framework(loaded: dict[str, set[str]]) -> None:
+    assert set(ARITHMETIC) <= loaded["arithmetic"]
+    others = {"annbatch", "anndata", "dask", "jax", "pandas", "scipy", "torch", "zarr"}
+    assert roots(loaded["arithmetic"]).isdisjoint(others)
+
+
+def test_public_name_loads_only_what_annbatch_loads(loaded: dict[str, set[str]]) -> None:
+    assert roots(loaded["public names"] - loaded["annbatch"]) <= {"annbatch_distributed"}
+    assert "annbatch" in loaded["annbatch"]
+    assert "annbatch_distributed.loader" in loaded["public names"]
 
 
 def test_the_public_names_are_these() -> None:
@@ -83,12 +101,6 @@ def test_the_public_names_are_these() -> None:
     assert set(annbatch_distributed.__all__) <= set(dir(annbatch_distributed))
     for name in annbatch_distributed.__all__:
         assert getattr(annbatch_distributed, name).__name__ == name
-
-
-def test_a_room_is_an_attribute_of_the_package_before_anybody_has_imported_it() -> None:
-    rooms = ", ".join(f"package.{name}.__name__" for name in ("sharding", "ranks"))
-    (modules,) = loaded(f"import annbatch_distributed as package; assert all([{rooms}])")
-    assert "annbatch_distributed.ranks" in modules
 
 
 def test_a_name_that_is_not_public_is_not_there() -> None:
