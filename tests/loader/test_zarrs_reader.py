@@ -20,7 +20,7 @@ from zarr.storage import LocalStore, MemoryStore
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.rows import runs
-from tests.loader.test_inside import check_same
+from tests.loader.test_annbatch import check_same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """annbatch's Loader inside: its datasets, where it reads them to, how it hands out batches, what it can read.
 
-annbatch has no public way to most of them. tests/loader/test_inside.py fails if they are kept elsewhere.
+annbatch has no public way to most of them. tests/loader/test_annbatch.py fails if they are kept elsewhere.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_its_sampler_is_a_distributed_one(given: Any) -> None:
 
 
 def test_what_annbatch_keeps_of_a_loader_is_kept_where_it_is_looked_for(tmp_path: Path) -> None:
-    """If this fails, annbatch keeps what a loader has elsewhere, or keeps more: see loader/inside.py."""
+    """If this fails, annbatch keeps what a loader has elsewhere, or keeps more: see loader/_annbatch.py."""
     made = collection(tmp_path, preload_to_gpu=False, return_index=True, to="torch")
     list(made)
     assert shapes_of(made) == [(N_OBS, N_VAR)]
