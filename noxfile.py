@@ -15,13 +15,8 @@ OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
 
 # whole files: the examples of a page follow each other; more of them at once than two cores, because processes wait
 PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
-# tests that start processes wait for them two fifths of their time; the longest files come first, so that no core is
-# idle in the end
-EVERYTHING = (
-    *("--numprocesses=4", "--no-loadscope-reorder"),
-    *("tests/frameworks", "docs/frameworks", "tests/processes", "README.md", "docs", "src", "tests"),
-    "--ignore=tests/libraries",  # which bench-small runs
-)
+# with tests that start processes, which wait for them two fifths of their time; the longest files aren't the last ones
+EVERYTHING = "--all", "--ignore=tests/libraries", "--numprocesses=4", "--no-loadscope-reorder"
 # tests whose results can differ between versions of Python and of numpy
 LAWS = "tests/test_laws.py", "tests/test_resume.py", "tests/test_sampler.py", "tests/test_wrapped.py"
 # the laws have more examples in ./dev test
