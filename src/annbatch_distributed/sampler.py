@@ -835,16 +835,15 @@ class DistributedSampler(Sampler):
             more = {"virtual ranks": self._virtual_ranks, **more}
         return Description.of(place, self._config.identity(n_obs), at, self._plan(n_obs, at), more)
 
-    def reading(self, place: Placement, n_obs: int, read: Read) -> Reading:
-        """Return what this process says of the pass begun last, of which it has read some rows."""
-        n_obs, last = integer("n_obs", n_obs, least=0), self._pass
+    def reading(self, place: Placement, n_obs: int, read: Read | None, last: Pass | None = None) -> Reading:
+        """Return what this process says of a pass, by default the one begun last, of which it has read some rows."""
+        n_obs, last = integer("n_obs", n_obs, least=0), last or self._pass
         if last is None:
             self._check_workers_have_not_read()
             raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
         if last.plan.n_obs != n_obs:
             raise ValueError(f"n_obs must be that of the last pass, {last.plan.n_obs}, got {n_obs}")
-        description = self._describe(place, n_obs, last.position, {})
-        return Reading.of(description, last, read, self._remaining(n_obs, last.position), self._own_lanes)
+        return Reading.of(self._describe(place, n_obs, last.position, {}), last, read, self._own_lanes)
 
     # Of warnings
 

@@ -88,8 +88,10 @@ class Tally:
         self._n_pending = 0
 
     @classmethod
-    def of(cls, batches: Read) -> Self:
+    def of(cls, batches: Read | None) -> Self:
         """Return the tally of the rows of batches; a TypeError if they are no arrays of rows."""
+        if batches is None:
+            raise TypeError("the batches say no rows: make the loader with return_index=True, or pass read")
         if isinstance(batches, cls):
             return batches
         if not isinstance(batches, Iterable) or isinstance(batches, Mapping | str):
@@ -386,20 +388,21 @@ class Reading:
     """Where the pass began."""
 
     @classmethod
-    def of(cls, description: Description, last: Pass, read: Read, lanes: Sequence[Lane], own: range) -> Self:
-        """Return what a rank says of its last pass.
+    def of(cls, description: Description, last: Pass, read: Read | None, own: range) -> Self:
+        """Return what a rank says of a pass.
 
-        ``lanes`` are the batches that each lane of the job had to read, and ``own`` the lanes of this rank, several if
-        they are virtual ranks. A ValueError or a TypeError if it isn't known what was planned or read.
+        ``own`` are the lanes of this rank, several if they are virtual ranks. A ValueError or a TypeError if it isn't
+        known what was planned or read.
         """
         # imported here, since comparing strings needs no annbatch
         from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
 
         plan, sampler = last.plan, last.sampler
         # the batches that were due: the sampler is run again, and nothing is read
-        planned = _counted(replace(last, lanes=[lanes[lane] for lane in own]))
+        planned = _counted(last)
         # the shards of this rank: a resumed epoch may have more or fewer streams than lanes
-        streams = [stream for stream in range(plan.n_streams) if stream % len(lanes) in own]
+        n_lanes = last.position.segments[-1].n_lanes
+        streams = [stream for stream in range(plan.n_streams) if stream % n_lanes in own]
         share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
         # all batches of these shards, those before a resume included
         numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)

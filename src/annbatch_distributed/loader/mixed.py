@@ -19,13 +19,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Description, Gather, Timeout
-from annbatch_distributed.checks.agreement import Reading
+from annbatch_distributed.checks import Description, Gather, Read, Timeout
 from annbatch_distributed.loader.prefetch import threads
 from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter, training_on
 from annbatch_distributed.ranks import Placement
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.state import Position, bounded
+from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
@@ -189,8 +189,8 @@ class MixedLoader:
         self._open: dict[str, Iterator[Any]] = {}
         self._left: dict[str, int] = {}
         self._readers: tuple[int, Executor] | None = None
-        # what each source has read in epochs that have ended, since that was checked
-        self._read: dict[str, list[Reading]] = {name: [] for name in self._names}
+        # of each source, the passes that have ended since they were checked, and the rows that were read
+        self._ended: dict[str, list[tuple[Pass, Read | None]]] = {name: [] for name in self._names}
         # the steps that are done, and the state after them
         self._steps = StepCounter()
         self._done: dict[str, Any] = {}
@@ -284,7 +284,7 @@ class MixedLoader:
         self._left[name] -= 1
         if not self._left[name]:
             next(self._open.pop(name), None)
-            self._read[name].append(loader._reading(source.sampler.agreeing()))
+            self._ended[name].append(loader.read_of_last_pass())
         return batch
 
     def _threads(self) -> Executor | None:
@@ -337,7 +337,7 @@ class MixedLoader:
                 loader.load_state_dict(before[other])
             error.add_note(f"It is the state of the source {name!r}.")
             raise
-        self._step, self._read = step, {name: [] for name in self._names}
+        self._step, self._ended = step, {name: [] for name in self._names}
         self._steps, self._has_ended = self._steps.next(None), False
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
@@ -395,10 +395,10 @@ class MixedLoader:
         lines = []
         for name in self._names:
             sampler = self._sources[name].sampler
-            for reading in self._read[name]:
-                said = partial(_said, reading)
-                lines.append(f"{name}, {checks.epoch_read(sampler.agreeing, said, timeout=timeout, gather=gather)}")
-            self._read[name] = []
+            for last, read in self._ended[name]:
+                reading = partial(sampler.reading, n_obs=last.plan.n_obs, read=read, last=last)
+                lines.append(f"{name}, {checks.epoch_read(sampler.agreeing, reading, timeout=timeout, gather=gather)}")
+            self._ended[name] = []
         return "\n".join(lines) or "no source has come to the end of an epoch"
 
 
@@ -408,7 +408,3 @@ def _source(name: str, loader: Any) -> StatefulLoader:  # noqa: ANN401 whatever 
     if not isinstance(source, StatefulLoader):
         raise TypeError(f"A mixture is of StatefulLoaders, got {loader!r} as {name!r}.")
     return source
-
-
-def _said(reading: Reading, place: Placement) -> Reading:  # noqa: ARG001 it is that of this process
-    return reading

@@ -846,6 +846,12 @@ class StatefulLoader(Loader[Any, Any]):
             read = self._read if self._own_pass() is not None else Tally()
         return self._sampler.reading(place, self.n_obs, read)
 
+    def read_of_last_pass(self) -> tuple[Pass, Read]:
+        """Return the pass that was begun last, and the rows of its batches that were yielded."""
+        last = self._own_pass()
+        assert last is not None
+        return last, self._read
+
 
 class _OneRequest(Sampler):
     """A sampler for annbatch, whose passes have one load request each: the door to annbatch's own Loader."""

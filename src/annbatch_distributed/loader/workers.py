@@ -208,10 +208,15 @@ class WorkerDataLoader(DataLoader[Any]):
 
     def _reading(self, place: Placement, read: Read | None = None) -> Reading:
         if read is None and self._own_pass() is not None:
-            if self._read is None:
-                raise TypeError("the batches say no rows: make the loader with return_index=True, or pass read")
-            read = self._read
+            return self.sampler.reading(place, self._loader.n_obs, self._read)
         return self._loader._reading(place, read)
+
+    def read_of_last_pass(self) -> tuple[Pass, Read | None]:
+        """Return the pass that was begun last, and the rows of its batches, if they say which these are."""
+        last = self._own_pass()
+        if last is None:
+            return self._loader.read_of_last_pass()
+        return last, self._read
 
     def step_done(self) -> None:
         """Say that the step of the batch that was yielded last is done: see :meth:`.StatefulLoader.step_done`."""
