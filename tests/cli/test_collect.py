@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -17,7 +18,7 @@ from annbatch.samplers import SequentialSampler
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.cli import main
 from tests.cli.page import PAGE
-from tests.processes.launch import forked, run
+from tests.processes.launch import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 def test_the_page_shows_what_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(forked("examples/from_h5ad/files.py", tmp_path / "h5ad"))
+    runpy.run_path(str(ROOT / "examples/from_h5ad/files.py"))["main"](tmp_path / "h5ad")
     (command, text), *_ = re.findall(r"\$ annbatch-distributed (collect .*)\n((?:(?!```).*\n)+)```", PAGE)
     monkeypatch.chdir(tmp_path)
     assert said(capsys, *command.split()) == text
