@@ -572,6 +572,7 @@ def write_descriptions() -> None:
         (RandomSampler(4, 2, 8), RandomSampler(4, 2, 8, mask=slice(3, 9), rng=np.random.default_rng(3))),
         (by_class(), by_class(mask=slice(5, 50))),
         (Own(4, 2, 8), Own(4, 2, 8, mask=slice(3, 9), rng=np.random.default_rng(3))),
+        (Holding({"a": 1, "b": 2}), Holding({"b": 2, "a": 1})),
         (Holding(threading.Lock()), Holding(threading.Lock())),
         (Holding(logging.getLogger("a")), Holding(logging.getLogger("b"))),
     ],

@@ -34,7 +34,7 @@ import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -75,12 +75,12 @@ def first_generator(sampler: Sampler) -> np.random.Generator | None:
     """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first in an attribute."""
     if sampler.rng is not None:
         return sampler.rng
-    return next((thing for thing in _objects_in(sampler) if isinstance(thing, np.random.Generator)), None)
+    return next((thing for thing in _copied(sampler).visited.values() if isinstance(thing, np.random.Generator)), None)
 
 
 def samplers_in(sampler: Sampler) -> list[Sampler]:
     """Return a sampler and all samplers in its attributes, however deep."""
-    return [thing for thing in _objects_in(sampler) if isinstance(thing, Sampler)]
+    return [thing for thing in _copied(sampler).visited.values() if isinstance(thing, Sampler)]
 
 
 def make_numbers_ints(sampler: Sampler) -> None:
@@ -99,12 +99,8 @@ def attributes(thing: object) -> dict[str, Any]:
     return (in_dict or {}) | (in_slots or {})
 
 
-def _objects_in(sampler: Sampler) -> list[Any]:
-    """Return a sampler and all objects in its attributes, however deep, but for plain values and containers."""
-    return list(_copied(sampler).visited.values())
-
-
 def _copied(sampler: Sampler, rng: np.random.Generator | None = None) -> _Copier:
+    """Return what has copied a sampler, and knows what it has visited."""
     try:
         return _Copier(sampler, rng)
     except Exception:  # noqa: BLE001 an object that says wrongly how to make it anew may raise anything
@@ -129,7 +125,9 @@ class _Copier(pickle.Pickler):
         self._parts: dict[int, Any] = {}
         self.dump(sampler)
         file.seek(0)
-        self.duplicate: Any = _Unpickler(file, self.substitutes).load()
+        unpickler = _Unpickler(file)
+        unpickler.substitutes = self.substitutes
+        self.duplicate: Any = unpickler.load()
 
     def persistent_id(self, thing: object) -> int | None:
         """Return the id of an object that the copy has a substitute for; None for one to be copied."""
@@ -144,7 +142,7 @@ class _Copier(pickle.Pickler):
     def reducer_override(self, thing: object) -> Any:  # noqa: ANN401 pickle's form, of many lengths
         """Return what an object consists of: of a sampler its attributes, whatever it says about copies."""
         if isinstance(thing, Sampler):
-            return _blank, (type(thing),), attributes(thing), None, None, _set_attributes
+            return object.__new__, (type(thing),), attributes(thing), None, None, _set_attributes
         return self._parts.pop(id(thing), NotImplemented)
 
     def _visit(self, key: int, thing: object) -> None:
@@ -174,18 +172,11 @@ class _Copier(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Reads what a copier has written."""
 
-    def __init__(self, file: BytesIO, substitutes: dict[int, Any]) -> None:
-        super().__init__(file)
-        self._substitutes = substitutes
+    substitutes: dict[int, Any]
 
     def persistent_load(self, pid: int) -> Any:  # noqa: ANN401 any object
         """Return the substitute of an object."""
-        return self._substitutes[pid]
-
-
-def _blank[S](kind: type[S]) -> S:
-    """Return an instance without attributes."""
-    return object.__new__(kind)
+        return self.substitutes[pid]
 
 
 def _set_attributes(thing: object, named: dict[str, Any]) -> None:
@@ -417,14 +408,11 @@ def _digest(data: str | memoryview) -> str:
     return blake2b(encoded, digest_size=16).hexdigest()
 
 
-def _text(thing: object, within: tuple[int, ...] = ()) -> str:  # noqa: PLR0911 one for each kind of thing
+def _text(thing: Any, within: tuple[int, ...] = ()) -> str:  # noqa: ANN401 anything
     """Return a string that differs for different things; ``within`` are the ids of what the thing is in."""
     if id(thing) in within:  # a list that is in itself, say
         return "..."
-    text = functools.partial(_text, within=(*within, id(thing)))
     match thing:
-        case Enum():
-            return f"{type(thing).__qualname__}.{thing.name}"
         case np.generic():
             return repr(thing.item())
         case np.ndarray() if not thing.dtype.hasobject:
@@ -432,40 +420,42 @@ def _text(thing: object, within: tuple[int, ...] = ()) -> str:  # noqa: PLR0911 
             return f"array({thing.dtype}, {thing.shape}, {_digest(values.data)})"
         case type() | FunctionType() | BuiltinFunctionType():
             return _full_name(thing)
-        case os.PathLike():
-            return f"path({os.fspath(thing)!r})"
-        case list() | tuple() | deque():
-            return f"[{', '.join(map(text, thing))}]"
-        case set() | frozenset():
-            return f"{{{', '.join(sorted(map(text, thing)))}}}"
-        case dict():
-            return f"{{{', '.join(sorted(f'{text(key)}: {text(value)}' for key, value in thing.items()))}}}"
         case _ if isinstance(thing, _VALUES):
             return repr(thing)
-        case _ if hasattr(thing, "__array__") and not isinstance(thing, (np.ndarray, *_PANDAS)):  # torch's and jax's
-            return text(np.asarray(thing))
-    return f"{type(thing).__qualname__}{text(_parts(thing))}"
+    texts = [_text(part, (*within, id(thing))) for part in _parts(thing)]
+    if isinstance(thing, dict | set | frozenset):
+        texts.sort()
+    return f"{type(thing).__qualname__}({', '.join(texts)})"
 
 
-def _parts(thing: Any) -> list[Any]:  # noqa: ANN401, PLR0911 anything, and a return for each kind of it
+def _parts(thing: Any) -> Iterable[Any]:  # noqa: ANN401, PLR0911 anything, and a return for each kind of it
     """Return what an object consists of, as far as that counts."""
     match thing:
-        case np.ndarray():
-            return [thing.shape, thing.reshape(-1).tolist()]
-        case pd.Categorical():
-            return [thing.codes, *thing.categories]
-        case pd.DataFrame():
-            return [*thing.items(), thing.index]
-        case pd.Series() | pd.Index() | pd.api.extensions.ExtensionArray():
-            return [thing.to_numpy()]
+        case list() | tuple() | set() | frozenset() | deque():
+            return thing
+        case dict():
+            return thing.items()
+        case Enum():
+            return [thing.name]
+        case os.PathLike():
+            return [os.fspath(thing)]
         case functools.partial():
             return [thing.func, thing.args, thing.keywords]
         case MethodType():
             return [thing.__self__, thing.__name__]
         case ModuleType():
             return [thing.__name__]
-    is_opaque = type(thing).__module__.partition(".")[0] in _OPAQUE
-    return [] if is_opaque else [*_named_parts(thing)]
+        case np.ndarray():
+            return [thing.shape, thing.reshape(-1).tolist()]
+        case pd.DataFrame():
+            return [*thing.items(), thing.index]
+        case pd.Categorical():
+            return [thing.codes, *thing.categories]
+        case _ if hasattr(thing, "__array__"):  # pandas', torch's and jax's
+            return [np.asarray(thing)]
+        case _ if type(thing).__module__.partition(".")[0] in _OPAQUE:
+            return []
+    return _named_parts(thing)
 
 
 def _named_parts(thing: object) -> Iterator[tuple[str, Any]]:
