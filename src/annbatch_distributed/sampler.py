@@ -88,11 +88,11 @@ class DistributedSampler(Sampler):
             Every rank has the same number of full batches; some rows are read a second time, and a load request has the
             key ``repeated``, which says for each of its rows whether it is a repeat.
     sharding
-        Which rank has which rows: ``"contiguous"`` (:class:`Contiguous`), a stretch of rows for each rank, the same in
-        every epoch; ``"shuffled"`` (:class:`Shuffled`), blocks of rows, dealt anew in every epoch, which needs a
-        ``seed``; ``"independent"`` (:class:`Independent`), every rank draws from all rows, for samplers that draw with
-        replacement; or a function ``order(rows, *, epoch, seed)`` of yours that returns the same :class:`Rows` in
-        another order, which is cut into a stretch for each rank.
+        Which rank has which rows: ``"contiguous"``, a contiguous range of rows for each rank, the same in every epoch;
+        ``"shuffled"`` (:class:`Shuffled`), blocks of rows that are assigned to ranks again in every epoch, which needs
+        a ``seed``; ``"independent"``, every rank draws from all rows, for samplers that draw with replacement; or a
+        function ``order(rows, *, epoch, seed)`` that returns the same :class:`Rows` in another order, which is cut into
+        a contiguous range for each rank.
     mask
         The rows to share out: a slice, a list of slices, a boolean array or pandas Series with a value for each row of
         the collection, an integer array of rows in any order, or :class:`Rows`; always by position, though a
