@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections import Counter, defaultdict
@@ -361,3 +362,18 @@ def test_a_state_of_another_mixture_is_refused_and_leaves_all_as_it_was() -> Non
     after = mixed()
     after.load_state_dict(state)
     assert read(mixture) == read(after)
+
+
+def test_threads_of_a_mixture_end_with_it() -> None:
+    """Threads that sources share to prefetch end when the mixture is gone, also in the middle of a pass."""
+    before = {*threading.enumerate()}
+    mixture = mixed(read_ahead=1)
+    batches = iter(mixture)
+    next(batches)
+    started = {*threading.enumerate()} - before
+    assert started
+    del mixture, batches
+    gc.collect()
+    for thread in started:
+        thread.join(timeout=60)
+        assert not thread.is_alive()

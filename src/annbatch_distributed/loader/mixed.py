@@ -278,8 +278,8 @@ class MixedLoader:
             if not source.sampler.n_batches(source.n_obs):  # on more ranks, drop may lose all that was left
                 loader.set_epoch(epoch + 1)
             self._left[name] = source.sampler.n_batches(source.n_obs)
-            source._readers = self._threads() if loader is source else None
-            self._open[name] = iter(loader)
+            # the mixture alone holds the threads, which end with it
+            self._open[name] = source.iterate(self._threads()) if loader is source else iter(loader)
         batch = next(self._open[name])
         self._left[name] -= 1
         if not self._left[name]:

@@ -211,8 +211,6 @@ class StatefulLoader(Loader[Any, Any]):
         self._pass: Pass | None = None
         self._read = Tally()
         self._steps = StepCounter()
-        # threads that prefetch, if loaders of a mixture share them
-        self._readers: Executor | None = None
 
     @classmethod
     def from_collection(
@@ -584,24 +582,28 @@ class StatefulLoader(Loader[Any, Any]):
             If a worker of a ``DataLoader`` asks that :meth:`to_dataloader` hasn't made; or, while iterating, if another
             pass was begun since.
         """
+        return self.iterate()
+
+    def iterate(self, readers: Executor | None = None) -> Generator[Any]:
+        """Return the batches of a pass, prefetched by threads that several loaders share, or by threads of its own."""
         if current_worker() is not None:
             raise RuntimeError(
                 "A StatefulLoader can't be read by the workers of a DataLoader that it knows nothing of: its epoch and "
                 "state would be lost. Make the DataLoader with loader.to_dataloader(num_workers=...)."
             )
         self._check_cells()
-        return self._batches()
+        return self._batches(readers)
 
     def batches_in_worker(self, position: Position) -> Generator[Any]:
         """Return this worker's part of the batches of a pass that the process of the rank has begun."""
         self._sampler.go_to(position)
         return self._batches_of(self._sampler.begin(self.n_obs, position, current_worker()))
 
-    def _batches(self) -> Generator[Any]:
+    def _batches(self, readers: Executor | None) -> Generator[Any]:
         steps = self._begin_steps()
         # in this thread, which may be the only one that a framework tells its rank
         begun = self._sampler.begin(self.n_obs)
-        with closing(self._batches_of(begun)) as batches:
+        with closing(self._batches_of(begun, readers)) as batches:
             for batch in batches:
                 steps.count()  # before it is yielded: whoever saves a state has this batch
                 if steps.n_yielded == begun.n_due:
@@ -620,7 +622,7 @@ class StatefulLoader(Loader[Any, Any]):
         self._steps = self._steps.next(training)
         return self._steps
 
-    def _batches_of(self, begun: Pass) -> Generator[Any]:
+    def _batches_of(self, begun: Pass, readers: Executor | None = None) -> Generator[Any]:
         """Read the batches of a pass, in threads that prefetch if there are any."""
         self._pass, self._read = begun, Tally()
         # batches come out in the order of requests and splits, however many requests are prefetched
@@ -636,7 +638,7 @@ class StatefulLoader(Loader[Any, Any]):
                 due.extend(partial(self._finish, request, split) for split in request.splits)
                 yield request
 
-        read = prefetch(requests(), self._read_request, self._read_ahead, self._readers)
+        read = prefetch(requests(), self._read_request, self._read_ahead, readers)
         with iterated(self), closing(begun), closing(read) as batches:
             for batch in batches:
                 yield due.popleft()(batch)
