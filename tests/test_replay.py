@@ -10,17 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from annbatch.samplers import RandomSampler
-from hypothesis import event, given
-from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from tests.samplers import batches, flat
-from tests.strategies import jobs
-from tests.test_resume import asked, batches_in, of_epoch, read_by
-from tests.workers import read_by_workers
 
 if TYPE_CHECKING:
-    from tests.strategies import Job
+    pass
 
 #: For each step and rank, the rows of the batch.
 type Read = dict[tuple[int, int], list[int]]
@@ -35,52 +30,6 @@ def told(sampler: DistributedSampler, n_obs: int, steps: Any = slice(None), **op
     keys = list(zip(frame["step"], frame["rank"], strict=True))
     assert keys == sorted(keys)
     return {key: rows.tolist() for key, rows in frame.groupby(["step", "rank"])["row"]}
-
-
-@given(
-    jobs(),
-    st.integers(0, 2),
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=4),
-)
-def test_what_is_told_of_an_epoch_is_what_a_pass_yields_whatever_interrupts_it(
-    drawn: Job, epoch: int, parts: list[tuple[int, int, int]]
-) -> None:
-    """Each part is run by a number of ranks and of workers; the last one runs to the end."""
-    read: Read = {}
-    segments: list[list[int]] = []
-    first = 0
-    for which, (world_size, n_workers, n_done) in enumerate(parts):
-        ranks = of_epoch(drawn, world_size, epoch, segments)
-        counts = asked(ranks, drawn.n_obs)
-        if isinstance(counts, str):
-            return
-        part = [world_size, max(1, n_workers) if ranks[0].shuffle else 1]
-        # how many workers there will be is known where there were as many before
-        comes = told(ranks[-1], drawn.n_obs, slice(first, None)) if part in ([world_size, 1], *segments[-1:]) else None
-        found: Read = {}
-        for rank, sampler in enumerate(ranks):
-            batches = (
-                read_by_workers(sampler, drawn.n_obs, n_workers, batches_in)
-                if n_workers
-                else read_by(sampler, drawn.n_obs)
-            )
-            found |= {(first + step, rank): list(rows) for step, (rows, _) in enumerate(batches)}
-        if comes is not None and (not segments or segments[-1][1] == part[1]):
-            assert comes == found
-        done = min(max(counts), n_done if which < len(parts) - 1 else max(counts))
-        read |= {key: rows for key, rows in found.items() if key[0] < first + done}
-        first += done
-        if segments and segments[-1][:2] == part:
-            segments[-1][2] += done
-        elif done:
-            segments.append([*part, done])
-        if done == max(counts):
-            break
-    event(f"{drawn.kind}, {drawn.options['remainder']}, {len(segments)} segments")
-    (anyone, *_) = of_epoch(drawn, world_size, epoch, segments)
-    assert told(anyone, drawn.n_obs, slice(first)) == read
-    for step in range(0, first, 3):
-        assert told(anyone, drawn.n_obs, step) == {key: rows for key, rows in read.items() if key[0] == step}
 
 
 def random(rank: int = 0, world_size: int = 2, **options: Any) -> DistributedSampler:
@@ -194,7 +143,7 @@ def test_cells_without_names_have_none() -> None:
 
 def test_what_workers_have_read_is_told() -> None:
     made = loader()
-    batches_of = made.to_dataloader(num_workers=2)
+    batches_of = made.to_dataloader(num_workers=2, multiprocessing_context="fork", persistent_workers=False)
     batches_of.set_epoch(4)
     read = [batch["index"].tolist() for _, batch in zip(range(5), batches_of, strict=False)]
     after = loader()

@@ -61,6 +61,12 @@ def batches_in(begun: Pass) -> list[Batch]:
     return [(tuple(own), tuple(own_marks)) for own, own_marks in zip(rows, marks, strict=True)]
 
 
+def rows_by_step(sampler: DistributedSampler, n_obs: int) -> dict[tuple[int, int], tuple[int, ...]]:
+    """The rows of each step and rank, as a sampler tells them."""
+    frame = sampler.rows_of(n_obs, slice(None))
+    return {key: tuple(rows.tolist()) for key, rows in frame.groupby(["step", "rank"])["row"]}
+
+
 def asked(samplers: list[DistributedSampler], n_obs: int) -> list[int] | str:
     """How many batches each rank has left, or the error, which is the same on all of them."""
     answers: set[str] = set()
@@ -79,13 +85,16 @@ def asked(samplers: list[DistributedSampler], n_obs: int) -> list[int] | str:
     st.integers(0, 2),
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=4),
 )
-def test_the_batches_of_an_epoch_are_those_of_the_uninterrupted_one_whatever_interrupts_it(
-    drawn: Job, epoch: int, parts: list[tuple[int, int, int]]
-) -> None:
-    """Each part is run by a number of ranks and of workers; the last one runs to the end."""
+def test_workers_and_ranks_read_the_same_batches(drawn: Job, epoch: int, parts: list[tuple[int, int, int]]) -> None:
+    """The batches of an epoch are those of the uninterrupted one, and `rows_of` tells them by step and rank.
+
+    Each part is run by a number of ranks and of workers; the last one runs to the end.
+    """
     n_obs, policy = drawn.n_obs, drawn.options["remainder"]
-    whole, read = Counter[Batch](), Counter[Batch]()
+    whole = Counter[Batch]()
+    read: dict[tuple[int, int], Batch] = {}
     segments: list[list[int]] = []
+    n_steps = 0
     for which, (world_size, n_workers, n_done) in enumerate(parts):
         ranks = of_epoch(drawn, world_size, epoch, segments)
         counts = asked(ranks, n_obs)
@@ -95,20 +104,23 @@ def test_the_batches_of_an_epoch_are_those_of_the_uninterrupted_one_whatever_int
         assert policy == "keep" or len(set(counts)) == 1
         if not segments:  # nothing is done yet
             whole = Counter(batch for rank in of_epoch(drawn, world_size, epoch, []) for batch in read_by(rank, n_obs))
-        done = n_done if which < len(parts) - 1 else max(counts)
-        for rank, count in zip(ranks, counts, strict=True):
-            found = read_by_workers(rank, n_obs, n_workers, batches_in) if n_workers else read_by(rank, n_obs)
+        done = min(max(counts), n_done if which < len(parts) - 1 else max(counts))
+        for rank, (sampler, count) in enumerate(zip(ranks, counts, strict=True)):
+            found = read_by_workers(sampler, n_obs, n_workers, batches_in) if n_workers else read_by(sampler, n_obs)
             assert len(found) == count
-            read.update(found[:done])
-        if done >= max(counts):
-            break
+            read |= {(n_steps + step, rank): batch for step, batch in enumerate(found[:done])}
+        n_steps += done
         part = [world_size, max(1, n_workers) if ranks[0].shuffle else 1]
         if segments and segments[-1][:2] == part:
             segments[-1][2] += done
         elif done:
             segments.append([*part, done])
-    event(f"{drawn.kind}, {policy}, {len(segments)} segments before the last")
-    check_same_batches(whole, read, policy, world_size)
+        if done == max(counts):
+            break
+    event(f"{drawn.kind}, {policy}, {len(segments)} segments")
+    check_same_batches(whole, Counter(read.values()), policy, world_size)
+    (anyone, *_) = of_epoch(drawn, world_size, epoch, segments)
+    assert rows_by_step(anyone, n_obs) == {key: rows for key, (rows, _) in read.items()}
 
 
 def check_same_batches(whole: Counter[Batch], read: Counter[Batch], policy: str, n_ranks: int) -> None:
@@ -140,41 +152,6 @@ def of_epoch(drawn: Job, world_size: int, epoch: int, segments: list[list[int]])
 
 def rows_in(counted: Counter[Batch]) -> list[int]:
     return [row for rows, _ in counted.elements() for row in rows]
-
-
-@pytest.mark.parametrize("done", [0, 5])
-@pytest.mark.parametrize("passes", [0, 1])
-def test_a_state_that_was_just_loaded_is_the_state(done: int, passes: int) -> None:
-    before = random()
-    before.set_epoch(3)
-    for _ in range(passes + 1):
-        before.sample(N_OBS)
-    state = before.state_dict(batches_done=done)
-    after = random()
-    for _ in range(2):
-        after.load_state_dict(state)
-        assert after.state_dict(batches_done=after.batches_done) == state
-        after.set_epoch(3)  # as frameworks do
-        assert after.state_dict(batches_done=after.batches_done) == state
-        list(after.sample(N_OBS))
-
-
-@pytest.mark.parametrize("saves", [1, 2])
-def test_after_a_pass_that_was_done_the_next_one_comes_or_nothing_if_its_epoch_is_set_again(saves: int) -> None:
-    before = random()
-    before.set_epoch(3)
-    list(before.sample(N_OBS))
-    after = resumed(before, 12)
-    for _ in range(1, saves):  # a state that was just loaded says so too
-        after = resumed(after, 0)
-    assert after.next_epoch == 4
-    again = copy.deepcopy(after)
-    assert batches(after.sample(N_OBS)) == batches(before.sample(N_OBS))
-    again.set_epoch(3)
-    assert (again.batches_done, again.n_batches(N_OBS)) == (12, 0)
-    assert batches(again.sample(N_OBS)) == []
-    again.set_epoch(4)
-    assert (again.batches_done, again.n_batches(N_OBS)) == (0, 12)
 
 
 def test_an_epoch_before_that_of_a_state_is_an_error() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
@@ -90,38 +88,6 @@ def test_every_step_has_the_rows_of_as_many_real_ranks_on_any_number_of_ranks(
             virtual = sampler.plan(drawn.n_obs)
             assert replace(virtual, n_processes=None) == plan
             assert virtual.n_processes == world_size
-
-
-@given(jobs(), st.integers(0, 2), st.data())
-def test_a_state_goes_on_bit_for_bit_on_any_number_of_ranks(drawn: Job, epoch: int, data: st.DataObject) -> None:
-    sizes = divisors(drawn.world_size)
-    before = on(drawn, data.draw(st.sampled_from(sizes)))
-    for sampler in before:
-        sampler.set_epoch(epoch)
-    try:
-        n_batches = max(sampler.n_batches(drawn.n_obs) for sampler in before)
-    except ValueError:
-        assume(False)
-    alone = copy.copy(on(drawn, 1)[0])
-    alone.set_epoch(epoch)
-    (whole,) = joined([batches(alone.sample(drawn.n_obs))], 1)
-    done = 0
-    for _ in range(data.draw(st.integers(1, 3))):  # again and again, on other numbers of ranks
-        done = data.draw(st.integers(done, n_batches))
-        for sampler in before:
-            sampler.sample(drawn.n_obs)
-        states = [sampler.state_dict(batches_done=done) for sampler in before]
-        assert all(state == states[0] for state in states)
-        if done == n_batches:
-            break
-        before = on(drawn, data.draw(st.sampled_from(sizes)))
-        for sampler in before:
-            sampler.load_state_dict(json.loads(json.dumps(states[0])))
-        read = [batches(sampler.sample(drawn.n_obs)) for sampler in map(copy.deepcopy, before)]
-        counts = [sampler.n_batches(drawn.n_obs) for sampler in before]
-        assert counts == list(map(len, read))
-        steps = [flat(part[step] for part in read if step < len(part)) for step in range(max(map(len, read)))]
-        assert steps == whole[done:]
 
 
 @pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])

@@ -286,12 +286,10 @@ def test_workers_that_make_their_loaders_themselves_take_as_many_passes_as_they_
 
 
 @forks
-@pytest.mark.parametrize(("n_workers", "persistent"), [(0, False), (1, True), (3, False), (3, True)])
+@pytest.mark.parametrize(("n_workers", "persistent"), [(1, True), (3, False), (3, True)])
 def test_the_state_of_a_dataloader_is_that_after_the_batch_that_it_gave_last(n_workers: int, persistent: bool) -> None:
-    options = {"multiprocessing_context": "fork", "persistent_workers": persistent} if n_workers else {}
-
     def make() -> Any:
-        return loader(mask=slice(0, 97)).to_dataloader(num_workers=n_workers, **options)
+        return workers_of(loader(mask=slice(0, 97)), n_workers, persistent_workers=persistent)
 
     collected = make()
     states = [collected.state_dict()]
@@ -307,6 +305,22 @@ def test_the_state_of_a_dataloader_is_that_after_the_batch_that_it_gave_last(n_w
         left = rows(again)
         assert left == (whole[done:] if done < len(whole) else following)
         assert len(again) == len(whole)
+
+
+@forks
+def test_state_within_a_step_leads_to_its_batch() -> None:
+    """Once a loop calls `step_done`, a state of what workers read counts the steps that are done, in each epoch."""
+    collected = workers_of(loader())
+    for epoch in range(2):
+        collected.set_epoch(epoch)
+        for done, _ in enumerate(collected):
+            within = collected.state_dict()
+            # in the first step, nobody has called it yet
+            assert within["segments"][-1][-1] == (done if done or epoch else 1)
+            collected.step_done()
+            after = collected.state_dict()
+            assert after["segments"][-1][-1] == done + 1
+        assert (within["finished"], after["finished"]) == (False, True)
 
 
 @forks

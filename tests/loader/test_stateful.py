@@ -24,7 +24,7 @@ from zarr.storage import MemoryStore, WrapperStore
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from tests.loaders import numbered, rows
 from tests.meeting import agreement
-from tests.samplers import flat, repeats
+from tests.samplers import flat
 from tests.stores import Counting
 
 if TYPE_CHECKING:
@@ -55,32 +55,6 @@ def empty(rank: int = 0, world_size: int = 2, **options: Any) -> StatefulLoader:
 def loader(rank: int = 0, world_size: int = 2, *, n_obs: int = N_OBS, **options: Any) -> StatefulLoader:
     """One rank's loader of a collection whose only column says which row it is."""
     return empty(rank, world_size, **options).add_adata(ad.AnnData(np.arange(float(n_obs))[:, None]))
-
-
-def test_a_consumer_who_takes_the_batches_that_are_left_and_no_more_has_a_whole_pass_next() -> None:
-    before = loader()
-    list(islice(before, 9))
-    after = loader()
-    after.load_state_dict(before.state_dict())
-    assert len(rows(islice(after, after.sampler.n_batches(N_OBS)))) == 3
-    assert len(rows(islice(after, len(after)))) == 12
-
-
-@pytest.mark.parametrize("done", [0, 3])
-def test_under_pad_a_batch_says_which_of_its_rows_are_repeats(done: int) -> None:
-    for rank in range(2):
-        made = loader(rank, remainder="pad")
-        expected = repeats(made.sampler.sample(N_OBS))[done:]
-        assert any(flat(expected))
-        made.set_epoch(0)
-        list(islice(made, done))
-        state = made.state_dict()
-        made.set_epoch(0)
-        made.load_state_dict(state)
-        batches = list(made)
-        assert [batch["repeated"].tolist() for batch in batches] == expected
-        assert all(batch["repeated"].shape == batch["index"].shape for batch in batches)
-    assert "repeated" not in next(iter(loader(remainder="exact")))
 
 
 def test_what_is_set_or_loaded_on_the_sampler_itself_counts_too() -> None:
@@ -263,29 +237,6 @@ def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due
         assert rows_read(store) == sorted(flat(batches[done:]))
 
 
-def test_the_length_of_a_resumed_epoch_is_what_all_ranks_of_all_segments_did_and_what_is_left() -> None:
-    def of(world_size: int, state: dict[str, Any] | None = None) -> StatefulLoader:
-        made = loader(0, world_size, remainder="exact")
-        if state is not None:
-            made.load_state_dict(state)
-        return made
-
-    two = of(2)
-    assert len(two) == len(rows(two)) == 13
-    two.set_epoch(1)
-    list(islice(two, 5))
-    three = of(3, two.state_dict())
-    # 40 of 101 rows are done: 61 are left for three ranks
-    assert (len(three), three.sampler.n_batches(N_OBS)) == (5 + 6, 6)
-    list(islice(three, 2))
-    assert len(three) == 5 + 6
-    one = of(1, three.state_dict())
-    # 24 more are done: 37 are left
-    assert (len(one), one.sampler.n_batches(N_OBS)) == (5 + 2 + 10, 10)
-    assert len(rows(one)) == 10
-    assert len(one) == len(rows(of(1)))
-
-
 def test_ranks_with_the_same_data_sets_in_another_order_are_told_so() -> None:
     assert agreement([of_sizes(48, 96), of_sizes(48, 96, rank=1)]) == ["", ""]
     (text,) = set(agreement([of_sizes(48, 96), of_sizes(96, 48, rank=1)]))
@@ -415,16 +366,6 @@ def test_what_is_said_of_hundreds_of_data_sets_is_short_and_tells_their_orders_a
     of_sizes(*range(20, 420)).load_state_dict(state)
     with pytest.raises(ValueError, match=r"datasets.digest is '.*' in the state and '.*' here"):
         of_sizes(*range(20, 418), 419, 418).load_state_dict(state)
-
-
-def test_ranks_have_equal_states_at_the_end_under_keep() -> None:
-    """A rank that has one batch less than others has come to the end of the epoch as they have."""
-    ranks = [loader(rank, remainder="keep", n_obs=97) for rank in range(2)]
-    counts = [len(rows(made)) for made in ranks]
-    assert counts == [12, 13]
-    states = [made.state_dict() for made in ranks]
-    assert states[0] == states[1]
-    assert states[0]["finished"]
 
 
 def named(names: Iterable[str], **options: Any) -> StatefulLoader:
