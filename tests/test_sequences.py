@@ -42,6 +42,8 @@ class Checkpoint:
     """Batches that are done."""
     n_ranks: int
     """Number of ranks that saved it."""
+    is_finished: bool
+    """True if the pass before this one has come to its end, and nothing was begun since."""
 
 
 class History:
@@ -80,12 +82,7 @@ class History:
         self.n_streams = n_streams if steps else None
         self.iterators: list[Iterator[Any]] | None = None
         self.n_left: list[int] = []
-        self.is_loaded = self.has_looked = False
-
-    @property
-    def has_ended(self) -> bool:
-        """True if the pass before has come to its end, and nothing was done since."""
-        return bool(self.passes and not self.steps)
+        self.is_loaded = self.has_looked = self.is_finished = False
 
     def counts(self) -> list[int]:
         counts = [loader.sampler.n_batches(self.drawn.n_obs) for loader in self.ranks]
@@ -120,13 +117,17 @@ class History:
             assert all(next(iterator, None) is None for iterator in self.iterators)
         self.check_read()
         self.begin(self.epoch, self.passes + 1)
+        self.is_finished = True
         self.save()
 
     def begin_pass(self) -> None:
-        self.n_left, self.has_looked = self.counts(), False
+        self.n_left, self.has_looked, self.is_finished = self.counts(), False, False
+        assert {loader.next_epoch for loader in self.ranks} == {self.epoch + bool(self.passes and not self.steps)}
         n_done = len({step for step, _ in self.steps})
         assert [len(loader) for loader in self.ranks] == [n_done + n_left for n_left in self.n_left]
         self.iterators = [iter(loader) for loader in self.ranks]
+        for n_left, iterator in zip(self.n_left, self.iterators, strict=True):
+            assert n_left or next(iterator, None) is None  # under keep, a rank that has none left ends at once
         self.n_streams = self.n_streams or len(self.ranks)
         self.is_loaded = self.is_loaded and bool(self.steps)  # the beginning of an epoch is nothing to resume
 
@@ -191,7 +192,8 @@ class History:
             return
         (state,) = {json.dumps(loader.state_dict()) for loader in self.ranks}
         steps = self.done if self.is_told else self.steps
-        self.checkpoints.append(Checkpoint(state, self.epoch, self.passes, self.n_streams, steps, len(self.ranks)))
+        position = self.epoch, self.passes, self.n_streams, steps
+        self.checkpoints.append(Checkpoint(state, *position, len(self.ranks), self.is_finished))
 
     def load(self, which: int, before_the_last: int, then: str) -> None:
         """Load a state that is saved now, or an earlier one: what was done since then is forgotten."""
@@ -214,11 +216,10 @@ class History:
             return
         self.ranks, self.is_told = ranks, False
         self.begin(checkpoint.epoch, checkpoint.passes, checkpoint.steps, checkpoint.n_streams)
-        self.is_loaded = True
-        assert {loader.next_epoch for loader in ranks} == {self.epoch + self.has_ended}
-        if then == "set_epoch" and self.steps:  # as frameworks do, of the epoch that they have just loaded
+        self.is_loaded, self.is_finished = True, checkpoint.is_finished
+        if then == "set_epoch":  # as frameworks do, of the epoch that they have just loaded
             self.set_epoch(self.epoch)
-        if len(ranks) == checkpoint.n_ranks:
+        if len(ranks) == checkpoint.n_ranks and (then != "set_epoch" or self.steps):
             assert {json.dumps(loader.state_dict()) for loader in ranks} == {checkpoint.state}
         if then == "look":
             self.look()
@@ -229,10 +230,11 @@ class History:
         goes_on = epoch == self.epoch and (self.is_loaded or any(loader.sampler.batches_done for loader in self.ranks))
         for loader in self.ranks:
             loader.set_epoch(epoch)
-        if goes_on and self.is_loaded and self.has_ended:
-            if not any(self.counts()):
-                assert [batch for loader in self.ranks for batch in loader] == []
-                self.begin(epoch, self.passes)
+        if goes_on and self.is_loaded and self.is_finished:
+            assert not any(self.counts())
+            assert [batch for loader in self.ranks for batch in loader] == []
+            self.begin(epoch, self.passes)
+            self.is_finished = True
         elif not goes_on:
             self.begin(epoch, 0)
 
@@ -243,7 +245,7 @@ class History:
             return
         for loader in self.ranks:
             next(iter(loader), None)
-        self.has_looked = True
+        self.has_looked, self.is_finished = True, False
         if not self.steps:
             self.is_loaded = False
             self.passes += 1
