@@ -15,7 +15,7 @@ from annbatch.samplers import RandomSampler
 from annbatch_distributed import DistributedSampler, Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from annbatch.types import LoadRequest
 
@@ -40,15 +40,16 @@ class MaskBlind(Sampler):
             raise ValueError(msg)
 
     def n_batches(self, n_obs: int) -> int:
-        return math.ceil(n_obs / self._batch_size)
+        return math.ceil(n_obs / int(self._batch_size))
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        rows = self._per_request * self._batch_size
+        size = int(self._batch_size)  # which may be numpy's, and would wrap around
+        rows = self._per_request * size
         for stop in range(n_obs, 0, -rows):
             # whole batches first, so that only the last request can have a partial one
             start = max(0, stop - rows)
             positions = np.arange(stop - start)
-            splits = np.split(positions, range(self._batch_size, stop - start, self._batch_size))
+            splits = np.split(positions, range(size, stop - start, size))
             yield {"requests": [slice(start, stop)], "splits": splits}
 
 
@@ -71,14 +72,25 @@ class IndexArrays(Sampler):
         pass
 
     def n_batches(self, n_obs: int) -> int:
-        return math.ceil(n_obs / self._batch_size)
+        return math.ceil(n_obs / int(self._batch_size))
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         assert self._rng is not None
         order = self._rng.permutation(n_obs)
-        rows = self._per_request * self._batch_size
+        rows = self._per_request * int(self._batch_size)
         for start in range(0, n_obs, rows):
             yield {"requests": order[start : start + rows]}
+
+
+class Counting(MaskBlind):
+    """Answers with any function of the number of rows when it is asked how many batches it makes of them."""
+
+    def __init__(self, batch_size: int, count: Callable[[int], Any]) -> None:
+        super().__init__(batch_size)
+        self.count = count
+
+    def n_batches(self, n_obs: int) -> Any:
+        return self.count(n_obs)
 
 
 class NoBatchSize(MaskBlind):

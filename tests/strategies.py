@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,14 +10,15 @@ import pandas as pd
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 from hypothesis import strategies as st
 
-from annbatch_distributed import Shuffled
+from annbatch_distributed import DistributedSampler, Rank, Shuffled
 from annbatch_distributed.rows import Rows
-from tests.samplers import IndexArrays, MaskBlind, job
+from tests.samplers import Counting, IndexArrays, MaskBlind, NoBatchSize
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from annbatch.abc import Sampler
 
-    from annbatch_distributed import DistributedSampler
     from annbatch_distributed.masks import AnyMask
 
 POLICIES = ("drop", "keep", "exact", "pad")
@@ -26,6 +27,28 @@ PASSING = ("random", "sequential", "mask-blind", "index-arrays")
 #: Samplers that draw with replacement.
 REPLACING = ("class", "weighted-class", "random-replacement")
 DRAWING = (*REPLACING, "random-num-samples")
+#: Samplers that can't say how many batches each rank gets, or give each rank equally many.
+BROKEN = ("no-batch-size", "broken")
+
+
+def unknown(n_obs: int) -> int:
+    """Raise: the number of batches isn't known."""
+    raise NotImplementedError(f"that depends on {n_obs}")
+
+
+#: What a broken sampler answers when it is asked for the number of batches that it makes of some rows.
+BROKEN_COUNTS: list[Callable[[int], Any]] = [
+    unknown,
+    lambda n: None,
+    lambda n: True,
+    lambda n: "5",
+    lambda n: float("nan"),
+    lambda n: -1,
+    lambda n: n + 0.5,
+    lambda n: 2**63,
+    lambda n: 2 * n + 1,
+    lambda n: 3 * (n % 2),
+]
 
 
 def selected(mask: AnyMask | None, n_obs: int) -> list[int]:
@@ -51,9 +74,18 @@ class Job:
     batch_size: int
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
+    integer: Any = int
+    """Type of the integers in the arguments."""
+    plain: Job | None = None
+    """The same job, with Python's integers."""
 
-    def ranks(self, **options: Any) -> list[DistributedSampler]:
-        return job(self.sampler, self.world_size, **(self.options | options))
+    def rank(self, number: int, **options: Any) -> DistributedSampler:
+        """Return one rank, as its process would make it; it raises if the job can't run."""
+        rank = Rank(self.integer(number), self.integer(self.world_size))
+        return DistributedSampler(self.sampler, dist_info=rank, **self.options | options)
+
+    def ranks(self) -> list[DistributedSampler]:
+        return list(map(self.rank, range(self.world_size)))
 
     @property
     def independent(self) -> bool:
@@ -128,43 +160,28 @@ def shardings(draw: st.DrawFn, kind: str) -> str | Shuffled:
     return Shuffled(draw(st.integers(1, 40))) if name == "shuffled" else name
 
 
+def integers_for(n_obs: int) -> st.SearchStrategy[type]:
+    """Draw a type of integers; annbatch can't divide a number of rows by a type that doesn't hold it."""
+    return st.sampled_from([int, np.int64, np.uint64, *([np.int8] if n_obs <= np.iinfo(np.int8).max else [])])
+
+
 @st.composite
 def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: tuple[str, ...] = POLICIES) -> Job:
-    """Jobs of all kinds; some of them can't run."""
+    """Jobs of all kinds, with numbers of any type of integers; some of them can't run."""
     n_obs = draw(st.integers(1, 300))
     world_size = draw(st.integers(1, 6))
-    chunk_size, preload_nchunks, batch_size = size = draw(sizes())
+    size = draw(sizes())
     kind = draw(st.sampled_from(kinds))
-    rng = np.random.default_rng(draw(st.integers(0, 5)))
-    drawn = draw(st.integers(1, 60))
-    match kind:
-        case "random":
-            sampler: Sampler = RandomSampler(*size, drop_last=draw(st.booleans()), rng=rng)
-        case "random-replacement":
-            num_samples = draw(st.none() | st.just(drawn))
-            sampler = RandomSampler(
-                *size, replacement=True, num_samples=num_samples, drop_last=draw(st.booleans()), rng=rng
-            )
-        case "random-num-samples":
-            sampler = RandomSampler(*size, num_samples=drawn, drop_last=draw(st.booleans()), rng=rng)
-        case "sequential":
-            sampler = SequentialSampler(*size, drop_last=draw(st.booleans()))
-        case "mask-blind":
-            sampler = MaskBlind(batch_size, per_request=preload_nchunks)
-        case "index-arrays":
-            sampler = IndexArrays(batch_size, per_request=preload_nchunks, rng=rng)
-        case _:
-            cls = ClassSampler if kind == "class" else WeightedClassSampler
-            weights = np.array([1.0, draw(st.sampled_from([0.0, 1.0])), 2.0])
-            labels = draw(classes(n_obs).filter(lambda labels: _accepted(labels, weights, chunk_size)))
-            sampler = cls(
-                *size,
-                classes=labels,
-                num_samples=drawn,
-                class_weights=weights,
-                drop_last=draw(st.booleans()),
-                rng=rng,
-            )
+    arguments: dict[str, Any] = {"drop_last": draw(st.booleans())}
+    rng_seed, n_drawn = draw(st.integers(0, 5)), draw(st.integers(1, 60))
+    if kind in ("class", "weighted-class"):
+        weights = np.array([1.0, draw(st.sampled_from([0.0, 1.0])), 2.0])
+        labels = draw(classes(n_obs).filter(lambda labels: _accepted(labels, weights, size[0])))
+        arguments |= {"classes": labels, "class_weights": weights}
+    if kind in ("class", "weighted-class", "random-num-samples") or (
+        kind == "random-replacement" and draw(st.booleans())
+    ):
+        arguments["num_samples"] = n_drawn
     options = {
         "remainder": draw(st.sampled_from(policies)),
         "mask": draw(masks(n_obs)),
@@ -175,7 +192,40 @@ def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: 
     }
     if options["sharding"] in ("contiguous", "independent") and draw(st.booleans()):
         options["seed"] = None
-    return Job(n_obs, world_size, sampler, batch_size, kind, options)
+    broken = draw(st.sampled_from(BROKEN_COUNTS)) if kind == "broken" else None
+
+    def with_integers(of: Any) -> Job:
+        rng = np.random.default_rng(rng_seed)
+        sampler = _sampler(kind, [of(number) for number in size], arguments | {"rng": rng}, of, broken)
+        numbers: dict[str, Any] = {name: of(value) for name, value in options.items() if isinstance(value, int)}
+        if isinstance(options["sharding"], Shuffled):
+            numbers["sharding"] = Shuffled(of(options["sharding"].block_size))
+        return Job(n_obs, world_size, sampler, size[2], kind, options | numbers, of)
+
+    return replace(with_integers(draw(integers_for(n_obs))), plain=with_integers(int))
+
+
+def _sampler(kind: str, size: list[Any], arguments: dict[str, Any], of: Any, broken: Any) -> Sampler:
+    """Return a sampler of a kind."""
+    if "num_samples" in arguments:
+        arguments["num_samples"] = of(arguments["num_samples"])
+    batch_size, per_request = size[2], int(size[1])
+    match kind:
+        case "sequential":
+            sampler: Sampler = SequentialSampler(*size, drop_last=arguments["drop_last"])
+        case "mask-blind":
+            sampler = MaskBlind(batch_size, per_request)
+        case "index-arrays":
+            sampler = IndexArrays(batch_size, per_request, rng=arguments["rng"])
+        case "no-batch-size":
+            sampler = NoBatchSize(batch_size)
+        case "broken":
+            sampler = Counting(batch_size, broken)
+        case "class" | "weighted-class":
+            sampler = (ClassSampler if kind == "class" else WeightedClassSampler)(*size, **arguments)
+        case _:
+            sampler = RandomSampler(*size, replacement=kind == "random-replacement", **arguments)
+    return sampler
 
 
 def _accepted(labels: pd.Categorical, weights: np.ndarray, chunk_size: int) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import assume, event, given
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from tests.samplers import batches, flat, repeats
-from tests.strategies import PASSING, Job, jobs
+from tests.strategies import BROKEN, DRAWING, PASSING, Job, jobs
 
 if TYPE_CHECKING:
     from annbatch_distributed import DistributedSampler
@@ -168,19 +169,36 @@ def test_the_global_random_state_changes_nothing(drawn: Job) -> None:
     assert read[0] == read[1] == [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
 
 
-@given(jobs())
-def test_a_job_that_is_wrong_for_one_rank_raises_the_same_on_every_rank_and_before_reading(drawn: Job) -> None:
+@settings(max_examples=3 * settings().max_examples)
+@given(jobs(kinds=PASSING + DRAWING + 4 * BROKEN))
+def test_wrong_job_raises_same_error_on_all_ranks(drawn: Job) -> None:
+    """A configuration that is wrong for one rank raises the same error on every rank, before any has read a row."""
     outcomes = set()
-    for sampler in drawn.ranks():
-        for ask in (sampler.n_batches, sampler.sample, sampler.validate, sampler.plan):
+    for rank in range(drawn.world_size):
+        for name in ("n_batches", "sample", "validate", "plan"):
             try:
-                ask(drawn.n_obs)
-            except ValueError as error:
-                outcomes.add(str(error))
+                getattr(drawn.rank(rank), name)(drawn.n_obs)
+            except (NotImplementedError, TypeError, ValueError) as error:
+                outcomes.add(repr(error))
             else:
                 outcomes.add("")
-    event("can't run" if "" not in outcomes else "runs")
+    event(f"{drawn.kind} {'cannot run' if '' not in outcomes else 'runs'}")
     assert len(outcomes) == 1
+
+
+@given(jobs(kinds=("random", "sequential", *DRAWING)))
+def test_type_of_integers_changes_nothing(drawn: Job) -> None:
+    """Arguments that are numpy's integers have the plan, the state and the rows of Python's."""
+    assert drawn.plain is not None
+    for rank in range(len(runnable(drawn.plain))):
+        one = drawn.rank(rank, virtual_ranks=drawn.integer(drawn.world_size))
+        expected = drawn.plain.rank(rank, virtual_ranks=drawn.world_size)
+        assert str(one.plan(drawn.n_obs)) == str(expected.plan(drawn.n_obs))
+        assert batches(one.sample(drawn.n_obs)) == batches(expected.sample(drawn.n_obs))
+        done = min(1, one.n_batches(drawn.n_obs))
+        state = json.loads(json.dumps(one.state_dict(batches_done=drawn.integer(done))))
+        assert state == expected.state_dict(batches_done=done)
+        expected.load_state_dict(state)
 
 
 @given(jobs(), st.data())

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 from annbatch import Loader
-from annbatch.samplers import RandomSampler, SequentialSampler
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader, deferred
+from tests.samplers import Counting, MaskBlind, NoBatchSize, job
+from tests.strategies import POLICIES, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from annbatch.abc import Sampler
 
 N_OBS = 40
 
@@ -33,11 +38,38 @@ def loader(**options: Any) -> StatefulLoader:
     return made.add_adata(ad.AnnData(np.zeros((N_OBS, 1))))
 
 
+def rank_3(wrapped: Sampler, n_obs: int, **options: Any) -> Callable[[], object]:
+    """The plan of the last of four ranks."""
+    return lambda: job(wrapped, 4, **options)[3].plan(n_obs)
+
+
+def counted(
+    count: Callable[[int], Any], batch_size: int = 4, n_obs: int = N_OBS, **options: Any
+) -> Callable[[], object]:
+    """The plan of two ranks of a sampler that answers so when it is asked for its number of batches."""
+    return lambda: job(Counting(batch_size, count), 2, **options)[0].plan(n_obs)
+
+
+def always(answer: Any) -> Callable[[int], Any]:
+    return lambda _: answer
+
+
+def of_classes(*runs: int, **options: Any) -> ClassSampler:
+    """A sampler of runs of the labels B, N, T, B, ..."""
+    labels = pd.Categorical.from_codes(np.repeat(np.arange(len(runs)) % 3, runs), categories=[*"BNT"])
+    return ClassSampler(4, 2, 4, classes=labels, num_samples=20, **options)
+
+
 def argument(name: str, value: Any) -> Callable[[], object]:
     return partial(plan, **{name: value})
 
 
 NO_INTEGERS = {"text": "5", "float": 1.5, "nan": math.nan, "bool": True, "list": [5]}
+#: What is no number of batches.
+NO_COUNTS: dict[type[Exception], list[Any]] = {
+    ValueError: [5.5, math.nan, math.inf, -1, -1.0, 2**63, 10.0**30],
+    TypeError: [None, True, np.bool_(True), "5", np.array([5]), 5 + 0j],
+}
 #: For each input: what is called, the kind of error, and a word of its message.
 ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     # ranks
@@ -63,6 +95,92 @@ ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "Sampler",
     ),
+    # batch sizes, and numbers of batches
+    **{
+        f"no batch size, {policy}": (
+            partial(job, NoBatchSize(4), 2, remainder=policy),
+            ValueError,
+            "NoBatchSize has batch_size None.*enforce_equal_batches=False",
+        )
+        for policy in (None, "drop", "exact", "pad")
+    },
+    "batch_size=0": (partial(job, MaskBlind(0), 2), ValueError, "MaskBlind has batch_size 0"),
+    **{
+        f"batch_size={size!r}, {policy}": (
+            partial(job, MaskBlind(size), 2, remainder=policy),
+            TypeError,
+            "MaskBlind has batch_size .* of type .*integer",
+        )
+        for size in (8.0, math.nan, True, "8", np.float32(8), np.bool_(True), 2.5)
+        for policy in POLICIES
+    },
+    "ranks with a batch size that wraps around": (
+        lambda: job(MaskBlind(np.int8(100)), 3)[0].plan(250),
+        ValueError,
+        "3 ranks times batch size 100 is 300",
+    ),
+    "more draws than a shard has": (
+        rank_3(RandomSampler(4, 2, 8, num_samples=26), 100),
+        ValueError,
+        r"num_samples \(26\) cannot exceed the observation range",
+    ),
+    "more draws than one shard has": (
+        rank_3(RandomSampler(4, 2, 8, num_samples=26), 101, remainder="keep"),
+        ValueError,
+        r"rank 0 of 4.*num_samples \(26\)",
+    ),
+    "every row of a sampler that drops some": (
+        rank_3(RandomSampler(4, 2, 8, drop_last=True), 101, remainder="exact"),
+        ValueError,
+        "promises every row. Use drop_last=False",
+    ),
+    "equally many batches of single rows": (
+        rank_3(RandomSampler(1, 1, 1), 101, remainder="exact"),
+        ValueError,
+        "RandomSampler makes 25 of the 25 rows of rank 0, and 26 on rank 3",
+    ),
+    "labels of fewer rows": (rank_3(of_classes(25, 25, 25, 25), 101), ValueError, "does not match loader n_obs"),
+    "a class with too few rows in one shard": (
+        rank_3(of_classes(26, 26, 26, 22), 100, remainder="keep"),
+        ValueError,
+        r"rank 1 of 4, which are 25:50 .* chunk_size \(4\)",
+    ),
+    "a shard without a class to draw": (
+        rank_3(of_classes(50, 50, class_weights=np.array([1.0, 0.0, 0.0])), 100, remainder="keep"),
+        ValueError,
+        "rank 2 of 4.*No class with positive weight",
+    ),
+    "counts two apart": (
+        counted(lambda n: 1 + 2 * max(0, n - 10), 20, 21, remainder="exact"),
+        ValueError,
+        "Counting makes 1 of the 10 rows of rank 0, and 3 on rank 1",
+    ),
+    "a count that leaves rows out": (
+        counted(lambda n: n // 8 * 2, n_obs=44, remainder="exact"),
+        ValueError,
+        "Counting .*4 batches of 4 rows at most, and so leaves out some of its 22 rows",
+    ),
+    "more batches than rows": (
+        counted(lambda n: 2 * n, 1, 20, remainder="exact"),
+        ValueError,
+        "Counting .*makes 20 batches|Counting makes 20 batches",
+    ),
+    "more batches than full ones": (
+        counted(lambda n: n // 2, n_obs=80, remainder="pad"),
+        ValueError,
+        "Counting .*makes 20 batches|Counting makes 20 batches",
+    ),
+    "a count that is not known": (counted(unknown), NotImplementedError, "that depends on 20"),
+    **{
+        f"a count of {count!r}, {policy}": (
+            counted(always(count), remainder=policy),
+            error,
+            r"Counting.n_batches\(20\) must return how many batches it yie",
+        )
+        for error, counts in NO_COUNTS.items()
+        for count in counts
+        for policy in POLICIES
+    },
     # arguments
     **{f"seed: {name}": (argument("seed", value), TypeError, "seed") for name, value in NO_INTEGERS.items()},
     **{f"align: {name}": (argument("align", value), TypeError, "align") for name, value in NO_INTEGERS.items()},
