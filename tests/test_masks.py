@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from itertools import groupby
-from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -122,68 +121,9 @@ def test_all_that_is_open_is_the_other_mask_itself() -> None:
         resolve_mask(slice(10, None), within=within)
 
 
-@pytest.mark.parametrize("mask", [slice(0, 101), slice(100, None), slice(100, 120), [slice(0, 10), slice(90, 101)]])
-@pytest.mark.parametrize("form", ["slices", "rows"])
-def test_a_mask_beyond_the_collection_is_a_value_error_that_says_how_many_rows_there_are(mask: Any, form: str) -> None:
-    rows = Rows.of(selected(mask, 200))
-    with pytest.raises(ValueError, match=r"must lie within the collection's rows \[0, 100\)"):
-        resolve_mask(mask if form == "slices" else rows).window(N_OBS)
-
-
 def test_flags_are_those_of_a_collection_of_as_many_rows() -> None:
     flags = np.arange(N_OBS) < 30
     assert str(resolve_mask(flags).window(N_OBS)) == "0:30"
     for n_obs in (N_OBS - 1, N_OBS + 1):
         with pytest.raises(ValueError, match=rf"The mask has 100 values, .* the collection has {n_obs} rows"):
             resolve_mask(flags).window(n_obs)
-
-
-WRONG: list[tuple[Any, str]] = [
-    (slice(-5, None), "must be >= 0, got slice(-5, None, None)"),
-    (slice(0, -5), "must be >= 0, got slice(0, -5, None)"),
-    (slice(9, 3), "start < stop"),
-    (slice(5, 5), "holds no rows"),
-    (slice(0, 0), "holds no rows"),
-    (slice(2**70, None), "holds no rows"),
-    (slice(0, 10, 2), "must not have a step"),
-    (slice(10, 0, -1), "must not have a step"),
-    ([slice(0, 10), slice(9, 20)], "must not overlap, got [0, 10) and [9, 20)"),
-    ([slice(5, None), slice(90, 95)], "must not overlap, got [5, end) and [90, 95)"),
-    ([slice(5, None), slice(5, 10)], "must not overlap, got [5, 10) and [5, end)"),
-    ([slice(0, 5), slice(0, 5)], "must not overlap"),
-    ([slice(0, 5), slice(7, 6)], "start < stop"),
-    ([], "at least one slice"),
-    (Rows(), "at least one row, got Rows without any"),
-    (Rows((range(5), range(3, 9))), "got 11 of which 2 come again"),
-    (np.zeros(9, dtype=bool), "9 values that are all False"),
-    (np.ones((3, 3), dtype=bool), "one dimension, got an array of shape (3, 3)"),
-    (np.array([], dtype=int), "at least one row, got an array of none"),
-    (np.array([3, -1]), "count from 0, the front of the collection, got -1"),
-    (np.array([2**63 - 1], dtype=np.uint64), "must be below 2**63 - 1"),
-    (np.array([3, 5, 3]), "come again. A row would be read twice"),
-    (np.array([0, 1, 1, 0]), "come again. If they are flags, one for each row, pass them as booleans"),
-    (pd.Series([True, None, False], dtype="boolean"), "got 1 missing values among 3"),
-    (np.ma.MaskedArray([True, False], mask=[False, True]), "got 1 missing values among 2"),
-    (pd.Series([True, False, True]).iloc[::-1], "in their order"),
-]
-
-
-@pytest.mark.parametrize(("mask", "message"), WRONG)
-def test_a_mask_that_selects_nothing_or_a_row_twice_is_a_value_error(mask: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        resolve_mask(mask)
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [slice(0.0, 5), slice("a", None), slice(True, 5), [slice(0, 5), 7], [True], range(5), 5, "train", np.ones(3)],
-)
-def test_anything_but_slices_of_integers_is_a_type_error_that_shows_it(mask: Any) -> None:
-    with pytest.raises(TypeError, match="mask") as raised:
-        resolve_mask(mask)
-    assert shortened(mask[-1] if isinstance(mask, list) else mask) in str(raised.value)
-
-
-def test_a_series_of_floats_says_that_values_are_missing() -> None:
-    with pytest.raises(TypeError, match=r"values of float64, NaN among them.*obs\['split'\] == 'train'"):
-        resolve_mask(pd.Series([1.0, np.nan]))

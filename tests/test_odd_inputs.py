@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from operator import add
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any, cast
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
 from annbatch import Loader
-from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
-from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader, deferred
+from annbatch_distributed import (
+    DistributedSampler,
+    MixedLoader,
+    Rank,
+    Rows,
+    Shuffled,
+    StatefulLoader,
+    deferred,
+    suggest_sizes,
+)
+from annbatch_distributed.checks import Tally
+from annbatch_distributed.masks import resolve_mask
 from tests.samplers import Counting, MaskBlind, NoBatchSize, job
-from tests.strategies import POLICIES, unknown
+from tests.strategies import POLICIES, selected, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +48,8 @@ def plan(**options: Any) -> Any:
     return sampler(**options).plan(N_OBS)
 
 
-def loader(**options: Any) -> StatefulLoader:
-    made = StatefulLoader(batch_sampler=sampler(), preload_to_gpu=False, **options)
+def loader(remainder: Any = "drop", **options: Any) -> StatefulLoader:
+    made = StatefulLoader(batch_sampler=sampler(remainder=remainder), preload_to_gpu=False, **options)
     return made.add_adata(ad.AnnData(np.zeros((N_OBS, 1))))
 
 
@@ -50,28 +65,154 @@ def counted(
     return lambda: job(Counting(batch_size, count), 2, **options)[0].plan(n_obs)
 
 
-def always(answer: Any) -> Callable[[int], Any]:
-    return lambda _: answer
+def of_count(pair: tuple[Any, Any]) -> object:
+    """The plan of a sampler that gives any answer, under a policy."""
+    answer, policy = pair
+    return counted(lambda _: answer, remainder=policy)()
 
 
-def of_classes(*runs: int, **options: Any) -> ClassSampler:
+def of_size(pair: tuple[Any, Any]) -> object:
+    size, policy = pair
+    return job(MaskBlind(size), 2, remainder=policy)
+
+
+def of_classes(*runs: int, cls: type[ClassSampler] = ClassSampler, **options: Any) -> ClassSampler:
     """A sampler of runs of the labels B, N, T, B, ..."""
     labels = pd.Categorical.from_codes(np.repeat(np.arange(len(runs)) % 3, runs), categories=[*"BNT"])
-    return ClassSampler(4, 2, 4, classes=labels, num_samples=20, **options)
+    return cls(4, 2, 4, classes=labels, num_samples=20, **options)
+
+
+def rows_of_mask(mask: Any) -> Rows:
+    """The rows that a mask selects of 100."""
+    return resolve_mask(mask).window(100)
+
+
+def around(options: dict[str, Any] | None = None, **attributes: Any) -> DistributedSampler:
+    """A sampler around one that has some attributes."""
+    wrapped = MaskBlind(2)
+    vars(wrapped).update({f"_{name}": value for name, value in attributes.items()})
+    return DistributedSampler(wrapped, dist_info=Rank(0, 2), **(options or {}))
+
+
+def shuffled_classes(cls: type[ClassSampler]) -> list[DistributedSampler]:
+    return job(of_classes(20, 20, cls=cls), 2, sharding="shuffled", seed=0)
+
+
+def draws_of_classes(of_sampler: dict[str, Any], **options: Any) -> Callable[[], object]:
+    """The plan of three ranks that draw from runs of four labels."""
+    labels = pd.Categorical(np.repeat([*"BDNT"], [100, 60, 40, 600]))
+    wrapped = ClassSampler(4, 4, 8, classes=labels, **{"num_samples": 400} | of_sampler)
+    return lambda: job(wrapped, 3, sharding="independent", **options)[2].plan(800)
+
+
+def mixture(**options: Any) -> Callable[[], object]:
+    """A mixture of two sources."""
+    given = {"weights": dict.fromkeys("ab", 1), "n_steps": 9} | options
+    return lambda: MixedLoader({"a": loader(), "b": loader()}, **given)
+
+
+def returning(pair: Any) -> DistributedSampler:
+    return sampler(dist_info=lambda: pair)
+
+
+def said_by(dist_info: Any) -> DistributedSampler:
+    return sampler(dist_info=dist_info)
+
+
+def said_later_by(dist_info: Any) -> DistributedSampler:
+    return sampler(dist_info=deferred(dist_info))
+
+
+def rank_of(rank: int) -> tuple[int, int]:
+    return rank, 2
+
+
+def each(name: str, values: list[Any], call: Callable[[Any], object], error: Any, message: str) -> dict[str, Odd]:
+    """An entry for each of some values; VALUE in a message is that value, and NAME its name."""
+    return {
+        f"{name} {number}": (
+            partial(call, value),
+            error,
+            message.replace("VALUE", re.escape(shortened(value))).replace("NAME", getattr(value, "__name__", "")),
+        )
+        for number, value in enumerate(values)
+    }
 
 
 def argument(name: str, value: Any) -> Callable[[], object]:
     return partial(plan, **{name: value})
 
 
-NO_INTEGERS = {"text": "5", "float": 1.5, "nan": math.nan, "bool": True, "list": [5]}
-#: What is no number of batches.
-NO_COUNTS: dict[type[Exception], list[Any]] = {
-    ValueError: [5.5, math.nan, math.inf, -1, -1.0, 2**63, 10.0**30],
-    TypeError: [None, True, np.bool_(True), "5", np.array([5]), 5 + 0j],
-}
-#: For each input: what is called, the kind of error, and a word of its message.
-ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+#: What is called, the kind of error, and a part of its message.
+type Odd = tuple[Callable[[], object], type[Exception], str]
+NO_PAIR = r"must return a tuple of two integers \(rank, world_size\).*VALUE"
+A_CLASS = "Unknown dist_info .*NAME.*Pass an instance"
+WITH_ARGUMENTS = "is called without arguments, .*NAME"
+NO_GENERATORS: list[Any] = [np.random.RandomState(0), 7, "seed"]
+NO_GENERATOR = r"rng must be a numpy\.random\.Generator or None, got"
+NO_INTEGERS: list[Any] = ["5", 1.5, math.nan, True, [5]]
+NO_SIZE = "MaskBlind has batch_size .* of type .*integer"
+NO_SIZES: list[Any] = [8.0, math.nan, True, "8", np.float32(8), np.bool_(True), 2.5]
+ODD_COUNTS: list[Any] = [5.5, math.nan, math.inf, -1, -1.0, 2**63, 10.0**30]
+NO_COUNTS: list[Any] = [None, True, np.bool_(True), "5", np.array([5]), 5 + 0j]
+CUT = "which sharding='shuffled' would cut. Use sharding='independent'"
+NO_COUNT = r"Counting.n_batches\(20\) must return how many batches it yie"
+NO_TALLIES: list[Any] = [(-1,), (0, -1), (1.0,), (0, None), (True,), (1, 1, 2**64), (1, 1, -1)]
+ODD_MASK = r"MaskBlind\.mask can't be shared out: mask must be a slice"
+ODD_MASKS: list[Any] = [np.ones(3), "0:3", 7, [True, False], {"start": 0}]
+#: Masks of 100 rows that select nothing, a row twice, or a row that isn't there.
+WRONG_MASKS: list[tuple[Any, str]] = [
+    (slice(-5, None), "must be >= 0, got slice(-5, None, None)"),
+    (slice(0, -5), "must be >= 0, got slice(0, -5, None)"),
+    (slice(9, 3), "start < stop"),
+    (slice(5, 5), "holds no rows"),
+    (slice(0, 0), "holds no rows"),
+    (slice(2**70, None), "holds no rows"),
+    (slice(0, 10, 2), "must not have a step"),
+    (slice(10, 0, -1), "must not have a step"),
+    ([slice(0, 10), slice(9, 20)], "must not overlap, got [0, 10) and [9, 20)"),
+    ([slice(5, None), slice(90, 95)], "must not overlap, got [5, end) and [90, 95)"),
+    ([slice(5, None), slice(5, 10)], "must not overlap, got [5, 10) and [5, end)"),
+    ([slice(0, 5), slice(0, 5)], "must not overlap"),
+    ([slice(0, 5), slice(7, 6)], "start < stop"),
+    ([], "at least one slice"),
+    (Rows(), "at least one row, got Rows without any"),
+    (Rows((range(5), range(3, 9))), "got 11 of which 2 come again"),
+    (np.zeros(9, dtype=bool), "9 values that are all False"),
+    (np.ones((3, 3), dtype=bool), "one dimension, got an array of shape (3, 3)"),
+    (np.array([], dtype=int), "at least one row, got an array of none"),
+    (np.array([3, -1]), "count from 0, the front of the collection, got -1"),
+    (np.array([2**63 - 1], dtype=np.uint64), "must be below 2**63 - 1"),
+    (np.array([3, 5, 3]), "come again. A row would be read twice"),
+    (np.array([0, 1, 1, 0]), "come again. If they are flags, one for each row, pass them as booleans"),
+    (pd.Series([True, None, False], dtype="boolean"), "got 1 missing values among 3"),
+    (np.ma.MaskedArray([True, False], mask=[False, True]), "got 1 missing values among 2"),
+    (pd.Series([True, False, True]).iloc[::-1], "in their order"),
+    *[
+        (mask, "must lie within the collection's rows [0, 100)")
+        for slices in ([slice(0, 101)], [slice(100, None)], [slice(100, 120)], [slice(0, 10), slice(90, 101)])
+        for mask in (slices, Rows.of(selected(slices, 200)))
+    ],
+]
+#: Objects that are no masks.
+NO_MASKS: list[Any] = [slice(0.0, 5), slice("a", None), slice(True, 5), range(5), 5, "train", np.ones(3)]
+#: Arguments of suggest_sizes for 1,000 rows.
+WRONG_SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({}, TypeError, "or a number of rows with row_bytes, got 1000"),
+    ({"row_bytes": 0}, ValueError, "row_bytes must be more than 0, got 0"),
+    ({"row_bytes": 10, "world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
+    ({"row_bytes": 10, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+    ({"row_bytes": 10, "read_ahead": -1}, ValueError, "read_ahead must be at least 0, got -1"),
+    (
+        {"row_bytes": 10**6, "memory": 10**8},
+        ValueError,
+        "A load request of one batch, 256 rows, takes up to 1,024.00 MB, more than memory=100.00 MB. Pass more",
+    ),
+    ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
+    ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),
+    ({"row_bytes": 10, "mask": slice(0, 1_001)}, ValueError, "mask"),
+]
+ODD: dict[str, Odd] = {
     # ranks
     "a rank beyond": (lambda: Rank(2, 2), ValueError, "world_size"),
     "a negative rank": (lambda: Rank(-1, 2), ValueError, "rank"),
@@ -80,10 +221,66 @@ ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "an unknown dist_info": (argument("dist_info", "mpi"), ValueError, "'torch', 'jax', 'env'"),
     "a dist_info that is a number": (argument("dist_info", 3), TypeError, "callable"),
     "a callable that returns one number": (argument("dist_info", lambda: 3), TypeError, "rank"),
-    "a callable that returns three": (argument("dist_info", lambda: (0, 1, 2)), ValueError, "rank"),
-    "a callable that returns a rank beyond": (argument("dist_info", lambda: (5, 2)), ValueError, "rank"),
     "deferred nothing": (lambda: deferred(None), TypeError, "dist_info"),
+    **each("no integers", [None, "01", {0: 1}, (0, 2.0), (True, 2), np.array([0, 2])], returning, TypeError, NO_PAIR),
+    **each("no rank", [(2, 2), (-1, 2), (0, 0), (0, 1, 2), ()], returning, ValueError, NO_PAIR),
+    "a world of 21 bits": (lambda: Rank(0, 2**20 + 1), ValueError, r"at most 1048576, got about 2\*\*20\."),
+    "a world of 10**9": (lambda: Rank(0, 10**9), ValueError, r"at most 1048576, got about 2\*\*29\."),
+    "a world of 10**5000": (lambda: Rank(0, 10**5000), ValueError, r"at most 1048576, got about 2\*\*16609\."),
+    "torch, not initialized": (argument("dist_info", "torch"), RuntimeError, r"torch\.distributed is not initialized"),
+    "jax, not initialized": (argument("dist_info", "jax"), RuntimeError, "JAX distributed is not initialized"),
+    **each("a class", [Rank, dict, RandomSampler], said_by, TypeError, A_CLASS),
+    **each("a class, later", [Rank, dict, RandomSampler], said_later_by, TypeError, A_CLASS),
+    **each("arguments", [rank_of, deferred], said_by, TypeError, WITH_ARGUMENTS),
+    **each("arguments, later", [rank_of, deferred], said_later_by, TypeError, WITH_ARGUMENTS),
+    "a sampler as dist_info": (argument("dist_info", RandomSampler(1, 1, 1)), TypeError, "Unknown dist_info"),
+    # masks
+    **{
+        f"mask {number}": (partial(rows_of_mask, mask), ValueError, re.escape(message))
+        for number, (mask, message) in enumerate(WRONG_MASKS)
+    },
+    **each("no mask", NO_MASKS, rows_of_mask, TypeError, "(?s)mask.*VALUE"),
+    **each("no masks", [[slice(0, 5), 7], [True]], rows_of_mask, TypeError, "(?s)mask.*(7|True)"),
+    "a mask with missing values": (
+        lambda: rows_of_mask(pd.Series([1.0, np.nan])),
+        TypeError,
+        r"values of float64, NaN among them.*obs\['split'\] == 'train'",
+    ),
+    # rows
+    "rows: no ranges": (lambda: Rows(5), TypeError, "a tuple of ranges, .* got 5"),
+    "rows: a bare range": (lambda: Rows(range(5)), TypeError, "a tuple of ranges"),
+    "rows: numbers": (lambda: Rows((3, 4)), TypeError, r"a tuple of ranges, .* got .3, 4.*Rows\.of"),
+    "rows: a step": (lambda: Rows((range(0, 12, 3),)), ValueError, r"step 1, got range\(0, 12, 3\).*Rows\.of"),
+    "rows: backwards": (lambda: Rows((range(5, 0, -1),)), ValueError, "step 1"),
+    "rows: a range below 0": (lambda: Rows((range(-1, 3),)), ValueError, "count from 0"),
+    "rows: a range beyond": (lambda: Rows((range(2**63),)), ValueError, "below 2"),
+    "rows: numbers below 0": (lambda: Rows.of([3, -1]), ValueError, "count from 0, .* got -1"),
+    "rows: numbers beyond": (lambda: Rows.of([2**63 - 1]), ValueError, "below 2"),
+    "rows: two dimensions": (lambda: Rows.of([[1, 2]]), ValueError, r"one dimension, got shape \(1, 2\)"),
+    "rows: flags of two dimensions": (lambda: Rows.where([[True]]), TypeError, "boolean array of one dimension"),
+    "rows: flags that are numbers": (lambda: Rows.where(np.ones(3)), TypeError, "boolean array of one dimension"),
+    "rows: something else behind rows": (lambda: add(Rows(), 1), TypeError, "Only Rows can be put behind Rows"),
+    "rows: a stretch of nothing": (lambda: Rows().cyclic(0, 1), ValueError, "No rows can be taken"),
+    "rows: a stretch of less": (lambda: Rows((range(3),)).cyclic(0, -1), ValueError, "length must be at least 0"),
+    "rows: half a start": (lambda: Rows((range(3),)).cyclic(0.5, 1), TypeError, "start must be an integer"),
+    "rows: a local row beyond": (lambda: Rows((range(3),)).to_global(np.array([3])), IndexError, r"in \[0, 3\), got 3"),
+    "rows: a local row below 0": (lambda: Rows((range(3),)).to_global(np.array([-1])), IndexError, r"in \[0, 3\)"),
+    "rows: local flags": (lambda: Rows((range(3),)).to_global(np.array([True])), TypeError, "must be integers"),
+    "rows: a slice beyond": (
+        lambda: Rows((range(3), range(5, 6))).slices_to_global(np.array([2]), np.array([5])),
+        IndexError,
+        r"within \[0, 4\)",
+    ),
+    "rows: a slice below 0": (
+        lambda: Rows((range(3),)).slices_to_global(np.array([-1]), np.array([2])),
+        IndexError,
+        r"within \[0, 3\)",
+    ),
     # what is wrapped
+    **each("rng of a sampler", NO_GENERATORS, lambda rng: around(rng=rng), TypeError, NO_GENERATOR),
+    **each("rng", NO_GENERATORS, partial(setattr, sampler(), "rng"), TypeError, NO_GENERATOR),
+    **each("mask of a sampler", ODD_MASKS, lambda mask: around(mask=mask), TypeError, ODD_MASK),
+    **each("mask of both", ODD_MASKS, lambda mask: around({"mask": slice(0, 8)}, mask=mask), TypeError, ODD_MASK),
     "no sampler": (lambda: DistributedSampler(3, dist_info=Rank(0, 1)), TypeError, "Sampler"),
     "a class": (
         lambda: DistributedSampler(RandomSampler, dist_info=Rank(0, 1)),
@@ -96,24 +293,21 @@ ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "Sampler",
     ),
     # batch sizes, and numbers of batches
-    **{
-        f"no batch size, {policy}": (
-            partial(job, NoBatchSize(4), 2, remainder=policy),
-            ValueError,
-            "NoBatchSize has batch_size None.*enforce_equal_batches=False",
-        )
-        for policy in (None, "drop", "exact", "pad")
-    },
+    **each(
+        "no batch size",
+        [None, "drop", "exact", "pad"],
+        lambda policy: job(NoBatchSize(4), 2, remainder=policy),
+        ValueError,
+        "NoBatchSize has batch_size None.*enforce_equal_batches=False",
+    ),
     "batch_size=0": (partial(job, MaskBlind(0), 2), ValueError, "MaskBlind has batch_size 0"),
-    **{
-        f"batch_size={size!r}, {policy}": (
-            partial(job, MaskBlind(size), 2, remainder=policy),
-            TypeError,
-            "MaskBlind has batch_size .* of type .*integer",
-        )
-        for size in (8.0, math.nan, True, "8", np.float32(8), np.bool_(True), 2.5)
-        for policy in POLICIES
-    },
+    **each(
+        "batch_size",
+        [*product(NO_SIZES, POLICIES)],
+        of_size,
+        TypeError,
+        "MaskBlind has batch_size .* of type .*integer",
+    ),
     "ranks with a batch size that wraps around": (
         lambda: job(MaskBlind(np.int8(100)), 3)[0].plan(250),
         ValueError,
@@ -171,19 +365,11 @@ ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "Counting .*makes 20 batches|Counting makes 20 batches",
     ),
     "a count that is not known": (counted(unknown), NotImplementedError, "that depends on 20"),
-    **{
-        f"a count of {count!r}, {policy}": (
-            counted(always(count), remainder=policy),
-            error,
-            r"Counting.n_batches\(20\) must return how many batches it yie",
-        )
-        for error, counts in NO_COUNTS.items()
-        for count in counts
-        for policy in POLICIES
-    },
+    **each("a count", [*product(ODD_COUNTS, POLICIES)], of_count, ValueError, NO_COUNT),
+    **each("no count", [*product(NO_COUNTS, POLICIES)], of_count, TypeError, NO_COUNT),
     # arguments
-    **{f"seed: {name}": (argument("seed", value), TypeError, "seed") for name, value in NO_INTEGERS.items()},
-    **{f"align: {name}": (argument("align", value), TypeError, "align") for name, value in NO_INTEGERS.items()},
+    **each("seed", NO_INTEGERS, lambda value: plan(seed=value), TypeError, "seed"),
+    **each("align", NO_INTEGERS, lambda value: plan(align=value), TypeError, "align"),
     "a negative seed": (argument("seed", -1), ValueError, "seed"),
     "a seed of 64 bits": (argument("seed", 2**63), ValueError, "seed"),
     "align=0": (argument("align", 0), ValueError, "align"),
@@ -204,13 +390,45 @@ ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "blocks of no rows": (lambda: Shuffled(0), ValueError, "block_size"),
     "blocks of a text": (lambda: Shuffled("4"), TypeError, "block_size"),
     "shuffled without a seed": (lambda: plan(sharding="shuffled", seed=None), ValueError, "seed"),
+    "a sharding of other arguments": (
+        argument("sharding", lambda rows: rows),
+        TypeError,
+        r"A sharding is a function \(rows, \*, epoch, seed\), but <lambda> has",
+    ),
+    **each(
+        "shuffled classes", [ClassSampler, WeightedClassSampler], shuffled_classes, ValueError, "Use .*'independent'"
+    ),
+    **each(
+        "independent",
+        [RandomSampler(4, 2, 8), RandomSampler(4, 2, 8, num_samples=30), SequentialSampler(4, 2, 8), MaskBlind(4)],
+        lambda wrapped: job(wrapped, 2, sharding="independent"),
+        ValueError,
+        "isn't known to: every rank would read every row. Use sharding='shuffled'",
+    ),
+    "draws that make no batch": (
+        draws_of_classes({"num_samples": 5, "drop_last": True}, remainder="pad"),
+        ValueError,
+        "The wrapped sampler draws 0 samples",
+    ),
+    "samples that exact leaves out": (
+        draws_of_classes({"num_samples": 250, "drop_last": True}, remainder="exact"),
+        ValueError,
+        "leaves out some of its 82 samples, but remainder='exact' promises every sample. Use drop_last=False",
+    ),
+    "samples that keep leaves out": (
+        draws_of_classes({"num_samples": 20, "drop_last": True}, remainder="keep"),
+        ValueError,
+        "leaves out some of its 5 samples, but remainder='keep' promises every sample. Use drop_last=False",
+    ),
+    "a mask that cuts a run of a class": (
+        draws_of_classes({}, mask=slice(97, 200)),
+        ValueError,
+        "which are 97:200 .* run.s. are shorter",
+    ),
     # the number of rows, epochs and batches
-    **{f"n_obs: {name}": (partial(sampler().plan, value), TypeError, "n_obs") for name, value in NO_INTEGERS.items()},
+    **each("n_obs", NO_INTEGERS, sampler().plan, TypeError, "n_obs"),
     "a negative n_obs": (lambda: sampler().n_batches(-1), ValueError, "n_obs"),
-    **{
-        f"epoch: {name}": (partial(sampler().set_epoch, value), TypeError, "epoch")
-        for name, value in NO_INTEGERS.items()
-    },
+    **each("epoch", NO_INTEGERS, sampler().set_epoch, TypeError, "epoch"),
     "a negative epoch": (lambda: sampler().set_epoch(-1), ValueError, "epoch"),
     "negative batches": (lambda: sampler().state_dict(batches_done=-1), ValueError, "batches_done"),
     "half a batch": (lambda: sampler().state_dict(batches_done=0.5), TypeError, "batches_done"),
@@ -228,6 +446,37 @@ ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "read_ahead of a text": (lambda: loader(read_ahead="1"), TypeError, "read_ahead"),
     "a negative read_ahead": (lambda: loader(read_ahead=-1), ValueError, "read_ahead"),
     "negative workers": (lambda: loader().to_dataloader(num_workers=-1), ValueError, "num_workers"),
+    # sizes, mixtures, tallies
+    **{
+        f"sizes {number}": (partial(suggest_sizes, 1_000, **options), error, message)
+        for number, (options, error, message) in enumerate(WRONG_SIZES)
+    },
+    "weights of other sources": (
+        mixture(weights={"a": 1}),
+        ValueError,
+        "Weights must be of a, b, got those of a",
+    ),
+    "a negative weight": (mixture(weights={"a": 1, "b": -1}), ValueError, "none of them negative"),
+    "a weight that is nan": (mixture(weights={"a": 1, "b": math.nan}), ValueError, "must be finite"),
+    "weights of 0": (mixture(weights={"a": 0, "b": 0}), ValueError, "one more than 0"),
+    "weights of later steps": (mixture(weights=[(3, {"a": 1, "b": 1})]), ValueError, "must begin at step 0"),
+    "steps and an end": (mixture(until="first", n_steps=3), ValueError, "Pass n_steps, or until"),
+    "neither steps nor an end": (mixture(n_steps=None), ValueError, "Pass n_steps, or until"),
+    "no steps": (mixture(n_steps=0), ValueError, "n_steps must be at least 1"),
+    "a negative seed of a mixture": (mixture(seed=-1), ValueError, "seed must be at least 0"),
+    "a mixture of nothing": (lambda: MixedLoader({}, weights={}, n_steps=3), ValueError, "needs a loader at least"),
+    "a mixture of numbers": (
+        lambda: MixedLoader({"own": cast("Any", 3)}, weights={"own": 1}, n_steps=3),
+        TypeError,
+        "A mixture is of StatefulLoaders, got 3 as 'own'",
+    ),
+    "a mixture of unequal ranks": (
+        lambda: MixedLoader({"own": loader(remainder="keep")}, weights={"own": 1}, n_steps=3),
+        ValueError,
+        "The ranks of own may have different numbers of batches",
+    ),
+    **each("a tally", NO_TALLIES, lambda numbers: Tally(*numbers), (TypeError, ValueError), "Tally"),
+    "a tally and a number": (lambda: add(Tally(), 1), TypeError, "unsupported operand"),
     "a timeout of nothing": (lambda: sampler().check_ranks_agree(N_OBS, timeout=0), ValueError, "timeout"),
     "a timeout of nan": (lambda: loader().check_ranks_agree(timeout=math.nan), ValueError, "timeout"),
     "a gather that is none": (lambda: loader().check_ranks_agree(gather=3), TypeError, "gather"),
@@ -235,7 +484,8 @@ ODD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_input_is_an_error_that_names_what_is_wrong(name: str) -> None:
+def test_odd_input_raises_and_is_named(name: str) -> None:
+    """An odd input is an error of the expected type, whose message names the problem."""
     call, error, word = ODD[name]
     with pytest.raises(error, match=word):
         call()

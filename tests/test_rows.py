@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from itertools import groupby, pairwise, product
-from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,46 +164,6 @@ def test_rows_read_as_half_open_intervals_and_very_many_as_their_number() -> Non
     assert Rows.of([1, 3, 5]).format(3) == "1:2, 3:4, 5:6"
     assert Rows.of([1, 3, 5]).format(2) == "3 of 1:6"
     assert len(repr(Rows.of(np.arange(0, 2000, 2)))) < 120
-
-
-WRONG: dict[str, tuple[Any, type[Exception], str]] = {
-    "no ranges": (lambda: Rows(5), TypeError, "a tuple of ranges, .* got 5"),
-    "a bare range": (lambda: Rows(range(5)), TypeError, "a tuple of ranges"),
-    "numbers": (lambda: Rows((3, 4)), TypeError, r"a tuple of ranges, .* got .3, 4.*Rows\.of"),
-    "a step": (lambda: Rows((range(0, 12, 3),)), ValueError, r"step 1, got range\(0, 12, 3\).*Rows\.of"),
-    "backwards": (lambda: Rows((range(5, 0, -1),)), ValueError, "step 1"),
-    "a range below 0": (lambda: Rows((range(-1, 3),)), ValueError, "count from 0"),
-    "a range beyond": (lambda: Rows((range(2**63),)), ValueError, "below 2"),
-    "numbers below 0": (lambda: Rows.of([3, -1]), ValueError, "count from 0, .* got -1"),
-    "numbers beyond": (lambda: Rows.of([2**63 - 1]), ValueError, "below 2"),
-    "two dimensions": (lambda: Rows.of([[1, 2]]), ValueError, r"one dimension, got shape \(1, 2\)"),
-    "flags of two dimensions": (lambda: Rows.where([[True]]), TypeError, "boolean array of one dimension"),
-    "flags that are numbers": (lambda: Rows.where(np.ones(3)), TypeError, "boolean array of one dimension"),
-    "something else behind rows": (lambda: add(Rows(), 1), TypeError, "Only Rows can be put behind Rows"),
-    "a stretch of nothing": (lambda: Rows().cyclic(0, 1), ValueError, "No rows can be taken"),
-    "a stretch of less": (lambda: Rows((range(3),)).cyclic(0, -1), ValueError, "length must be at least 0"),
-    "half a start": (lambda: Rows((range(3),)).cyclic(0.5, 1), TypeError, "start must be an integer"),
-    "a local row beyond": (lambda: Rows((range(3),)).to_global(np.array([3])), IndexError, r"in \[0, 3\), got 3"),
-    "a local row below 0": (lambda: Rows((range(3),)).to_global(np.array([-1])), IndexError, r"in \[0, 3\)"),
-    "local flags": (lambda: Rows((range(3),)).to_global(np.array([True])), TypeError, "must be integers"),
-    "a slice beyond": (
-        lambda: Rows((range(3), range(5, 6))).slices_to_global(np.array([2]), np.array([5])),
-        IndexError,
-        r"within \[0, 4\)",
-    ),
-    "a slice below 0": (
-        lambda: Rows((range(3),)).slices_to_global(np.array([-1]), np.array([2])),
-        IndexError,
-        r"within \[0, 3\)",
-    ),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_no_row_is_an_error_that_says_so(wrong: str) -> None:
-    call, error, message = WRONG[wrong]
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_the_last_row_that_64_bits_can_count_is_one() -> None:

@@ -15,7 +15,7 @@ import pytest
 from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank, deferred
+from annbatch_distributed import DistributedSampler, Rank
 from tests.samplers import (
     IndexArrays,
     Locked,
@@ -145,17 +145,6 @@ def test_the_generator_can_be_read_without_effect_and_assigned_with_effect() -> 
     assert sampler.rng.bit_generator.state == given_rng.bit_generator.state
 
 
-@pytest.mark.parametrize("rng", [np.random.RandomState(0), 7, "seed"])
-def test_what_is_no_generator_is_a_type_error(rng: Any) -> None:
-    wrapped = MaskBlind(2)
-    wrapped.rng = rng
-    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got"):
-        one(wrapped)
-    sampler = one()
-    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got"):
-        sampler.rng = rng
-
-
 def test_a_subclass_is_deep_copied_with_what_it_holds() -> None:
     class Logging(DistributedSampler):
         log: list[int]
@@ -224,27 +213,6 @@ def test_a_sampler_that_replaces_sample_itself_is_taken_at_its_word() -> None:
     assert [order(rank) for rank in job(Replacing(50), 2)] == [list(range(50)), list(range(50, 100))]
 
 
-def needs_more(rank: int) -> tuple[int, int]:
-    return rank, 2
-
-
-@pytest.mark.parametrize(
-    ("dist_info", "message"),
-    [
-        (Rank, "Unknown dist_info .*Rank.*Pass an instance"),
-        (dict, "Unknown dist_info .*dict.*Pass an instance"),
-        (RandomSampler, "Unknown dist_info .*RandomSampler.*Pass an instance"),
-        (needs_more, "is called without arguments, .*needs_more"),
-        (deferred, "is called without arguments, .*deferred"),
-        (RandomSampler(1, 1, 1), "Unknown dist_info"),
-    ],
-)
-def test_a_dist_info_that_cannot_say_the_rank_is_a_type_error_deferred_or_not(dist_info: Any, message: str) -> None:
-    for asked in (lambda: dist_info, lambda: deferred(dist_info)):
-        with pytest.raises(TypeError, match=message):
-            DistributedSampler(random(), dist_info=asked())
-
-
 @pytest.mark.parametrize("name", ["batch_size", "shuffle", "mask", "rng"])
 @pytest.mark.parametrize("error", [RuntimeError("boom"), AttributeError("boom"), KeyError("boom")])
 def test_a_property_of_the_wrapped_sampler_that_raises_is_named(name: str, error: Exception) -> None:
@@ -256,16 +224,6 @@ def test_a_property_of_the_wrapped_sampler_that_raises_is_named(name: str, error
     with pytest.raises(TypeError, match=message) as raised:
         one(broken(4))
     assert raised.value.__cause__ is error
-
-
-@pytest.mark.parametrize("mask", [np.ones(3), "0:3", 7, [True, False], {"start": 0}])
-def test_a_mask_of_the_wrapped_sampler_that_is_none_is_an_error(mask: Any) -> None:
-    wrapped = MaskBlind(2)
-    wrapped.mask = mask
-    with pytest.raises(TypeError, match=r"MaskBlind\.mask can't be shared out: mask must be a slice"):
-        one(wrapped)
-    with pytest.raises(TypeError, match=r"MaskBlind\.mask can't be shared out: mask must be a slice"):
-        one(wrapped, mask=slice(0, 8))
 
 
 def test_several_slices_of_the_wrapped_sampler_are_shared_out() -> None:

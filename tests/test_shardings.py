@@ -16,7 +16,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, Rows, Shuffled
+from annbatch_distributed import DistributedSampler, Rows, Shuffled
 from annbatch_distributed.sharding import Contiguous, Independent
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 
@@ -102,12 +102,6 @@ def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() ->
         rank, _ = job(Known(4), 2, sharding=sharding, seed=0)
         assert rank.plan(100).sharding == Shuffled(16)
         assert "sharding=Shuffled(block_size=16)" in repr(rank)
-
-
-@pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
-def test_shuffled_refuses_class_samplers_and_names_another_sharding(cls: type[ClassSampler]) -> None:
-    with pytest.raises(ValueError, match=r"which sharding='shuffled' would cut. Use sharding='independent'"):
-        job(classes(cls), 2, sharding="shuffled", seed=0)
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
@@ -218,47 +212,6 @@ def test_class_weights_hold_for_the_whole_job(cls: type[ClassSampler]) -> None:
     assert (abs(shares(sharding="independent") - weights) < 0.05).all()
     with pytest.warns(UserWarning, match="can't all draw the same classes"):
         assert (abs(shares(sharding="contiguous")[-1] - weights) > 0.05).any()
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [RandomSampler(4, 2, 8), RandomSampler(4, 2, 8, num_samples=30), SequentialSampler(4, 2, 8), MaskBlind(4)],
-)
-def test_independent_refuses_samplers_without_replacement_and_names_the_sharding_to_use(sampler: Sampler) -> None:
-    for rank in range(2):
-        with pytest.raises(
-            ValueError, match=r"isn't known to: every rank would read every row. Use sharding='shuffled'"
-        ):
-            DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding="independent")
-
-
-@pytest.mark.parametrize(
-    ("sampler", "options", "message"),
-    [
-        (classes(num_samples=5, drop_last=True), {"remainder": "pad"}, "The wrapped sampler draws 0 samples"),
-        (
-            classes(num_samples=250, drop_last=True),
-            {"remainder": "exact"},
-            "leaves out some of its 82 samples, but remainder='exact' promises every sample. Use drop_last=False",
-        ),
-        (
-            classes(num_samples=20, drop_last=True),
-            {"remainder": "keep"},
-            "leaves out some of its 5 samples, but remainder='keep' promises every sample. Use drop_last=False",
-        ),
-        (classes(), {"mask": slice(97, 200)}, "which are 97:200 .* run.s. are shorter"),
-    ],
-)
-def test_draws_that_cannot_be_shared_out_are_the_same_error_on_every_rank(
-    sampler: Sampler, options: Any, message: str
-) -> None:
-    raised = set()
-    for rank in job(sampler, 3, sharding="independent", **options):
-        for ask in (rank.n_batches, rank.validate, rank.plan, rank.sample):
-            with pytest.raises(ValueError, match=message) as error:
-                ask(N_OBS)
-            raised.add(str(error.value))
-    assert len(raised) == 1
 
 
 class Bootstrap(MaskBlind):
@@ -414,11 +367,6 @@ def test_a_function_is_asked_with_the_epoch_and_the_seed() -> None:
     rank.set_epoch(3)
     rank.sample(12)
     assert set(asked) == {(3, 7)}
-
-
-def test_a_function_of_other_arguments_is_refused_when_the_sampler_is_made() -> None:
-    with pytest.raises(TypeError, match=r"A sharding is a function \(rows, \*, epoch, seed\), but <lambda> has"):
-        job(SequentialSampler(2, 1, 2), 1, sharding=lambda rows: rows)
 
 
 @pytest.mark.parametrize(

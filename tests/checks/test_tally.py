@@ -109,14 +109,3 @@ def test_rows_are_counted_whatever_holds_them(rows: Any) -> None:
     tally = Tally()
     tally.add(rows)
     assert tally.to_dict() == of([3, 5]).to_dict()
-
-
-@pytest.mark.parametrize("numbers", [(-1,), (0, -1), (1.0,), (0, None), (True,), (1, 1, 2**64), (1, 1, -1)])
-def test_a_tally_of_odd_numbers_is_an_error(numbers: tuple[Any, ...]) -> None:
-    with pytest.raises((TypeError, ValueError), match="Tally"):
-        Tally(*numbers)
-
-
-def test_only_tallies_can_be_added_to_one() -> None:
-    with pytest.raises(TypeError, match="unsupported operand"):
-        Tally() + 1  # type: ignore[operator]  # no Tally, to be refused

@@ -300,33 +300,7 @@ def test_the_epochs_that_were_read_are_checked(n_workers: int | None) -> None:
     )
 
 
-WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "other names": ({"weights": {"tahoe": 1}}, ValueError, "Weights must be of tahoe, census, own, got those of tahoe"),
-    "negative": ({"weights": WEIGHTS | {"own": -1}}, ValueError, "none of them negative"),
-    "not finite": ({"weights": WEIGHTS | {"own": float("nan")}}, ValueError, "must be finite"),
-    "all zero": ({"weights": dict.fromkeys(WEIGHTS, 0)}, ValueError, "one more than 0"),
-    "later only": ({"weights": [(3, WEIGHTS)]}, ValueError, "must begin at step 0"),
-    "both": ({"until": "first", "n_steps": 3}, ValueError, "Pass n_steps, or until"),
-    "neither": ({"n_steps": None}, ValueError, "Pass n_steps, or until"),
-    "no steps": ({"n_steps": 0}, ValueError, "n_steps must be at least 1"),
-    "a seed": ({"seed": -1}, ValueError, "seed must be at least 0"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_a_mixture_cannot_be_is_an_error(wrong: str) -> None:
-    options, error, message = WRONG[wrong]
-    with pytest.raises(error, match=message):
-        MixedLoader(loaders(), **{"weights": WEIGHTS, "n_steps": 9} | options)
-
-
 def test_what_cannot_be_mixed_is_an_error() -> None:
-    with pytest.raises(ValueError, match="needs a loader at least"):
-        MixedLoader({}, weights={}, n_steps=3)
-    with pytest.raises(TypeError, match="A mixture is of StatefulLoaders, got 3 as 'own'"):
-        MixedLoader({"own": 3}, weights={"own": 1}, n_steps=3)  # type: ignore[dict-item]  # what is wrong
-    with pytest.raises(ValueError, match="The ranks of own may have different numbers of batches"):
-        MixedLoader(loaders(0, 2, "own", remainder="keep"), weights={"own": 1}, n_steps=3)
     both = loaders(0, 2, "own") | loaders(1, 2, "census")
     few = loaders(0, 2, "own") | loaders(0, 2, "census", mask=slice(0, 3), remainder="drop")
     for sources, message in (

@@ -109,26 +109,3 @@ def test_under_a_mask_what_is_read_fits_too(part: float | slice | list[slice]) -
     assert 0.7 * sizes.bytes_in_memory < 4 * 200 * max(n_read) < 1.1 * sizes.bytes_in_memory
     assert sizes.bytes_in_memory <= 10**7
     assert distributed.plan(100_000).n_dropped == sizes.n_dropped
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({}, TypeError, "or a number of rows with row_bytes, got 1000"),
-        ({"row_bytes": 0}, ValueError, "row_bytes must be more than 0, got 0"),
-        ({"row_bytes": 10, "world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
-        ({"row_bytes": 10, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"row_bytes": 10, "read_ahead": -1}, ValueError, "read_ahead must be at least 0, got -1"),
-        (
-            {"row_bytes": 10**6, "memory": 10**8},
-            ValueError,
-            "A load request of one batch, 256 rows, takes up to 1,024.00 MB, more than memory=100.00 MB. Pass more",
-        ),
-        ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
-        ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),
-        ({"row_bytes": 10, "mask": slice(0, 1_001)}, ValueError, "mask"),
-    ],
-)
-def test_invalid_arguments_of_suggest_sizes_raise(options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        suggest_sizes(1_000, **options)
