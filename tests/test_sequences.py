@@ -12,6 +12,7 @@ from hypothesis import Phase, assume, event, given, settings
 from hypothesis import strategies as st
 
 from tests.loaders import numbered
+from tests.meeting import agreement, verdict
 from tests.samplers import job
 from tests.strategies import Job, jobs
 from tests.test_resume import Batch, check_same_batches, read_by, rows_by_step
@@ -125,6 +126,7 @@ class History:
         assert {loader.next_epoch for loader in self.ranks} == {self.epoch + bool(self.passes and not self.steps)}
         n_done = len({step for step, _ in self.steps})
         assert [len(loader) for loader in self.ranks] == [n_done + n_left for n_left in self.n_left]
+        assert set(agreement([loader.sampler for loader in self.ranks], self.drawn.n_obs)) == {""}
         self.iterators = [iter(loader) for loader in self.ranks]
         for n_left, iterator in zip(self.n_left, self.iterators, strict=True):
             assert n_left or next(iterator, None) is None  # under keep, a rank that has none left ends at once
@@ -147,7 +149,7 @@ class History:
         return [(sum((rows for rows, _ in own), ()), sum((marks for _, marks in own), ())) for own in parts.values()]
 
     def check_read(self) -> None:
-        """Check that the pass had the batches of one that nothing interrupted, and that `rows_of` tells them."""
+        """Check that the pass had the batches of one that nothing interrupted, by all that the loaders tell of it."""
         assert self.n_streams is not None
         is_virtual, whole = "virtual_ranks" in self.options, list[Batch]()
         for sampler in job(self.drawn.sampler, 1 if is_virtual else self.n_streams, **self.options):
@@ -161,6 +163,8 @@ class History:
             assert read == whole
         check_same_batches(Counter(whole), Counter(read), policy, len(self.ranks))
         self.check_rows_of(self.steps)
+        (verdict_text,) = set(verdict(self.ranks))
+        assert ", as planned" in verdict_text
 
     def check_rows_of(self, steps: Steps) -> None:
         """Check that every rank tells the same rows of the epoch, and those of some steps that were read."""

@@ -11,9 +11,8 @@ from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
-from tests.loaders import numbered, rows
-from tests.meeting import agreement, verdict
+from annbatch_distributed import DistributedSampler, Rank, deferred
+from tests.meeting import agreement
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 from tests.strategies import Job, jobs
 from tests.workers import read_by_workers
@@ -205,25 +204,6 @@ def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read()
     assert {part.stop - part.start for request in requests for part in request["requests"]} == {8}
     assert [len(split) for request in requests for split in request["splits"]] == [64] * 16
     assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
-
-
-def loader(world_size: int, rank: int = 0, **options: Any) -> StatefulLoader:
-    sampler = DistributedSampler(RandomSampler(4, 4, 8), dist_info=Rank(rank, world_size), seed=0, **options)
-    return numbered(sampler, 203)
-
-
-@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-def test_a_loader_counts_joined_batches_and_checks_what_was_read(remainder: Any) -> None:
-    for world_size in (1, 2):
-        loaders = [loader(world_size, rank, virtual_ranks=4, remainder=remainder) for rank in range(world_size)]
-        assert set(agreement(loaders)) == {""}
-        for made in loaders:
-            found = list(made)
-            assert len(rows(found)) == len(made)
-            assert all(("repeated" in batch) == (remainder == "pad") for batch in found)
-        (text,) = set(verdict(loaders))
-        assert text.startswith(f"epoch 0: {world_size} rank")
-        assert "as planned" in text
 
 
 @pytest.mark.parametrize(
