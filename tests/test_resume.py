@@ -165,6 +165,20 @@ def test_an_epoch_before_that_of_a_state_is_an_error() -> None:
     after.set_epoch(2)
 
 
+def test_epoch_without_batches_is_finished_in_its_state() -> None:
+    """A rank that has no batch in an epoch begins the next one, also after a restart."""
+
+    def sampler() -> DistributedSampler:
+        wrapped = RandomSampler(4, 2, 8, drop_last=True)
+        return DistributedSampler(wrapped, dist_info=Rank(0, 2), remainder="keep", seed=0)
+
+    saved, loaded = sampler(), sampler()
+    saved.set_epoch(3)
+    assert list(saved.sample(5)) == []
+    loaded.load_state_dict(saved.state_dict(batches_done=0))
+    assert loaded.next_epoch == saved.next_epoch == 4
+
+
 def test_an_older_pass_that_ends_does_not_end_a_newer_resumption() -> None:
     before, after = random(), random()
     before.sample(N_OBS)

@@ -92,7 +92,7 @@ class Position:
         """Return the position after ``done`` of the ``n_batches`` batches that each lane has in this epoch."""
         *segments, last = self.segments
         last = last._replace(done=done - self.done_before)
-        return replace(self, segments=(*segments, last), finished=0 < done == n_batches)
+        return replace(self, segments=(*segments, last), finished=done == n_batches)
 
     def after(self) -> Position:
         """Return the beginning of the pass after this one."""
