@@ -75,6 +75,7 @@ class Config:
         align: int | None,
     ) -> Self:
         """Validate the arguments of a :class:`.DistributedSampler`."""
+        # what needs no copy of the sampler first: a copy may be large
         remainder = _remainder(remainder, enforce_equal_batches)
         _check_batch_size(sampler, remainder)
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
@@ -124,12 +125,14 @@ class Config:
             "remainder": self.remainder,
             "seed": self.seed,
             "root": self.root_seed if is_random(self.sampler) else None,
+            # both leave rows in the order of the sharding
             "align": self.align or 1,
             "versions": self._versions(),
         }
 
     def _versions(self) -> dict[str, str]:
         """Return the versions of the packages that draw rows."""
+        # a sampler or sharding of a user's own package draws by that package's version, too
         packages = {type(thing).__module__.partition(".")[0] for thing in (self.sampler, self.sharding)}
         versions = {name: getattr(sys.modules[name], "__version__", None) for name in {"annbatch", "numpy", *packages}}
         return {name: version for name, version in sorted(versions.items()) if isinstance(version, str)}
@@ -149,6 +152,7 @@ def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:
         hint = " Pass an instance, not the class." if isinstance(sampler, type) else ""
         raise TypeError(f"sampler must be an annbatch Sampler, got {sampler!r}.{hint}")
     kind = type(sampler).__name__
+    # a sampler that fails here would fail in the middle of a job, and not on all ranks at once
     for name in ("batch_size", "shuffle", "mask", "rng"):
         try:
             getattr(sampler, name)
@@ -157,6 +161,7 @@ def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:
                 f"{kind}.{name} raised {type(error).__name__}: {error}. Every sampler needs batch_size, shuffle, mask "
                 f"and rng that can be read as soon as it is made; see whether {kind}.__init__ sets what they return."
             ) from error
+    # a sampler may hold others, at any depth
     held = samplers_in(sampler)
     for within in held:
         if isinstance(within, DistributedSampler | ours):
@@ -210,6 +215,7 @@ def _shuffled(sharding: Shuffled, sampler: Sampler, seed: int | None) -> Shuffle
     sharding.check_seed(seed)
     if sharding.block_size is not None:
         return sharding
+    # blocks of whole chunks are read as fast as contiguous rows
     own = chunk_size(sampler)
     if own is None:
         raise ValueError(
@@ -308,9 +314,5 @@ def draw_root_seed(rng: np.random.Generator | None) -> int:
     It is what annbatch 0.3.1 draws to spawn the generators of its workers. None stands for fresh entropy from the
     operating system.
     """
-    if rng is not None and not isinstance(rng, np.random.Generator):
-        raise TypeError(
-            f"A root seed is drawn from a numpy.random.Generator or None, got {rng!r}. Make one with default_rng(...)."
-        )
     source = np.random.default_rng() if rng is None else copy.deepcopy(rng)
     return int(source.integers(np.iinfo(np.int64).max))

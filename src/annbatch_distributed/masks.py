@@ -30,6 +30,7 @@ def check_names(what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]])
     """
     if len(names) != sum(map(len, cells)):
         return
+    # by dataset, since to join the names of 10^8 cells takes memory and time
     first = 0
     for own in cells:
         given = names[first : first + len(own)]
@@ -42,6 +43,7 @@ def check_names(what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]])
 def _difference(
     what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]], row: int, given: object, own: object
 ) -> str:
+    # joined only here, where there is a difference to explain
     known = cells[0].append(list(cells[1:]))
     foreign = names[~names.isin(known)]
     if len(foreign):
@@ -102,6 +104,7 @@ class Mask:
                 f"The mask has {self.n_obs:,} values, one for each row, and the collection has {n_obs:,} rows. Make it "
                 "of the obs of this collection, or check that every dataset has been added to the loader."
             )
+        # the rows ascend, so the last range decides
         if self.rows.starts[-1] >= n_obs or not (self.is_open or self.rows.stops[-1] <= n_obs):
             raise ValueError(
                 f"The mask {self.format()} must lie within the collection's rows [0, {n_obs}). "
@@ -128,6 +131,7 @@ class Mask:
         if len(starts) <= _LISTED:
             ranges = [*zip(starts.tolist(), [*stops[:-1].tolist(), last], strict=True)]
             return {"ranges": [list(bounds) for bounds in ranges]}
+        # without the last stop, which depends on whether the number of rows was known when this was written
         digest = blake2b(starts.tobytes() + stops[:-1].tobytes(), digest_size=16).hexdigest()
         return {"n_ranges": len(starts), "digest": digest, "stop": last}
 
@@ -202,6 +206,7 @@ def resolve_mask(mask: AnyMask, within: Mask = ALL) -> Mask:
 
 def _is_all(part: slice) -> bool:
     """Whether a slice is open at both ends, as annbatch writes it too."""
+    # 0 == False and 0 == 0.0, which are no bounds of rows
     defaults = ((part.start, 0), (part.step, 1))
     return part.stop is None and all(
         value is None or (isinstance(value, int | np.integer) and not isinstance(value, bool) and value == default)
@@ -216,6 +221,7 @@ def _resolved(mask: AnyMask, within: Mask) -> Mask:
         case Rows():
             if not len(mask):
                 raise ValueError("mask must select at least one row, got Rows without any.")
+            # ascending ranges can't have a row twice; others are compared row by row
             is_ascending = bool((mask.starts[1:] >= mask.stops[:-1]).all())
             return Mask(mask if is_ascending else _of_numbers(mask.to_array()), is_slices=False)
         case list() | tuple():
@@ -234,6 +240,7 @@ def _of_slices(slices: Sequence[slice], within: Mask) -> Rows:
     first, last = int(within.rows.starts[0]), int(within.rows.stops[-1])
     # ascending, so that only neighbours can overlap
     bounds = sorted(_bounds_of(part, first, last) for part in slices)
+    # [(0, 3), (5, 9)] becomes starts 0 5 and stops 3 9
     starts, stops = np.array(bounds, dtype=np.int64).T
     if len(overlap := np.flatnonzero(stops[:-1] > starts[1:])):
         before, after = (_text(slice(*map(int, bounds[overlap[0] + number]))) for number in (0, 1))

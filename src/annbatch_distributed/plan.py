@@ -212,6 +212,7 @@ class EpochPlan:
         n_small = self.n_streams - extra  # the ranks that don't have a row more come first
         start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
         if self.remainder == "pad":
+            # ceil(samples / (streams * size)) full batches: 10 rows on 2 ranks in batches of 4 are 2 batches, 8 rows
             return start, own, -(-self._n_shared // (self.n_streams * size)) * size
         return start, own, own
 
@@ -220,7 +221,7 @@ class EpochPlan:
         return self._shard(self._checked(rank), self.align)
 
     def _shard(self, rank: int, align: int | None) -> Shard:
-        if self.n_draws is not None:
+        if self.n_draws is not None:  # ranks share out draws, and each draws from all rows
             return Shard(self.order, len(self.order))
         start, n_own, length = self._stretch(rank)
         # repeats are the rows that follow in the order, from the front again behind its end
@@ -292,6 +293,7 @@ class EpochPlan:
         """
         if self.rows_per_request is None or not self.window.is_stretch:
             return None
+        # a process runs an equal number of virtual ranks, side by side
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
         return min(self.rows_per_request, max(self.sizes)) * n_own
 
@@ -456,7 +458,7 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
     shard, size = plan.shard(rank), plan.size(rank)
     try:
         local = prepared(sampler, plan, rank, shard)
-        local.validate(len(shard))
+        local.validate(len(shard))  # annbatch's own error, if the sampler can't run on so many rows
         _refuse_short_draws(local, len(shard))
         n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
         if plan.n_draws is not None or (reads_every_row(sampler) and plan.remainder in ("exact", "pad")):
@@ -515,11 +517,13 @@ def _refuse_impossible(n_batches: int, plan: EpochPlan, n_rows: int) -> None:
     policy, size, what = plan.remainder, plan.batch_size, _what(plan)
     if size is None:
         return
+    # 10 rows in batches of 4: 2 batches leave 2 rows out
     if n_batches * size < n_rows:
         raise ValueError(
             f"it makes {n_batches} batches of {size} rows at most, and so leaves out some of its {n_rows} {what}, but "
             f"remainder={policy!r} promises every {what[:-1]}. Use drop_last=False, or remainder='drop'."
         )
+    # more than 2 full batches, or more than 10 of at least one row each, would need more rows
     if n_batches > (n_rows // size if policy in ("drop", "pad") else n_rows):
         kind = f"full batches of {size} rows" if policy in ("drop", "pad") else "batches"
         raise ValueError(
