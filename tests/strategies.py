@@ -156,7 +156,10 @@ def classes(draw: st.DrawFn, n_obs: int) -> pd.Categorical:
 @st.composite
 def shardings(draw: st.DrawFn, kind: str) -> str | Shuffled:
     """A sharding that takes samplers of a kind."""
-    name = draw(st.sampled_from(("contiguous", "independent" if kind in REPLACING else "shuffled")))
+    names = ["contiguous"]
+    names += ["independent"] if kind in REPLACING else []
+    names += ["shuffled"] if kind not in ("class", "weighted-class") else []
+    name = draw(st.sampled_from(names))
     return Shuffled(draw(st.integers(1, 40))) if name == "shuffled" else name
 
 

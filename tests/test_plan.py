@@ -23,7 +23,7 @@ from annbatch_distributed import (
     StatefulLoader,
 )
 from annbatch_distributed.sharding import Contiguous, Independent
-from tests.samplers import flat
+from tests.samplers import batches, flat
 from tests.strategies import POLICIES
 
 if TYPE_CHECKING:
@@ -145,10 +145,22 @@ def test_where_annbatch_deals_the_same_rows_they_stay_in_its_order(
     assert made(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).align == 8  # there is a mask
 
 
-@pytest.mark.parametrize(("align", "grid"), [(None, 8), (3, 8), (4, 4), (16, 8)])
-def test_blocks_are_not_cut_by_another_grid_than_one_that_divides_them(align: int | None, grid: int) -> None:
-    plan = made(Rows((range(100),)), "drop", 3, 4, sharding=Shuffled(8), seed=0, align=align)
-    assert plan.align == grid
+@pytest.mark.parametrize(("align", "expected"), [(None, 8), (3, 8), (4, 4), (16, 8)])
+def test_blocks_are_aligned_within_or_as_a_whole(align: int | None, expected: int) -> None:
+    sampler = DistributedSampler(
+        RandomSampler(8, 1, 4), dist_info=Rank(0, 3), sharding=Shuffled(8), seed=0, align=align
+    )
+    assert sampler.plan(500).align == expected
+
+
+def test_draws_from_shuffled_rows_begin_at_any_row() -> None:
+    """Rows that are drawn with replacement stay in their order, so a chunk of them begins at any row of the shard."""
+    wrapped = RandomSampler(8, 1, 8, replacement=True, num_samples=8)
+    sampler = DistributedSampler(wrapped, dist_info=Rank(0, 1), sharding=Shuffled(8), seed=0, read_through=0)
+    assert sampler.plan(32).align is None
+    shard = list(sampler.plan(32).shard(0).rows)
+    starts = {shard.index(rows[0]) for _ in range(50) for rows in batches(sampler.sample(32))}
+    assert len({start % 8 for start in starts}) == 8
 
 
 SIZES = {"chunk_size": 8, "preload_nchunks": 4, "batch_size": 16}

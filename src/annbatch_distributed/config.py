@@ -85,14 +85,15 @@ class Config:
         make_numbers_ints(sampler)
         # a seed takes the place of the wrapped sampler's generator
         rng = _checked_rng(first_generator(sampler)) if seed is None else None
+        resolved = _sharding(sharding, sampler, seed)
         return cls(
             sampler,
             remainder,
-            _sharding(sharding, sampler, seed),
+            resolved,
             seed,
             draw_root_seed(rng) if seed is None else seed,
             rng,
-            _chunk_grid(sampler, align),
+            _chunk_grid(sampler, align, resolved),
             allowed,
             resolve_mask(slice(None) if mask is None else mask, allowed),
         )
@@ -184,16 +185,22 @@ def _sharding(sharding: ShardingName | Sharding, sampler: Sampler, seed: int | N
     return resolved
 
 
-def _chunk_grid(sampler: Sampler, align: int | None) -> int | None:
+def _chunk_grid(sampler: Sampler, align: int | None, sharding: Sharding) -> int | None:
     """Return of which number the first rows of a rank's chunks are to be multiples; None leaves rows in their order.
 
     ``align`` is what the user gave. Rows stay in order for samplers that keep it, that draw with replacement, where a
     chunk begins at any row, and that hold something for each row, such as class samplers, which need whole runs.
     """
-    align = chunk_size(sampler) if align is None else align
-    if align is None or align < 2 or not is_random(sampler) or n_draws(sampler, 1) is not None:
+    if n_draws(sampler, 1) is not None or needs_global_rows(sampler):
         return None
-    return None if needs_global_rows(sampler) else int(align)
+    align = chunk_size(sampler) if align is None else align
+    if align is None or align < 2 or not is_random(sampler):
+        align = None
+    # chunks can be aligned within blocks, if blocks begin at multiples of `align`; else blocks themselves are
+    block_size = sharding.block_size if isinstance(sharding, Shuffled) else None
+    if block_size is not None and (align is None or block_size % align):
+        align = block_size
+    return None if align is None else int(align)
 
 
 def _of_name(sharding: object) -> Sharding:

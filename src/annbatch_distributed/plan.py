@@ -40,7 +40,7 @@ from annbatch.samplers import RandomSampler
 from annbatch_distributed.lanes import Remainder
 from annbatch_distributed.masks import check_names
 from annbatch_distributed.rows import BOUND, Rows, integer, names_of, whole_chunks_first
-from annbatch_distributed.sharding import Contiguous, Sharding, Shuffled, ordered
+from annbatch_distributed.sharding import Contiguous, Sharding, ordered
 from annbatch_distributed.wrapped import (
     drawable_classes,
     localize,
@@ -156,10 +156,6 @@ class EpochPlan:
             start = -self.epoch * n_dropped % n_rows if rotates else 0
             kept = self.window.cyclic(start, n_rows - n_dropped)
             dropped = self.window.cyclic(start - n_dropped, n_dropped)
-        # chunks can be aligned within blocks, if blocks begin at multiples of `align`; else blocks themselves are
-        block_size = self.sharding.block_size if isinstance(self.sharding, Shuffled) else None
-        if block_size is not None and (align is None or block_size % align):
-            align = block_size
         if self._has_annbatchs_layout:
             align = None
         order = ordered(self.sharding, kept, epoch=self.epoch, seed=self.seed)
