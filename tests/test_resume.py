@@ -179,6 +179,36 @@ def test_epoch_without_batches_is_finished_in_its_state() -> None:
     assert loaded.next_epoch == saved.next_epoch == 4
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_finished_epoch_set_again_has_no_batches_on_fewer_ranks(world_size: int) -> None:
+    """Batches that ``drop`` leaves over when ranks change are lost in that epoch, also for a job that has fewer."""
+
+    def sampler(rank: int, world_size: int) -> DistributedSampler:
+        return DistributedSampler(SequentialSampler(1, 1, 1), dist_info=Rank(rank, world_size), seed=0)
+
+    begun, ended = sampler(0, 1), sampler(0, 3)
+    ended.load_state_dict(begun.state_dict(batches_done=1))  # 5 of 6 batches are left: one on each rank, 2 over
+    assert len(list(ended.sample(6))) == 1
+    again = sampler(0, world_size)
+    again.load_state_dict(ended.state_dict(batches_done=2))
+    again.set_epoch(0)
+    assert again.n_batches(6) == 0
+    assert list(again.sample(6)) == []
+    assert again.next_epoch == 1
+
+
+def test_look_at_a_batch_leaves_the_next_epoch() -> None:
+    """An epoch is behind once a pass through it has ended, in the sampler as in its state, however often it began."""
+    sampler, loaded = random(), random()
+    next(sampler.sample(N_OBS))
+    assert sampler.next_epoch == 0
+    sampler.sample(N_OBS)
+    loaded.load_state_dict(sampler.state_dict(batches_done=0))
+    assert (sampler.next_epoch, loaded.next_epoch) == (0, 0)
+    list(sampler.sample(N_OBS))
+    assert sampler.next_epoch == 1
+
+
 def test_an_older_pass_that_ends_does_not_end_a_newer_resumption() -> None:
     before, after = random(), random()
     before.sample(N_OBS)

@@ -122,8 +122,8 @@ class History:
         self.save()
 
     def begin_pass(self) -> None:
+        assert {loader.next_epoch for loader in self.ranks} == {self.epoch + self.is_finished}
         self.n_left, self.has_looked, self.is_finished = self.counts(), False, False
-        assert {loader.next_epoch for loader in self.ranks} == {self.epoch + bool(self.passes and not self.steps)}
         n_done = len({step for step, _ in self.steps})
         assert [len(loader) for loader in self.ranks] == [n_done + n_left for n_left in self.n_left]
         assert set(agreement([loader.sampler for loader in self.ranks], self.drawn.n_obs)) == {""}

@@ -150,6 +150,8 @@ class Planner:
         be shared out among so many lanes: the same error on every rank.
         """
         check_segments(position)
+        if position.finished:  # nothing is left, though fewer lanes could share what "drop" has left over
+            return [Lane(())] * position.segments[-1].n_lanes
         # batches done in the last segment don't change its lanes, so they are no part of the key
         *before, last = position.segments
         plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)

@@ -283,13 +283,12 @@ class DistributedSampler(Sampler):
 
         After a state was loaded: ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
-        position = self._position
-        return position.epoch + (position.finished or bool(position.passes and not position.done))
+        return self._position.epoch + self._position.finished
 
     @property
     def batches_done(self) -> int:
         """How many batches of the epoch every rank had done before the next pass: 0 unless an epoch is resumed."""
-        return 0 if self._position.finished else self._position.done
+        return self._begins_at.done
 
     @property
     def sampler(self) -> Self:
@@ -332,9 +331,7 @@ class DistributedSampler(Sampler):
             )
         self._is_set = True
         # frameworks set the epoch of a state that they have just loaded
-        if epoch == position.epoch and (self._is_loaded or position.done):
-            self._position = replace(position, finished=False)  # if all of it is done, nothing is left
-        else:
+        if epoch != position.epoch or not (self._is_loaded or position.done):
             self.go_to(Position(epoch))
 
     def state_dict(self, *, batches_done: int) -> dict[str, Any]:
@@ -631,11 +628,16 @@ class DistributedSampler(Sampler):
         self.n_changes += 1
         self.go_to(Position(self.epoch))
 
+    @property
+    def _begins_at(self) -> Position:
+        """Where the next pass begins; of an epoch that a state has finished, and that is set once more, at its end."""
+        is_set_again = self._is_loaded and self._is_set
+        return self._position.after() if self._position.finished and not is_set_again else self._position
+
     def _next(self, n_workers: int = 1) -> Position:
         """Return where the next pass begins; it is in the last segment."""
-        position = self._position.after() if self._position.finished else self._position
         # samplers that keep an order have the same batches by any number of workers
-        return position.with_lanes(self._n_lanes, n_workers if self.shuffle else 1)
+        return self._begins_at.with_lanes(self._n_lanes, n_workers if self.shuffle else 1)
 
     def _position_of(self, epoch: int | None) -> Position:
         """Return where an epoch whose rows are asked for is: by default, the epoch begun last, or else the next one."""
@@ -690,7 +692,8 @@ class DistributedSampler(Sampler):
             part = Worker((worker.number + done) % worker.n_workers, worker.n_workers)
             n_done = len(range(part.number, done, part.n_workers))
             own = [lane.of_worker(part, keeps_order=not self.shuffle).after(1, n_done) for lane in own]
-        begun = self._pass_of(plan, own, position, position.done_before + max(map(len, lanes)))
+        n_batches = position.done if position.finished else position.done_before + max(map(len, lanes))
+        begun = self._pass_of(plan, own, position, n_batches)
         self._pass, self._is_loaded = begun, False
         # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
         self._position = position if position.done else position.after()
@@ -704,8 +707,8 @@ class DistributedSampler(Sampler):
 
     def end(self, ended: Pass) -> None:
         """Take note that a pass has come to its end."""
-        if ended is self._pass and ended.position.done:
-            self._position = ended.position.after()
+        if ended is self._pass:
+            self._position = replace(ended.position, segments=(), finished=True)
 
     # Of states
 
