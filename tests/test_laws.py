@@ -178,7 +178,7 @@ def test_wrong_job_raises_same_error_on_all_ranks(drawn: Job) -> None:
         for name in ("n_batches", "sample", "validate", "plan"):
             try:
                 getattr(drawn.rank(rank), name)(drawn.n_obs)
-            except (NotImplementedError, TypeError, ValueError) as error:
+            except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
                 outcomes.add(repr(error))
             else:
                 outcomes.add("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -17,7 +18,7 @@ from annbatch_distributed.lanes import SharedStep
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.sharding import Contiguous
 from annbatch_distributed.stream import Stream
-from tests.samplers import IndexArrays, MaskBlind, batches, flat, job, repeats, request_rows
+from tests.samplers import Counting, IndexArrays, MaskBlind, batches, flat, job, repeats, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,6 +178,16 @@ def test_a_batch_of_two_rows_can_be_halved_and_one_of_a_row_can_not() -> None:
 def test_a_promise_that_is_broken_is_an_error(promised: int, yielded: str) -> None:
     with pytest.raises(RuntimeError, match=rf"Cut promised {promised} batches \(n_batches\) and yielded {yielded}"):
         counted([2, 2], promised=promised, planned=promised)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "keep"])
+def test_batches_of_a_sampler_that_promised_none_are_an_error(remainder: Any) -> None:
+    """A sampler that says 0 and yields batches raises on every rank, though no pass would run it."""
+    for rank in job(Counting(8, lambda n_rows: math.ceil(n_rows / 8) - 1), 2, remainder=remainder):
+        with pytest.raises(RuntimeError, match=r"Counting promised 0 batches .* and yielded 1 or more"):
+            rank.validate(16)
+        with pytest.raises(RuntimeError, match=r"Counting promised 1 batches .* and yielded 2 or more"):
+            list(rank.sample(32))
 
 
 @given(st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=4), st.data())

@@ -23,7 +23,7 @@ from annbatch_distributed.plan import Classes, Counts, EpochPlan, count
 from annbatch_distributed.rows import Int64Array, Rows, integers, runs
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, ordered
 from annbatch_distributed.state import MOST_SEGMENTS, Position
-from annbatch_distributed.stream import Pass
+from annbatch_distributed.stream import Pass, Stream
 from annbatch_distributed.wrapped import n_draws, needs_global_rows, rows_per_request
 
 #: Some steps: one, those of a slice, or several.
@@ -135,8 +135,17 @@ class Planner:
         # annbatch's samplers give the same counts in every epoch, so they are asked once
         key = n_obs, n_streams, epoch if moves or hasattr(sampler, "set_epoch") else 0
         if self._counted is None or self._counted[0] != key:
-            self._counted = key, count(sampler, plan)
+            counts = count(sampler, plan)
+            self._check_empty_streams(replace(plan, sampler_batches=counts.sampler_batches))
+            self._counted = key, counts
         return replace(plan, sampler_batches=self._counted[1].sampler_batches)
+
+    def _check_empty_streams(self, plan: EpochPlan) -> None:
+        """Raise a RuntimeError if the sampler yields batches where it promised none: no pass runs such a stream."""
+        for number in range(plan.n_streams):
+            if not plan.sampler_batches[number]:
+                stream = Stream(self._config.sampler, plan, number, self._config.root_seed, passes=0)
+                list(stream.requests((range(plan.n_batches(number)),)))
 
     @property
     def classes(self) -> tuple[Classes, ...]:

@@ -386,6 +386,8 @@ class DistributedSampler(Sampler):
         ValueError
             If the window is too small, or the wrapped sampler can't run on some rank's rows: the same error on every
             rank.
+        RuntimeError
+            If the wrapped sampler yields batches for a rank for which its ``n_batches`` says 0.
         """
         n_obs, position = integer("n_obs", n_obs, least=0), self._next()
         with worker_info_hidden(current_worker()):
