@@ -374,6 +374,11 @@ ODD: dict[str, Odd] = {
     "a seed of 64 bits": (argument("seed", 2**63), ValueError, "seed"),
     "align=0": (argument("align", 0), ValueError, "align"),
     "a negative read_through": (argument("read_through", -1), ValueError, "read_through"),
+    "a collection of 2**63 rows": (
+        lambda: sampler().plan(2**63),
+        ValueError,
+        "n_obs must be .* below 9223372036854775808",
+    ),
     "virtual_ranks=0": (argument("virtual_ranks", 0), ValueError, "virtual_ranks"),
     "an unknown remainder": (argument("remainder", "droop"), ValueError, "'drop', 'keep', 'exact', 'pad'"),
     "a remainder that is a number": (argument("remainder", 1), TypeError, "remainder"),
@@ -388,6 +393,7 @@ ODD: dict[str, Odd] = {
     "a sharding that is None": (argument("sharding", None), TypeError, "sharding"),
     "a sharding that is a class": (argument("sharding", Shuffled), TypeError, "instance"),
     "blocks of no rows": (lambda: Shuffled(0), ValueError, "block_size"),
+    "blocks of 2**70 rows": (lambda: Shuffled(2**70), ValueError, "block_size must be .* below 9223372036854775808"),
     "blocks of a text": (lambda: Shuffled("4"), TypeError, "block_size"),
     "shuffled without a seed": (lambda: plan(sharding="shuffled", seed=None), ValueError, "seed"),
     "a sharding of other arguments": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anndata as ad
 import numpy as np
@@ -12,10 +12,10 @@ import pytest
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from tests.samplers import batches, flat
+from tests.samplers import MaskBlind, batches, flat
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterator
 
 #: For each step and rank, the rows of the batch.
 type Read = dict[tuple[int, int], list[int]]
@@ -69,6 +69,26 @@ def test_the_epoch_that_is_told_of_is_the_one_at_hand() -> None:
     ended.load_state_dict(sampler.state_dict(batches_done=12))
     assert told(ended, N_OBS, ranks=0) == read[3]
     assert told(ended, N_OBS, epoch=0, ranks=0) == read[0]
+
+
+class Noting(MaskBlind):
+    """Notes the number of rows of each stream that is run."""
+
+    runs: ClassVar[list[int]] = []
+
+    def _sample(self, n_obs: int) -> Iterator[Any]:
+        self.runs.append(n_obs)
+        yield from super()._sample(n_obs)
+
+
+def test_only_streams_of_the_ranks_that_are_asked_for_are_run() -> None:
+    # 97 rows on 3 ranks: 32, 32 and 33
+    sampler = DistributedSampler(Noting(4), dist_info=Rank(0, 3), remainder="keep")
+    Noting.runs.clear()
+    assert set(sampler.rows_of(97, [0, 2], ranks=2)["rank"]) == {2}
+    assert Noting.runs == [33]
+    sampler.rows_of(97, [0, 2])
+    assert Noting.runs[1:] == [32, 32, 33]
 
 
 def test_steps_and_ranks_are_chosen_and_those_that_are_not_there_are_an_error() -> None:

@@ -413,7 +413,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a batch that can't be shared out": (
         {"remainder": "exact", "mask": slice(0, 69), "virtual_ranks": 4},
         of_epoch_3([[1, 1, 17]], identity={"remainder": "exact", "rows": {"ranges": [[0, 69]]}}),
-        r"1 would have to be shared out, some of 2 rows. Resume on a number of ranks that fits \(1\)",
+        r"1 would have to be shared out, some of 2 rows. Resume on a number of virtual ranks that fits \(1\)",
     ),
     "as many changes as a state can hold": (
         {},

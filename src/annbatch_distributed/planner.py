@@ -44,15 +44,18 @@ class Read(NamedTuple):
 
 
 def rows_at(
-    steps: StepSelection, segments: Sequence[tuple[Segment, list[Lane]]], run: Callable[[Lane], Iterable[Int64Array]]
+    steps: StepSelection,
+    segments: Sequence[tuple[Segment, list[Lane]]],
+    run: Callable[[Lane], Iterable[Int64Array]],
+    is_wanted: Callable[[int, int], bool],
 ) -> Iterator[Read]:
-    """Yield what each lane reads in some steps, in order; an IndexError if the epoch has no such step.
+    """Yield what some lanes read in some steps, in order; an IndexError if the epoch has no such step.
 
     ``segments`` are those of the epoch, with what the lanes have to read when they begin; ``run`` gives the rows of
-    each batch of a lane, whose streams are run for it.
+    each batch of a lane, whose streams are run for it. ``is_wanted`` is asked about each lane, and how many there are.
     """
     # by step and lane, as the ranks of the job had them
-    batches = sorted(_batches_at(steps, segments), key=lambda batch: batch[:2])
+    batches = sorted(_batches_at(steps, segments, is_wanted), key=lambda batch: batch[:2])
     numbers = np.unique([what.number for *_, what in batches]).astype(np.int64)
     starts, stops = runs(numbers)
     # all in one go, so that each stream is run once
@@ -62,9 +65,9 @@ def rows_at(
 
 
 def _batches_at(
-    steps: StepSelection, segments: Sequence[tuple[Segment, list[Lane]]]
+    steps: StepSelection, segments: Sequence[tuple[Segment, list[Lane]]], is_wanted: Callable[[int, int], bool]
 ) -> Iterator[tuple[int, int, int, SharedStep]]:
-    """Yield which batch each lane reads in some steps, with the step, the lane and how many lanes there are."""
+    """Yield which batch each lane that is wanted reads in some steps, with the step, the lane and their number."""
     # a segment has the steps that it has done; the last one has all that are left, too
     lengths, first = [segment.done for segment, _ in segments], 0
     lengths[-1] = max(map(len, segments[-1][1]))
@@ -72,7 +75,9 @@ def _batches_at(
     for (segment, lanes), length in zip(segments, lengths, strict=True):
         # steps of this segment, counted from its beginning
         places = wanted[(wanted >= first) & (wanted < first + length)] - first
-        for number, lane in enumerate(lanes) if len(places) else ():
+        for number, lane in enumerate(lanes):
+            if not len(places) or not is_wanted(number, len(lanes)):
+                continue
             read = list(islice(lane.in_turn(segment.n_workers), int(places[-1]) + 1))
             for place in places[places < len(read)].tolist():  # under keep, a lane may have one less
                 yield first + place, number, len(lanes), read[place]
@@ -91,8 +96,9 @@ def _numbers(steps: StepSelection, n_steps: int) -> Int64Array:
 class Planner:
     """Plans epochs by a configuration; it keeps the last plan, and what the sampler has answered."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, has_virtual_ranks: bool = False) -> None:
         self._config = config
+        self._lane_name = "virtual ranks" if has_virtual_ranks else "ranks"
         # where moving lost rows would cut runs of a class, an epoch that fails after hours would be worse
         self._rotates = not needs_global_rows(config.sampler)
         # each cache holds one entry, with the key that it is for: an epoch is asked about many times, then the next one
@@ -189,12 +195,12 @@ class Planner:
             if any(sizes[number] < parts for number, parts in n_parts.items()):
                 n_left = sum(len(lane) - 1 for lane in lanes) + len(n_parts)
                 # numbers of ranks among which the batches that are left divide evenly
-                fitting = [number for number in range(1, 2 * last.n_lanes) if n_left % number == 0]
+                fitting = ", ".join(str(number) for number in range(1, 2 * last.n_lanes) if n_left % number == 0)
                 raise ValueError(
-                    f"Epoch {plan.epoch} has {n_left} batches left, of which {last.n_lanes} ranks can't have equally "
-                    f"many: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
-                    f"rows. Resume on a number of ranks that fits ({', '.join(map(str, fitting))}), or begin the next "
-                    f"epoch with set_epoch({plan.epoch + 1})."
+                    f"Epoch {plan.epoch} has {n_left} batches left, of which {last.n_lanes} {self._lane_name} can't "
+                    f"have equally many: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
+                    f"rows. Resume on a number of {self._lane_name} that fits ({fitting}), or begin the "
+                    f"next epoch with set_epoch({plan.epoch + 1})."
                 )
         return lanes
 

@@ -132,7 +132,8 @@ class DistributedSampler(Sampler):
 
     Unless the sharding is ``"independent"``, ``num_samples`` of the wrapped sampler counts per rank, class samplers
     draw from the rank's own share, and ``drop_last`` drops rows of the rank, as in annbatch. Each rank draws exactly
-    ``num_samples`` rows: if they are no multiple of the batch size, its last batch is smaller under every policy.
+    ``num_samples`` rows if it draws with replacement: if they are no multiple of the batch size, its last batch is
+    smaller under every policy. Without replacement, annbatch fills the last batch.
 
     Examples
     --------
@@ -190,7 +191,7 @@ class DistributedSampler(Sampler):
         self._placement = placement_of(dist_info)
         if not isinstance(self._placement, Deferred):
             _ = self._own_lanes  # raises if this number of ranks can't run them
-        self._planner = Planner(self._config)
+        self._planner = Planner(self._config, has_virtual_ranks=virtual_ranks is not None)
         # where the next pass begins, and the pass begun last since that was set
         self._position = Position()
         self._pass: Pass | None = None
@@ -389,7 +390,7 @@ class DistributedSampler(Sampler):
         RuntimeError
             If the wrapped sampler yields batches for a rank for which its ``n_batches`` says 0.
         """
-        n_obs, position = integer("n_obs", n_obs, least=0), self._next()
+        n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._next()
         with worker_info_hidden(current_worker()):
             plan = self._plan(n_obs, position)
             # under drop, batches that don't divide evenly among the ranks of a resumed epoch are dropped, too
@@ -403,7 +404,7 @@ class DistributedSampler(Sampler):
 
     def n_batches(self, n_obs: int) -> int:
         """Return how many batches this rank yields in the next pass; it takes and raises what :meth:`plan` does."""
-        n_obs, position = integer("n_obs", n_obs, least=0), self._next()
+        n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._next()
         with worker_info_hidden(current_worker()):
             remaining = self._remaining(n_obs, position)
         return max(len(remaining[lane]) for lane in self._own_lanes)
@@ -444,18 +445,25 @@ class DistributedSampler(Sampler):
         """
         import pandas as pd
 
-        n_obs, position = integer("n_obs", n_obs, least=0), self._position_of(epoch)
+        n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._position_of(epoch)
         wanted = None if ranks is None else integers("ranks", np.atleast_1d(ranks), below=MOST_RANKS)
         n_own = len(self._own_lanes)
+
+        def rank_of(lane: int, n_lanes: int) -> int:
+            # lanes of ranks that joined several are numbered through; of other numbers of lanes, a rank is a lane
+            return lane // n_own if n_lanes == self._n_lanes else lane
+
+        def is_wanted(lane: int, n_lanes: int) -> bool:
+            return wanted is None or rank_of(lane, n_lanes) in wanted
+
         places, rows = list[tuple[int, int]](), [np.arange(0)]
         with worker_info_hidden(current_worker()):
             plan, segments = self._plan(n_obs, position), self._planner.segments(n_obs, position)
-            for read in rows_at(steps, segments, lambda lane: self._pass_of(plan, [lane], position).batches()):
-                # lanes of ranks that joined several are numbered through; of other numbers of lanes, a rank is a lane
-                rank = read.lane // n_own if read.n_lanes == self._n_lanes else read.lane
-                if wanted is None or rank in wanted:
-                    places.append((read.step, rank))
-                    rows.append(read.rows)
+            for read in rows_at(
+                steps, segments, lambda lane: self._pass_of(plan, [lane], position).batches(), is_wanted
+            ):
+                places.append((read.step, rank_of(read.lane, read.n_lanes)))
+                rows.append(read.rows)
         # (batches, 2), repeated to (rows, 2): the step and the rank of each row
         of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
         return pd.DataFrame({"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)})
@@ -626,7 +634,8 @@ class DistributedSampler(Sampler):
 
     def _reconfigure(self, config: Config) -> None:
         """Read other rows, or in another order, from the next pass on, which is the first of its epoch."""
-        self._config, self._planner = config, Planner(config)
+        self._config = config
+        self._planner = Planner(config, has_virtual_ranks=self._virtual_ranks is not None)
         self.n_changes += 1
         self.go_to(Position(self.epoch))
 
@@ -679,7 +688,7 @@ class DistributedSampler(Sampler):
 
     def begin(self, n_obs: int, position: Position | None = None, worker: Worker | None = None) -> Pass:
         """Begin a pass of this rank, or of a worker's part of it, at the next position or at a given one."""
-        n_obs, position = integer("n_obs", n_obs, least=0), position or self._next()
+        n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), position or self._next()
         _ = self.placement  # before the worker is hidden, which has it from its process
         with worker_info_hidden(current_worker()):
             plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
@@ -835,14 +844,14 @@ class DistributedSampler(Sampler):
         return self._describe(place, n_obs, self._next(), {"passes since set_epoch": self._position.passes, **more})
 
     def _describe(self, place: Placement, n_obs: int, at: Position, more: Mapping[str, Any]) -> Description:
-        n_obs = integer("n_obs", n_obs, least=0)
+        n_obs = integer("n_obs", n_obs, least=0, below=BOUND)
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}
         return Description.of(place, self._config.identity(n_obs), at, self._plan(n_obs, at), more)
 
     def reading(self, place: Placement, n_obs: int, read: Read | None, last: Pass | None = None) -> Reading:
         """Return what this process says of a pass, by default the one begun last, of which it has read some rows."""
-        n_obs, last = integer("n_obs", n_obs, least=0), last or self._pass
+        n_obs, last = integer("n_obs", n_obs, least=0, below=BOUND), last or self._pass
         if last is None:
             self._check_workers_have_not_read()
             raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")

@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from annbatch_distributed.rows import Rows, cut_at_multiples, expand, integer
+from annbatch_distributed.rows import BOUND, Rows, cut_at_multiples, expand, integer
 
 #: Takes rows, and by name the epoch and the seed, and returns the same rows in another order. What it returns depends
 #: on these alone, so that every rank works out the same.
@@ -74,7 +74,7 @@ class Shuffled:
     Raises
     ------
     TypeError, ValueError
-        If ``block_size`` is not an integer of at least 1.
+        If ``block_size`` is not an integer of at least 1 and below 2**63.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class Shuffled:
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
-            object.__setattr__(self, "block_size", integer("block_size", self.block_size, least=1))
+            object.__setattr__(self, "block_size", integer("block_size", self.block_size, least=1, below=BOUND))
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
         """Return the rows with their blocks in the epoch's order."""
