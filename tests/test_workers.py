@@ -340,15 +340,29 @@ def test_what_workers_have_read_is_checked_by_the_index_of_the_batches() -> None
         made.check_epoch_read()
 
 
-def test_an_iteration_over_a_dataloader_ends_with_an_error_when_another_one_is_begun() -> None:
-    collected = loader().to_dataloader(num_workers=2, multiprocessing_context="fork")
+@forks
+@pytest.mark.parametrize("other", ["same DataLoader", "other DataLoader", "loader"])
+def test_another_pass_ends_an_older_one_of_workers(other: str) -> None:
+    """A loader and what its ``to_dataloader`` returns have one pass, which an older consumer can't go on with."""
+    made = loader()
+    collected = workers_of(made)
     first = iter(collected)
     next(first)
-    whole = rows(collected)
-    assert sorted(flat(whole)) == sorted(flat(rows(loader())))
-    with pytest.raises(RuntimeError, match=r"Another iteration over this DataLoader was begun.*make another loader"):
+    newer = {"same DataLoader": collected, "other DataLoader": workers_of(made), "loader": made}[other]
+    assert sorted(flat(rows(newer))) == sorted(flat(rows(loader())))
+    with pytest.raises(RuntimeError, match="Another pass over this loader was begun"):
         next(first)
-    assert (collected.state_dict()["pass"], collected.state_dict()["finished"]) == (1, True)
+    assert (newer.state_dict()["pass"], newer.state_dict()["finished"]) == (1, True)
+
+
+@forks
+def test_pass_of_workers_ends_an_older_one_of_their_loader() -> None:
+    made = loader()
+    first = iter(made)
+    next(first)
+    next(iter(workers_of(made)))
+    with pytest.raises(RuntimeError, match="Another pass over this loader was begun"):
+        next(first)
 
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])

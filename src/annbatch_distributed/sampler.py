@@ -686,6 +686,15 @@ class DistributedSampler(Sampler):
         """The pass begun last; None if none was since an epoch was set or a state loaded."""
         return self._pass
 
+    def check_is_last(self, begun: Pass) -> None:
+        """Raise a RuntimeError if another pass was begun since one that is being read."""
+        if self._pass not in (None, begun):  # None after set_epoch, which leaves open passes as they are
+            raise RuntimeError(
+                "Another pass over this loader was begun, which has ended this one: a loader and what its "
+                "to_dataloader() returns have one pass at a time. For a look at batches in the middle of an epoch, "
+                "make another loader, with a sampler of its own."
+            )
+
     def begin(self, n_obs: int, position: Position | None = None, worker: Worker | None = None) -> Pass:
         """Begin a pass of this rank, or of a worker's part of it, at the next position or at a given one."""
         n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), position or self._next()

@@ -643,8 +643,7 @@ class StatefulLoader(Loader[Any, Any]):
             for batch in batches:
                 yield due.popleft()(batch)
                 del batch
-                if self._pass is not begun:
-                    raise RuntimeError(_ENDED)
+                self._sampler.check_is_last(begun)
 
     def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 annbatch's own
         """Return a batch that is about to be yielded, and add its rows to those that were read."""
@@ -936,10 +935,6 @@ def _check_not_dispatched() -> None:
     )
 
 
-_ENDED = (
-    "Another pass over this loader was begun, which has ended this one: a loader has one pass at a time. For a look at "
-    "batches in the middle of an epoch, make another loader, with a sampler of its own."
-)
 _NOT_KNOWN = (
     "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Ask what "
     "loader.to_dataloader(num_workers=...) has returned: its state_dict() and check_epoch_read() know."

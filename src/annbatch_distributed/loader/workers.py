@@ -42,11 +42,6 @@ _REFUSED = {
     "in_order": True,
 }
 
-_ENDED = (
-    "Another iteration over this DataLoader was begun, so that this one has ended: its workers read for that one. "
-    "For a look at a batch in the middle of an epoch, make another loader."
-)
-
 
 class _Part(IterableDataset[Any]):
     """What each worker reads: its part of the pass that the process of the rank has begun."""
@@ -177,15 +172,13 @@ class WorkerDataLoader(DataLoader[Any]):
         self._part.write(begun.position)
         self._read = Tally()
         for batch in self._workers:
-            if self._pass is not begun:
-                raise RuntimeError(_ENDED)
+            sampler.check_is_last(begun)
             self._note(batch)
             steps.count()  # before it is yielded: whoever saves a state has been given this batch
             if steps.n_yielded == begun.n_due:
                 sampler.end(begun)
             yield batch
-            if self._pass is not begun:
-                raise RuntimeError(_ENDED)
+            sampler.check_is_last(begun)
         sampler.end(begun)
 
     def _note(self, batch: Any) -> None:  # noqa: ANN401 whatever a collate_fn returns
