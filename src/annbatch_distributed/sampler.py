@@ -735,18 +735,16 @@ class DistributedSampler(Sampler):
     def state_at(self, batches_done: int | None, collection: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state after some batches of the epoch, with what a loader knows of its collection.
 
-        None stands for the batches that were done before the next pass, or the pass begun last.
+        None, before a pass is begun, stands for the batches that are done then.
         """
+        if self._pass is None and (batches_done is None or (self._position.finished and not batches_done)):
+            return self._state(self._position.with_lanes(self._n_lanes), collection)
+        assert batches_done is not None  # a loader that has begun a pass knows how far it is
+        position, n_batches = self._next(), BOUND
         if self._pass is not None:
             position, n_batches = self._pass.position, self._pass.n_batches
-        else:
-            position, n_batches = self._next(), BOUND
-            if batches_done is None or (self._position.finished and not batches_done):
-                return self._state(self._position.with_lanes(self._n_lanes), collection)
-            if batches_done > position.done:
-                self._check_workers_have_not_read()
-        if batches_done is None:
-            batches_done = position.done
+        elif batches_done > position.done:
+            self._check_workers_have_not_read()
         if not position.done_before <= batches_done <= n_batches:
             raise ValueError(
                 f"batches_done must be at least {position.done_before}, which were done before this pass, and at most "
