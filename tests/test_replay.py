@@ -136,6 +136,16 @@ def loader(rank: int = 0, **options: Any) -> StatefulLoader:
     return made.add_adatas([cells(40, 0, donor=donors, depth=1.5), cells(56, 40, donor=pd.Categorical([*"c"] * 56))])
 
 
+def test_obs_columns_named_like_those_of_cells_get_a_suffix() -> None:
+    sampler = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 1), seed=0)
+    obs = pd.DataFrame({"row": [*"AABB"], "cell": 7, "well": 1}, index=[*"wxyz"])
+    made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False).add_adata(ad.AnnData(np.zeros((4, 1)), obs=obs))
+    found = made.cells_of(0)
+    assert list(found)[5:] == ["row_obs", "cell_obs", "well"]
+    assert [*found["row_obs"]] == ["AABB"[row] for row in found["row"]]
+    assert list(made.cells_of(0, "row"))[5:] == ["row_obs"]
+
+
 def test_cells_are_named_with_their_data_set_and_columns() -> None:
     made = loader()
     found = made.cells_of(slice(2, 5), ["donor"])

@@ -511,7 +511,8 @@ class StatefulLoader(Loader[Any, Any]):
         Returns
         -------
         A table with the columns ``step``, ``rank``, ``row`` (of the collection), ``data_set`` (its number), ``cell``
-        (its name, None where the data set has no names) and those of ``obs``, in the order of the batches.
+        (its name, None where the data set has no names) and those of ``obs``, in the order of the batches. A column of
+        ``obs`` that has one of these five names gets the suffix ``_obs``.
 
         Raises
         ------
@@ -560,7 +561,9 @@ class StatefulLoader(Loader[Any, Any]):
                     f"{', '.join(map(str, own.columns)) or 'none'}. use_collection(load_adata=...) says what is loaded."
                 )
             parts.append((own if wanted is None else own[list(wanted)]).iloc[places].set_index(here))
-        return cells if not parts else cells.join(pd.concat(parts))
+        if not parts:
+            return cells
+        return cells.join(pd.concat(parts).rename(columns={name: f"{name}_obs" for name in cells}))
 
     # Reading
 
