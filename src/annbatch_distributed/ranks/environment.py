@@ -39,12 +39,14 @@ _INNERMOST_FIRST = (
     _SLURM,
 )
 
-# by which torch itself tells a process of torchrun; RANK and WORLD_SIZE alone are often exported by hand
+# torch itself recognizes a process of torchrun by it; RANK and WORLD_SIZE alone are often exported by hand
 _BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
-# how many torchruns the job has: as many as whoever started them has processes, if that didn't start just one
+# the number of torchruns of the job, which another launcher may have started
 _N_TORCHRUNS = "GROUP_WORLD_SIZE"
 # the numbers above are Slurm's own, for batch scripts, external processes and shells of salloc
 _LAST_STEP = 0xFFFF_FFF0
+# int() takes signs, blanks and other alphabets' digits too, and fails on thousands of digits
+_NATURAL = re.compile("[0-9]{1,18}")
 
 
 def launcher() -> Placement:
@@ -69,31 +71,30 @@ def launched(variables: Mapping[str, str]) -> Placement:
     """
     # Slurm sets SLURM_PROCID=0 in batch scripts too, which are no ranks: only numbered steps of srun are
     step = variables.get("SLURM_STEP_ID", "")
-    in_step = _is_natural(step) and int(step) <= _LAST_STEP
+    in_step = _NATURAL.fullmatch(step) is not None and int(step) <= _LAST_STEP
     launchers = [
         launcher
         for launcher in _INNERMOST_FIRST
         if (launcher.rank in variables or launcher.world_size in variables) and (launcher is not _SLURM or in_step)
     ]
-    if _BY_TORCHRUN in variables and _TORCHRUN in launchers:
+    if not launchers:
+        raise RuntimeError(_no_launcher(variables))
+    innermost, *others = launchers
+    if innermost is _TORCHRUN and _BY_TORCHRUN in variables:
         member = _read(variables, _TORCHRUN)
-        # they don't ask who started torchrun, as long as that can have been the others
-        possible = {"1", variables.get(_N_TORCHRUNS)}
-        if _N_TORCHRUNS in variables and any(
-            variables.get(other.world_size) not in possible for other in launchers[1:]
-        ):
-            raise _contradiction([_read(variables, launcher) for launcher in launchers])
+        # 2 nodes with a torchrun each, which mpirun or srun has started, and 8 ranks: their world size is 2, or 1 if
+        # they have started nothing but a shell
+        n_torchruns = variables.get(_N_TORCHRUNS)
+        if n_torchruns is not None and any(variables.get(other.world_size) not in {"1", n_torchruns} for other in others):
+            raise _contradiction(_read(variables, launcher) for launcher in launchers)
         return member
     members = [_read(variables, launcher) for launcher in launchers]
-    if not members:
-        raise RuntimeError(_no_launcher(variables))
-    # of launchers that say the same the outermost counts: Slurm sets PMI's variables as well, if it is to
+    # of neighbors that say the same, the outermost counts: Slurm sets PMI's variables as well, if it is to
     pairs = zip(launchers, members, strict=True)
     distinct = [[*group][-1] for _, group in groupby(pairs, key=lambda pair: pair[1].rank)]
-    for (inner, own), (outer, others) in pairwise(distinct):
+    for (inner, own), (outer, other) in pairwise(distinct):
         # mpirun has Slurm start one daemon on each node: fewer than there are ranks
-        runs_daemons = inner.has_daemons and outer is _SLURM
-        if not (runs_daemons and others.rank.world_size < own.rank.world_size):
+        if not (inner.has_daemons and outer is _SLURM and other.rank.world_size < own.rank.world_size):
             raise _contradiction(members)
     return members[0]
 
@@ -101,7 +102,7 @@ def launched(variables: Mapping[str, str]) -> Placement:
 def _read(variables: Mapping[str, str], launcher: _Launcher) -> Placement:
     """Return the member that a launcher says this process is."""
     rank, world_size = (variables.get(name, "") for name in (launcher.rank, launcher.world_size))
-    if not (_is_natural(rank) and _is_natural(world_size) and int(rank) < int(world_size)):
+    if not (_NATURAL.fullmatch(rank) and _NATURAL.fullmatch(world_size) and int(rank) < int(world_size)):
         raise ValueError(
             f"{launcher.name} sets {launcher.rank} and {launcher.world_size} to two integers, the first below the "
             f"second, got {_as_shell(variables, launcher.rank, launcher.world_size)}. Set both, or unset both."
@@ -115,10 +116,6 @@ def _read(variables: Mapping[str, str], launcher: _Launcher) -> Placement:
     member = Rank(int(rank), int(world_size))
     source = f"{launcher.name} ({launcher.rank}={member.rank}, {launcher.world_size}={member.world_size})"
     return Placement(member, source)
-
-
-def _is_natural(text: str) -> bool:
-    return re.fullmatch("[0-9]{1,18}", text) is not None
 
 
 def _as_shell(variables: Mapping[str, str], *names: str) -> str:

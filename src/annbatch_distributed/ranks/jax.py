@@ -104,15 +104,16 @@ def shares(processes: npt.NDArray[np.int64], axes: Sequence[int]) -> list[Share]
         peers.setdefault(tuple(places), []).append(process)
     by_rank = [Share(places, tuple(members)) for places, members in sorted(peers.items())]
     # each place belongs to one share, and all shares are of one size
+    first = by_rank[0]
     holder: dict[int, Share] = {}
     for share in by_rank:
         for place in share.places:
             if (other := holder.setdefault(place, share)) is not share:
                 raise _not_shares(other, share, "overlap without being the same")
-        if len(share.places) != len(by_rank[0].places):
-            raise _not_shares(by_rank[0], share, "are not as many")
-        if len(share.processes) != len(by_rank[0].processes):
-            raise _not_shares(by_rank[0], share, "are not held by as many processes")
+        if len(share.places) != len(first.places):
+            raise _not_shares(first, share, "are not as many")
+        if len(share.processes) != len(first.processes):
+            raise _not_shares(first, share, "are not held by as many processes")
     return by_rank
 
 

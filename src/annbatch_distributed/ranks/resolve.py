@@ -38,6 +38,8 @@ class FrameworkObject:
 
     thing: Any
     """None in a worker, which is told its rank by the process that started it."""
+    ask: Callable[[Any], Placement]
+    """Function that asks it."""
 
     def __call__(self) -> Placement:
         """Return the placement; a RuntimeError if the framework has not started its processes yet."""
@@ -46,27 +48,23 @@ class FrameworkObject:
                 "A trainer, or what else knows the rank, stays in the process that dist_info was given to. This one "
                 "was started by it: give dist_info='torch' there, or another one that this process can ask by itself."
             )
-        return _KINDS[_kind(self.thing) or ""](self.thing)
+        return self.ask(self.thing)
 
     def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is None:
-            return {"thing": self.thing}
-        try:
-            self()
-        except RuntimeError:  # ranks are about to be started, which ask a trainer of their own
-            return {"thing": self.thing}
-        return {"thing": None}
+        thing = self.thing
+        if get_spawning_popen() is not None:
+            # if it can't answer yet, ranks are about to be started, which ask a trainer of their own
+            with suppress(RuntimeError):
+                self()
+                thing = None
+        return vars(self) | {"thing": thing}
 
 
-def knows_rank(thing: object) -> bool:
-    """Whether something is an object of a framework that knows the rank."""
-    return _kind(thing) is not None
-
-
-def _kind(thing: object) -> str | None:
-    """Return the name by which a type, or one that it is made of, is listed below."""
+def _asker_of(thing: object) -> Callable[[Any], Placement] | None:
+    """Return the function that asks a framework's object for the rank; None if it is no object that knows one."""
+    # a user's subclass of Trainer is asked as Trainer is: "lightning.Trainer", without the modules between
     names = (f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}" for kind in type(thing).__mro__)
-    return next(filter(_KINDS.__contains__, names), None)
+    return next((_ASKERS[name] for name in names if name in _ASKERS), None)
 
 
 def _lightning(trainer: Any) -> Placement:  # noqa: ANN401 a Trainer or a Fabric
@@ -128,7 +126,7 @@ def _compared(rank: Rank, source: str) -> Placement:
 
 
 #: By the package and the name of its type, as frameworks move their modules about.
-_KINDS: dict[str, Callable[[Any], Placement]] = {
+_ASKERS: dict[str, Callable[[Any], Placement]] = {
     "accelerate.Accelerator": _accelerate,
     "accelerate.AcceleratorState": _accelerate,
     "accelerate.PartialState": _accelerate,
@@ -242,26 +240,24 @@ def source_of(dist_info: DistInfo) -> Callable[[], Placement]:
         if dist_info not in _SOURCES:
             raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}")
         return _SOURCES[dist_info]
-    if knows_rank(dist_info):
-        return FrameworkObject(dist_info)
-    if (placement := _placement_of(dist_info)) is not None:
-        return partial(copy.copy, placement)  # which can be pickled
+    if (source := _source_of_object(dist_info)) is not None:
+        return source
     if not callable(dist_info) or inspect.isclass(dist_info):
         hint = " Pass an instance, not the class." if inspect.isclass(dist_info) else ""
         raise TypeError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}{hint}")
-    parameters = None
-    with suppress(TypeError, ValueError):  # builtins needn't have any
-        parameters = inspect.signature(dist_info)
     try:
-        if parameters is not None:
-            parameters.bind()
+        parameters = inspect.signature(dist_info)
+    except (TypeError, ValueError):  # builtins needn't have any
+        parameters = inspect.Signature()
+    try:
+        parameters.bind()
     except TypeError as error:
         name = getattr(dist_info, "__qualname__", repr(dist_info))
         raise TypeError(
             f"A callable as dist_info is called without arguments, and returns (rank, world_size), but {name}"
             f"{parameters} can't be: {error}. Pass one that needs none, such as a lambda that calls it."
         ) from None
-    return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but was dealt with
+    return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but is none of these any more
 
 
 _EXPECTED = (
@@ -271,24 +267,28 @@ _EXPECTED = (
 )
 
 
-def _placement_of(thing: object) -> Placement | None:
-    """Return the placement that an object stands for; None if it stands for none."""
+def _source_of_object(thing: object) -> Callable[[], Placement] | None:
+    """Return the function that says which member an object names, whose answer most have already; else None."""
+    if (ask := _asker_of(thing)) is not None:
+        return FrameworkObject(thing, ask)
     if isinstance(thing, Placement):
-        return thing
-    if isinstance(thing, Rank):
-        return Placement(thing, source="a Rank")
-    if torch.is_group(thing):
-        return torch.group(thing)
-    return mesh_ranks(thing) if torch.is_mesh(thing) or jax.is_mesh(thing) else None
+        placement = thing
+    elif isinstance(thing, Rank):
+        placement = Placement(thing, source="a Rank")
+    elif torch.is_group(thing):
+        placement = torch.group(thing)
+    elif torch.is_mesh(thing) or jax.is_mesh(thing):
+        placement = mesh_ranks(thing)
+    else:
+        return None
+    return partial(copy.copy, placement)  # can be pickled, unlike a lambda
 
 
 def _call(function: Callable[[], object]) -> Placement:
     """Return what a user's callable says."""
     answer = function()
-    if knows_rank(answer):
-        return FrameworkObject(answer)()
-    if (placement := _placement_of(answer)) is not None:
-        return placement
+    if (source := _source_of_object(answer)) is not None:
+        return source()
     expected = "The dist_info callable must return a tuple of two integers (rank, world_size)"
     if not isinstance(answer, tuple | list):
         raise TypeError(f"{expected}, got {answer!r} of type {type(answer).__name__}.")
@@ -331,11 +331,9 @@ class Deferred:
     def __getstate__(self) -> dict[str, Any]:
         # another process may be another rank, and asks for itself, unless it turns out to be a DataLoader's worker
         of_parent = self._answer
-        if get_spawning_popen() is not None and of_parent is None:
-            try:
+        if get_spawning_popen() is not None:
+            with suppress(Exception):  # if it is too early here, a worker that asks again says so
                 of_parent = self.placement()
-            except Exception:  # noqa: BLE001 it is too early here, and a worker that asks again says so
-                of_parent = None
         return {"_ask": self._ask, "_answer": None, "_answer_of_parent": of_parent}
 
 
@@ -372,4 +370,4 @@ def placement_of(dist_info: DistInfo | Deferred) -> Placement | Deferred:
     """Ask a ``dist_info`` which member this process is, but for a framework's object that may not know it yet."""
     if isinstance(dist_info, Deferred):
         return dist_info
-    return deferred(dist_info) if knows_rank(dist_info) else resolve(dist_info)
+    return deferred(dist_info) if _asker_of(dist_info) is not None else resolve(dist_info)

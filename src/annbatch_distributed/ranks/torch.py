@@ -101,12 +101,12 @@ def _placement(rank_of: Mapping[int, int], kind: str, source: str) -> Placement:
 
 def _dimensions(devices: DeviceMesh, names: Sequence[str] | None) -> list[int]:
     """Return the numbers of dimensions."""
+    if names is None and devices.ndim == 1:
+        return [0]
     known = devices.mesh_dim_names or ()
     there_are = (
         f"Its dimensions are {_quoted(known)}." if known else "Its dimensions have no names: give mesh_dim_names."
     )
-    if names is None and devices.ndim == 1:
-        return [0]
     if names is None:
         raise ValueError(
             f"The device mesh has {devices.ndim} dimensions. {there_are} Say which of them are data-parallel, for "
