@@ -15,16 +15,6 @@ from typing import NoReturn
 
 __all__ = ["CommandError", "main"]
 
-_DEFAULTS = {
-    "chunk_size": 64,
-    "batch_size": 256,
-    "sampler": "random",
-    "remainder": "drop",
-    "sharding": "contiguous",
-    "seed": 0,
-    "epoch": 0,
-}
-
 
 class CommandError(Exception):
     """Ends a command with a line on stderr and an exit code."""
@@ -38,8 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit code; whatever is wrong is one line on stderr."""
     try:
         options = _parser().parse_args(arguments)
-        if options.command in {"plan", "check"}:
-            _fill_in(options)
+        if options.command in {"plan", "check"} and options.preload_nchunks is None:
+            # the fewest chunks from 32 on that make whole batches: 33 for chunks of 64 and batches of 192
+            step = options.batch_size // gcd(options.batch_size, options.chunk_size)
+            options.preload_nchunks = -(-32 // step) * step
         # each command imports what it needs, which takes seconds
         code: int = import_module(f"annbatch_distributed.cli.{options.command}").run(options)
     except CommandError as error:
@@ -48,18 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
-
-
-def _fill_in(options: argparse.Namespace) -> None:
-    """Set the options of a plan that were left out."""
-    for name, value in _DEFAULTS.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    if options.ranks is None:
-        options.ranks = 8 if options.command == "plan" else 2
-    if options.preload_nchunks is None:  # the fewest from 32 that make whole batches
-        step = options.batch_size // gcd(options.batch_size, options.chunk_size)
-        options.preload_nchunks = -(-32 // step) * step
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,74 +67,95 @@ def _steps(text: str) -> int | slice:
     return int(text) if text.isdecimal() else _stretch(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    positive, natural = _at_least(1), _at_least(0)
+_POSITIVE, _NATURAL = _at_least(1), _at_least(0)
+
+
+def _planning(**defaults: object) -> _Parser:
+    """Return the options that a plan follows from; one that is left out is None, if it has no default."""
     shared = _Parser(add_help=False)
     add = shared.add_argument
-    add("--chunk-size", type=positive, metavar="N", help="consecutive rows that are read at a time (64)")
-    add("--preload-nchunks", type=positive, metavar="N", help="chunks of a load request (32 or more, in whole batches)")
-    add("--batch-size", type=positive, metavar="N", help="rows of a batch on each rank (256)")
+    add("--chunk-size", type=_POSITIVE, metavar="N", help="consecutive rows that are read at a time (64)")
+    add(
+        "--preload-nchunks", type=_POSITIVE, metavar="N", help="chunks of a load request (32 or more, in whole batches)"
+    )
+    add("--batch-size", type=_POSITIVE, metavar="N", help="rows of a batch on each rank (256)")
     add("--sampler", choices=["random", "sequential"], help="the order of the batches (random)")
     add("--remainder", choices=["drop", "keep", "exact", "pad"], help="rows that don't divide (drop)")
     add("--sharding", choices=["contiguous", "shuffled"], help="whose rows (contiguous)")
-    add("--seed", type=natural, metavar="N", help="what all randomness begins from (0)")
-    add("--epoch", type=natural, metavar="N", help="the epoch, or the first of them (0)")
-    add("--virtual-ranks", type=positive, metavar="N", help="deal the rows to so many, a multiple of --ranks")
+    add("--seed", type=_NATURAL, metavar="N", help="what all randomness begins from (0)")
+    add("--epoch", type=_NATURAL, metavar="N", help="the epoch, or the first of them (0)")
+    add("--virtual-ranks", type=_POSITIVE, metavar="N", help="deal the rows to so many, a multiple of --ranks")
     add("--mask", type=_stretch, action="append", metavar="START:STOP", help="only these rows; can be repeated")
     where = "only rows with this value in obs; COLUMN!=VALUE, without it; COLUMN, with any; can be repeated"
     add("--where", action="append", metavar="COLUMN=VALUE", help=where)
     add("--json", action="store_true", help="print JSON, and nothing else")
+    shared.set_defaults(**defaults)
+    return shared
 
+
+def _parser() -> argparse.ArgumentParser:
     path = "an annbatch collection: a folder, or a URL such as s3://atlas/cells.zarr"
     about = "Who reads what of a collection of cells: planned, and read by processes of this machine."
     parser = _Parser(prog="annbatch-distributed", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('annbatch-distributed')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    about = "say which rank reads which rows, and which are dropped or repeated; no row is read"
-    plan = commands.add_parser("plan", parents=[shared], allow_abbrev=False, help=about, description=about)
+    def command(name: str, about: str, *parents: _Parser) -> _Parser:
+        return commands.add_parser(name, parents=parents, allow_abbrev=False, help=about, description=about)
+
+    planned = _planning(
+        chunk_size=64,
+        batch_size=256,
+        sampler="random",
+        remainder="drop",
+        sharding="contiguous",
+        seed=0,
+        epoch=0,
+    )
+    plan = command(
+        "plan", "say which rank reads which rows, and which are dropped or repeated; no row is read", planned
+    )
     plan.add_argument("path", nargs="?", help=path)
-    plan.add_argument("--n-obs", type=positive, metavar="N", help="so many rows, instead of a collection")
-    plan.add_argument("--ranks", type=positive, metavar="N", help="how many ranks there are (8)")
-    plan.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
+    plan.add_argument("--n-obs", type=_POSITIVE, metavar="N", help="so many rows, instead of a collection")
+    plan.add_argument("--ranks", type=_POSITIVE, default=8, metavar="N", help="how many ranks there are (8)")
+    plan.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="how many epochs (1)")
     plan.add_argument("--by", metavar="COLUMN", help="count each rank's cells by a column of obs")
     plan.add_argument("--plot", metavar="FILE", help="draw the plans into a .png, .svg or .pdf")
 
     about = "stream epochs in processes of this machine, and compare what they read with the plan"
-    check = commands.add_parser("check", parents=[shared], allow_abbrev=False, help=about, description=about)
+    check = command("check", about, planned)
     check.add_argument("path", help=path)
-    check.add_argument("--ranks", type=positive, metavar="N", help="how many processes, one a rank (2)")
-    check.add_argument("--epochs", type=positive, default=1, metavar="N", help="how many epochs (1)")
-    check.add_argument("--read-ahead", type=natural, default=0, metavar="N", help="load requests read ahead (0)")
+    check.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help="how many processes, one a rank (2)")
+    check.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="how many epochs (1)")
+    check.add_argument("--read-ahead", type=_NATURAL, default=0, metavar="N", help="load requests read ahead (0)")
 
-    _add_collect(commands)
+    _add_options_of_collect(command("collect", "write one shuffled collection of h5ad files, and say what is in it"))
 
+    # without defaults: options that are left out are as the state has them
     about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
-    replay = commands.add_parser("replay", parents=[shared], allow_abbrev=False, help=about, description=about)
+    replay = command("replay", about, _planning())
     replay.add_argument("path", help=path)
     past = "a JSON file with the state of a job; options that are left out are as it has them"
     replay.add_argument("--state", required=True, metavar="FILE", help=past)
     replay.add_argument("--steps", type=_steps, required=True, metavar="A:B", help="these steps, or a single one")
-    replay.add_argument("--ranks", type=positive, metavar="N", help="how many ranks there were (as the state has it)")
+    replay.add_argument("--ranks", type=_POSITIVE, metavar="N", help="how many ranks there were (as the state has it)")
     replay.add_argument("--obs", nargs="+", metavar="COLUMN", help="columns of obs to show")
     replay.add_argument("--by", metavar="COLUMN", help="count the cells of each step by a column of obs")
     return parser
 
 
-def _add_collect(commands: argparse._SubParsersAction[_Parser]) -> None:
-    about = "write one shuffled collection of h5ad files, and say what is in it"
-    collect = commands.add_parser("collect", allow_abbrev=False, help=about, description=about)
-    collect.add_argument("files", nargs="+", metavar="FILE", help="an h5ad file")
-    collect.add_argument("--out", required=True, metavar="PATH", help="the collection, which must not be there yet")
+def _add_options_of_collect(collect: _Parser) -> None:
+    add = collect.add_argument
+    add("files", nargs="+", metavar="FILE", help="an h5ad file")
+    add("--out", required=True, metavar="PATH", help="the collection, which must not be there yet")
     layer = "the layer that has the counts, in files that have it; raw takes .raw, too (X)"
-    collect.add_argument("--layer", metavar="NAME", help=layer)
+    add("--layer", metavar="NAME", help=layer)
     genes = "of files with other genes, all or those that each has (union)"
-    collect.add_argument("--genes", choices=["union", "intersection"], default="union", help=genes)
-    collect.add_argument("--obs", nargs="+", metavar="COLUMN", help="the columns of obs to keep (all)")
+    add("--genes", choices=["union", "intersection"], default="union", help=genes)
+    add("--obs", nargs="+", metavar="COLUMN", help="the columns of obs to keep (all)")
     missing = "texts of obs that are no labels, such as Unknown"
-    collect.add_argument("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
-    unique = "name cells FILE-NAME, and number genes of one name"
-    collect.add_argument("--make-unique", action="store_true", help=unique)
+    add("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
+    add("--make-unique", action="store_true", help="name cells FILE-NAME, and number genes of one name")
     memory = "the most that cells take in memory while they are shuffled, such as 20GB (4GB)"
-    collect.add_argument("--memory", default="4GB", metavar="SIZE", help=memory)
-    collect.add_argument("--seed", type=_at_least(0), metavar="N", help="what the order of the cells follows from (0)")
+    add("--memory", default="4GB", metavar="SIZE", help=memory)
+    add("--seed", type=_NATURAL, metavar="N", help="what the order of the cells follows from (0)")

@@ -61,12 +61,6 @@ def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of
     yield from (array for array in arrays if array.size > 1)  # a name may be empty
 
 
-_SETTINGS = (
-    *("ranks", "virtual_ranks", "chunk_size", "preload_nchunks", "batch_size"),
-    *("sampler", "remainder", "sharding", "seed"),
-)
-
-
 class Cells:
     """A collection, opened for reading by its path or URL; a CommandError if it can't be read."""
 
@@ -177,7 +171,9 @@ def plans_of(options: Namespace, mask: Any, n_obs: int) -> list[EpochPlan]:  # n
 
 def settings_of(options: Namespace, n_obs: int) -> dict[str, Any]:
     """Return what JSON says of all epochs."""
-    return {"n_obs": n_obs} | {name: getattr(options, name) for name in _SETTINGS}
+    sizes = ["ranks", "virtual_ranks", "chunk_size", "preload_nchunks", "batch_size"]
+    names = [*sizes, "sampler", "remainder", "sharding", "seed"]
+    return {"n_obs": n_obs} | {name: getattr(options, name) for name in names}
 
 
 def _listed(names: Sequence[str]) -> str:

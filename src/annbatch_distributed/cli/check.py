@@ -43,7 +43,12 @@ class _Read(NamedTuple):
 
 def run(options: Namespace) -> int:
     """Print what the ranks have read in each epoch, and what is not as planned."""
-    _start_server()
+    # a process that imports what ranks need; ranks are forked from it, and don't have to import it again
+    if _start_method() == "forkserver":
+        needed = ["annbatch_distributed.cli.check", "annbatch_distributed.cli.cells", "annbatch_distributed.loader"]
+        forkserver.set_forkserver_preload(needed)
+        with interrupts_held():  # the server ignores interrupts as soon as it has imported all
+            forkserver.ensure_running()
     # imported here, and not at the top, because the server imports the same at the same time
     import pandas as pd
 
@@ -54,10 +59,11 @@ def run(options: Namespace) -> int:
         if options.json:
             print(json.dumps({"n_obs": cells.n_obs, "ok": False, "problems": lost, "epochs": []}))
         else:
-            print("\n".join(lost))
             print(
+                *lost,
                 "zarr would read fill values, mostly 0, for what is lost, so no epoch was read: copy or write the "
-                "collection again"
+                "collection again",
+                sep="\n",
             )
         return 1
     mask = cells.mask(options.mask, options.where)
@@ -76,15 +82,6 @@ def run(options: Namespace) -> int:
     elif len(epochs) > 1:
         print(f"\n{n_planned} of {len(epochs)} epochs were read as planned")
     return int(n_planned < len(epochs))
-
-
-def _start_server() -> None:
-    """Start a process that imports what ranks need; ranks are forked from it, and don't have to import it again."""
-    if _start_method() == "forkserver":
-        needed = ["annbatch_distributed.cli.check", "annbatch_distributed.cli.cells", "annbatch_distributed.loader"]
-        forkserver.set_forkserver_preload(needed)
-        with interrupts_held():  # the server ignores interrupts as soon as it has imported all
-            forkserver.ensure_running()
 
 
 def _start_method() -> str:

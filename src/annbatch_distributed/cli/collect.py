@@ -12,8 +12,9 @@ import tempfile
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import anndata as ad
 import numpy as np
@@ -29,18 +30,32 @@ from annbatch_distributed.rows import plural
 _MOST_VALUES = 20
 
 
+class _Part(NamedTuple):
+    """What the collection takes of a file, which is written to a file of its own."""
+
+    path: Path
+    file: Path
+    """The file that was given."""
+    place: str
+    """Where its values were: X, raw or a layer."""
+    obs: pd.DataFrame
+    genes: pd.Index[Any]
+    are_counts: bool | None
+    """True if its values are whole numbers; None if all of them are 0."""
+    no_labels: set[str]
+    """Strings of ``obs`` that were no labels, and are missing values now."""
+
+
 def run(options: Namespace) -> int:
     """Write the collection, and say what is in it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of anndata and zarr: what matters here is said by name
+    with warnings.catch_warnings(action="ignore"):  # of anndata and zarr: what matters here is said by name
         return _collect(options)
 
 
 def _collect(options: Namespace) -> int:
-    out = Path(options.out)
+    out, files = Path(options.out), list(map(Path, options.files))
     if out.exists():
         raise CommandError(f"--out {out}: is there already")
-    files = [Path(file) for file in options.files]
     # annbatch keeps the path of each cell's file, which is a temporary one here: stems lead back to the given files
     if len({file.stem for file in files}) < len(files):
         raise CommandError("two files have the same name, by which a cell's file is told: rename one of them")
@@ -49,65 +64,74 @@ def _collect(options: Namespace) -> int:
         raise CommandError(f"no file has a layer {options.layer!r}; {files[0]} has {_named(layers[files[0]])}")
     # next to the result, on the same disk: the finished collection is moved, not copied
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.absolute().parent) as folder:
-        parts = {file: Path(folder) / f"{file.stem}.h5ad" for file in files}
-        obs, genes, places, are_counts, found = {}, {}, {}, {}, set[str]()
-        for file, part in parts.items():
-            cells: Any
-            cells, places[file] = _read(file, options)
-            found |= _labelled(cells.obs, options.missing)
-            cells.write_h5ad(part)
-            obs[file], genes[file] = cells.obs, cells.var_names
-            if cells.X.data.any():
-                are_counts[file] = bool((cells.X.data % 1 == 0).all())
-            where = f", of {places[file]}" if options.layer else ""
-            shape = f"{plural(cells.n_obs, 'cell')}, {plural(cells.n_vars, 'gene')}"
-            print(f"{file}: {shape}, {cells.X.dtype}{where}", flush=True)
+        # one file after the other, so that the cells of a single file are in memory
+        parts = [_part(file, Path(folder) / f"{file.stem}.h5ad", options) for file in files]
         # log-normalized values next to counts would train as if they were counts
-        if len(set(are_counts.values())) > 1:
-            file = next(file for file in files if not are_counts.get(file, True))
+        if {part.are_counts for part in parts} >= {True, False}:
+            part = next(part for part in parts if part.are_counts is False)
             raise CommandError(
-                f"{file}: {places[file]} has numbers that aren't whole, and other files have counts. It has "
-                f"{_named(layers[file])}; --layer names where counts are, in files that have it"
+                f"{part.file}: {part.place} has numbers that aren't whole, and other files have counts. It has "
+                f"{_named(layers[part.file])}; --layer names where counts are, in files that have it"
             )
-        _check_names(obs)
-        columns = _columns(obs)
-        everywhere = set.intersection(*map(set, genes.values()))
-        anywhere = set.union(*map(set, genes.values()))
-        kept = {"union": anywhere, "intersection": everywhere}[options.genes]
+        tables = [part.obs for part in parts]
+        names = pd.concat([table[[]] for table in tables]).index
+        if n_repeated := int(names.duplicated().sum()):
+            raise CommandError(
+                f"{plural(n_repeated, 'cell name')} repeated, within files or across them: --make-unique"
+            )
+        everywhere = set.intersection(*(set(part.genes) for part in parts))
+        anywhere = set.union(*(set(part.genes) for part in parts))
+        is_union = options.genes == "union"
+        kept = anywhere if is_union else everywhere
         if not kept:
             raise CommandError("no gene is in all files: are the names of one kind? --genes union takes all of any")
-        _report(obs, columns, everywhere, anywhere, options.genes)
-        for value in sorted({*options.missing} - found):
+        zeros = "; those that a file doesn't have are 0 there" if is_union and everywhere < anywhere else ""
+        print(
+            f"genes: {len(everywhere):,} in all files, {len(anywhere):,} in any; their {options.genes} is taken{zeros}"
+        )
+        columns = _columns(tables)
+        _report(tables, columns)
+        for value in sorted({*options.missing}.difference(*(part.no_labels for part in parts))):
             print(f"--missing: no cell has {value!r}")
 
         unfinished = Path(folder) / "cells.zarr"
         collection = DatasetCollection(unfinished)
         collection.add_adatas(
-            list(parts.values()),
+            [part.path for part in parts],
             load_adata=_loading(columns),
-            var_subset=sorted(everywhere) if options.genes == "intersection" else None,
+            var_subset=None if is_union else sorted(everywhere),
             dataset_size=options.memory,
             rng=np.random.default_rng(options.seed or 0),
         )
         _name_files(collection, files)
         shutil.move(unfinished, out)
-    n_cells = sum(map(len, obs.values()))
-    print(f"{out}: {plural(n_cells, 'cell')} of {plural(len(files), 'file')}, {plural(len(kept), 'gene')}")
+    print(f"{out}: {plural(len(names), 'cell')} of {plural(len(files), 'file')}, {plural(len(kept), 'gene')}")
     print(f"how two ranks share them: annbatch-distributed plan {out} --ranks 2 --remainder exact --by src_path")
     return 0
 
 
-def _open(file: Path, *, whole: bool = True) -> Any:  # noqa: ANN401 what anndata's stubs say of it is of no use here
+def _open(file: Path, backed: Literal["r"] | None = None) -> Any:  # noqa: ANN401 what anndata's stubs say is of no use
     if not file.exists():
         raise CommandError(f"{file}: no such file")
     try:
-        return ad.read_h5ad(file, backed=None if whole else "r")
+        return ad.read_h5ad(file, backed=backed)
     except Exception as error:  # anndata and h5py raise all kinds for what is missing or damaged
         raise CommandError(f"{file}: can't be read: {type(error).__name__}: {error}") from error
 
 
-def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
-    """Return what the collection takes of a file, and where its values are."""
+def _layers(file: Path) -> list[str]:
+    cells = _open(file, "r")
+    names = [name for name in cells.layers if name is not None] + ["raw"] * (cells.raw is not None)
+    cells.file.close()
+    return names
+
+
+def _named(layers: list[str]) -> str:
+    return f"layers {', '.join(layers)}" if layers else "no layers"
+
+
+def _part(file: Path, path: Path, options: Namespace) -> _Part:
+    """Write what the collection takes of a file."""
     cells = _open(file)
     place, values = "X", cells.X
     if options.layer is not None and options.layer in cells.layers:
@@ -120,7 +144,7 @@ def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
     if missing := [name for name in options.obs or () if name not in cells.obs]:
         raise CommandError(f"{file}: no columns {', '.join(missing)} in obs, which has {', '.join(cells.obs)}")
     obs = cells.obs if options.obs is None else cells.obs[options.obs]
-    taken = ad.AnnData(sp.csr_matrix(values), obs=obs.copy(), var=cells.var[[]])
+    taken: Any = ad.AnnData(sp.csr_matrix(values), obs=obs.copy(), var=cells.var[[]])
     if options.make_unique:
         taken.obs_names = [f"{file.stem}-{name}" for name in taken.obs_names]
         taken.obs_names_make_unique()
@@ -128,18 +152,14 @@ def _read(file: Path, options: Namespace) -> tuple[ad.AnnData, str]:
     elif repeated := taken.var_names[taken.var_names.duplicated()].unique().tolist():
         names = ", ".join(repeated[:3]) + ", ..." * (len(repeated) > 3)
         raise CommandError(f"{file}: {plural(len(repeated), 'gene name')} repeated ({names}): --make-unique")
-    return taken, place
-
-
-def _layers(file: Path) -> list[str]:
-    cells = _open(file, whole=False)
-    names = [name for name in cells.layers if name is not None] + ["raw"] * (cells.raw is not None)
-    cells.file.close()
-    return names
-
-
-def _named(layers: list[str]) -> str:
-    return f"layers {', '.join(layers)}" if layers else "no layers"
+    no_labels = _labelled(taken.obs, options.missing)
+    taken.write_h5ad(path)
+    data = taken.X.data
+    where = f", of {place}" if options.layer else ""
+    shape = f"{plural(taken.n_obs, 'cell')}, {plural(taken.n_vars, 'gene')}"
+    print(f"{file}: {shape}, {data.dtype}{where}", flush=True)
+    are_counts = bool((data % 1 == 0).all()) if data.any() else None
+    return _Part(path, file, place, taken.obs, taken.var_names, are_counts, no_labels)
 
 
 def _labelled(obs: pd.DataFrame, missing: list[str]) -> set[str]:
@@ -153,17 +173,11 @@ def _labelled(obs: pd.DataFrame, missing: list[str]) -> set[str]:
     return found
 
 
-def _check_names(obs: dict[Path, pd.DataFrame]) -> None:
-    names = pd.Index(np.concatenate([table.index.to_numpy(dtype=object) for table in obs.values()]))
-    if n_repeated := int(names.duplicated().sum()):
-        raise CommandError(f"{plural(n_repeated, 'cell name')} repeated, within files or across them: --make-unique")
-
-
-def _columns(obs: dict[Path, pd.DataFrame]) -> dict[str, pd.Index | None]:
+def _columns(tables: list[pd.DataFrame]) -> dict[str, pd.Index | None]:
     """Return each column of any file, with the values that it has, united; None for numbers."""
     columns: dict[str, pd.Index | None] = {}
-    for name in dict.fromkeys(name for table in obs.values() for name in table):
-        parts = [table[name] for table in obs.values() if name in table]
+    for name in dict.fromkeys(chain(*tables)):
+        parts = [table[name] for table in tables if name in table]
         is_number = all(pd.api.types.is_numeric_dtype(part) for part in parts)
         texts = (part.dropna().astype(str).unique() for part in parts)
         columns[name] = None if is_number else pd.Index(sorted(set().union(*texts)), dtype=object)
@@ -186,24 +200,15 @@ def _loading(columns: dict[str, pd.Index | None]) -> Callable[[Any], ad.AnnData]
     return load
 
 
-def _report(
-    obs: dict[Path, pd.DataFrame],
-    columns: dict[str, pd.Index | None],
-    everywhere: set[str],
-    anywhere: set[str],
-    genes: str,
-) -> None:
-    zeros = (
-        "; those that a file doesn't have are 0 there" if len(everywhere) < len(anywhere) and genes == "union" else ""
-    )
-    print(f"genes: {len(everywhere):,} in all files, {len(anywhere):,} in any; their {genes} is taken{zeros}")
+def _report(tables: list[pd.DataFrame], columns: dict[str, pd.Index | None]) -> None:
     for name, values in columns.items():
-        there = [table[name] for table in obs.values() if name in table]
-        n_missing = sum(len(table) if name not in table else int(table[name].isna().sum()) for table in obs.values())
+        n_there = sum(name in table for table in tables)
+        # a column that a file lacks is missing in all of its cells
+        n_missing = sum(int(table[name].isna().sum()) if name in table else len(table) for table in tables)
         what = "numbers" if values is None else plural(len(values), "value")
         if values is not None and 0 < len(values) <= _MOST_VALUES:
             what += f" ({', '.join(values)})"
-        where = "" if len(there) == len(obs) else f", in {len(there):,} of {plural(len(obs), 'file')} only"
+        where = "" if n_there == len(tables) else f", in {n_there:,} of {plural(len(tables), 'file')} only"
         print(f"{name}: {what}{where}, {plural(n_missing, 'cell') if n_missing else 'no cell'} without one")
 
 

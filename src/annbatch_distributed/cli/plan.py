@@ -31,11 +31,12 @@ def run(options: Namespace) -> int:
     if options.path is not None:
         cells = Cells(options.path)
         n_obs, mask = cells.n_obs, cells.mask(options.mask, options.where)
-        labels = None if options.by is None else cells.labels(options.by)
+        if options.by is not None:
+            labels = cells.labels(options.by)
+            if (n_labels := len(labels.categories)) > _MOST_LABELS:
+                raise CommandError(f"--by {options.by}: {n_labels} values are too many to count each rank's")
     elif options.where or options.by:
         raise CommandError("--where and --by need the PATH of a collection, whose obs has the column")
-    if labels is not None and len(labels.categories) > _MOST_LABELS:
-        raise CommandError(f"--by {options.by}: {len(labels.categories)} values are too many to count each rank's")
     plans = plans_of(options, mask, n_obs)
     if options.plot is not None:
         try:
