@@ -29,8 +29,7 @@ from annbatch_distributed.checks import Timeout
 from annbatch_distributed.checks.exchange import gather_texts, initialized, seconds_of
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader._annbatch import preloads_to_gpu
-from annbatch_distributed.ranks import DistInfo, Placement, Rank, resolve
-from annbatch_distributed.ranks.resolve import Deferred
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement, Rank, deferred, resolve
 from annbatch_distributed.ranks.torch import default_group as torch_group
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
@@ -134,22 +133,18 @@ def embed(
         if meets:
             _check_same(gather_texts(json.dumps(said), job, seconds=seconds))
 
-    run = _Run(model, data, store, job, meets=meets)
+    is_shown = progress and job.rank.rank == 0
+    steps = _steps(model, data, store, job, batch_size, meets=meets, is_shown=is_shown)
     # after each step, all ranks hear whether one has failed or says something else, before the next one begins
-    steps: list[Callable[[], dict[str, Any]]] = [
-        lambda: run.prepare(batch_size),
-        run.first,
-        run.begin,
-        lambda: run.go(is_shown=progress and job.rank.rank == 0),
-    ]
-    for step in steps:
+    while True:
         try:
-            said = step()
+            said = next(steps, None)
         except Exception as error:
             compare({"failed": f"{type(error).__name__}: {error}"})
             raise
+        if said is None:
+            return zarr.open_array(store, mode="r")
         compare(said)
-    return zarr.open_array(store, mode="r")
 
 
 def _check_same(texts: Mapping[int, str]) -> None:
@@ -192,12 +187,10 @@ def _take_model_of_rank_0(model: Any, job: Placement) -> None:  # noqa: ANN401 o
 
 
 def _placement(dist_info: DistInfo | Deferred | None) -> Placement:
-    if isinstance(dist_info, Deferred):
-        return dist_info.placement()
     if dist_info is not None:
-        return resolve(dist_info)
-    if initialized() is not None:
-        return resolve("torch" if initialized() == "torch" else "jax")
+        return deferred(dist_info).placement()
+    if (framework := initialized()) is not None:
+        return resolve(framework)
     try:
         return resolve("env")
     except RuntimeError:  # no launcher
@@ -249,162 +242,161 @@ def _seeded(number: int) -> Iterator[None]:
         yield
 
 
-class _Run:
-    """A rank's part of an embedding, in steps, each of which returns what must be the same on all ranks."""
+def _steps(
+    model: Any,  # noqa: ANN401 of scvi-tools, or any function
+    data: Any,  # noqa: ANN401 a loader of annbatch's, or a data module
+    store: StoreLike,
+    job: Placement,
+    batch_size: int | None,
+    *,
+    meets: bool,
+    is_shown: bool,
+) -> Iterator[dict[str, Any]]:
+    """Embed a rank's part of the cells, and yield after each step what must be the same on all ranks."""
+    # 1. the cells, the model, and the array that is there
+    loader = _loader(data)
+    compute, n_obs, sampler = _compute(model, data), loader.n_obs, loader.batch_sampler
+    if batch_size is None:
+        batch_size = sampler.batch_size
+        # with virtual ranks, each has batches of its own, whatever their number
+        if batch_size is not None and isinstance(sampler, DistributedSampler) and sampler.virtual_ranks:
+            batch_size = batch_size * sampler.world_size // sampler.virtual_ranks
+    if batch_size is None:
+        raise ValueError(f"The sampler of the loader, {sampler!r}, has no batch size: pass batch_size.")
+    batch_size = integer("batch_size", batch_size, least=1, below=BOUND)
+    cells = {"n_obs": n_obs, "n_var": loader.n_var, "batch_size": batch_size}
+    _open(store, cells)
+    yield cells
 
-    def __init__(
-        self,
-        model: Any,  # noqa: ANN401 of scvi-tools, or any function
-        data: Any,  # noqa: ANN401 a loader of annbatch's, or a data module
-        store: StoreLike,
-        job: Placement,
-        *,
-        meets: bool,
-    ) -> None:
-        self._model, self._data, self._store, self._job, self._meets = model, data, store, job, meets
-        #: dtype and width of what the model makes
-        self._kind: tuple[np.dtype[Any], int] | None = None
+    # 2. what the model of rank 0 makes of the first cells
+    _take_model_of_rank_0(model, job)
+    _, like = next(_batches([slice(0, min(batch_size, n_obs))], loader, compute, batch_size, store))
+    shown = like[:_N_FIRST, :_N_FIRST].astype(float).tolist()
+    # as texts, since JSON has no nan
+    made = {"dtype": str(like.dtype), "width": like.shape[1], "values": [list(map(str, row)) for row in shown]}
+    first = cells | made
+    yield first
 
-    def prepare(self, batch_size: int | None) -> dict[str, Any]:
-        """Look at the cells, the model, and the array that is there."""
-        self._loader = _loader(self._data)
-        self._compute, self._n_obs = _compute(self._model, self._data), self._loader.n_obs
-        sampler = self._loader.batch_sampler
-        if batch_size is None:  # with virtual ranks, each has batches of its own, whatever their number
-            batch_size = sampler.batch_size
-            if batch_size is not None and isinstance(sampler, DistributedSampler) and sampler.virtual_ranks:
-                batch_size = batch_size * sampler.world_size // sampler.virtual_ranks
-        if batch_size is None:
-            raise ValueError(f"The sampler of the loader, {sampler!r}, has no batch size: pass batch_size.")
-        self._batch_size = integer("batch_size", batch_size, least=1, below=BOUND)
-        self._cells = {"n_obs": self._n_obs, "n_var": self._loader.n_var, "batch_size": self._batch_size}
-        self._open()
-        return self._cells
+    # 3. the array, which one rank makes and all others open, and the chunks that are left
+    array = _open(store, cells)
+    if array is None:
+        array = _make(store, cells, first, job.rank.world_size)
+    there: Any = dict(array.attrs)["annbatch_distributed"]
+    if not _is_same(there, first):
+        raise ValueError(
+            f"The array at {store} was begun with another model, or with other cells: of the first ones, that made "
+            f"{there}, and this one makes {first}. Remove it to begin anew, or name another place."
+        )
+    n_rows = array.chunks[0]
+    chunks = [slice(start, min(start + n_rows, n_obs)) for start in range(0, n_obs, n_rows)]
+    # chunks go to ranks in turn: rank 1 of 3 has chunks 1, 4, 7, ...
+    mine = slice(job.rank.rank, None, job.rank.world_size)
+    if meets:
+        left = _without_values(array, chunks)
+        own = left[mine]
+        yield {"left": [rows.start for rows in left]}
+    else:  # the array may change while this rank looks at it
+        own = _without_values(array, chunks[mine])
 
-    def _open(self) -> zarr.Array[Any] | None:
-        """Return the array that is there; a ValueError if it is of other cells."""
-        try:
-            with zarr.config.set(_WRITTEN_WHOLE):
-                array = zarr.open_array(self._store, mode="r+")
-        except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
-            return None
-        except zarr.errors.NodeTypeValidationError:
-            raise ValueError(f"At {self._store} is no array. Remove what is there, or name another place.") from None
-        told: Any = array.attrs.get("annbatch_distributed") or {}
-        if {name: told.get(name) for name in self._cells} != self._cells:
-            raise ValueError(
-                f"At {self._store} is an array of something else: expected one of {self._cells}, found {told or None}. "
-                "Remove it, or name another place."
+    # 4. the values of this rank's chunks
+    from tqdm.auto import tqdm
+
+    with tqdm(total=sum(rows.stop - rows.start for rows in own), unit=" cells", disable=not is_shown) as bar:
+        chunk: list[npt.NDArray[Any]] = []
+        for rows, values in _batches(own, loader, compute, batch_size, store, like):
+            chunk.append(values)
+            bar.update(len(values))
+            # a chunk is written when its last batch is there, as no two ranks may write to one chunk
+            if rows.stop % n_rows == 0 or rows.stop == n_obs:
+                array[rows.stop - sum(map(len, chunk)) : rows.stop] = np.concatenate(chunk)
+                chunk.clear()
+    yield {}
+
+
+def _open(store: StoreLike, cells: Mapping[str, int]) -> zarr.Array[Any] | None:
+    """Return the array that is there; a ValueError if it is of other cells."""
+    try:
+        with zarr.config.set(_WRITTEN_WHOLE):
+            array = zarr.open_array(store, mode="r+")
+    except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
+        return None
+    except zarr.errors.NodeTypeValidationError:
+        raise ValueError(f"At {store} is no array. Remove what is there, or name another place.") from None
+    told: Any = array.attrs.get("annbatch_distributed") or {}
+    if {name: told.get(name) for name in cells} != cells:
+        raise ValueError(
+            f"At {store} is an array of something else: expected one of {cells}, found {told or None}. Remove it, or "
+            "name another place."
+        )
+    return array
+
+
+def _make(store: StoreLike, cells: Mapping[str, int], first: Mapping[str, Any], world_size: int) -> zarr.Array[Any]:
+    """Make the array, or open it if another rank has made it meanwhile."""
+    n_obs, batch_size = cells["n_obs"], cells["batch_size"]
+    # 1,000 rows, batches of 4 and 3 ranks: 250 batches // (3 * 8) are 10 batches, or 40 rows, a chunk
+    fair = -(-n_obs // batch_size) // (world_size * _CHUNKS_OF_RANK)
+    n_rows = batch_size * max(1, min(fair, _ROWS_OF_CHUNK // batch_size))
+    try:
+        with zarr.config.set(_WRITTEN_WHOLE):
+            return zarr.create_array(
+                store,
+                shape=(n_obs, first["width"]),
+                chunks=(n_rows, first["width"]),
+                dtype=first["dtype"],
+                fill_value=np.nan,
+                attributes={"annbatch_distributed": dict(first)},
             )
+    except zarr.errors.ContainsArrayError:
+        array = _open(store, cells)
+        assert array is not None
         return array
 
-    def first(self) -> dict[str, Any]:
-        """Return what the model of rank 0 makes of the first cells."""
-        _take_model_of_rank_0(self._model, self._job)
-        _, values = next(self._batches([slice(0, min(self._batch_size, self._n_obs))]))
-        shown = values[:_N_FIRST, :_N_FIRST].astype(float).tolist()
-        # as texts, since JSON has no nan
-        made = {"dtype": str(values.dtype), "width": values.shape[1], "values": [list(map(str, row)) for row in shown]}
-        self._first = self._cells | made
-        return self._first
 
-    def begin(self) -> dict[str, Any]:
-        """Make the array, or open the array that is there; a ValueError if it is of another model."""
-        array, first = self._open(), self._first
-        if array is None:
-            n_batches = -(-self._n_obs // self._batch_size)
-            fair = n_batches // (self._job.rank.world_size * _CHUNKS_OF_RANK)
-            n_rows = self._batch_size * max(1, min(fair, _ROWS_OF_CHUNK // self._batch_size))
-            try:
-                with zarr.config.set(_WRITTEN_WHOLE):
-                    array = zarr.create_array(
-                        self._store,
-                        shape=(self._n_obs, first["width"]),
-                        chunks=(n_rows, first["width"]),
-                        dtype=first["dtype"],
-                        fill_value=np.nan,
-                        attributes={"annbatch_distributed": first},
-                    )
-            except zarr.errors.ContainsArrayError:  # another rank has made it meanwhile
-                array = self._open()
-        assert array is not None
-        there: Any = dict(array.attrs)["annbatch_distributed"]
-        if not _is_same(there, first):
-            raise ValueError(
-                f"The array at {self._store} was begun with another model, or with other cells: of the first ones, "
-                f"that made {there}, and this one makes {first}. Remove it to begin anew, or name another place."
-            )
-        self._array, self._n_rows = array, array.chunks[0]
-        starts = range(0, self._n_obs, self._n_rows)
-        chunks = [slice(start, min(start + self._n_rows, self._n_obs)) for start in starts]
-        # chunks go to ranks in turn: rank 1 of 3 has chunks 1, 4, 7, ...
-        mine = slice(self._job.rank.rank, None, self._job.rank.world_size)
-        if not self._meets:  # the array may change while this rank looks at it
-            self._own = self._without_values(chunks[mine])
-            return {}
-        left = self._without_values(chunks)
-        self._own = left[mine]
-        return {"left": [rows.start for rows in left]}
+def _without_values(array: zarr.Array[Any], chunks: list[slice]) -> list[slice]:
+    return [rows for rows in chunks if np.isnan(np.asarray(array[rows])).all()]
 
-    def _without_values(self, chunks: list[slice]) -> list[slice]:
-        return [rows for rows in chunks if np.isnan(np.asarray(self._array[rows])).all()]
 
-    def go(self, *, is_shown: bool) -> dict[str, Any]:
-        """Compute and write this rank's chunks."""
-        from tqdm.auto import tqdm
-
-        n_rows = sum(rows.stop - rows.start for rows in self._own)
-        with tqdm(total=n_rows, unit=" cells", disable=not is_shown) as bar:
-            chunk: list[npt.NDArray[Any]] = []
-            for rows, values in self._batches(self._own):
-                chunk.append(values)
-                bar.update(len(values))
-                # a chunk is written when its last batch is there, as no two ranks may write to one chunk
-                if rows.stop % self._n_rows == 0 or rows.stop == self._n_obs:
-                    self._array[rows.stop - sum(map(len, chunk)) : rows.stop] = np.concatenate(chunk)
-                    chunk.clear()
-        return {}
-
-    def _batches(self, stretches: list[slice]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        """Yield the rows of each batch in some stretches of rows, and what the model makes of it."""
-        if not stretches:
-            return
-        size = self._batch_size
-        sampler = DistributedSampler(
-            SequentialSampler(chunk_size=size, preload_nchunks=max(1, _ROWS_OF_REQUEST // size), batch_size=size),
-            dist_info=Rank(0, 1),
-            remainder="keep",
-            mask=stretches,
-            seed=0,
-        )
-        ahead = 0 if preloads_to_gpu(self._loader) else 1
-        loader = StatefulLoader.from_loader(self._loader, batch_sampler=sampler, return_index=True, read_ahead=ahead)
-        for batch in loader:
-            index = np.asarray(batch["index"])
-            rows = slice(int(index[0]), int(index[-1]) + 1)
-            # by the batch's first row, so that any rank draws the same for it
-            with _seeded(rows.start):
-                made: Any = self._compute(batch)
-            values = np.asarray(made.detach().cpu() if hasattr(made, "detach") else made)
-            self._check_kind(values, rows)
-            yield rows, values
-
-    def _check_kind(self, values: npt.NDArray[Any], rows: slice) -> None:
-        n_rows = rows.stop - rows.start
+def _batches(
+    stretches: list[slice],
+    loader: Loader[Any, Any],
+    compute: Compute,
+    batch_size: int,
+    store: StoreLike,
+    like: npt.NDArray[Any] | None = None,
+) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+    """Yield the rows of each batch in some stretches of rows, and what the model makes of it, of the same kind."""
+    if not stretches:
+        return
+    sampler = DistributedSampler(
+        SequentialSampler(batch_size, max(1, _ROWS_OF_REQUEST // batch_size), batch_size),
+        dist_info=Rank(0, 1),
+        remainder="keep",
+        mask=stretches,
+        seed=0,
+    )
+    ahead = 0 if preloads_to_gpu(loader) else 1
+    for batch in StatefulLoader.from_loader(loader, batch_sampler=sampler, return_index=True, read_ahead=ahead):
+        index = np.asarray(batch["index"])
+        rows = slice(int(index[0]), int(index[-1]) + 1)
+        # by the batch's first row, so that any rank draws the same for it
+        with _seeded(rows.start):
+            made: Any = compute(batch)
+        values = np.asarray(made.detach().cpu() if hasattr(made, "detach") else made)
         if values.dtype.kind != "f":
             raise TypeError(
                 f"Expected floats from the model, which an array that isn't complete needs, got {values.dtype}."
             )
-        if values.ndim != 2 or len(values) != n_rows:
+        if values.ndim != 2 or len(values) != len(index):
             raise ValueError(
-                f"Expected an array with a row for each of {n_rows} cells from the model, got one of shape "
+                f"Expected an array with a row for each of {len(index)} cells from the model, got one of shape "
                 f"{values.shape}."
             )
-        kind = values.dtype, values.shape[1]
-        self._kind = self._kind or kind
-        if kind != self._kind:
-            expected, arrived = (f"{dtype} of width {width}" for dtype, width in (self._kind, kind))
+        like = values if like is None else like
+        if (values.dtype, values.shape[1]) != (like.dtype, like.shape[1]):
             raise ValueError(
-                f"Expected {expected} from the model, as for other cells in {self._store}, got {arrived} for rows "
-                f"{rows.start} to {rows.stop - 1}. If it is another model, name another place."
+                f"Expected {like.dtype} of width {like.shape[1]} from the model, as for other cells in {store}, got "
+                f"{values.dtype} of width {values.shape[1]} for rows {rows.start} to {rows.stop - 1}. If it is another "
+                "model, name another place."
             )
+        yield rows, values
