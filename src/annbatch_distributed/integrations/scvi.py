@@ -113,13 +113,12 @@ def distribute[Module](
     trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
     DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
     integer("read_ahead", read_ahead, least=0)
-    if dist_info is not None and not isinstance(dist_info, Deferred):
+    if dist_info is not None:
         deferred(dist_info)
-    made: Any = copy.copy(datamodule)
-    made.__class__ = _distributed_class(made.__class__)
-    made._sharing = _Sharing(dist_info, read_ahead, {"seed": seed, **options})
-    distributed: Module = made
-    return distributed
+    distributed: Any = copy.copy(datamodule)
+    distributed.__class__ = _distributed_class(distributed.__class__)
+    distributed._sharing = _Sharing(dist_info, read_ahead, {"seed": seed, **options})
+    return distributed  # type: ignore[no-any-return]  # of a subclass that is made at run time
 
 
 class _Sharing:
@@ -130,7 +129,7 @@ class _Sharing:
         #: for each hook: the trainer and the reload that the loaders are for, and the loaders
         self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}
         #: the trainer that states are for, None for any, and the state of each loader of the training
-        self._to_load: tuple[Any, Sequence[Mapping[str, Any]]] | None = None
+        self.to_load: tuple[Any, Sequence[Mapping[str, Any]]] | None = None
         #: the trainer that has resumed an epoch, and after how many epochs the user has it reload
         self._resumed: tuple[Any, int] = None, 0
 
@@ -145,9 +144,9 @@ class _Sharing:
         if trainer is None or of_trainer is not trainer or of_epoch != epoch:
             known = self._shared(hook, trainer, make())
             self._loaders[hook] = (trainer, epoch), known
-        if hook == _TRAINING and self._to_load is not None:
-            of_trainer, states = self._to_load
-            self._to_load = None
+        if hook == _TRAINING and self.to_load is not None:
+            of_trainer, states = self.to_load
+            self.to_load = None
             # a trainer may have failed between restoring the state and asking for loaders
             if of_trainer is None or of_trainer is trainer:
                 self._load(trainer, states)
@@ -192,23 +191,19 @@ class _Sharing:
             made.check_ranks_agree()
         return made
 
-    def states(self) -> list[dict[str, Any]]:
-        return [loader.state_dict() for loader in self._training()]
-
-    def _training(self) -> list[StatefulLoader]:
-        return list(_stateful(self._loaders.get(_TRAINING, (None, None))[1]))
+    def training(self) -> list[StatefulLoader]:
+        """Return the loaders of the training that have states."""
+        _, loaders = self._loaders.get(_TRAINING, (None, None))
+        return list(_stateful(loaders))
 
     def __getstate__(self) -> dict[str, Any]:
         # copies and started ranks make their own loaders
-        by_hand = self._to_load if self._to_load is not None and self._to_load[0] is None else None
-        return vars(self) | {"_loaders": {}, "_resumed": (None, 0), "_to_load": by_hand}
-
-    def load(self, trainer: Any, states: Sequence[Mapping[str, Any]] | None) -> None:  # noqa: ANN401 Lightning's
-        """Have the training of a trainer, or any if it is None, resume from states."""
-        self._to_load = None if states is None else (trainer, states)
+        by_hand = self.to_load if self.to_load is not None and self.to_load[0] is None else None
+        return vars(self) | {"_loaders": {}, "_resumed": (None, 0), "to_load": by_hand}
 
     def _load(self, trainer: Any, states: Sequence[Mapping[str, Any]]) -> None:  # noqa: ANN401 Lightning's
-        loaders = self._training()
+        """Resume from the states of a checkpoint, in a trainer or by hand."""
+        loaders = self.training()
         if len(states) != len(loaders):
             raise ValueError(
                 f"The state is one of {len(states)} loaders of the training, and this data module has {len(loaders)}. "
@@ -222,15 +217,10 @@ class _Sharing:
             self._resumed = trainer, trainer.reload_dataloaders_every_n_epochs
         # a resumed epoch may have another number of batches than the epochs that follow
         trainer.reload_dataloaders_every_n_epochs = 1
-        if loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
-            _end_epoch(trainer, max(map(len, loaders)))
-
-
-def _end_epoch(trainer: Any, n_batches: int) -> None:  # noqa: ANN401 Lightning's
-    """Tell a trainer that the epoch has ended, which compares the batches of other numbers of ranks otherwise."""
-    done = trainer.fit_loop.epoch_loop.batch_progress.current
-    if done.ready:
-        done.ready = done.started = done.processed = done.completed = n_batches
+        done = trainer.fit_loop.epoch_loop.batch_progress.current
+        if done.ready and loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
+            # the epoch has ended, which the trainer can't tell from the batches of another number of ranks
+            done.ready = done.started = done.processed = done.completed = max(map(len, loaders))
 
 
 def _stateful(loaders: Any) -> Iterator[StatefulLoader]:  # noqa: ANN401 whatever hooks return
@@ -249,7 +239,7 @@ class _Distributed:
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]  # only the data module mixed in has it
-        states = self._sharing.states()
+        states = [loader.state_dict() for loader in self._sharing.training()]
         return {**state, _KEY: states} if states else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -258,7 +248,8 @@ class _Distributed:
         # a trainer that isn't running is an earlier training's
         trainer = self.trainer if self.trainer is not None and self.trainer.state.status == "running" else None
         if trainer is None or trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
-            self._sharing.load(trainer, state_dict.get(_KEY))
+            states = state_dict.get(_KEY)
+            self._sharing.to_load = None if states is None else (trainer, states)
 
     def __copy__(self) -> Any:  # noqa: ANN401 a data module
         made = object.__new__(type(self))
