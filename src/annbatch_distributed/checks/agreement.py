@@ -14,13 +14,12 @@ they were chosen to.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from importlib import metadata
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +31,6 @@ from annbatch_distributed.ranks import Placement, Rank
 from annbatch_distributed.rows import Int64Array, Rows, integer, integers, mixed_sum, plural
 from annbatch_distributed.state import Identity, Position, bounded, flat
 from annbatch_distributed.stream import Pass
-
-if TYPE_CHECKING:
-    pass
 
 #: Rows of each batch that was read.
 type Read = Tally | Iterable[npt.ArrayLike]
@@ -161,7 +157,7 @@ class Tally:
         return Tally, tuple(self.to_dict().values())
 
     def __repr__(self) -> str:
-        return ", ".join(f"{name}={number}" for name, number in self.to_dict().items()).join(("Tally(", ")"))
+        return f"Tally({', '.join(f'{name}={number}' for name, number in self.to_dict().items())})"
 
 
 #: What the rows, their order and what is read of them follow from, besides settings.
@@ -335,8 +331,8 @@ def compare(described: Mapping[int, Description]) -> None:
 
 def disagreement(title: str, problems: Sequence[str], advice: str = "") -> ValueError:
     """Return the error that something is wrong."""
-    more = ["..."] if len(problems) > _MOST else []
-    return ValueError("\n".join([title, *(f"  {problem}" for problem in [*problems[:_MOST], *more]), advice]).rstrip())
+    shown = [*problems[:_MOST], *(["..."] if len(problems) > _MOST else [])]
+    return ValueError("\n  ".join([title, *shown]) + f"\n{advice}" * bool(advice))
 
 
 def _misplaced(described: Mapping[int, Description]) -> list[str]:
@@ -370,10 +366,11 @@ def _unequal(tables: Mapping[int, Values], kind: Kind, whose: str = "") -> list[
 
 def _grouped[T](values: Mapping[int, T]) -> dict[T, list[int]]:
     """Return for each value the names of those who have it."""
-    groups = defaultdict(list)
+    # {0: "a", 1: "b", 2: "a"} -> {"a": [0, 2], "b": [1]}
+    groups: dict[T, list[int]] = {}
     for name, value in values.items():
-        groups[value].append(name)
-    return dict(groups)
+        groups.setdefault(value, []).append(name)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -451,7 +448,17 @@ def epoch_read(
 
 def compare_readings(said: Mapping[int, Description], plan: EpochPlan, position: Position) -> str:
     """Return what processes, by number, have read by a plan; a ValueError if it isn't what was planned."""
-    problems = [problem for number, process in said.items() if (problem := _problem(number, process))]
+    problems = []
+    for number, process in said.items():
+        own, planned = Tally(**process.read["read"]), Tally(**process.read["planned"])
+        if _in_words(own) != _in_words(planned):
+            problem = f", not {_in_words(planned)}"
+        elif own != planned:
+            problem = " as planned, but other rows"
+        else:
+            continue
+        peer = f" (process {number})" if process.n_peers != 1 else ""
+        problems.append(f"rank {process.rank}{peer} has read {_in_words(own)}{problem}")
     # ranks of several processes count once
     ranks = {process.rank: process.read for process in said.values()}.values()
     # sums of all ranks: a tally of all rows is the sum of the tallies of its parts
@@ -465,19 +472,6 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, position:
         raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
     reads_each_row = plan.n_draws is None and all(rank["reads_share"] for rank in ranks)
     return _summary(plan, position, read, len(ranks), reads_each_row=reads_each_row)
-
-
-def _problem(number: int, process: Description) -> str:
-    """Return what a process has read otherwise than planned; empty if nothing."""
-    read, planned = Tally(**process.read["read"]), Tally(**process.read["planned"])
-    if _in_words(read) != _in_words(planned):
-        what = f"read {_in_words(read)}, not {_in_words(planned)}"
-    elif read != planned:
-        what = f"read {_in_words(read)} as planned, but other rows"
-    else:
-        return ""
-    peer = f" (process {number})" if process.n_peers != 1 else ""
-    return f"rank {process.rank}{peer} has {what}"
 
 
 def _in_words(tally: Tally) -> str:

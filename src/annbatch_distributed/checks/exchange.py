@@ -172,12 +172,29 @@ def _meet(
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[int, str]:
     """Return the strings of all processes with some ascending numbers, once all have called this."""
-    # other processes, or some of these with others, meet elsewhere in the same store
+    # other processes, or some of these with others, meet elsewhere in the same store; each call has a place of its own:
+    # annbatch_distributed/9f3c.../1/said/0, .../1/outcome, .../1/heard/0
     place = f"annbatch_distributed/{blake2b(repr(numbers).encode(), digest_size=8).hexdigest()}"
     place = f"{place}/{store.add(f'{place}/calls/{number}', 1)}"
+    is_first = number == numbers[0]
+    deadline, pause = clock() + seconds, 0.002
+    said: dict[int, str] = {}
     try:
         store.compare_set(f"{place}/said/{number}", "", text)
-        outcome = _outcome(place, number, numbers, store, seconds, clock, sleep)
+        while (outcome := _read(store, f"{place}/outcome")) is None:
+            # the first process looks for all strings in each round, the others only when time is up
+            is_late = clock() > deadline
+            if is_first or is_late:
+                for other in numbers:
+                    if other not in said and (its := _read(store, f"{place}/said/{other}")) is not None:
+                        said[other] = its
+                missing = [other for other in numbers if other not in said]
+                if is_late or not missing:
+                    # of two that decide at once, the first to write it has decided for all
+                    decided = _missing(missing, len(numbers), seconds) if missing else [said[one] for one in numbers]
+                    store.compare_set(f"{place}/outcome", "", json.dumps(decided))
+            sleep(pause)
+            pause = min(2 * pause, 0.2)
     except BaseException as error:
         failed = f"The ranks can't be checked: process {number} has failed meanwhile with {error!r}"
         with suppress(Exception):  # whatever it is, it is raised here; the others hear of it if they can
@@ -185,40 +202,12 @@ def _meet(
             store.compare_set(f"{place}/heard/{number}", "", "yes")
         raise
     store.compare_set(f"{place}/heard/{number}", "", "yes")
-    if number == numbers[0]:
+    if is_first:
         _clear(place, numbers, store, clock, sleep)
-    decided: str | list[str] = json.loads(outcome)
-    if isinstance(decided, str):
-        raise TimeoutError(decided)
-    return dict(zip(numbers, decided, strict=True))
-
-
-def _outcome(
-    place: str,
-    number: int,
-    numbers: Sequence[int],
-    store: Store,
-    seconds: float,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> str:
-    """Return the outcome, once there is one."""
-    deadline, pause = clock() + seconds, 0.002
-    said: dict[int, str] = {}
-    while (outcome := _read(store, f"{place}/outcome")) is None:
-        # the first process looks for all strings in each round, the others only when time is up
-        is_late = clock() > deadline
-        if number == numbers[0] or is_late:
-            for other in numbers:
-                if other not in said and (text := _read(store, f"{place}/said/{other}")) is not None:
-                    said[other] = text
-            missing = [other for other in numbers if other not in said]
-            if is_late or not missing:
-                decided = _missing(missing, len(numbers), seconds) if missing else [said[other] for other in numbers]
-                store.compare_set(f"{place}/outcome", "", json.dumps(decided))
-        sleep(pause)
-        pause = min(2 * pause, 0.2)
-    return outcome
+    heard: str | list[str] = json.loads(outcome)
+    if isinstance(heard, str):
+        raise TimeoutError(heard)
+    return dict(zip(numbers, heard, strict=True))
 
 
 def _missing(missing: Sequence[int], n_processes: int, seconds: float) -> str:
