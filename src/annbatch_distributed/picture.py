@@ -57,6 +57,7 @@ def draw(plans: Sequence[EpochPlan]) -> Figure:
     axes[-1].set_xlim(0, most)
     n_labels = max(2, _LETTERS // (len(str(most)) + 3))
     axes[-1].xaxis.set_major_locator(MaxNLocator(n_labels - 1, steps=[1, 2, 2.5, 5, 10], integer=True))
+    # the legend has only what is drawn
     signs = {}
     if any(plan.n_dropped for plan in plans):
         signs["dropped"] = Patch(facecolor=_DROPPED)
@@ -78,7 +79,6 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     >>> density(Rows((range(0, 5), range(8, 10))), 10, 5)
     array([1. , 1. , 0.5, 0. , 1. ])
     """
-    # of 10 rows in 5 bins: 0, 2, 4, 6, 8, 10
     # 10 rows in 4 bins have the edges 0 2 5 7 10
     edges = np.array([number * n_obs // n_bins for number in range(n_bins + 1)])  # between rows
     found = np.diff(_before(edges, rows.starts) - _before(edges, rows.stops))

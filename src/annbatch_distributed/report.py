@@ -41,18 +41,19 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
         names.append(np.nan)
 
     def count(rows: Rows) -> Int64Array:
+        # codes 0 1 1 and -1, which is missing, are counted as 1 2 2 0: [1 1 2 0], which is rolled to [1 2 0 1]
         counts = np.zeros(len(categorical.categories) + 1, dtype=np.int64)
         for part in rows.arrays():
             counts += np.bincount(codes[part].astype(np.int64) + 1, minlength=len(counts))
-        return np.roll(counts, -1)[: len(names)]  # the code of missing labels is -1
+        return np.roll(counts, -1)[: len(names)]
 
+    # (labels,) of the window, and (ranks, labels): every rank draws from the whole window, or has rows of its own
     window = count(plan.window)
     if plan.n_draws is not None:
         counts = np.tile(window, (plan.n_streams, 1))
     else:
         counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.n_streams)])
-    # a rank without rows has no share of any label
-    # (ranks, labels): the share of each label in a rank's rows
+    # (ranks, labels): the share of each label in a rank's rows; a rank without rows has no share of any
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return Composition(counts, np.abs(shares - window / window.sum()).sum(axis=1) / 2), names
 
@@ -90,21 +91,22 @@ def title(plan: EpochPlan) -> str:
         who = plural(plan.n_streams, "rank")
     else:
         who = f"{plural(plan.n_streams, 'virtual rank')} on {plural(plan.n_processes, 'rank')}"
-    verb = ("share" if plan.n_draws is None else "draw") + "s" * (plan.n_streams == 1)
-    what = verb if plan.n_draws is None else f"{verb} {plural(sum(plan.sizes), 'sample')} from"
+    ending = "s" * (plan.n_streams == 1)
+    what = f"share{ending}" if plan.n_draws is None else f"draw{ending} {plural(sum(plan.sizes), 'sample')} from"
     rows = f"{len(plan.window):,} of {plural(plan.n_obs, 'row')}"
     return f"epoch {plan.epoch}: {who} {what} {rows} ({', '.join(settings)})"
 
 
 def as_text(plan: EpochPlan) -> str:
     """Return the table as text."""
-    names = _names(plan)
-    gap = ("...",) * len(names)
-    lines = [names, *(gap if rank is None else tuple(map(str, _cells(plan, rank))) for rank in _shown(plan))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
-    table = [
-        "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) for line in lines
-    ]
+    ranks: Sequence[int] = range(plan.n_streams)
+    shown = ranks if len(ranks) <= _MOST_RANKS else [*ranks[: _MOST_RANKS - 1], ranks[-1]]
+    lines = [_names(plan), *(tuple(map(str, _cells(plan, rank))) for rank in shown)]
+    if len(shown) < len(ranks):
+        lines.insert(-1, ("...",) * len(lines[0]))
+    # numbers end below each other; the last column, the rows, begins below its name
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join([*map(str.rjust, line[:-1], widths), line[-1]]) for line in lines]
     return "\n".join((title(plan), *table, *_notes(plan)))
 
 
@@ -131,14 +133,9 @@ def _names(plan: EpochPlan) -> tuple[str, ...]:
 
 def _cells(plan: EpochPlan, rank: int) -> tuple[int | str, ...]:
     shard, rows = plan.shard(rank), plan.in_order(rank).format(_MOST_STRETCHES)
+    # of 4 virtual ranks on 2 ranks, 0 and 1 are run by rank 0, and 2 and 3 by rank 1
     runs_it = () if plan.n_processes is None else (rank * plan.n_processes // plan.n_streams,)
     return *runs_it, rank, plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows
-
-
-def _shown(plan: EpochPlan) -> Sequence[int | None]:
-    """Return the ranks that are shown; None stands for those between."""
-    ranks = range(plan.n_streams)
-    return ranks if len(ranks) <= _MOST_RANKS else [*ranks[: _MOST_RANKS - 1], None, ranks[-1]]
 
 
 def _notes(plan: EpochPlan) -> Iterable[str]:

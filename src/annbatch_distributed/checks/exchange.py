@@ -129,6 +129,7 @@ def gather_texts(text: str, job: Placement, *, seconds: float, gather: Gather | 
         return dict(enumerate(texts))
     framework = job.framework or initialized()
     if framework is None:
+        # alone, there is nobody to meet
         if job.rank.world_size == 1 and job.n_peers in (None, 1):
             return {0: text}
         raise RuntimeError(
@@ -137,6 +138,7 @@ def gather_texts(text: str, job: Placement, *, seconds: float, gather: Gather | 
             "the texts of all processes, for instance mpi4py's comm.allgather."
         )
     here = torch.default_group() if framework == "torch" else jax.all_processes()
+    # processes go by the numbers that the framework gives them, of which a mesh may have some only
     numbers = job.processes or tuple(range(here.rank.world_size))
     return _meet(text, here.rank.rank, numbers, store_of(framework), seconds)
 
@@ -152,9 +154,11 @@ def listed(kind: Kind, numbers: Sequence[int]) -> str:
     >>> listed("rank", [0, 2, 3, 4, 7])
     'ranks 0, 2 to 4 and 7'
     """
+    # 0 2 3 4 7 minus their places 0 1 2 3 4 are 0 1 1 1 3, which is the same within a stretch
     stretches: list[str] = []
     for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         stretch = [str(number) for _, number in group]
+        # two neighbors are listed, "2 and 3", and more are a range, "2 to 4"
         stretches += [f"{stretch[0]} to {stretch[-1]}"] if len(stretch) > 2 else stretch
     plural = {"rank": "ranks", "process": "processes"}[kind]
     *others, last = stretches

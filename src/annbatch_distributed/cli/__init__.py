@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"annbatch-distributed: {' '.join(str(error).split())}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        return 130
+        return 130  # as shells have it: 128 + SIGINT
     return code
 
 
@@ -57,6 +57,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def _stretch(text: str) -> slice:
+    # 5:10, :10, 5: and : itself
     start, colon, stop = text.partition(":")
     if not (colon and f"0{start}{stop}".isdecimal()):
         raise argparse.ArgumentTypeError(f"must be START:STOP, such as 0:16000, got {text!r}")
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, about: str, *parents: _Parser) -> _Parser:
         return commands.add_parser(name, parents=parents, allow_abbrev=False, help=about, description=about)
 
+    # the texts of --help name these, too
     planned = _planning(
         chunk_size=64,
         batch_size=256,

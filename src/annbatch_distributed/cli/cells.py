@@ -10,6 +10,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,6 +28,7 @@ from annbatch_distributed.loader._annbatch import n_rows_of
 def lost_chunks(collection: DatasetCollection) -> list[str]:
     """Return a line for each array that has lost chunks."""
     groups = list(collection)
+    # where keys can't be listed, every chunk would look lost
     if not _lists_keys(groups[0]):
         return []
     return [
@@ -48,6 +50,7 @@ def _lists_keys(group: zarr.Group) -> bool:
 def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of zarr's
     """Yield the arrays of a data set of which writers leave no chunk out."""
     cells, obs, var = group["X"], group["obs"], group["var"]
+    # of sparse cells without a single value, writers leave out everything
     if isinstance(cells, zarr.Array):
         yield cells
     elif cells["data"].size:
@@ -55,8 +58,10 @@ def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of
         if cells["indices"].nchunks_initialized:  # none are written if all values are of the first gene
             yield cells["indices"]
     names = [table[table.attrs.get("_index", "_index")] for table in (obs, var)]
+    # of a categorical column, the categories: codes may be the fill value, 0, in all cells of a chunk
     columns = [obs[name] for name in obs.attrs["column-order"]]
     names += [column["categories"] for column in columns if isinstance(column, zarr.Group) and "categories" in column]
+    # strings of which some are missing are a group of values and flags
     arrays = (array if isinstance(array, zarr.Array) else array["values"] for array in names)
     yield from (array for array in arrays if array.size > 1)  # a name may be empty
 
@@ -70,6 +75,7 @@ class Cells:
             self.collection = DatasetCollection(zarr.open_group(_stored(path), mode="r"))
             if self.collection.is_empty:
                 raise ValueError("no annbatch collection, which DatasetCollection(...).add_adatas writes")
+            # from metadata; it is an error where annbatch would read rows wrongly
             self.n_obs = sum(n_rows_of(group["X"], group["X"].path) for group in self.collection)
             if not self.n_obs:
                 raise ValueError("no rows")
@@ -107,29 +113,25 @@ class Cells:
         flags = np.zeros(self.n_obs, dtype=np.bool_)
         for stretch in stretches or [slice(None)]:
             flags[stretch] = True
-        columns: dict[str, pd.Categorical] = {}
-        wanted: dict[str, list[str]] = {}
+        labels_of = cache(lambda column: self.labels(column).rename_categories(str))
+        any_of: dict[str, Any] = {}
         for condition in conditions:
+            # "donor=d1" selects a value, "donor!=d1" all others and missing ones, "donor" all values
             name, equals, value = condition.partition("=")
             column = name.removesuffix("!") if equals else name
             if not column:
                 raise CommandError(f"--where takes COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {condition!r}")
-            if column not in columns:
-                columns[column] = self.labels(column).rename_categories(str)
-            labels = columns[column]
+            labels = labels_of(column)
             if equals and value not in labels.categories:
                 there = _listed(labels.categories)
                 raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {there}")
             if not equals:
                 flags &= labels.notna()
-            elif name == column:
-                wanted.setdefault(column, []).append(value)
-            else:
+            elif name != column:
                 flags &= labels != value
-        # values of one column are alternatives
-        for column, values in wanted.items():
-            flags &= columns[column].isin(values)
-        return flags
+            else:  # values of one column are alternatives
+                any_of[column] = any_of.get(column, False) | (labels == value)
+        return np.logical_and.reduce([flags, *any_of.values()])
 
 
 def _stored(path: str) -> Any:  # noqa: ANN401 whatever zarr opens

@@ -66,6 +66,7 @@ def run(options: Namespace) -> int:
                 sep="\n",
             )
         return 1
+    # made once, and sent to the ranks: to read a column of obs may take long
     mask = cells.mask(options.mask, options.where)
     plans_of(options, mask, cells.n_obs)  # raises what is wrong before a rank is started
     epochs: list[dict[str, Any]] = []
@@ -109,6 +110,7 @@ def interrupts_held() -> Iterator[None]:
 def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: ANN401 any mask
     """Start the ranks, and yield what they have read in each epoch; a CommandError if one raises or dies."""
     context: Any = multiprocessing.get_context(_start_method())
+    # by this process's end of the pipe to each
     ranks: dict[Any, BaseProcess] = {}
     try:
         # an interrupt waits until the ranks have started: it would leave one with half of its arguments
@@ -118,7 +120,7 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
                 arguments = options, mask, rank, there
                 ranks[here] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
                 ranks[here].start()
-                there.close()
+                there.close()  # else this process wouldn't notice that the rank has ended
         # ranks answer in step: "ready" first, then what check_epoch_read gathers, then what each has read
         n_read = 0
         while n_read < options.epochs:
@@ -143,7 +145,7 @@ def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
         for pipe in connection.wait([pipe for pipe in ranks if pipe not in said]):
             try:
                 said[pipe] = pipe.recv()
-            except (EOFError, OSError):
+            except (EOFError, OSError):  # the rank has ended
                 ranks[pipe].join()
                 code = ranks[pipe].exitcode or 0
                 how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
@@ -197,6 +199,7 @@ def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # no
 def _read(loader: StatefulLoader, rank: int, meet: Meet) -> _Read:
     from annbatch_distributed.checks import Tally
 
+    # counted as in a user's loop: a loader that says other rows than it yields is found out
     tally, longest_wait = Tally(), 0.0
     began = asked = perf_counter()
     for batch in loader:

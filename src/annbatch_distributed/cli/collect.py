@@ -79,6 +79,7 @@ def _collect(options: Namespace) -> int:
             raise CommandError(
                 f"{plural(n_repeated, 'cell name')} repeated, within files or across them: --make-unique"
             )
+        # annbatch fills in 0 for genes that a file lacks, if it isn't told to leave them out
         everywhere = set.intersection(*(set(part.genes) for part in parts))
         anywhere = set.union(*(set(part.genes) for part in parts))
         is_union = options.genes == "union"
@@ -133,6 +134,7 @@ def _named(layers: list[str]) -> str:
 def _part(file: Path, path: Path, options: Namespace) -> _Part:
     """Write what the collection takes of a file."""
     cells = _open(file)
+    # a file without the layer has its counts in X
     place, values = "X", cells.X
     if options.layer is not None and options.layer in cells.layers:
         place, values = f"layer {options.layer}", cells.layers[options.layer]
@@ -166,6 +168,7 @@ def _labelled(obs: pd.DataFrame, missing: list[str]) -> set[str]:
     """Take labels away that are none, in place, and return those that there were."""
     found = set[str]()
     for name in obs:
+        # a category that was replaced is gone from the column, too
         texts = obs[name].astype(object)
         if (are_none := texts.isin(missing)).any():
             found |= {*texts[are_none]}
@@ -191,6 +194,7 @@ def _loading(columns: dict[str, pd.Index | None]) -> Callable[[Any], ad.AnnData]
         lazy = ad.experimental.read_lazy(part)
         given, obs = ad.read_h5ad(part, backed="r").obs, {}
         # a column that the file lacks is missing there; labels are the same strings in all files
+        # {"donor": ["d1", "d2"], "age": None} of all files; this one has cells of d2 only, and no age
         for name, values in columns.items():
             own = given[name] if name in given else pd.Series(np.nan, index=given.index)
             texts = None if values is None else own.astype(object).where(own.isna(), own.astype(str))
@@ -214,6 +218,7 @@ def _report(tables: list[pd.DataFrame], columns: dict[str, pd.Index | None]) -> 
 
 def _name_files(collection: DatasetCollection, files: list[Path]) -> None:
     """Have ``src_path``, in which annbatch keeps the path of what it has read, name the files that were given."""
+    # annbatch has the path of the temporary file, .../cells.zarr.x1y2/pbmc.h5ad; the given one is /data/pbmc.h5ad
     by_stem = {file.stem: str(file) for file in files}
     for group in collection:
         column: Any = group["obs/src_path"]

@@ -43,6 +43,7 @@ def run(options: Namespace) -> int:
             plans[0].plot(*plans[1:]).savefig(options.plot)
         except (ImportError, OSError, ValueError) as error:
             raise CommandError(f"--plot {options.plot}: {error}") from error
+    # (ranks, labels) of each plan, if they are asked for
     mixes = [] if labels is None else [plan.composition(labels) for plan in plans]
     if options.json:
         epochs = [_plan_of(plan) for plan in plans]
@@ -76,6 +77,7 @@ def _plan_of(plan: EpochPlan) -> dict[str, Any]:
 
 
 def _stretches(rows: Rows) -> dict[str, Any]:
+    # rows 0:5 and 8:9 are [[0, 5], [8, 9]]
     bounds = np.column_stack([rows.starts[:_MOST_STRETCHES], rows.stops[:_MOST_STRETCHES]])
     return {"stretches": bounds.tolist(), "all_stretches": len(rows.starts) <= _MOST_STRETCHES}
 

@@ -51,6 +51,7 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
             raise CommandError(f"the state has only a digest of its mask, {rows}: name its rows by --mask or --where")
         mask = [slice(start, stop) for start, stop in rows["ranges"]]
     sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
+    # a rank for each lane, unless --ranks says that the lanes were virtual ranks
     n_lanes = position.segments[-1].n_lanes
     ranks = options.ranks or n_lanes
     return DistributedSampler(
@@ -78,6 +79,7 @@ def _made(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:
             f"the state is of {described['type']}, which can't be made from it: ask sampler.rows_of or "
             "loader.cells_of, in the script that makes that object"
         )
+    # a state holds more than the arguments of a class, and --sampler may name a class that takes fewer
     settings = described | {name: value for name, value in options.items() if value is not None}
     return kind(**{name: value for name, value in settings.items() if name in inspect.signature(kind).parameters})
 

@@ -110,6 +110,7 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
         batch,
         is_leaf=lambda part: isinstance(part, CSR),  # whose three arrays JAX would take for parts of the batch
     )
+    # of each array its name, as batch['obs']['cell_type'], and its rows
     lengths = {f"batch{keystr(path)}": len(array) for path, array in jax.tree.leaves_with_path(arrays)}
     if len({*lengths.values()}) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -122,6 +123,7 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
             "'pad', under which all batches are full."
         )
 
+    # arrays with fewer dimensions than the sharding are split by its first ones
     def place(path: tuple[Any, ...], array: npt.NDArray[Any]) -> jax.Array:
         spec = PartitionSpec(*sharding.spec[: array.ndim])
         placement = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
@@ -162,6 +164,7 @@ def _on_host(name: str, part: Any) -> Any:  # noqa: ANN401 whatever a loader yie
             "convert strings to categories, and nullable or masked values to floats with NaN."
         )
     array = np.asarray(part)
+    # JAX casts too, but silently: integers of 64 bits would wrap around
     kept = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
     if jnp.isdtype(array.dtype, "integral") and not np.array_equal(kept, array):
         raise ValueError(

@@ -39,6 +39,7 @@ class Training:
 
     def reads(self, loader: object) -> bool:
         """Return True if the training is on batches of a loader, by itself or through a ``DataLoader`` around it."""
+        # a DataLoader around a loader has it as its dataset
         return bool(self._trainer.training) and any(getattr(one, "dataset", one) is loader for one in self._loaders)
 
     def note_step(self) -> None:
@@ -71,6 +72,7 @@ class Training:
 
     def check_all_are_read(self, n_batches: int) -> None:
         """Raise a RuntimeError if the trainer, without a limit, will read fewer batches than an epoch has."""
+        # a limit such as 0.5 or 100 is the user's, and means fewer batches; 1.0 is all
         limit, n_asked = self._trainer.limit_train_batches, self._trainer.num_training_batches
         is_limited = self.overfits or not isinstance(limit, float) or limit < 1
         if not is_limited and len(self._loaders) == 1 and n_asked < n_batches:
@@ -96,6 +98,7 @@ def training_on(loader: object, trainer: object) -> Training | None:
 
 def _calling_trainer() -> Trainer | None:
     """Return the trainer whose fit loop has called, through other functions; None if none has."""
+    # upwards from here to the fit loop, or to the end of the stack, where no trainer is
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") not in _FIT_LOOPS:
         frame = frame.f_back

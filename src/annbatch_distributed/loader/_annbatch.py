@@ -78,6 +78,7 @@ def arrays_in(loader: Loader[Any, Any]) -> Iterator[AsyncArray[Any]]:
 def stores_of(loader: Loader[Any, Any]) -> str:
     """Return what a loader reads from; empty if all is in memory."""
     stored = [getattr(cells, "group", cells) for cells in data_in(loader)]
+    # a dict, so that each store is named once, in the order of the datasets
     return ", ".join({str(each.store): None for each in stored if hasattr(each, "store")})
 
 
@@ -174,26 +175,22 @@ def check_layout(cells: object, name: str) -> None:
             f"{name} is a CSC matrix, which lies column by column, and rows are read from CSR. Make it CSR before it "
             "is written to a collection: adata.X = adata.X.tocsr(), for instance in the load_adata of add_adatas."
         )
-    if isinstance(cells, zarr.Array) and not has_whole_rows(cells):
-        chunks, shape = _stored_shape(cells), tuple(cells.shape)
+    if not isinstance(cells, zarr.Array):
+        return
+    shape = tuple(cells.shape)
+    # what is stored under the first key: a shard, or a chunk where there are no shards
+    chunks: Sequence[int]
+    try:
+        chunks = cells.shards or cells.chunks
+    except NotImplementedError:  # where chunks differ in their sizes
+        chunks = [sizes[0] if sizes else 0 for sizes in cells.write_chunk_sizes]
+    # (100, 20) in chunks of (64, 20) has whole rows, and in chunks of (64, 10) it hasn't
+    if any(size < n_columns for size, n_columns in zip(chunks[1:], shape[1:], strict=True)):
         raise ValueError(
             f"{name} has the shape {shape} and lies in chunks (or shards) of {chunks}, which don't have all columns of "
             "their rows, and annbatch reads such rows wrongly. Write it with DatasetCollection.add_adatas, or in "
             f"chunks of ({chunks[0]}, {', '.join(map(str, shape[1:]))})."
         )
-
-
-def has_whole_rows(array: zarr.Array[Any] | zarr.AsyncArray[Any]) -> bool:
-    """Whether all that is stored under one key are all columns of some rows."""
-    return all(size >= n_columns for size, n_columns in zip(_stored_shape(array)[1:], array.shape[1:], strict=True))
-
-
-def _stored_shape(array: zarr.Array[Any] | zarr.AsyncArray[Any]) -> Sequence[int]:
-    """The shape of what is stored under the first key: a shard, or a chunk where there are no shards."""
-    try:
-        return array.shards or array.chunks
-    except NotImplementedError:  # where chunks differ in their sizes
-        return [sizes[0] if sizes else 0 for sizes in array.write_chunk_sizes]
 
 
 def n_rows_of(cells: Any, name: str) -> int:  # noqa: ANN401 an array or a group of zarr's

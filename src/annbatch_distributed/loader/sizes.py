@@ -20,6 +20,7 @@ from annbatch_distributed.masks import AnyMask, resolve_mask
 from annbatch_distributed.rows import integer, plural
 from annbatch_distributed.stream import LONGEST_GAP
 
+_ARGUMENTS = "chunk_size", "preload_nchunks", "batch_size"
 #: Rows of a store's chunk if no collection is given: annbatch's default.
 _STORE_CHUNK = 64
 #: Larger chunks are not read much faster; fewer chunks in a load request shuffle worse, as in annbatch's own tutorial.
@@ -44,17 +45,15 @@ class Sizes(Mapping[str, Any]):  # of int; type checkers accept Any for each arg
     """Estimated peak memory of a rank's loader, in bytes, without ``obs``."""
 
     def __getitem__(self, name: str) -> int:
-        return {
-            "chunk_size": self.chunk_size,
-            "preload_nchunks": self.preload_nchunks,
-            "batch_size": self.batch_size,
-        }[name]
+        if name not in _ARGUMENTS:
+            raise KeyError(name)
+        return int(getattr(self, name))
 
     def __iter__(self) -> Iterator[str]:
-        yield from ("chunk_size", "preload_nchunks", "batch_size")
+        return iter(_ARGUMENTS)
 
     def __len__(self) -> int:
-        return 3
+        return len(_ARGUMENTS)
 
 
 def suggest_sizes(
@@ -160,6 +159,7 @@ def suggest_sizes(
     most_rows = min(most_rows, max(n_rows // world_size, least_rows))
     chunk_size = store_chunk
     largest_chunk = min(_MOST_ROWS_OF_CHUNK, most_rows // _LEAST_CHUNKS)
+    # 64 -> 128 -> 256 -> 512, as long as whole chunks still make whole batches within the memory
     while 2 * chunk_size <= largest_chunk and math.lcm(2 * chunk_size, batch_size) <= most_rows:
         chunk_size *= 2
     step = math.lcm(chunk_size, batch_size)

@@ -111,6 +111,7 @@ class StepCounter:
         return vars(self) | {"_training": None}  # a trainer stays in its process
 
 
+# Lightning's module is imported only where Lightning itself is: without it, there is no trainer to be found.
 def _lightning() -> Any:  # noqa: ANN401 a module
     """Return what this package knows of Lightning, if Lightning is there; else None."""
     if {"lightning", "pytorch_lightning"}.isdisjoint(sys.modules):
@@ -195,7 +196,7 @@ class StatefulLoader(Loader[Any, Any]):
             )
         self._options = {"read_ahead": read_ahead, **kwargs}
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
-        # frameworks are set up for a thread only, so their arrays are made where batches are taken
+        # frameworks are set up for a single thread, so their arrays are made where batches are taken
         self._to_be = kwargs.pop("to", None) if read_ahead else None
         self._sampler = batch_sampler
         self._one_request = _OneRequest(batch_sampler)
@@ -282,9 +283,9 @@ class StatefulLoader(Loader[Any, Any]):
         [128, 128, 128, 116]
         """
         # options of the sampler are told from those of the loader by the names of its arguments
-        of_sampler = {name: options.pop(name) for name in {*signature(DistributedSampler).parameters} & {*options}}
+        of_sampler = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
         kind = RandomSampler if shuffle else SequentialSampler
-        if not {"remainder", "enforce_equal_batches"} & {*of_sampler}:
+        if of_sampler.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
             of_sampler["remainder"] = "exact"
         sizes = suggest_sizes(
             collection,
@@ -295,8 +296,7 @@ class StatefulLoader(Loader[Any, Any]):
             read_through=of_sampler.get("read_through", LONGEST_GAP),
         )
         sampler = DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
-        options = {"preload_to_gpu": False} | options
-        made = cls(batch_sampler=sampler, read_ahead=read_ahead, **options)
+        made = cls(batch_sampler=sampler, read_ahead=read_ahead, **{"preload_to_gpu": False} | options)
         return made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
 
     @classmethod
@@ -383,6 +383,7 @@ class StatefulLoader(Loader[Any, Any]):
             If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
         """
         zarrs_reader.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
+        # before anything is loaded: to load cells by columns as rows may fail with another error
         if "load_adata" not in options:
             self._check_layouts(group["X"] for group in collection)
         for group in collection:
@@ -549,7 +550,8 @@ class StatefulLoader(Loader[Any, Any]):
         wanted = [columns] if isinstance(columns, str) else columns
         parts = []
         for number in np.unique(numbers).tolist():
-            # lines of the table whose cells are of this dataset, and the cells' places in it
+            # lines of the table whose cells are of this dataset, and the cells' places in it: the bounds 0 3 5 and the
+            # rows 4 0 3 give dataset 1 the lines 0 2 and the places 1 0
             here = np.flatnonzero(numbers == number)
             places = cells["row"].to_numpy()[here] - bounds[number]
             if names is not None:
@@ -619,6 +621,7 @@ class StatefulLoader(Loader[Any, Any]):
         """Begin to count the steps of a pass, as a training that reads it has it."""
         training = training_on(self, self._sampler.framework_object)
         if training is not None:
+            # overfit_batches reads the first batches again in every epoch, which are those of epoch 0
             if training.overfits and not self._sampler.batches_done:
                 self._sampler.go_to(Position())
             training.check_all_are_read(len(self))
@@ -646,6 +649,7 @@ class StatefulLoader(Loader[Any, Any]):
             for batch in batches:
                 yield due.popleft()(batch)
                 del batch
+                # the consumer has the other pass's batches by now, and would count these as its own
                 self._sampler.check_is_last(begun)
 
     def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 annbatch's own
@@ -675,6 +679,7 @@ class StatefulLoader(Loader[Any, Any]):
         annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
         """
         zarrs_reader.check_zarrs_answers(lambda: any(map(zarrs_reader.is_by_zarrs, arrays_in(self))))
+        # None if zarrs can't read these datasets: annbatch reads them then
         rows = zarrs_reader.read(self, dataset_index_to_rows)
         return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
 
@@ -774,11 +779,14 @@ class StatefulLoader(Loader[Any, Any]):
             batches_done = last.done_after(self._steps.n_done)
         return self._sampler.state_at(batches_done, self._collection)
 
-    def _own_pass(self, *, is_by_workers: bool = False) -> Pass | None:
+    def _own_pass(self) -> Pass | None:
         """Return the pass that was begun last, if this loader knows how far it is; None if none was begun."""
         last = self._sampler.last_pass
-        if last is not None and last.is_by_workers and not is_by_workers:
-            raise RuntimeError(_NOT_KNOWN)
+        if last is not None and last.is_by_workers:
+            raise RuntimeError(
+                "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Ask "
+                "what loader.to_dataloader(num_workers=...) has returned: its state_dict() and check_epoch_read() know."
+            )
         if last is not None and last is not self._pass:
             raise RuntimeError(
                 "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
@@ -880,6 +888,7 @@ class _OneRequest(Sampler):
         self._sampler.validate(n_obs)
 
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
+        # threads that prefetch read at the same time, each a request of its own
         request = self.requests.pop(threading.get_ident())
         return iter([{"requests": request.rows(), "splits": list(request.splits)}])
 
@@ -889,6 +898,7 @@ class _OneRequest(Sampler):
 
 def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
     """Return data whose relative path leads to where it leads now, also once the process goes to another folder."""
+    # of zarr's arrays and groups, and of anndata's sparse datasets, which hold a group
     place = getattr(getattr(data, "group", data), "store_path", None)
     if place is None or not isinstance(place.store, LocalStore):
         return data
@@ -926,6 +936,7 @@ def _check_not_dispatched() -> None:
     It would read an ``IterableDataset`` on rank 0 alone and cut up the batches, or read on every rank and keep a part
     of them. Rows would silently be missing. accelerate passes nothing that it could be known by, but for who calls.
     """
+    # frame 0 is this function, 1 is set_epoch, 2 is who calls that
     caller = sys._getframe(2)
     if caller.f_globals.get("__name__") != "accelerate.data_loader":
         return
@@ -936,9 +947,3 @@ def _check_not_dispatched() -> None:
         "more, and rows would never be read. Leave the DataLoader out, and iterate over the StatefulLoader itself; "
         "prepare(loader) returns it unchanged."
     )
-
-
-_NOT_KNOWN = (
-    "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Ask what "
-    "loader.to_dataloader(num_workers=...) has returned: its state_dict() and check_epoch_read() know."
-)

@@ -154,6 +154,7 @@ class WorkerDataLoader(DataLoader[Any]):
         RuntimeError
             While iterating, if another iteration was begun since: workers that persist can't go back to this one.
         """
+        # without workers, the loader itself counts its batches
         if not self.num_workers:
             yield from self._workers
             return
@@ -173,20 +174,18 @@ class WorkerDataLoader(DataLoader[Any]):
         self._read = Tally()
         for batch in self._workers:
             sampler.check_is_last(begun)
-            self._note(batch)
+            # a collate_fn may return anything, with or without the rows
+            index = batch.get("index") if isinstance(batch, dict) else None
+            if index is None:
+                self._read = None
+            elif self._read is not None:
+                self._read.add(index)
             steps.count()  # before it is yielded: whoever saves a state has been given this batch
             if steps.n_yielded == begun.n_due:
                 sampler.end(begun)
             yield batch
             sampler.check_is_last(begun)
         sampler.end(begun)
-
-    def _note(self, batch: Any) -> None:  # noqa: ANN401 whatever a collate_fn returns
-        index = batch.get("index") if isinstance(batch, dict) else None
-        if index is None:
-            self._read = None
-        elif self._read is not None:
-            self._read.add(index)
 
     def check_epoch_read(
         self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -249,8 +248,9 @@ def _check_not_skipped() -> None:
 
     It would go on with a ``DataLoader`` of its own, which knows nothing of epochs and states.
     """
-    code, module = sys._getframe(2).f_code, sys._getframe(2).f_globals.get("__name__")
-    if (module, code.co_name) != ("accelerate.data_loader", "skip_first_batches"):
+    # frame 0 is this function, 1 is the property, 2 is who asks for it
+    caller = sys._getframe(2)
+    if (caller.f_globals.get("__name__"), caller.f_code.co_name) != ("accelerate.data_loader", "skip_first_batches"):
         return
     raise RuntimeError(
         "accelerate's skip_first_batches can't skip batches of what to_dataloader() returns, whose epoch and state it "

@@ -91,7 +91,12 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
     if len(data_sets) < len(rows_of):
         return None
     # of each dataset, the runs to read: of rows, or of the values of sparse rows
-    bounds = [_bounds_of(data_set, rows) for data_set, rows in zip(data_sets, rows_of.values(), strict=True)]
+    bounds = []
+    for data_set, rows in zip(data_sets, rows_of.values(), strict=True):
+        starts, stops = runs(rows)
+        # rows 1:3 of sparse cells whose rows begin at 0 3 3 5 are the values 3:5
+        indptr = data_set.indptr
+        bounds.append((starts, stops) if indptr is None else (indptr[starts], indptr[stops]))
     for data_set, (_, stops) in zip(data_sets, bounds, strict=True):
         if any(stops.max() > array.shape[0] for array in data_set.arrays):  # zarrs would make the rest up
             return None
@@ -110,12 +115,6 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
         room.elems[2][0] = 0
         np.cumsum(np.concatenate(lengths), out=room.elems[2][1:])
     return room
-
-
-def _bounds_of(data_set: ZarrDataset, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the starts and stops of what is read of the arrays of a data set."""
-    starts, stops = runs(rows)
-    return (starts, stops) if data_set.indptr is None else (data_set.indptr[starts], data_set.indptr[stops])
 
 
 def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[tuple[int, int, int, int]]:
@@ -140,7 +139,9 @@ def _read_array(array: AsyncArray[Any], starts: list[int], stops: list[int], out
     from zarrs._internal import ChunkItem
 
     chunks = array.shards or array.chunks
+    # every part has all columns of its rows, check_layout has seen to that
     columns = [slice(0, n_columns) for n_columns in out.shape[1:]]
+    # a chunk of which several runs are read has one key, which takes long to encode
     keys: dict[int, str] = {}
     items = []
     for number, first, end, before in parts_of(starts, stops, chunks[0]):
@@ -160,7 +161,7 @@ def _is_for_zarrs(data_set: ZarrDataset | None) -> TypeGuard[ZarrDataset]:
         and type(array.store_path.store) is LocalStore
         and array.dtype.isnative
         and array.dtype.kind in "biuf"
-        and _is_regular(array)
+        and _is_regular(array)  # parts_of cuts at multiples of one size
         for array in data_set.arrays
     )
 

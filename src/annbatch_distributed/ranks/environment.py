@@ -85,7 +85,9 @@ def launched(variables: Mapping[str, str]) -> Placement:
         # 2 nodes with a torchrun each, which mpirun or srun has started, and 8 ranks: their world size is 2, or 1 if
         # they have started nothing but a shell
         n_torchruns = variables.get(_N_TORCHRUNS)
-        if n_torchruns is not None and any(variables.get(other.world_size) not in {"1", n_torchruns} for other in others):
+        if n_torchruns is not None and any(
+            variables.get(other.world_size) not in {"1", n_torchruns} for other in others
+        ):
             raise _contradiction(_read(variables, launcher) for launcher in launchers)
         return member
     members = [_read(variables, launcher) for launcher in launchers]

@@ -55,6 +55,7 @@ def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) ->
     devices, names = _devices_and_axes(mesh, axes)
     _check_initialised()
     by_rank, rank = _shares_and_rank(devices, names)
+    # shares of processes 0 1 and 2 3 give the ranks 0: 0, 1: 0, 2: 1, 3: 1
     rank_of = {process: number for number, share in enumerate(by_rank) for process in share.processes}
     return Placement.of_ranks(rank_of, by_rank[rank].processes[0], f"{_axes(names)} of a JAX mesh", "jax")
 
@@ -186,6 +187,7 @@ def _devices_and_axes(
 
 def named_axes(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the axes that one dimension of a ``PartitionSpec`` names."""
+    # PartitionSpec("data", ("model", "x"), None) has a part of each kind
     names = (part or ()) if not isinstance(part, str) else (part,)
     if not isinstance(names, tuple):
         raise ValueError(f"A sharding must say along which axes it splits each dimension, got {part!r}.")
@@ -196,6 +198,7 @@ def _shares_and_rank(mesh: Mesh, names: tuple[str, ...]) -> tuple[list[Share], i
     """Return the shares, and which of them this process has."""
     import jax
 
+    # the process of each device, in the order of the mesh
     owners = [device.process_index for device in mesh.devices.flat]
     this = jax.process_index()
     if this not in owners:

@@ -46,6 +46,7 @@ class Rank:
     world_size: int
 
     def __post_init__(self) -> None:
+        # numpy's integers become Python's, as a Rank is compared, printed and written as JSON
         for name in ("rank", "world_size"):
             value = getattr(self, name)
             try:
@@ -58,6 +59,7 @@ class Rank:
         if self.world_size < 1:
             raise ValueError(f"world size must be at least 1, got world size {self.world_size} with rank {self.rank}.")
         if self.world_size > MOST_RANKS:
+            # a number of thousands of digits can't even be printed
             about = self.world_size.bit_length() - 1
             raise ValueError(f"world size must be at most {MOST_RANKS}, got about 2**{about}.")
         if not 0 <= self.rank < self.world_size:
@@ -95,6 +97,7 @@ class Placement:
 
         Every rank is that of at least one process, and of as many as any other.
         """
+        # {0: 0, 1: 0, 2: 1, 3: 1}: 2 ranks of 2 processes each
         processes = tuple(sorted(rank_of))
         world_size = max(rank_of.values()) + 1
         return cls(

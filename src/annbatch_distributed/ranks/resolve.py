@@ -257,7 +257,9 @@ def source_of(dist_info: DistInfo) -> Callable[[], Placement]:
             f"A callable as dist_info is called without arguments, and returns (rank, world_size), but {name}"
             f"{parameters} can't be: {error}. Pass one that needs none, such as a lambda that calls it."
         ) from None
-    return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh can be called too, but is none of these any more
+    return partial(
+        _call, cast("Callable[[], object]", dist_info)
+    )  # a Mesh can be called too, but is none of these any more
 
 
 _EXPECTED = (

@@ -70,6 +70,7 @@ def group(members: ProcessGroup) -> Placement:
     """Return which member of a process group this process is."""
     import torch.distributed as dist
 
+    # processes 4 and 6 of the default group are ranks 0 and 1 of a group of both
     rank_of = {process: rank for rank, process in enumerate(dist.get_process_group_ranks(members))}
     return _placement(rank_of, "process group", "a torch process group")
 

@@ -49,6 +49,7 @@ def base_seed() -> int:
     with _hiding:
         info = torch.utils.data.get_worker_info()
     assert info is not None
+    # torch seeds worker w with its base seed + w
     return (info.seed - info.id) % (1 << 62)
 
 
@@ -75,6 +76,7 @@ class SharedFlag:
         self._memory[0] = 0
 
     def __reduce__(self) -> tuple[type[SharedFlag], tuple[()]]:
+        # multiprocessing says so while it pickles for a process that it spawns
         if get_spawning_popen() is not None:
             self.set()
         return SharedFlag, ()
