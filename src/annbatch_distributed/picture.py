@@ -58,15 +58,15 @@ def draw(plans: Sequence[EpochPlan]) -> Figure:
     n_labels = max(2, _LETTERS // (len(str(most)) + 3))
     axes[-1].xaxis.set_major_locator(MaxNLocator(n_labels - 1, steps=[1, 2, 2.5, 5, 10], integer=True))
     # the legend has only what is drawn
-    signs = {}
+    signs = []
     if any(plan.n_dropped for plan in plans):
-        signs["dropped"] = Patch(facecolor=_DROPPED)
+        signs.append(Patch(facecolor=_DROPPED, label="dropped"))
     if any(plan.n_repeated for plan in plans):
-        signs["repeated"] = Patch(fill=False, hatch="////")
+        signs.append(Patch(fill=False, hatch="////", label="repeated"))
     if any(map(_is_masked, plans)):
-        signs["left out by the mask"] = Patch(facecolor=_OUTSIDE)
+        signs.append(Patch(facecolor=_OUTSIDE, label="left out by the mask"))
     if signs:
-        figure.legend(list(signs.values()), list(signs), loc="outside lower right", ncols=3, frameon=False)
+        figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False)
     return figure
 
 

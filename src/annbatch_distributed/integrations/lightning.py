@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 __all__ = ["Training", "errors_explained", "training_on"]
@@ -98,11 +99,11 @@ def training_on(loader: object, trainer: object) -> Training | None:
 
 def _calling_trainer() -> Trainer | None:
     """Return the trainer whose fit loop has called, through other functions; None if none has."""
-    # upwards from here to the fit loop, or to the end of the stack, where no trainer is
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") not in _FIT_LOOPS:
+    frame: FrameType | None = sys._getframe(1)
+    # upwards from here to the fit loop, or to the end of the stack
+    while frame is not None and frame.f_globals.get("__name__") not in _FIT_LOOPS:
         frame = frame.f_back
-    return getattr(frame.f_locals.get("self"), "trainer", None)
+    return None if frame is None else getattr(frame.f_locals.get("self"), "trainer", None)
 
 
 @contextmanager

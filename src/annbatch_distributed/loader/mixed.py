@@ -21,7 +21,7 @@ import pandas as pd
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Timeout
 from annbatch_distributed.loader.prefetch import threads
-from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter, training_on
+from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter
 from annbatch_distributed.ranks import Placement
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.state import Position, bounded
@@ -258,6 +258,8 @@ class MixedLoader:
 
     def _begin_steps(self) -> StepCounter:
         """Begin to count the steps of a pass, as a training that reads it has it."""
+        from annbatch_distributed.integrations.lightning import training_on
+
         objects = [source.sampler.framework_object for source in self._sources.values()]
         training = training_on(self, next((one for one in objects if one is not None), None))
         if training is not None:

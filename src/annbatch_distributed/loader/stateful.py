@@ -18,7 +18,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -109,22 +109,6 @@ class StepCounter:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_training": None}  # a trainer stays in its process
-
-
-# Lightning's module is imported only where Lightning itself is: without it, there is no trainer to be found.
-def _lightning() -> Any:  # noqa: ANN401 a module
-    """Return what this package knows of Lightning, if Lightning is there; else None."""
-    if {"lightning", "pytorch_lightning"}.isdisjoint(sys.modules):
-        return None
-    from annbatch_distributed.integrations import lightning
-
-    return lightning
-
-
-def training_on(loader: object, framework_object: object) -> Training | None:
-    """Return Lightning's training that is about to read a loader, ready to do so; else None."""
-    lightning = _lightning()
-    return None if lightning is None else lightning.training_on(loader, framework_object)
 
 
 class StatefulLoader(Loader[Any, Any]):
@@ -619,6 +603,9 @@ class StatefulLoader(Loader[Any, Any]):
 
     def _begin_steps(self) -> StepCounter:
         """Begin to count the steps of a pass, as a training that reads it has it."""
+        # the room above this one, so it is imported here; it imports nothing of Lightning
+        from annbatch_distributed.integrations.lightning import training_on
+
         training = training_on(self, self._sampler.framework_object)
         if training is not None:
             # overfit_batches reads the first batches again in every epoch, which are those of epoch 0
@@ -800,9 +787,9 @@ class StatefulLoader(Loader[Any, Any]):
         Add all datasets before, in the order that they had, so that a state that doesn't fit is refused here, and not
         when the next pass begins.
         """
-        lightning = _lightning()
-        explained = nullcontext() if lightning is None else lightning.errors_explained(self._sampler.framework_object)
-        with explained:
+        from annbatch_distributed.integrations.lightning import errors_explained
+
+        with errors_explained(self._sampler.framework_object):
             self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
     # Checks

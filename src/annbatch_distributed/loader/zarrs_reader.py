@@ -13,8 +13,8 @@ annbatch reads everything else: what is in memory or far away, by other codecs, 
 or in chunks of several sizes. It also reads the first load request of sparse cells, and with it where their
 rows begin; and what can't be read as it should be, so that errors are annbatch's.
 
-zarrs has no public way in. A version in which it is another one is left to annbatch, and ``tests/loader/test_local.py``
-notices that.
+zarrs has no public way in. A version in which it is another one is left to annbatch, and
+``tests/loader/test_zarrs_reader.py`` notices that.
 """
 
 from __future__ import annotations
