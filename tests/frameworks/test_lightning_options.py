@@ -322,8 +322,9 @@ class Anew(Module):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         loop = checkpoint["loops"]["fit_loop"]
         loop["state_dict"].pop("combined_loader")
-        counts = loop["epoch_loop.batch_progress"]["current"]
-        counts.update(ready=0, started=0, processed=0, completed=0)
+        progress = loop["epoch_loop.batch_progress"]
+        progress["current"].update(ready=0, started=0, processed=0, completed=0)
+        progress["total"]["completed"] = progress["total"]["processed"]
 
 
 def test_an_epoch_that_has_more_batches_than_lightning_has_counted_is_an_error(tmp_path: Path) -> None:
@@ -347,6 +348,21 @@ def test_an_epoch_of_another_size_is_an_error_that_says_how_to_begin_it_anew(
     trainer, module = trainer_of(tmp_path), Anew()
     trainer.fit(module, Cells(**change), ckpt_path=tmp_path / "within.ckpt")
     assert epochs_of(module) == [[], *alone(**change)[1:]]
+
+
+@pytest.mark.parametrize("at", [(1, 3), (0, N - 1)])
+def test_epoch_begun_anew_after_a_step_counts_from_0(at: tuple[int, int], tmp_path: Path) -> None:
+    """Lightning goes on in its count of steps, also in that of an epoch that was at its end and has more cells now."""
+    more = {"n_rows": 9 * N}
+    trainer = trainer_of(tmp_path)
+    trainer.fit(Module(at=at, after=saved(tmp_path)), Cells())
+    trainer = trainer_of(tmp_path)
+    if at == (0, N - 1):  # no order to restore, so that the state fits
+        with pytest.raises(RuntimeError, match=f"Lightning counts {N} batches of this epoch as done"):
+            trainer.fit(Module(), Cells(**more), ckpt_path=tmp_path / "within.ckpt")
+    trainer, module = trainer_of(tmp_path), Anew()
+    trainer.fit(module, Cells(**more), ckpt_path=tmp_path / "within.ckpt")
+    assert epochs_of(module)[at[0] :] == alone(**more)[at[0] :]
 
 
 def test_fabric_takes_what_to_dataloader_returns_and_its_count_of_epochs_gives_no_state_up() -> None:

@@ -71,8 +71,19 @@ class Training:
         if self._trainer.fit_loop.restarting:
             self._trainer.fit_loop._load_combined_loader_states()
 
-    def check_all_are_read(self, n_batches: int) -> None:
-        """Raise a RuntimeError if the trainer, without a limit, will read fewer batches than an epoch has."""
+    def check_all_are_read(self, n_batches: int, n_done: int) -> None:
+        """Raise a RuntimeError if the trainer would read too few of an epoch's batches, of which ``n_done`` are done.
+
+        It doesn't ask for batches that it counts as done, nor for more than it has counted, if it has no limit.
+        """
+        # several loaders may begin again at any step
+        if len(self._loaders) == 1 and self._batches.ready and not n_done:
+            raise RuntimeError(
+                f"Lightning counts {self._batches.ready} batches of this epoch as done, and the loader begins it with "
+                f"the first: as many of its {n_batches} batches would never be read. The checkpoint has no state of "
+                "this loader within an epoch, or is of an epoch's last batch and of fewer cells. Have Lightning count "
+                "from 0: 'Another collection or batch size' on the page about Lightning shows how."
+            )
         # a limit such as 0.5 or 100 is the user's, and means fewer batches; 1.0 is all
         limit, n_asked = self._trainer.limit_train_batches, self._trainer.num_training_batches
         is_limited = self.overfits or not isinstance(limit, float) or limit < 1

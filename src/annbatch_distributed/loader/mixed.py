@@ -267,7 +267,7 @@ class MixedLoader:
                 for source in self._sources.values():
                     source.sampler.go_to(Position())
                 self._step, self._open = 0, {}
-            training.check_all_are_read(len(self))
+            training.check_all_are_read(len(self), self._step)
         self._steps = self._steps.next(training)
         return self._steps
 

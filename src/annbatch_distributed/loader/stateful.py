@@ -611,7 +611,7 @@ class StatefulLoader(Loader[Any, Any]):
             # overfit_batches reads the first batches again in every epoch, which are those of epoch 0
             if training.overfits and not self._sampler.batches_done:
                 self._sampler.go_to(Position())
-            training.check_all_are_read(len(self))
+            training.check_all_are_read(len(self), self._sampler.batches_done)
         self._steps = self._steps.next(training)
         return self._steps
 
