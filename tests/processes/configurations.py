@@ -31,7 +31,6 @@ TRAINING = slice(0, 250)
 # 97 rows: on 2 ranks as on 3, one has a row more than the others, and with it would have a batch more
 HELD_OUT = slice(250, N_OBS)
 FOLDS = [slice(0, 60), slice(120, 157)]
-TOO_SMALL = slice(0, 15)
 
 # no boundary between shards comes close to where these classes change
 CLASSES = np.repeat([0, 1, 2, 3], [50, 95, 60, 142])
@@ -59,11 +58,6 @@ class Configuration:
     sharding: ShardingName = "contiguous"
     epochs: tuple[int | None, ...] = (0,)
     """The epoch to set before each pass; None makes one more pass without setting any."""
-
-    @property
-    def rows(self) -> list[int]:
-        """The rows of the window, one by one."""
-        return [row for stretch in self.window for row in range(stretch.start, stretch.stop)]
 
     def sampler(self, dist_info: DistInfo) -> DistributedSampler:
         """Make one rank's sampler."""
@@ -99,9 +93,4 @@ GOOD = {
     "shuffled folds": Configuration(sequential, tuple(FOLDS), "exact", "shuffled", epochs=(0, 1)),
     # draws from runs that no boundary between shards can cut
     "independent": Configuration(by_class(CUT_CLASSES, DRAWS), (TRAINING,), sharding="independent", epochs=(0, 1)),
-}
-
-WRONG = {
-    "too few rows": Configuration(random(TOO_SMALL), (TOO_SMALL,)),
-    "a run of a class cut short": Configuration(by_class(CUT_CLASSES), (TRAINING,)),
 }

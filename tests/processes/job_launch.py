@@ -1,4 +1,7 @@
-"""One rank that reads all configurations: ``-m tests.processes.job_launch torch|jax COLLECTION RESULTS``."""
+"""One rank that reads all configurations, and compares itself with the others.
+
+``-m tests.processes.job_launch torch|jax COLLECTION RESULTS``
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,20 @@ import torch
 import torch.distributed as dist
 import zarr
 from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler
 from jax.experimental.multihost_utils import assert_equal
 
-from tests.processes.configurations import GOOD, N_OBS, WRONG
+from annbatch_distributed import DistributedSampler
+from annbatch_distributed.checks.exchange import store_of
+from tests.processes.configurations import GOOD, N_OBS
 from tests.processes.in_job import in_job
 from tests.processes.told import tell
 
 if TYPE_CHECKING:
-    from annbatch_distributed import DistributedSampler
     from tests.processes.in_job import Framework
+
+#: The rank that is unlike the others.
+ODD = 1
 
 
 def ask_too_early(framework: Framework) -> str:
@@ -63,15 +71,22 @@ def read(framework: Framework, collection: Path, name: str) -> list[dict[str, An
     return passes
 
 
-def fail(sampler: DistributedSampler) -> tuple[str, int]:
-    """Return the error of a sampler, and how many load requests had come before."""
-    n_requests = 0
+def check_store(rank: int) -> None:
+    """Write to JAX's store as two processes do that give up at the same time: the first one has said it."""
+    store = store_of("jax")
+    for text in ("first", "second"):
+        store.compare_set(f"of {rank}", "", text)
+    assert store.get(f"of {rank}") == b"first"
+
+
+def compare(framework: Framework, *, seed: int = 0, timeout: float = 60.0) -> str:
+    """Return the error that a rank hears whose sampler is compared with those of all ranks."""
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=framework, seed=seed)
     try:
-        for _ in sampler.sample(N_OBS):
-            n_requests += 1
-    except ValueError as error:
-        return str(error), n_requests
-    return "", n_requests
+        sampler.check_ranks_agree(N_OBS, timeout=timeout)
+    except (ValueError, TimeoutError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def main(framework: Framework, collection: Path, results: Path) -> None:
@@ -84,8 +99,13 @@ def main(framework: Framework, collection: Path, results: Path) -> None:
             "rank": (sampler.rank, sampler.world_size),
             "too early": too_early,
             "passes": {name: read(framework, collection, name) for name in GOOD},
-            "failures": {name: fail(configuration.sampler(framework)) for name, configuration in WRONG.items()},
+            "same": compare(framework),
+            "other seed": compare(framework, seed=int(rank == ODD)),
         }
+        if rank != ODD:  # which never comes
+            told["missing"] = compare(framework, timeout=3)
+        if framework == "jax":
+            check_store(rank)
         tell(results, rank, told)
 
 

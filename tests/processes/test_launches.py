@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from annbatch_distributed import Rank
-from tests.processes.configurations import GOOD, N_OBS, WRONG
+from tests.processes.configurations import GOOD, N_OBS
+from tests.processes.job_launch import ODD
 from tests.processes.launch import forked_ranks, run
 from tests.processes.told import told_by
-from tests.samplers import batches, flat
+from tests.samplers import batches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,20 +45,14 @@ def test_each_rank_reads_what_it_reads_in_one_process(ranks: list[Any], name: st
             assert read["n_batches"] == len(read["batches"])
 
 
-def test_every_row_of_the_window_is_read_once_and_no_other(ranks: list[Any]) -> None:
-    for name, configuration in GOOD.items():
-        for passes in zip(*(told["passes"][name] for told in ranks), strict=True):
-            rows = flat(flat(read["batches"]) for read in passes)
-            assert set(rows) <= set(configuration.rows)
-            if configuration.remainder in {"keep", "exact"}:
-                assert sorted(rows) == configuration.rows
+def test_ranks_compare_each_other_in_store_of_framework(ranks: list[Any]) -> None:
+    (same,), (other_seed,) = ({told[name] for told in ranks} for name in ("same", "other seed"))
+    assert not same
+    others = " and ".join(str(rank) for rank in range(len(ranks)) if rank != ODD)
+    assert f"  seed: 0 on rank{'s' * (len(ranks) > 2)} {others}; 1 on rank {ODD}\n" in other_seed
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_for_one_rank_is_the_same_error_on_all_at_once_and_before_any_row_is_read(
-    ranks: list[Any], name: str
-) -> None:
-    (failure,) = {tuple(told["failures"][name]) for told in ranks}
-    message, n_requests = failure
-    assert message
-    assert n_requests == 0
+def test_missing_process_is_named_on_every_other_rank(ranks: list[Any]) -> None:
+    (message,) = {told["missing"] for told in ranks if "missing" in told}
+    start = f"TimeoutError: The ranks can't be checked: of {len(ranks)} processes, process {ODD} didn't come within 3 "
+    assert message.startswith(start)
