@@ -187,11 +187,12 @@ def test_wrong_job_raises_same_error_on_all_ranks(drawn: Job) -> None:
 
 
 @given(jobs(kinds=("random", "sequential", *DRAWING)))
-def test_type_of_integers_changes_nothing(drawn: Job) -> None:
-    """Arguments that are numpy's integers have the plan, the state and the rows of Python's."""
+def test_form_of_arguments_changes_nothing(drawn: Job) -> None:
+    """Arguments that are numpy's integers, and a mask of the same rows, have the plan, state and rows of the others."""
     assert drawn.plain is not None
+    same_rows = np.array(drawn.window())
     for rank in range(len(runnable(drawn.plain))):
-        one = drawn.rank(rank, virtual_ranks=drawn.integer(drawn.world_size))
+        one = drawn.rank(rank, virtual_ranks=drawn.integer(drawn.world_size), mask=same_rows)
         expected = drawn.plain.rank(rank, virtual_ranks=drawn.world_size)
         assert str(one.plan(drawn.n_obs)) == str(expected.plan(drawn.n_obs))
         assert batches(one.sample(drawn.n_obs)) == batches(expected.sample(drawn.n_obs))
