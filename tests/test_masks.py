@@ -119,11 +119,3 @@ def test_all_that_is_open_is_the_other_mask_itself() -> None:
     ]
     with pytest.raises(ValueError, match=re.escape("[10, end) reaches beyond [0, 20), [40, end)")):
         resolve_mask(slice(10, None), within=within)
-
-
-def test_flags_are_those_of_a_collection_of_as_many_rows() -> None:
-    flags = np.arange(N_OBS) < 30
-    assert str(resolve_mask(flags).window(N_OBS)) == "0:30"
-    for n_obs in (N_OBS - 1, N_OBS + 1):
-        with pytest.raises(ValueError, match=rf"The mask has 100 values, .* the collection has {n_obs} rows"):
-            resolve_mask(flags).window(n_obs)

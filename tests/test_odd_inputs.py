@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from functools import partial
@@ -111,6 +112,35 @@ def mixture(**options: Any) -> Callable[[], object]:
     return lambda: MixedLoader({"a": loader(), "b": loader()}, **given)
 
 
+def gathering(texts: Any) -> None:
+    """Let the first of two ranks check that they agree, by a function that returns some texts."""
+    sampler().check_ranks_agree(N_OBS, gather=lambda _: texts)
+
+
+def garbling(answer: str) -> None:
+    """Let it be answered with something else than a rank says; CALL in an answer is the call that it makes."""
+
+    def gather(text: str) -> list[str]:
+        return [text, answer.replace("CALL", json.dumps(json.loads(text)["call"]))]
+
+    sampler().check_ranks_agree(N_OBS, gather=gather)
+
+
+def on_ranks(numbers: tuple[int, int]) -> DistributedSampler:
+    """A sampler of a number of virtual ranks on a number of ranks."""
+    virtual_ranks, world_size = numbers
+    return sampler(dist_info=Rank(0, world_size), virtual_ranks=virtual_ranks)
+
+
+def sharded_by(answer: Callable[[Rows], Any]) -> object:
+    """The pass of a rank whose sharding answers so with the rows 0:13."""
+
+    def sharding(rows: Rows, *, epoch: int, seed: int | None) -> Any:
+        return answer(rows)
+
+    return job(SequentialSampler(2, 1, 2), 2, sharding=sharding, remainder="keep")[1].sample(13)
+
+
 def returning(pair: Any) -> DistributedSampler:
     return sampler(dist_info=lambda: pair)
 
@@ -155,7 +185,7 @@ NO_SIZE = "MaskBlind has batch_size .* of type .*integer"
 NO_SIZES: list[Any] = [8.0, math.nan, True, "8", np.float32(8), np.bool_(True), 2.5]
 ODD_COUNTS: list[Any] = [5.5, math.nan, math.inf, -1, -1.0, 2**63, 10.0**30]
 NO_COUNTS: list[Any] = [None, True, np.bool_(True), "5", np.array([5]), 5 + 0j]
-CUT = "which sharding='shuffled' would cut. Use sharding='independent'"
+NO_RANK = r"rank must be in \[0, 2\), the ranks of this plan, got VALUE"
 NO_COUNT = r"Counting.n_batches\(20\) must return how many batches it yie"
 NO_TALLIES: list[Any] = [(-1,), (0, -1), (1.0,), (0, None), (True,), (1, 1, 2**64), (1, 1, -1)]
 ODD_MASK = r"MaskBlind\.mask can't be shared out: mask must be a slice"
@@ -212,6 +242,14 @@ WRONG_SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),
     ({"row_bytes": 10, "mask": slice(0, 1_001)}, ValueError, "mask"),
 ]
+#: Shardings of 13 rows that don't return each of them once.
+NO_ORDERS: dict[str, tuple[Callable[[Rows], Any], type[Exception], str]] = {
+    "nothing": (lambda rows: None, TypeError, "must return Rows, got an object of type NoneType"),
+    "a list": (lambda rows: [rows, rows], TypeError, "must return Rows, got an object of type list"),
+    "too few": (lambda rows: rows.cyclic(0, 12), ValueError, r"each of the 13 rows of 0:13 once .* returned 12 rows"),
+    "a row twice": (lambda rows: Rows((range(12), range(11, 12))), ValueError, "once and no other"),
+    "another row": (lambda rows: Rows((range(12), range(99, 100))), ValueError, r"it returned 13 rows, 0:12, 99"),
+}
 ODD: dict[str, Odd] = {
     # ranks
     "a rank beyond": (lambda: Rank(2, 2), ValueError, "world_size"),
@@ -231,6 +269,19 @@ ODD: dict[str, Odd] = {
     "jax, not initialized": (argument("dist_info", "jax"), RuntimeError, "JAX distributed is not initialized"),
     **each("a class", [Rank, dict, RandomSampler], said_by, TypeError, A_CLASS),
     **each("a class, later", [Rank, dict, RandomSampler], said_later_by, TypeError, A_CLASS),
+    "a callable that fails": (argument("dist_info", lambda: {}["SLURM_PROCID"]), KeyError, "SLURM_PROCID"),
+    "deferred, not initialized": (
+        lambda: sampler(dist_info=deferred("torch")).check_ranks_agree(N_OBS),
+        RuntimeError,
+        r"torch\.distributed is not initialized",
+    ),
+    **each("virtual ranks", [(24, 7)], on_ranks, ValueError, "which is 7. .* 1, 2, 3, 4, 6, 8, 12 or 24 ranks"),
+    **each("fewer virtual ranks", [(2, 4), (1, 2)], on_ranks, ValueError, "a multiple of the world size, which is"),
+    "virtual ranks, later": (
+        lambda: sampler(dist_info=deferred(Rank(0, 4)), virtual_ranks=2).plan(N_OBS),
+        ValueError,
+        "virtual_ranks=2 must be a multiple of the world size, which is 4. .* 1 or 2 ranks",
+    ),
     **each("arguments", [rank_of, deferred], said_by, TypeError, WITH_ARGUMENTS),
     **each("arguments, later", [rank_of, deferred], said_later_by, TypeError, WITH_ARGUMENTS),
     "a sampler as dist_info": (argument("dist_info", RandomSampler(1, 1, 1)), TypeError, "Unknown dist_info"),
@@ -245,6 +296,20 @@ ODD: dict[str, Odd] = {
         lambda: rows_of_mask(pd.Series([1.0, np.nan])),
         TypeError,
         r"values of float64, NaN among them.*obs\['split'\] == 'train'",
+    ),
+    **each(
+        "flags of 100 rows",
+        [99, 101],
+        resolve_mask(np.ones(100, dtype=bool)).window,
+        ValueError,
+        "The mask has 100 values, .* the collection has VALUE rows",
+    ),
+    "a mask beyond that of the sampler": (
+        partial(setattr, around(mask=slice(10, 60)), "mask", [slice(20, 30), slice(50, 70)]),
+        ValueError,
+        re.escape(
+            "The mask [20, 30), [50, 70) reaches beyond [10, 60), the mask of the wrapped sampler: rows in [60, 70)"
+        ),
     ),
     # rows
     "rows: no ranges": (lambda: Rows(5), TypeError, "a tuple of ranges, .* got 5"),
@@ -396,6 +461,10 @@ ODD: dict[str, Odd] = {
     "blocks of 2**70 rows": (lambda: Shuffled(2**70), ValueError, "block_size must be .* below 9223372036854775808"),
     "blocks of a text": (lambda: Shuffled("4"), TypeError, "block_size"),
     "shuffled without a seed": (lambda: plan(sharding="shuffled", seed=None), ValueError, "seed"),
+    **{
+        f"a sharding that returns {name}": (partial(sharded_by, call), *rest)
+        for name, (call, *rest) in NO_ORDERS.items()
+    },
     "a sharding of other arguments": (
         argument("sharding", lambda rows: rows),
         TypeError,
@@ -439,6 +508,8 @@ ODD: dict[str, Odd] = {
     "negative batches": (lambda: sampler().state_dict(batches_done=-1), ValueError, "batches_done"),
     "half a batch": (lambda: sampler().state_dict(batches_done=0.5), TypeError, "batches_done"),
     "a rank that is none": (lambda: plan().n_batches("0"), TypeError, "rank"),
+    **each("the batches of a rank", [-1, 2], lambda rank: plan().n_batches(rank), IndexError, NO_RANK),
+    **each("the shard of a rank", [-1, 2], lambda rank: plan().shard(rank), IndexError, NO_RANK),
     # labels
     "labels of other rows": (lambda: plan().composition(["a"]), ValueError, "40 rows"),
     "labels in two dimensions": (lambda: plan().composition(np.zeros((N_OBS, 2))), ValueError, "dimensions"),
@@ -485,6 +556,20 @@ ODD: dict[str, Odd] = {
     "a tally and a number": (lambda: add(Tally(), 1), TypeError, "unsupported operand"),
     "a timeout of nothing": (lambda: sampler().check_ranks_agree(N_OBS, timeout=0), ValueError, "timeout"),
     "a timeout of nan": (lambda: loader().check_ranks_agree(timeout=math.nan), ValueError, "timeout"),
+    "a timeout of None": (lambda: sampler().check_ranks_agree(N_OBS, timeout=None), TypeError, "must be a number"),
+    "nobody to ask": (
+        lambda: sampler().check_ranks_agree(N_OBS),
+        RuntimeError,
+        "2 ranks can't reach .*pass gather=",
+    ),
+    **each("texts", ["text", ["another"], [1, 2]], gathering, TypeError, "gather must return a list with the texts"),
+    **each(
+        "garbled texts",
+        ["no JSON", "[]", '{"call": []}', '{"call": CALL, "said": {}}'],
+        garbling,
+        ValueError,
+        "say can't be read.*gather, must hand on texts as they are",
+    ),
     "a gather that is none": (lambda: loader().check_ranks_agree(gather=3), TypeError, "gather"),
 }
 

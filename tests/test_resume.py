@@ -154,17 +154,6 @@ def rows_in(counted: Counter[Batch]) -> list[int]:
     return [row for rows, _ in counted.elements() for row in rows]
 
 
-def test_an_epoch_before_that_of_a_state_is_an_error() -> None:
-    before = random()
-    before.set_epoch(3)
-    after = resumed(before, 5)
-    with pytest.raises(ValueError, match=r"A state of epoch 3 was loaded, and set_epoch\(2\) would give it up"):
-        after.set_epoch(2)
-    assert (after.epoch, after.batches_done) == (3, 5)
-    list(after.sample(N_OBS))
-    after.set_epoch(2)
-
-
 def test_epoch_without_batches_is_finished_in_its_state() -> None:
     """A rank that has no batch in an epoch begins the next one, also after a restart."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from typing import TYPE_CHECKING, Any
 
 import annbatch
@@ -65,17 +64,6 @@ def test_it_is_an_annbatch_sampler_with_the_wrapped_samplers_batches() -> None:
 def test_a_mask_on_the_wrapper_narrows_down_the_wrapped_samplers(mask: Any, rows: Sequence[int]) -> None:
     read = [order(one(random(mask=slice(10, 60)), rank, mask=mask, remainder="keep")) for rank in range(2)]
     assert sorted(flat(read)) == [*rows]
-
-
-def test_a_mask_beyond_the_wrapped_samplers_is_an_error_that_shows_both() -> None:
-    mask = [slice(20, 30), slice(50, 70)]
-    message = "The mask [20, 30), [50, 70) reaches beyond [10, 60), the mask of the wrapped sampler: rows in [60, 70)"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        one(random(mask=slice(10, 60)), mask=mask)
-    sampler = one(random(mask=slice(10, 60)))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        sampler.mask = mask
-    assert sampler.mask == slice(10, 60)
 
 
 def test_a_mask_can_be_read_and_assigned_between_passes() -> None:

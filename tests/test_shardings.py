@@ -328,34 +328,6 @@ def test_a_function_puts_the_rows_into_the_order_that_is_cut_into_stretches(
         assert f"sharding={order.__name__}" in str(plan)
 
 
-WRONG: dict[str, tuple[Any, type[Exception], str]] = {
-    "nothing": (lambda rows: None, TypeError, "must return Rows, got an object of type NoneType"),
-    "a list for each rank": (lambda rows: [rows, rows], TypeError, "must return Rows, got an object of type list"),
-    "too few": (lambda rows: rows.cyclic(0, 12), ValueError, r"each of the 13 rows of 0:13 once .* returned 12 rows"),
-    "a row twice": (lambda rows: Rows((range(12), range(11, 12))), ValueError, "once and no other"),
-    "a row of elsewhere": (
-        lambda rows: Rows((range(12), range(99, 100))),
-        ValueError,
-        r"it returned 13 rows, 0:12, 99",
-    ),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_function_that_returns_other_rows_is_the_same_error_on_every_rank_before_any_is_read(wrong: str) -> None:
-    answer, error, message = WRONG[wrong]
-
-    def order(rows: Rows, *, epoch: int, seed: int | None) -> Any:
-        return answer(rows)
-
-    raised = set()
-    for rank in job(SequentialSampler(2, 1, 2), 2, sharding=order, remainder="keep"):
-        with pytest.raises(error, match=message) as caught:
-            rank.sample(13)
-        raised.add(str(caught.value))
-    assert len(raised) == 1
-
-
 def test_a_function_is_asked_with_the_epoch_and_the_seed() -> None:
     asked = []
 

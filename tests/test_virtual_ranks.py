@@ -11,7 +11,7 @@ from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, deferred
+from annbatch_distributed import DistributedSampler, Rank
 from tests.meeting import agreement
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 from tests.strategies import Job, jobs
@@ -204,24 +204,6 @@ def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read()
     assert {part.stop - part.start for request in requests for part in request["requests"]} == {8}
     assert [len(split) for request in requests for split in request["splits"]] == [64] * 16
     assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
-
-
-@pytest.mark.parametrize(
-    ("world_size", "virtual_ranks", "fitting"), [(7, 24, "1, 2, 3, 4, 6, 8, 12 or 24"), (4, 2, "1 or 2"), (2, 1, "1")]
-)
-def test_a_world_size_that_does_not_divide_the_virtual_ranks_is_an_error_that_lists_those_that_do(
-    world_size: int, virtual_ranks: int, fitting: str
-) -> None:
-    message = (
-        rf"virtual_ranks={virtual_ranks} must be a multiple of the world size, which is {world_size}. .* {fitting} rank"
-    )
-    with pytest.raises(ValueError, match=message):
-        job(RandomSampler(4, 2, 4), world_size, virtual_ranks=virtual_ranks)
-    later = DistributedSampler(
-        RandomSampler(4, 2, 4), dist_info=deferred(Rank(0, world_size)), virtual_ranks=virtual_ranks
-    )
-    with pytest.raises(ValueError, match=message):
-        later.plan(100)
 
 
 def test_ranks_with_other_numbers_of_virtual_ranks_are_told_so() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -234,61 +233,37 @@ def test_one_rank_alone_needs_nobody() -> None:
     DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 1)).check_ranks_agree(100)
 
 
-def test_several_ranks_that_no_framework_knows_need_a_function_to_gather_with() -> None:
-    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
-    with pytest.raises(RuntimeError, match=r"The 2 ranks can't reach each other.*pass gather="):
-        sampler.check_ranks_agree(100)
-
-
-@pytest.mark.parametrize("gathered", ["text", ["another"], [1, 2]])
-def test_what_is_gathered_must_be_the_texts_of_all_processes(gathered: object) -> None:
-    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
-    with pytest.raises(TypeError, match="gather must return a list with the texts of all processes"):
-        sampler.check_ranks_agree(100, gather=lambda _: gathered)  # type: ignore[return-value]  # wrong ones, to be refused
-
-
-@pytest.mark.parametrize("odd", ["no JSON", "[]", '{"call": []}', '{"call": "check", "said": {}}'])
-def test_texts_that_are_not_handed_on_as_they_are_are_one_error(odd: str) -> None:
-    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 2))
-
-    def gather(text: str) -> list[str]:
-        call = json.dumps(json.loads(text)["call"])
-        return [text, odd.replace('"check"', call)]
-
-    with pytest.raises(ValueError, match=r"say can't be read.*gather, must hand on texts as they are"):
-        sampler.check_ranks_agree(100, gather=gather)
-
-
 SECONDS = 20.0
 
-TIMEOUTS: dict[str, tuple[Any, str]] = {
-    "None": (None, "TypeError: timeout must be a number of seconds or a datetime.timedelta, got None of type NoneType"),
-    "a boolean": (
-        True,
-        "TypeError: timeout must be a number of seconds or a datetime.timedelta, got True of type bool",
+#: What rank 1 asks with, and the error that both ranks hear.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no timeout": (
+        {"timeout": None},
+        "TypeError: timeout must be a number of seconds or a datetime.timedelta, got N",
     ),
-    "nan": (float("nan"), "ValueError: timeout must be more than 0 seconds, and finite"),
-    "no time": (timedelta(0), "ValueError: timeout must be more than 0 seconds, and finite so that no process waits"),
+    "a boolean": (
+        {"timeout": True},
+        "TypeError: timeout must be a number of seconds or a datetime.timedelta, got T",
+    ),
+    "nan": ({"timeout": float("nan")}, "ValueError: timeout must be more than 0 seconds, and finite"),
+    "no time": ({"timeout": timedelta(0)}, "ValueError: timeout must be more than 0 seconds, and finite so that no"),
+    "no function": ({"gather": "allgather"}, "TypeError: gather must be a function that takes a text and returns"),
+    "no rows": ({"n_obs": -1}, "ValueError: n_obs must be"),
 }
 
 
-def checking(rank: int, **kwargs: Any) -> Callable[[], str | None]:
+def checking(rank: int, n_obs: int = 100, **kwargs: Any) -> Callable[[], str | None]:
     """A call of one of two ranks."""
     sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(rank, 2))
-    return lambda: sampler.check_ranks_agree(100, **{"timeout": SECONDS, **kwargs})
+    return lambda: sampler.check_ranks_agree(n_obs, **{"timeout": SECONDS, **kwargs})
 
 
-@pytest.mark.parametrize("name", TIMEOUTS)
-def test_a_wrong_timeout_of_one_rank_is_the_same_error_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeout, expected = TIMEOUTS[name]
-    (told,) = set(met([checking(0), checking(1, timeout=timeout)], monkeypatch))
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_argument_of_one_rank_is_same_error_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, expected = WRONG[name]
+    (told,) = set(met([checking(0), checking(1, **options)], monkeypatch))
     assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
     assert told.endswith("(rank 1)")
-
-
-def test_a_gather_that_cannot_be_called_is_the_same_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    (told,) = set(met([checking(0), checking(1, gather="allgather")], monkeypatch))
-    assert "TypeError: gather must be a function that takes a text and returns the texts of all processes" in told
 
 
 @pytest.mark.parametrize("timeout", [np.float32(20), timedelta(seconds=20)])
@@ -297,13 +272,6 @@ def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(timeout: Any, monkeypat
     alone = [checking(0, timeout=type(timeout)(1) if not isinstance(timeout, timedelta) else timedelta(seconds=1))]
     told, _ = met([*alone, lambda: "nothing"], monkeypatch)
     assert "process 1 didn't come within 1 seconds" in told
-
-
-def test_who_has_a_wrong_argument_and_nobody_to_tell_hears_of_it_at_once() -> None:
-    with pytest.raises(TypeError, match="timeout must be a number"):
-        checking(0, timeout=None)()
-    with pytest.raises(TypeError, match="gather must be a function"):
-        checking(0, gather=5)()
 
 
 def test_a_process_whose_rank_is_not_known_waits_for_the_others_as_long_as_it_was_told_to(
@@ -323,20 +291,6 @@ def test_a_process_whose_rank_is_not_known_waits_for_the_others_as_long_as_it_wa
     with pytest.raises(RuntimeError, match="the job has not begun"):
         sampler.check_ranks_agree(100, timeout=1)
     assert waited == [1]
-
-
-def test_a_wrong_number_of_rows_on_one_rank_is_the_same_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(1, 2))
-    odd = partial(sampler.check_ranks_agree, -1, timeout=SECONDS)
-    (told,) = set(met([checking(0), odd], monkeypatch))
-    assert "n_obs must be" in told
-    assert "(rank 1)" in told
-
-
-def test_a_rank_that_is_asked_for_too_early_is_an_error_at_once() -> None:
-    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred("torch"))
-    with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
-        sampler.check_ranks_agree(100)
 
 
 def test_masks_that_differ_in_a_row_are_named() -> None:

@@ -123,11 +123,6 @@ def test_lightning_s_older_packages_are_known_by_name_too(name: str) -> None:
     assert (sampler(own()).rank, sampler(own()).world_size) == (0, 1)
 
 
-def test_a_class_is_not_what_knows_the_rank() -> None:
-    with pytest.raises(TypeError, match=r"Pass an instance, not the class"):
-        sampler(Trainer)
-
-
 def test_a_sampler_that_asks_a_trainer_says_so_until_it_is_asked() -> None:
     made = sampler(Trainer(accelerator="cpu", devices=1, **QUIET))
     assert "rank=?" in repr(made)

@@ -54,8 +54,3 @@ def test_a_framework_that_is_not_installed_is_an_import_error_that_says_what_to_
     monkeypatch.setitem(sys.modules, f"{name}.distributed", None)
     with pytest.raises(ImportError, match=rf"install annbatch-distributed\[{name}\]"):
         resolve(name)
-
-
-def test_an_error_in_the_users_callable_comes_out_as_it_is() -> None:
-    with pytest.raises(KeyError, match="SLURM_PROCID"):
-        resolve(lambda: ({}["SLURM_PROCID"], 1))
