@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anndata as ad
@@ -12,15 +11,14 @@ import pytest
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from tests.samplers import MaskBlind, batches, flat
+from tests.samplers import MaskBlind, batches
+from tests.test_resume import N_OBS, random
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: For each step and rank, the rows of the batch.
 type Read = dict[tuple[int, int], list[int]]
-
-N_OBS = 96
 
 
 def told(sampler: DistributedSampler, n_obs: int, steps: Any = slice(None), **options: Any) -> Read:
@@ -30,12 +28,6 @@ def told(sampler: DistributedSampler, n_obs: int, steps: Any = slice(None), **op
     keys = list(zip(frame["step"], frame["rank"], strict=True))
     assert keys == sorted(keys)
     return {key: rows.tolist() for key, rows in frame.groupby(["step", "rank"])["row"]}
-
-
-def random(rank: int = 0, world_size: int = 2, **options: Any) -> DistributedSampler:
-    """A rank whose epoch has 12 batches, in 3 requests."""
-    sampler = RandomSampler(4, 4, 4, rng=np.random.default_rng(0))
-    return DistributedSampler(sampler, dist_info=Rank(rank, world_size), **({"seed": 0} | options))
 
 
 def test_rows_of_finished_pass_are_its_own() -> None:
@@ -96,9 +88,9 @@ def cells(n_rows: int, first: int, **columns: Any) -> ad.AnnData:
     return ad.AnnData(np.arange(first, first + n_rows, dtype="float32")[:, None], obs=obs)
 
 
-def loader(rank: int = 0, **options: Any) -> StatefulLoader:
+def loader() -> StatefulLoader:
     """A rank with two data sets of other columns."""
-    made = StatefulLoader(batch_sampler=random(rank, **options), return_index=True, preload_to_gpu=False)
+    made = StatefulLoader(batch_sampler=random(), preload_to_gpu=False)
     donors = pd.Categorical([*"ab"] * 20)
     return made.add_adatas([cells(40, 0, donor=donors, depth=1.5), cells(56, 40, donor=pd.Categorical([*"c"] * 56))])
 
@@ -136,16 +128,3 @@ def test_cells_without_names_have_none() -> None:
     found = made.cells_of(0)
     assert list(found) == ["step", "rank", "row", "data_set", "cell"]
     assert found["cell"].isna().all()
-
-
-def test_what_workers_have_read_is_told() -> None:
-    made = loader()
-    batches_of = made.to_dataloader(num_workers=2, multiprocessing_context="fork", persistent_workers=False)
-    batches_of.set_epoch(4)
-    read = [batch["index"].tolist() for _, batch in zip(range(5), batches_of, strict=False)]
-    after = loader()
-    after.load_state_dict(json.loads(json.dumps(batches_of.state_dict())))
-    for knows in (made, after):
-        frame = knows.cells_of(slice(5), [], ranks=0)
-        assert [rows.tolist() for _, rows in frame.groupby("step")["row"]] == read
-        assert flat(read) == frame["row"].tolist()

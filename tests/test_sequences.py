@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.loaders import numbered
 from tests.meeting import agreement, verdict
 from tests.samplers import job
-from tests.strategies import Job, jobs
+from tests.strategies import PASSING, Job, jobs
+from tests.test_laws import drops_rows
 from tests.test_resume import Batch, check_same_batches, read_by, rows_by_step
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ class History:
         self.n_left, self.has_looked, self.is_finished = self.counts(), False, False
         n_done = len({step for step, _ in self.steps})
         assert [len(loader) for loader in self.ranks] == [n_done + n_left for n_left in self.n_left]
-        assert set(agreement([loader.sampler for loader in self.ranks], self.drawn.n_obs)) == {""}
+        samplers = [loader.sampler for loader in self.ranks]
+        assert {*(agreement(samplers, self.drawn.n_obs) if self.kind == 2 else agreement(self.ranks))} == {""}
         self.iterators = [iter(loader) for loader in self.ranks]
         for n_left, iterator in zip(self.n_left, self.iterators, strict=True):
             assert n_left or next(iterator, None) is None  # under keep, a rank that has none left ends at once
@@ -166,6 +168,10 @@ class History:
         self.check_rows_of(self.steps)
         (verdict_text,) = set(verdict(self.ranks))
         assert ", as planned" in verdict_text
+        if self.drawn.kind in PASSING and policy != "drop" and not drops_rows(self.drawn):
+            n_rows = len({row for rows, _ in whole for row in rows})
+            assert f"ach of the {n_rows} row" in verdict_text
+            assert " was read once" in verdict_text
 
     def check_rows_of(self, steps: Steps) -> None:
         """Check that every rank tells the same rows of the epoch, and those of some steps that were read."""

@@ -120,17 +120,6 @@ def test_a_chunk_is_one_contiguous_read_where_batches_are_whole_chunks(
         assert max(part.stop - part.start for part in pieces) == chunk
 
 
-def test_a_second_pass_without_set_epoch_has_the_same_rows_in_another_order_and_warns_once() -> None:
-    (sampler,) = job(RandomSampler(4, 2, 8), 1, sharding="shuffled", seed=0, mask=slice(0, 37))
-    first = flat(batches(sampler.sample(N_OBS)))
-    with pytest.warns(UserWarning, match="A second pass without set_epoch: every rank reads the rows") as warned:
-        second, third = (flat(batches(sampler.sample(N_OBS))) for _ in range(2))
-    assert len(warned) == 1
-    assert warned[0].filename == __file__
-    assert sorted(first) == sorted(second) == sorted(third)
-    assert len({tuple(first), tuple(second), tuple(third)}) == 3
-
-
 def test_another_generator_is_another_order_of_the_same_blocks() -> None:
     ranks = job(RandomSampler(4, 2, 8), 2, sharding="shuffled", seed=0)
     before = [flat(batches(rank.sample(N_OBS))) for rank in ranks]
@@ -364,4 +353,4 @@ def test_a_second_pass_without_set_epoch_warns_once_where_epochs_move_rows_or_lo
         for _ in range(2):
             list(sampler.sample(n_obs))
     assert len(caught) == warns
-    assert all("to_dataloader" in str(one.message) for one in caught)
+    assert all("to_dataloader" in str(one.message) and one.filename == __file__ for one in caught)

@@ -61,10 +61,12 @@ def test_every_step_has_the_rows_of_as_many_real_ranks_on_any_number_of_ranks(
                 on(drawn, world_size)[0].plan(drawn.n_obs)
         return
     read: list[Read] = []
+    read_by_two: list[Read] = []
     marks: list[Any] = []
     for sampler in real:
         for _ in range(passes):
             sampler.sample(drawn.n_obs)
+        read_by_two.append(read_by_workers(sampler, drawn.n_obs, 2))
         requests = list(sampler.sample(drawn.n_obs))
         read.append(batches(requests))
         marks.append(repeats(requests) if drawn.options["remainder"] == "pad" else read[-1])
@@ -74,6 +76,7 @@ def test_every_step_has_the_rows_of_as_many_real_ranks_on_any_number_of_ranks(
             sampler.set_epoch(epoch)
             for _ in range(passes):
                 sampler.sample(drawn.n_obs)
+            assert read_by_workers(sampler, drawn.n_obs, 2) == joined(read_by_two, world_size)[rank]
             n_batches = sampler.n_batches(drawn.n_obs)
             requests = list(sampler.sample(drawn.n_obs))
             found = batches(requests)
@@ -87,36 +90,6 @@ def test_every_step_has_the_rows_of_as_many_real_ranks_on_any_number_of_ranks(
             virtual = sampler.plan(drawn.n_obs)
             assert replace(virtual, n_processes=None) == plan
             assert virtual.n_processes == world_size
-
-
-@pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-@pytest.mark.parametrize("kind", ["random", "mask-blind"])
-def test_workers_of_a_rank_divide_its_batches_as_those_of_real_ranks_do(remainder: Any, kind: str) -> None:
-    sampler = RandomSampler(4, 2, 4) if kind == "random" else MaskBlind(4, per_request=3)
-    options: dict[str, Any] = {"seed": 0, "remainder": remainder}
-    for n_obs in (101, 128):
-        read = [read_by_workers(rank, n_obs, 2) for rank in of_epoch_0(sampler, 4, **options)]
-        for world_size in (1, 2, 4):
-            ranks = of_epoch_0(sampler, world_size, **options, virtual_ranks=4)
-            found = [read_by_workers(rank, n_obs, 2) for rank in ranks]
-            assert found == joined(read, world_size)
-            for done in (1, 4):
-                state = ranks[0].state_dict(batches_done=0) | {"segments": [[4, 2 if ranks[0].shuffle else 1, done]]}
-                for others in (1, 2, 4):
-                    after = job(sampler, others, **options, virtual_ranks=4)
-                    for rank in after:
-                        rank.load_state_dict(state)
-                        rank.set_epoch(0)
-                    rest = [read_by_workers(rank, n_obs, 2) for rank in after]
-                    left = [part[done:] for part in joined(read, others)]
-                    assert [sorted(flat(part)) for part in rest] == [sorted(flat(part)) for part in left]
-
-
-def of_epoch_0(*arguments: Any, **options: Any) -> list[DistributedSampler]:
-    ranks = job(*arguments, **options)
-    for rank in ranks:
-        rank.set_epoch(0)
-    return ranks
 
 
 def test_a_state_without_virtual_ranks_goes_on_with_them_and_the_other_way_round() -> None:

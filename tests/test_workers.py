@@ -302,6 +302,8 @@ def test_the_state_of_a_dataloader_is_that_after_the_batch_that_it_gave_last(n_w
         again = make()
         again.load_state_dict(states[done])
         assert again.next_epoch == (1 if done == len(whole) else 0)
+        frame = again.sampler.rows_of(N_OBS, slice(done), ranks=0)
+        assert [part.tolist() for _, part in frame.groupby("step")["row"]] == whole[:done]
         left = rows(again)
         assert left == (whole[done:] if done < len(whole) else following)
         assert len(again) == len(whole)
@@ -325,16 +327,18 @@ def test_state_within_a_step_leads_to_its_batch() -> None:
 
 @forks
 def test_what_workers_have_read_is_checked_by_the_index_of_the_batches() -> None:
-    ranks = [workers_of(loader(rank=rank)) for rank in range(2)]
+    loaders = [loader(rank=rank) for rank in range(2)]
+    ranks = list(map(workers_of, loaders))
     for made in ranks:
         made.set_epoch(1)
         assert len(rows(made)) == len(made)
     (said,) = set(verdict(ranks))
     assert said.startswith("epoch 1: 2 ranks have read")
+    with pytest.raises(RuntimeError, match=r"its state_dict\(\) and check_epoch_read\(\) know"):
+        loaders[0].check_epoch_read()
     list(islice(ranks[0], 3))
     assert "rank 0 has read" in verdict(ranks)[1]
-    made = StatefulLoader(batch_sampler=distributed(), preload_to_gpu=False)
-    made = workers_of(made.add_adata(ad.AnnData(np.zeros((N_OBS, 1), dtype="float32"))))
+    made = workers_of(numbered(distributed(), N_OBS, return_index=False))
     assert len(list(made)) == len(made)
     with pytest.raises(TypeError, match="the batches say no rows: make the loader with return_index=True"):
         made.check_epoch_read()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import annbatch
-import anndata as ad
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, Rows, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, Rows
 from annbatch_distributed.checks import Tally
+from tests.loaders import numbered
 from tests.meeting import heard, met
 from tests.samplers import MaskBlind, batches, flat, job
 from tests.strategies import PASSING, Job, jobs
@@ -94,45 +93,6 @@ def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch
     assert text.count("\n") == 1
 
 
-@given(jobs(policies=("keep", "exact", "pad", "drop")), st.data())
-def test_what_was_left_of_an_epoch_is_told_from_all_of_it(drawn: Job, data: st.DataObject) -> None:
-    ranks = runnable(drawn)
-    n_batches = min(sampler.n_batches(drawn.n_obs) for sampler in ranks)
-    assume(n_batches > 1)
-    done = data.draw(st.integers(1, n_batches - 1))
-    read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
-    resumed = drawn.ranks()
-    for sampler, before in zip(resumed, ranks, strict=True):
-        sampler.load_state_dict(before.state_dict(batches_done=done))
-    rest = [batches(sampler.sample(drawn.n_obs)) for sampler in resumed]
-    assert rest == [one[done:] for one in read]
-    n_left = len(flat(flat(rest)))
-    assert f"read {counted(n_left, sum(map(len, rest)))}, as planned" in said(resumed, drawn.n_obs, rest)
-    assert "is not what was planned" in said(resumed, drawn.n_obs, read)
-
-
-@pytest.mark.parametrize(
-    ("n_ranks", "options", "read"),
-    [
-        (2, {}, "2 ranks have read 64 rows in 18 batches"),
-        (5, {}, "5 ranks have read 64 rows in 20 batches"),
-        (1, {"virtual_ranks": 3}, "1 rank has read 64 rows in 6 batches"),
-    ],
-)
-def test_what_other_numbers_of_ranks_have_left_is_read_once_by_all(
-    n_ranks: int, options: dict[str, Any], read: str
-) -> None:
-    sampler = RandomSampler(4, 2, 4, rng=np.random.default_rng(0))
-    before = job(sampler, 3, seed=0, remainder="exact", **options)[0]
-    before.sample(100)
-    after = job(sampler, n_ranks, seed=0, remainder="exact", **options)
-    for one in after:
-        one.load_state_dict(before.state_dict(batches_done=3))
-    text = said(after, 100, [batches(one.sample(100)) for one in after])
-    rows = "as planned. With the batches before, each of the 100 rows was read once"
-    assert text == f"rest of epoch 0: {read}, {rows}"
-
-
 class Swapped:
     """Has two rows change places, neither of which is compared, if a text says so that nobody sees."""
 
@@ -166,8 +126,7 @@ def test_shares_that_are_not_the_whole_are_an_error_although_each_rank_has_read_
 
 def test_the_loader_counts_what_it_yields() -> None:
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="pad")
-    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-    loader.add_adata(ad.AnnData(np.zeros((50, 1))))
+    loader = numbered(sampler, 50, return_index=False)
     list(loader)
     assert loader.check_epoch_read() == (
         "epoch 0: 1 rank has read 52 rows in 13 batches, as planned. Each of the 50 rows was read once, 2 were repeated"
@@ -184,26 +143,12 @@ def test_the_loader_counts_what_it_yields() -> None:
     assert loader.check_epoch_read().startswith("epoch 1: 1 rank has read 52 rows")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_what_workers_have_read_is_counted_by_who_collects_it() -> None:
-    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
-    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, return_index=True)
-    loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-    loader.set_epoch(2)
-    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
-    collected = loader.to_dataloader(**options)
-    read = [batch["index"].tolist() for batch in collected]
-    with pytest.raises(RuntimeError, match=r"its state_dict\(\) and check_epoch_read\(\) know"):
-        loader.check_epoch_read()
-    assert loader.check_epoch_read(tally(read)).startswith("epoch 2: 1 rank has read 48 rows in 12 batches, as planned")
-
-
 def checked(
     state: dict[str, Any] | None, *, strict: bool = True, n_read: int | None = None
 ) -> tuple[str, dict[str, Any]]:
     """The verdict of a loader that has loaded a state and read some batches, or all; and its state then."""
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="exact")
-    made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False).add_adata(ad.AnnData(np.zeros((48, 1))))
+    made = numbered(sampler, 48, return_index=False)
     if state is not None:
         made.load_state_dict(state, strict=strict)
     for _ in islice(made, n_read):
