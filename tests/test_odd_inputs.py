@@ -11,7 +11,6 @@ from operator import add
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, cast
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,6 +29,7 @@ from annbatch_distributed import (
 )
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.masks import resolve_mask
+from tests.loaders import numbered
 from tests.samplers import Counting, MaskBlind, NoBatchSize, job
 from tests.strategies import POLICIES, selected, unknown
 
@@ -50,8 +50,7 @@ def plan(**options: Any) -> Any:
 
 
 def loader(remainder: Any = "drop", **options: Any) -> StatefulLoader:
-    made = StatefulLoader(batch_sampler=sampler(remainder=remainder), preload_to_gpu=False, **options)
-    return made.add_adata(ad.AnnData(np.zeros((N_OBS, 1))))
+    return numbered(sampler(remainder=remainder), N_OBS, **options)
 
 
 def rank_3(wrapped: Sampler, n_obs: int, **options: Any) -> Callable[[], object]:
@@ -462,8 +461,8 @@ ODD: dict[str, Odd] = {
     "blocks of a text": (lambda: Shuffled("4"), TypeError, "block_size"),
     "shuffled without a seed": (lambda: plan(sharding="shuffled", seed=None), ValueError, "seed"),
     **{
-        f"a sharding that returns {name}": (partial(sharded_by, call), *rest)
-        for name, (call, *rest) in NO_ORDERS.items()
+        f"a sharding that returns {name}": (partial(sharded_by, call), error, text)
+        for name, (call, error, text) in NO_ORDERS.items()
     },
     "a sharding of other arguments": (
         argument("sharding", lambda rows: rows),

@@ -6,7 +6,6 @@ import pickle
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,9 +19,9 @@ from annbatch_distributed import (
     Rank,
     Rows,
     Shuffled,
-    StatefulLoader,
 )
 from annbatch_distributed.sharding import Contiguous, Independent
+from tests.loaders import numbered
 from tests.samplers import batches, flat
 from tests.strategies import POLICIES
 
@@ -262,8 +261,7 @@ def test_plans_are_equal_and_hash_alike_on_every_rank() -> None:
 def test_a_loader_holds_no_more_rows_than_the_plan_says(read_ahead: int, virtual_ranks: int | None) -> None:
     sampler = RandomSampler(chunk_size=4, preload_nchunks=6, batch_size=8)
     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0, virtual_ranks=virtual_ranks)
-    loader = StatefulLoader(batch_sampler=distributed, preload_to_gpu=False, read_ahead=read_ahead)
-    loader.add_adata(ad.AnnData(np.zeros((500, 1))))
+    loader = numbered(distributed, 500, read_ahead=read_ahead)
     asked_for = [sum(part.stop - part.start for part in request["requests"]) for request in distributed.sample(500)]
     assert loader.plan() == distributed.plan(500)
     assert loader.plan().rows_in_memory == max(asked_for) * (1 + read_ahead)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import anndata as ad
-import numpy as np
 import pytest
 from annbatch.samplers import SequentialSampler
 
-from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank
+from tests.loaders import numbered
 from tests.processes.configurations import LABELLED
 from tests.processes.launch import forked_ranks, run
 from tests.processes.rows import BATCH_SIZE, check_goes_on, check_reads_everything
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from accelerate import Accelerator
+
+    from annbatch_distributed import StatefulLoader
 
 
 N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two ranks
@@ -54,9 +55,7 @@ def accelerator() -> Iterator[Accelerator]:
 
 
 def loader_of(n_rows: int, dist_info: Any) -> StatefulLoader:
-    sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=dist_info)
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-    return loader.add_adata(ad.AnnData(np.zeros((n_rows, 1), dtype="float32")))
+    return numbered(DistributedSampler(SequentialSampler(2, 1, 2), dist_info=dist_info), n_rows)
 
 
 @pytest.mark.parametrize("dispatch", [True, False])

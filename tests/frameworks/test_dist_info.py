@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-import anndata as ad
-import numpy as np
 import pytest
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState, GradientState
 from annbatch.samplers import RandomSampler
 from lightning import Fabric, Trainer
 
-from annbatch_distributed import DistributedSampler, StatefulLoader, deferred
+from annbatch_distributed import DistributedSampler, deferred
 from annbatch_distributed.ranks import resolve
+from tests.loaders import numbered
 from tests.processes.launch import forked_ranks, run
 from tests.processes.told import told_by
 
@@ -133,7 +132,6 @@ def test_a_sampler_that_asks_a_trainer_says_so_until_it_is_asked() -> None:
 def test_workers_that_are_spawned_are_told_the_rank_and_no_trainer() -> None:
     trainer = Trainer(accelerator="cpu", devices=1, **QUIET)
     trainer.unpicklable = (number for number in range(3))  # type: ignore[attr-defined]  # as users hang things on it
-    loader = StatefulLoader(batch_sampler=sampler(trainer), return_index=True, preload_to_gpu=False)
-    loader.add_adata(ad.AnnData(np.zeros((40, 1), dtype="float32")))
+    loader = numbered(sampler(trainer), 40)
     read = [row for batch in loader.to_dataloader(num_workers=1) for row in batch["index"].tolist()]
     assert sorted(read) == list(range(40))

@@ -125,25 +125,6 @@ def test_it_is_a_copy_that_has_all_that_the_data_module_has() -> None:
     assert type(distribute(cells)) is type(made)
 
 
-def test_exact_trains_batch_norm_on_a_cell_more_than_full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Normed(Reader):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.BatchNorm1d(1)
-
-        def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
-            return super().training_step(batch | {"X": self.norm(batch["X"])}, batch_idx)
-
-    n_rows = 4 * SIZES["batch_size"] + 1
-    monkeypatch.setattr(f"{__name__}.N_TRAIN", n_rows)
-    module = Normed()
-    trainer().fit(module, datamodule=distribute(Cells(), remainder="exact"))
-    assert len(module.read) == 3
-    for batches in module.read.values():
-        assert sorted(row for rows in batches for row in rows) == list(range(n_rows))
-        assert sorted(map(len, batches))[:2] == [2, SIZES["batch_size"] - 1]
-
-
 @pytest.mark.parametrize("rank", range(3))
 def test_training_is_shared_out_with_its_mask_and_validation_has_every_row_once(rank: int) -> None:
     made = distribute(Cells(), dist_info=Rank(rank, 3), seed=5, sharding="shuffled", read_ahead=1)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
+from annbatch_distributed import DistributedSampler, Rank, deferred
+from tests.loaders import numbered
 from tests.samplers import batches
 from tests.workers import as_worker
 
@@ -152,11 +153,8 @@ def test_a_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_started_i
 
 
 def test_a_loader_has_no_length_before_the_rank_is_known() -> None:
-    import anndata as ad
-
     launcher = Launcher()
-    loader = StatefulLoader(batch_sampler=make(deferred(launcher)), preload_to_gpu=False)
-    loader.add_adata(ad.AnnData(np.zeros((N_OBS, 1))))
+    loader = numbered(make(deferred(launcher)), N_OBS)
     with pytest.raises(RuntimeError, match="the job has not begun"):
         len(loader)
     launcher.rank = 0, 2
