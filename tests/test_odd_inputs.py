@@ -140,6 +140,14 @@ def sharded_by(answer: Callable[[Rows], Any]) -> object:
     return job(SequentialSampler(2, 1, 2), 2, sharding=sharding, remainder="keep")[1].sample(13)
 
 
+def giving_up_a_state() -> None:
+    """Set an epoch before that of a state that was loaded."""
+    saved, loaded = sampler(), sampler()
+    saved.set_epoch(3)
+    loaded.load_state_dict(saved.state_dict(batches_done=2))
+    loaded.set_epoch(2)
+
+
 def returning(pair: Any) -> DistributedSampler:
     return sampler(dist_info=lambda: pair)
 
@@ -504,6 +512,11 @@ ODD: dict[str, Odd] = {
     "a negative n_obs": (lambda: sampler().n_batches(-1), ValueError, "n_obs"),
     **each("epoch", NO_INTEGERS, sampler().set_epoch, TypeError, "epoch"),
     "a negative epoch": (lambda: sampler().set_epoch(-1), ValueError, "epoch"),
+    "an epoch before that of a state": (
+        giving_up_a_state,
+        ValueError,
+        r"of epoch 3 was loaded, and set_epoch\(2\) would",
+    ),
     "negative batches": (lambda: sampler().state_dict(batches_done=-1), ValueError, "batches_done"),
     "half a batch": (lambda: sampler().state_dict(batches_done=0.5), TypeError, "batches_done"),
     "a rank that is none": (lambda: plan().n_batches("0"), TypeError, "rank"),
