@@ -264,7 +264,7 @@ class History:
     def look(self) -> None:
         """Look at a batch: the rest of a resumed epoch is still left then, else the next pass has another order."""
         # who looks at the last batch of all has read it
-        if self.iterators is not None or (self.steps and min(self.counts()) < 2):
+        if self.iterators is not None or min(self.counts()) < 2:
             return
         for loader in self.ranks:
             next(iter(loader), None)
