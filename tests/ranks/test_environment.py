@@ -39,6 +39,10 @@ def setting(launcher: str) -> Callable[..., Variables]:
 hand, open_mpi, pmi, tasks = map(setting, NAMES)
 
 
+#: What srun --pty sets for the shell that it starts.
+TERMINAL = {"SLURM_PTY_PORT": "41233", "SLURM_PTY_WIN_COL": "120"}
+
+
 def slurm(rank: int, world_size: int) -> Variables:
     return STEP | tasks(rank, world_size)
 
@@ -70,6 +74,8 @@ JOBS: dict[str, tuple[Variables, str]] = {
     "torchrun that says nothing of others": (torchrun(1, 4) | slurm(0, 3), "torchrun"),
     "torchrun by what is no rank": (torchrun(1, 4) | pmi(2, 2), "torchrun"),
     "the name of torchrun alone": ({"TORCHELASTIC_RUN_ID": "none"} | slurm(1, 4), "Slurm"),
+    "torchrun in a shell of srun": (torchrun(1, 4, n_torchruns=1) | slurm(0, 3) | TERMINAL, "torchrun"),
+    "mpirun in a shell of srun": (open_mpi(1, 4) | slurm(0, 3) | TERMINAL, "Open MPI"),
     **{f"mpirun in step {step!r}": (open_mpi(1, 4) | {"SLURM_STEP_ID": step}, "Open MPI") for step in SPECIAL_STEPS},
 }
 
@@ -105,6 +111,12 @@ WRONG: dict[str, tuple[Variables, type[Exception], str]] = {
         ValueError,
         "SLURM_NTASKS=4, SLURM_STEP_NUM_TASKS=1.*with srun",
     ),
+    "a shell of srun": (
+        slurm(0, 4) | TERMINAL,
+        ValueError,
+        r"a shell, but SLURM_NTASKS=4.*without --pty.*Rank\(0, 1\)",
+    ),
+    "a shell of srun that sets PMI": (slurm(0, 4) | pmi(0, 4) | TERMINAL, ValueError, "a shell, but SLURM_NTASKS=4"),
     # what a batch script exports is the same in every task
     "exported": (hand(0, 4) | slurm(1, 4), ValueError, "RANK=0, WORLD_SIZE=4.*PROCID=1, SLURM_NTASKS=4.*Unset"),
     "exported, of fewer tasks": (hand(1, 4) | slurm(1, 2), ValueError, CONTRADICTION),
@@ -156,6 +168,10 @@ settings = st.fixed_dictionaries(
         "LOCAL_WORLD_SIZE": values,
     },
 )
+
+
+def test_shell_of_one_task_is_its_rank() -> None:
+    assert launched(slurm(0, 1) | TERMINAL).rank == Rank(0, 1)
 
 
 @given(settings)

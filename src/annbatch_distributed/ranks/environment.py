@@ -43,6 +43,8 @@ _INNERMOST_FIRST = (
 _BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 # the number of torchruns of the job, which another launcher may have started
 _N_TORCHRUNS = "GROUP_WORLD_SIZE"
+# srun --pty sets them: its one process is a shell, to which the number of tasks says nothing of what is started in it
+_OF_A_TERMINAL = "SLURM_PTY_PORT", "SLURM_PTY_WIN_COL"
 # the numbers above are Slurm's own, for batch scripts, external processes and shells of salloc
 _LAST_STEP = 0xFFFF_FFF0
 # int() takes signs, blanks and other alphabets' digits too, and fails on thousands of digits
@@ -79,6 +81,16 @@ def launched(variables: Mapping[str, str]) -> Placement:
     ]
     if not launchers:
         raise RuntimeError(_no_launcher(variables))
+    if _SLURM in launchers and variables.get(_SLURM.world_size) != "1" and any(map(variables.get, _OF_A_TERMINAL)):
+        launchers.remove(_SLURM)
+        # Slurm sets PMI's variables as well, if it is to
+        if not launchers or variables.get(launchers[0].world_size) == variables.get(_SLURM.world_size):
+            raise ValueError(
+                f"srun --pty has started one process here, a shell, but {_SLURM.world_size}="
+                f"{shlex.quote(variables.get(_SLURM.world_size, ''))} is the number of tasks: the others' rows would "
+                "never be read. Start the script by srun without --pty, for a rank in each task; or, if this process "
+                "is the whole job, pass dist_info=Rank(0, 1)."
+            )
     innermost, *others = launchers
     if innermost is _TORCHRUN and _BY_TORCHRUN in variables:
         member = _read(variables, _TORCHRUN)
