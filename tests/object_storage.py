@@ -83,6 +83,8 @@ def serving() -> Iterator[Server]:
     server = Server()
     thread = threading.Thread(target=server._server.serve_forever, daemon=True)
     thread.start()
+    # moto keeps buckets for all servers of a process, those of earlier tests too
+    urlopen(Request(f"{server.url}/moto-api/reset", method="POST")).close()
     try:
         yield server
     finally:
