@@ -112,9 +112,9 @@ def _shares(training: Read, validation: Read) -> Table:
 
 def _losses(history: list[dict[str, Any]]) -> Table:
     table = Table(title="Training loss of the first steps", title_justify="left")
-    for column in ("step", *(f"epoch {number}" for number in range(1, len(history) + 1))):
+    for column in ("step", *(f"epoch {number}" for number in range(len(history)))):
         table.add_column(column, justify="right")
-    for step, losses in enumerate(islice(zip(*(epoch["losses"] for epoch in history), strict=True), 20), start=1):
+    for step, losses in enumerate(islice(zip(*(epoch["losses"] for epoch in history), strict=True), 20)):
         table.add_row(str(step), *(f"{loss:.4f}" for loss in losses))
     return table
 
@@ -123,6 +123,6 @@ def _accuracy(history: list[dict[str, Any]]) -> Table:
     table = Table(title="Validation", title_justify="left")
     for column in ("epoch", "held-out cells", "accuracy"):
         table.add_column(column, justify="right")
-    for number, epoch in enumerate(history, start=1):
+    for number, epoch in enumerate(history):
         table.add_row(str(number), f"{epoch['counted']:,}", f"{epoch['right'] / epoch['counted']:.1%}")
     return table

@@ -102,18 +102,18 @@ def main(folder: Path, n_steps: int, every: int, kill_at: int | None) -> None:
         "optimizer": optimizer,
         "mixture": mixture,
     }
-    first = 1
+    first = 0
     if checkpoint.exists():
         states = torch.load(checkpoint, weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(states[name])
-        first = states["mixture"]["step"] + 1
+        first = states["mixture"]["step"]
     mixture.check_ranks_agree()
     if rank == 0:
         print(
             mixture.plan().round(2)
-            if first == 1
-            else f"resumed after step {first - 1}, world size {world_size}"
+            if first == 0
+            else f"from step {first}, world size {world_size}"
         )
 
     sources = []
@@ -124,8 +124,9 @@ def main(folder: Path, n_steps: int, every: int, kill_at: int | None) -> None:
         loss.backward()
         optimizer.step()
         sources.append(batch["source"])
-        if step % every == 0 and rank == 0:
-            print(f"step {step}: {' '.join(sources)}")
+        if (step + 1) % every == 0 and rank == 0:
+            begun = step + 1 - len(sources)
+            print(f"steps {begun} to {step}: {' '.join(sources)}")
             sources = []
             torch.save(
                 {name: part.state_dict() for name, part in parts.items()},

@@ -76,7 +76,7 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)
-        first = loader.sampler.batches_done + 1
+        first = loader.sampler.batches_done
         if dist.get_rank() == 0:
             print(f"epoch {epoch} from step {first} of {len(loader)}")
         for step, batch in enumerate(loader, start=first):
@@ -85,7 +85,7 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if step % every == 0 and dist.get_rank() == 0:
+            if (step + 1) % every == 0 and dist.get_rank() == 0:
                 states = {"model": network.state_dict(), "loader": loader.state_dict()}
                 torch.save(states, checkpoint.with_suffix(".unfinished"))
                 checkpoint.with_suffix(".unfinished").replace(checkpoint)

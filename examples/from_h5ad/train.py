@@ -122,7 +122,7 @@ def main(
         print(f"{checkpoint}: all {epochs} epochs are done")
     for epoch in range(train.next_epoch, epochs):
         train.set_epoch(epoch)
-        first = train.sampler.batches_done + 1  # 1, unless a checkpoint was loaded
+        first = train.sampler.batches_done  # 0, unless a checkpoint was loaded
         if rank == 0:
             print(
                 f"epoch {epoch} from step {first} of {len(train)} on {world_size} ranks"
@@ -133,7 +133,8 @@ def main(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if rank == 0 and step % every == 0 and step < len(train):
+            n_done = step + 1
+            if rank == 0 and n_done % every == 0 and n_done < len(train):
                 save(checkpoint, parts)
             if rank == world_size - 1 and step == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -105,7 +105,7 @@ def test_a_mixture_that_is_killed_on_two_ranks_and_on_one_ends_on_three_as_the_p
 
     said = [job.stdout.splitlines() for job in (first, second, third)]
     steps, uninterrupted = (
-        [line for line in lines if line.startswith("step ")] for lines in (chain(*said), whole.stdout.splitlines())
+        [line for line in lines if line.startswith("steps ")] for lines in (chain(*said), whole.stdout.splitlines())
     )
     assert steps == uninterrupted
     page = (ROOT / "docs/mixtures.md").read_text()
