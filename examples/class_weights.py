@@ -1,8 +1,8 @@
-"""Draw cell types by weight, from h5ad files of donors to several ranks: here, rare types more often than others.
+"""Draw cell types by weight on several ranks: here, rare types more often than others.
 
-Write the collection once, and start as many ranks as you like::
+Write a collection in which the cells of each type lie together, and start as many ranks as you like::
 
-    python examples/class_weights.py cells.zarr --write h5ad/*.h5ad
+    annbatch-distributed collect h5ad/*.h5ad --out cells.zarr --group-by cell_type
     torchrun --standalone --nproc-per-node 2 examples/class_weights.py cells.zarr
 """
 
@@ -12,7 +12,6 @@ import argparse
 import os
 from pathlib import Path
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import torch
@@ -27,23 +26,6 @@ CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE = 16, 128, 64
 NOT_DRAWN = "not drawn"
 
 
-def write(files: list[Path], collection: Path, label: str) -> None:
-    """Write a collection in which the cells of each type lie together."""
-    labels = [ad.experimental.read_lazy(file).obs.to_memory()[label] for file in files]
-    types = sorted(set().union(*(of_file.dropna() for of_file in labels)))
-
-    def load(file: object) -> ad.AnnData:
-        cells = ad.experimental.read_lazy(file)  # the counts stay on disk
-        obs = cells.obs.to_memory()[[label]]
-        # the same categories in all files: not every donor has cells of every type
-        obs[label] = pd.Categorical(obs[label], categories=types)
-        return ad.AnnData(X=cells.X, obs=obs, var=cells.var.to_memory()[[]])
-
-    DatasetCollection(collection).add_adatas(
-        files, load_adata=load, groupby=label, rng=np.random.default_rng(0)
-    )
-
-
 def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
     """Return the type of each cell, as class samplers take it, and the weight of each type."""
     # every cell needs a type: cells without a label get one that isn't drawn
@@ -51,7 +33,13 @@ def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
     # so do cells of a type that lie together in runs shorter than a chunk
     starts = np.flatnonzero(np.diff(types.codes, prepend=-1))
     lengths = np.diff(starts, append=len(types))
-    types[np.repeat(lengths < CHUNK_SIZE, lengths)] = NOT_DRAWN
+    is_short = np.repeat(lengths < CHUNK_SIZE, lengths)
+    if is_short.mean() > 0.5:
+        raise SystemExit(
+            f"cells of one {labels.name} don't lie together in this collection: write it by "
+            f"annbatch-distributed collect --group-by {labels.name}"
+        )
+    types[is_short] = NOT_DRAWN
     if dist.get_rank() == 0:
         lost = labels.astype(object)[types == NOT_DRAWN].value_counts(dropna=False)
         print("cells that aren't drawn:", lost.to_dict())
@@ -109,13 +97,6 @@ if __name__ == "__main__":
     )
     parser.add_argument("collection", type=Path)
     parser.add_argument(
-        "--write",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="write the collection, of these h5ad files",
-    )
-    parser.add_argument(
         "--label", default="cell_type", help="the column of obs to draw by"
     )
     parser.add_argument(
@@ -124,11 +105,7 @@ if __name__ == "__main__":
         help="how many cells to draw; as many as there are by default",
     )
     arguments = parser.parse_args()
-    if arguments.write and arguments.collection.exists():
-        parser.error(f"'{arguments.collection}' is there already")
-    elif arguments.write:
-        write(arguments.write, arguments.collection, arguments.label)
-    elif "RANK" not in os.environ:
+    if "RANK" not in os.environ:
         parser.error(
             "no launcher has started this: "
             "torchrun --standalone --nproc-per-node 2 examples/class_weights.py ..."

@@ -465,7 +465,8 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
             hint = (
                 " With sharding='independent' every rank draws from all rows, and no boundary between ranks cuts a run."
                 if plan.n_draws is None
-                else " A mask cuts runs too: write rows that are held out to a collection of their own."
+                else " A mask cuts runs too: write rows that are held out to a collection of their own. "
+                "annbatch-distributed collect --group-by COLUMN writes cells of each class together."
             )
         raise ValueError(
             f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.n_streams}, which are "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -27,10 +29,13 @@ N = 30
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
-    """Run a command, and return what it prints, and the last line of what is wrong."""
+    """Run a command, and return what it prints, and the lines of what is wrong."""
     assert main(list(map(str, arguments))) == code
     out, err = capsys.readouterr()
-    return out + err.splitlines()[-1] if code else out
+    # annbatch writes bars to stderr
+    wrong = [line for line in err.splitlines() if line.startswith("annbatch-distributed: ")]
+    assert bool(wrong) == bool(code)
+    return out + "\n".join(wrong)
 
 
 def counts(file: int, n_genes: int) -> Any:
@@ -204,7 +209,9 @@ def test_names_that_repeat_are_made_unique_where_that_is_asked_for(
         cells.var_names = ["a", "b", "a"]
         cells.write_h5ad(tmp_path / f"{name}.h5ad")
     command = "collect", tmp_path / "one.h5ad", tmp_path / "two.h5ad", "--out", tmp_path / "cells.zarr"
-    assert "1 gene name repeated (a): --make-unique" in said(capsys, *command, code=2)
+    wrong = said(capsys, *command, code=2)
+    assert wrong.count("1 gene name repeated (a): --make-unique") == 2  # of all files at once
+    assert f"{N} cell names repeated" in wrong
     said(capsys, *command, "--make-unique")
     values, _ = read(tmp_path / "cells.zarr")
     assert sorted(values.columns) == ["a", "a-1", "b"]
@@ -216,21 +223,156 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
 ) -> None:
     write(tmp_path)
     (tmp_path / "damaged.h5ad").write_text("damaged")
-    (tmp_path / "other").mkdir()
-    write(tmp_path / "other")
+    (tmp_path / "link.zarr").symlink_to(tmp_path / "gone")
+    empty = ad.AnnData(np.zeros((0, 3), dtype="float32"))
+    empty.write_h5ad(tmp_path / "empty.h5ad")
+    with h5py.File(tmp_path / "of_10x.h5", "w") as file:
+        file.create_group("matrix")
     rows, out = tmp_path / "rows.h5ad", tmp_path / "cells.zarr"
     before = set(tmp_path.iterdir())
     for arguments, message in (
-        ((tmp_path / "damaged.h5ad",), "damaged.h5ad: can't be read: OSError"),
+        ((tmp_path / "damaged.h5ad",), "damaged.h5ad: can't be read as h5ad: OSError"),
+        ((tmp_path / "of_10x.h5",), "It is a file of 10x, which scanpy.read_10x_h5 reads"),
+        ((tmp_path / "empty.h5ad",), "no file has any cell"),
         ((tmp_path / "nothing.h5ad",), "nothing.h5ad: no such file"),
         ((rows, "--obs", "age"), "rows.h5ad: no columns age in obs, which has cell_type, donor"),
-        ((rows, tmp_path / "other" / "rows.h5ad"), "two files have the same name"),
+        ((rows, rows), "given more than once: "),
+        ((rows, "--out", "s3://atlas/cells.zarr"), "--out s3://atlas/cells.zarr: must be a folder of this machine"),
+        ((rows, "--out", tmp_path / "none" / "cells.zarr"), "cells.zarr: No such file or directory"),
+        ((rows, "--out", tmp_path / "link.zarr"), "link.zarr: is there already, a link to nothing"),
+        ((rows, "--memory", "lots"), "--memory: must be a size above 0, such as 4GB, got 'lots'"),
+        ((rows, "--memory", "0"), "--memory: must be a size above 0"),
+        ((rows, "--memory", "1KB"), "can't write these cells with --memory 1KB"),
+        ((rows, "--group-by", "age"), "--group-by age: no such column in obs, which has cell_type, donor"),
+        ((tmp_path / "columns.h5ad", "--group-by", "age"), "--group-by age: must be a column of labels"),
     ):
-        assert message in said(capsys, "collect", *arguments, "--out", out, code=2)
+        assert message in said(capsys, "collect", "--out", out, *arguments, code=2)
         assert set(tmp_path.iterdir()) == before
+    both = said(capsys, "collect", tmp_path / "damaged.h5ad", tmp_path / "nothing.h5ad", "--out", out, code=2)
+    assert len(both.splitlines()) == 2
     # before a file is read as a whole
     told = said(capsys, "collect", rows, "--layer", "counts", "--out", out, code=2)
     assert told == f"annbatch-distributed: no file has a layer 'counts'; {rows} has layers raw"
     (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
     assert "30 cell names repeated" in said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
-    assert "is there already" in said(capsys, "collect", rows, "--out", tmp_path / "other", code=2)
+    out.mkdir()
+    assert "is there already, an empty folder: another collect" in said(capsys, "collect", rows, "--out", out, code=2)
+
+
+def test_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    before = set(tmp_path.iterdir())
+    # no file may be larger than 1 KB, as if the disk were full
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); "
+    code += "from annbatch_distributed.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "collect", str(tmp_path / "rows.h5ad"), "--out", str(tmp_path / "c.zarr")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "File too large; nothing was written to" in done.stderr.splitlines()[-1]
+    assert set(tmp_path.iterdir()) == before
+
+
+def of_obs(path: Path, name: str, n_cells: int = N, genes: str = "abc", **obs: Any) -> Path:
+    """Write a file of some columns of obs."""
+    index = pd.Index([f"{name}-{cell}" for cell in range(n_cells)], name="barcode")
+    cells = ad.AnnData(counts(1, len(genes))[:n_cells], obs=pd.DataFrame(obs, index=index))
+    cells.var_names = list(genes)
+    cells.write_h5ad(path / f"{name}.h5ad")
+    return path / f"{name}.h5ad"
+
+
+def test_columns_have_one_type_in_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers that are equal are one label, and a column that a file lacks is missing there, whatever its type."""
+    clusters = np.arange(N) % 3
+    nullable = pd.Series(clusters, dtype="Int64").mask(clusters == 2)
+    first = of_obs(
+        tmp_path,
+        "one",
+        cluster=pd.Categorical(clusters),
+        plate=nullable.to_numpy(float),
+        is_doublet=clusters == 0,
+        is_cell=clusters >= 0,
+        kind=["True"] * N,
+        barcode=[f"one-{cell}" for cell in range(N)],
+    )
+    cells = ad.read_h5ad(first)
+    cells.obs["plate"] = nullable.array
+    cells.write_h5ad(first)
+    second = of_obs(
+        tmp_path, "two", cluster=clusters.astype(str).astype(object) + ".0", is_cell=clusters >= 0, kind=["true"] * N
+    )
+    text = said(capsys, "collect", first, second, "--out", tmp_path / "cells.zarr")
+    assert "cluster: 3 values (0, 1, 2), no cell without one" in text
+    assert "WARNING: values of kind differ in case only: True and true" in text
+    assert "is_cell: booleans, no cell without one" in text
+    obs = DatasetCollection(tmp_path / "cells.zarr", mode="r").obs()
+    one, two = (obs[obs.index.str.startswith(name)] for name in ("one", "two"))
+    assert len(one) == len(two) == N
+    assert sorted(one["is_doublet"].unique()) == ["False", "True"]
+    assert two[["is_doublet", "plate", "barcode"]].isna().all(axis=None)
+    assert one["plate"].isna().sum() == N // 3
+    assert sorted(one["plate"].dropna().unique()) == [0, 1]
+    assert one.loc["one-4", "barcode"] == "one-4"
+
+
+def test_genes_without_a_common_name_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = of_obs(tmp_path, "one", genes="abcd"), of_obs(tmp_path, "two", genes="wxyz")
+    third = of_obs(tmp_path, "three", genes="dvwx")
+    command = "collect", first, second, "--out", tmp_path / "cells.zarr"
+    assert f"no gene is in all files: {first} has a, b, c, and {second} has w, x, y" in said(capsys, *command, code=2)
+    said(capsys, *command, "--genes", "union")
+    text = said(capsys, "collect", first, third, "--out", tmp_path / "other.zarr")
+    assert f"WARNING: only 1 of the 4 genes of {first} are in all files" in text
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for folder in ("s1", "s2"):
+        (tmp_path / folder).mkdir()
+        files.append(of_obs(tmp_path / folder, "adata", sample=[folder] * N))
+    said(capsys, "collect", *files, "--out", tmp_path / "cells.zarr", "--make-unique", "--obs", "sample", "sample")
+    obs = DatasetCollection(tmp_path / "cells.zarr", mode="r").obs()
+    assert list(obs) == ["sample", "src_path"]
+    assert (obs.index.str.split("-").str[0] == obs["sample"]).all()
+    assert (obs["src_path"].map(lambda path: path.split("/")[-2]) == obs["sample"].astype(object)).all()
+
+
+def test_values_that_are_no_counts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, change in {
+        "logged": np.log1p,
+        "scaled": lambda x: x - x.mean(),
+        "unknown": lambda x: np.where(x > 9_000, np.nan, x),
+        "half": lambda x: np.minimum(x, 500).astype("float16"),
+    }.items():
+        file = of_obs(tmp_path, name)
+        cells = ad.read_h5ad(file)
+        cells.X = change(cells.X)
+        cells.layers["raw"] = cells.obsm["X_pca"] = cells.X
+        cells.write_h5ad(file)
+        text = said(capsys, "collect", file, "--out", tmp_path / f"{name}.zarr")
+        assert "left out: layer raw (1 file), obsm X_pca (1 file)" in text
+        expected = {
+            "logged": "float32; not all are whole numbers; they look log-normalized",
+            "scaled": " are negative, as scaled values are",
+            "unknown": "values are NaN",
+            "half": "3 genes, float32\n",
+        }
+        assert expected[name] in text
+
+
+def test_own_column_of_paths_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = of_obs(tmp_path, "one", src_path=["x"] * N, donor=["d"] * N)
+    command = "collect", file, "--out", tmp_path / "cells.zarr"
+    for options in ((), ("--obs", "src_path")):
+        assert "obs has a column src_path, which is that of each cell's file" in said(
+            capsys, *command, *options, code=2
+        )
+    said(capsys, *command, "--obs", "donor")
+
+
+def test_cells_are_grouped_for_class_samplers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = of_obs(tmp_path, "one", kind=[*"ABC"] * (N // 3))
+    said(capsys, "collect", file, "--out", tmp_path / "cells.zarr", "--group-by", "kind")
+    kinds = DatasetCollection(tmp_path / "cells.zarr", mode="r").obs(["kind"])["kind"]
+    assert kinds.tolist() == sorted([*"ABC"] * (N // 3))

@@ -164,7 +164,8 @@ def test_classes_are_drawn_by_weight_from_h5ad_files_of_donors(tmp_path: Path) -
         )
     cells, n_drawn = tmp_path / "cells.zarr", 64_000
     script = "examples/class_weights.py", cells
-    run(forked(*script, "--write", *sorted(tmp_path.glob("*.h5ad"))))
+    files = sorted(tmp_path.glob("*.h5ad"))
+    run(forked("-m", "annbatch_distributed", "collect", *files, "--out", cells, "--group-by", "cell_type"))
     logged = "-m", "tests.processes.logging_rows", tmp_path, *script, "--num-samples", n_drawn
     first, _ = run(*forked_ranks(*logged, ranks=2))
 
@@ -198,7 +199,6 @@ REFUSED = {
     "torchrun_ddp.py --collection . --hold-out d1": "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py",
     "torchrun_ddp.py --epochs 0": "--epochs: must be 1 or more, got 0",
     "class_weights.py cells.zarr": "torchrun --standalone --nproc-per-node 2 examples/class_weights.py",
-    "class_weights.py . --write cells.h5ad": "'.' is there already",
     "accelerate_ddp.py --collection .": "torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py",
     "custom_ranks.py --ranks env . sums": "the variables of no launcher",
     "jax_pmap.py --collection . --num-processes 2 --coordinator 127.0.0.1:9 --process-id 2": "must be from 0 to 1",

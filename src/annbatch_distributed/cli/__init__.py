@@ -6,6 +6,7 @@ It knows what users know, and imports annbatch when a command is run.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -17,10 +18,10 @@ __all__ = ["CommandError", "main"]
 
 
 class CommandError(Exception):
-    """Ends a command with a line on stderr and an exit code."""
+    """Ends a command with a line on stderr for each problem, and an exit code."""
 
-    def __init__(self, message: str, code: int = 2) -> None:
-        super().__init__(message)
+    def __init__(self, *problems: str, code: int = 2) -> None:
+        super().__init__(*problems)
         self.code = code
 
 
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # each command imports what it needs, which takes seconds
         code: int = import_module(f"annbatch_distributed.cli.{options.command}").run(options)
     except CommandError as error:
-        print(f"annbatch-distributed: {' '.join(str(error).split())}", file=sys.stderr)
+        for problem in error.args:
+            print(f"annbatch-distributed: {' '.join(problem.split())}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return 130  # as shells have it: 128 + SIGINT
@@ -54,6 +56,12 @@ def _at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _size(text: str) -> str:
+    if not re.fullmatch(r"0*[1-9]\d*(\.\d+)? ?([KMGT]i?)?B?", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"must be a size above 0, such as 4GB, got {text!r}")
+    return text
 
 
 def _stretch(text: str) -> slice:
@@ -153,11 +161,13 @@ def _add_options_of_collect(collect: _Parser) -> None:
     layer = "the layer that has the counts, in files that have it; raw takes .raw, too (X)"
     add("--layer", metavar="NAME", help=layer)
     genes = "of files with other genes, all or those that each has (union)"
-    add("--genes", choices=["union", "intersection"], default="union", help=genes)
+    add("--genes", choices=["union", "intersection"], help=genes)
     add("--obs", nargs="+", metavar="COLUMN", help="the columns of obs to keep (all)")
     missing = "texts of obs that are no labels, such as Unknown"
     add("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
     add("--make-unique", action="store_true", help="name cells FILE-NAME, and number genes of one name")
     memory = "the most that cells take in memory while they are shuffled, such as 20GB (4GB)"
-    add("--memory", default="4GB", metavar="SIZE", help=memory)
+    add("--memory", type=_size, default="4GB", metavar="SIZE", help=memory)
+    groups = "sort cells by these columns of labels within each dataset, as class samplers need them"
+    add("--group-by", nargs="+", metavar="COLUMN", help=groups)
     add("--seed", type=_NATURAL, metavar="N", help="what the order of the cells follows from (0)")

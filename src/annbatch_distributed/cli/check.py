@@ -149,7 +149,7 @@ def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
                 ranks[pipe].join()
                 code = ranks[pipe].exitcode or 0
                 how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-                raise CommandError(f"{ranks[pipe].name} ended with {how}; the other ranks were ended", 1) from None
+                raise CommandError(f"{ranks[pipe].name} ended with {how}; the other ranks were ended", code=1) from None
             if isinstance(said[pipe], CommandError):
                 raise said[pipe]
     return [said[pipe] for pipe in ranks]
@@ -171,7 +171,7 @@ def _rank(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) 
         as_rank(options, mask, rank, meet)
     except Exception as error:  # noqa: BLE001 the parent prints it
         with suppress(OSError):  # the parent is gone
-            pipe.send(CommandError(f"rank {rank}: {type(error).__name__}: {error}", 1))
+            pipe.send(CommandError(f"rank {rank}: {type(error).__name__}: {error}", code=1))
 
 
 def _end_with(parent: BaseProcess) -> None:
