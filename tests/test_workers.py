@@ -360,6 +360,25 @@ def test_another_pass_ends_an_older_one_of_workers(other: str) -> None:
 
 
 @forks
+def test_workers_that_have_died_are_started_anew() -> None:
+    """Persistent workers get a control-C of the terminal, too; a state from then resumes with new ones."""
+    collected = workers_of(loader())
+    collected.set_epoch(1)
+    batches = iter(collected)
+    read = [next(batches)["index"].tolist() for _ in range(3)]
+    state = collected.state_dict()
+    for worker in collected._workers._iterator._workers:
+        worker.kill()
+        worker.join()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
+    collected.load_state_dict(state)
+    whole = loader()
+    whole.set_epoch(1)
+    assert sorted(read + rows(collected)) == sorted(rows(whole))
+
+
+@forks
 def test_pass_of_workers_ends_an_older_one_of_their_loader() -> None:
     made = loader()
     first = iter(made)

@@ -23,6 +23,7 @@ from tests.cli.page import PAGE
 from tests.processes.launch import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 N = 30
@@ -339,12 +340,13 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, capsy
 
 
 def test_values_that_are_no_counts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, change in {
+    changes: dict[str, Callable[[Any], Any]] = {
         "logged": np.log1p,
         "scaled": lambda x: x - x.mean(),
         "unknown": lambda x: np.where(x > 9_000, np.nan, x),
         "half": lambda x: np.minimum(x, 500).astype("float16"),
-    }.items():
+    }
+    for name, change in changes.items():
         file = of_obs(tmp_path, name)
         cells = ad.read_h5ad(file)
         cells.X = change(cells.X)

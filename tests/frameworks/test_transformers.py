@@ -1,9 +1,12 @@
-"""The page about Hugging Face's Trainer, on two ranks: a job that is resumed, and one that ran through."""
+"""The page about Hugging Face's Trainer: a job that is resumed and one that ran through, and its evaluation."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.processes.launch import ROOT, forked_ranks, run
 from tests.processes.rows import check_goes_on, read_batches
@@ -13,11 +16,54 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+SCRIPTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks/transformers.md").read_text(), re.DOTALL)
+#: Evaluates 101 cells, of which each has its number as its loss, by the page's trainer and by that of Hugging Face.
+EVALUATION = """
+import anndata as ad
+import numpy as np
+from annbatch.samplers import SequentialSampler
+
+
+class Numbers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, cells, labels):
+        return {"loss": cells.mean() + 0 * self.weight.sum()}
+
+
+class StockTrainer(CellsTrainer):
+    def get_eval_dataloader(self, _=None):
+        return self.held_out
+
+
+def made(trainer_class, remainder):
+    options = {"report_to": [], "use_cpu": True, "remove_unused_columns": False, "disable_tqdm": True}
+    trainer = trainer_class(Numbers(), TrainingArguments("trained", ddp_backend="gloo", **options))
+    sampler = DistributedSampler(SequentialSampler(8, 2, 16), dist_info=PartialState(), remainder=remainder)
+    loader = StatefulLoader(batch_sampler=sampler, to="torch", preload_to_gpu=False)
+    loader.add_adata(ad.AnnData(np.arange(101, dtype="float32")[:, None]))
+    trainer.held_out = loader.to_dataloader(collate_fn=lambda b: {"cells": b["X"], "labels": b["X"][:, 0]})
+    return trainer
+
+
+if __name__ == "__main__":
+    said = {"page": made(EvaluatingTrainer, "exact").evaluate()["eval_loss"]}
+    said["drop"] = made(StockTrainer, "drop").evaluate()["eval_loss"]
+    for remainder in ("exact", "pad", "keep"):
+        try:
+            made(StockTrainer, remainder).evaluate()
+        except RuntimeError as error:
+            said[remainder] = str(error)
+    print(json.dumps(said))
+"""
+
 N_BATCHES = 39  # of each rank in an epoch: 20 steps of two, or of one that is left over
 
 
 def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(cells: Path, tmp_path: Path) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks/transformers.md").read_text(), re.DOTALL)
+    script, _ = SCRIPTS
     (tmp_path / "train.py").write_text(script)
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     for folder, checkpoint in ((whole, []), (rest, [whole / "checkpoint-25"])):
@@ -32,3 +78,16 @@ def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(cells
     check_goes_on(whole, rest, epoch=1, n_batches=N_BATCHES - 5 * 2)
     check_goes_on(whole, rest, epoch=2, n_batches=N_BATCHES)
     assert not list(rest.glob("train-0-*"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_evaluation_counts_each_cell_once(ranks: int, tmp_path: Path) -> None:
+    """Stock evaluation, which can't, is an error but where all batches are full."""
+    script, evaluating = SCRIPTS
+    (tmp_path / "evaluate.py").write_text(script.partition("if __name__")[0] + evaluating + EVALUATION)
+    first, *_ = run(*forked_ranks(tmp_path / "evaluate.py", ranks=ranks))
+    said = json.loads(first.stdout.splitlines()[-1])
+    assert said["page"] == pytest.approx(50)
+    # of 101 cells in batches of 16, one rank drops 5 and two drop 5: cells 0 to 95
+    assert said["drop"] == pytest.approx(47.5)
+    assert all("Override evaluate" in said[remainder] for remainder in ("exact", "pad", "keep"))

@@ -1,4 +1,4 @@
-"""zarrs in forked processes: read where it can be, and an error at once where it would wait for ever."""
+"""Processes that a rank starts: read where it can be, and an error at once where it would wait for ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.launch import forked, run
+from tests.processes.launch import forked, python, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,3 +25,25 @@ def test_forked_process_raises_if_zarrs_was_in_use(collection: Path) -> None:
         assert "This process was forked while zarrs was in use" in str(results[name]), name
         assert "'spawn'" in results[name]
         assert "zarr.core.codec_pipeline.BatchedCodecPipeline" in results[name]
+
+
+#: A script whose workers would run it again, of a loader that is larger than a pipe.
+WITHOUT_A_GUARD = """
+import anndata as ad
+import numpy as np
+from annbatch.samplers import SequentialSampler
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+
+sampler = DistributedSampler(SequentialSampler(64, 1, 64), dist_info=Rank(0, 1))
+loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+loader.add_adata(ad.AnnData(np.zeros((100_000, 5), dtype="float32")))
+for batch in loader.to_dataloader(num_workers=2):
+    pass
+"""
+
+
+def test_script_without_a_guard_raises_when_its_workers_have_died(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITHOUT_A_GUARD)
+    (done,) = run(python(tmp_path / "train.py"), expect=1)
+    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+    assert "exited unexpectedly" in done.stderr

@@ -7,10 +7,17 @@ what reads is another one inside, whose workers are told where each pass begins.
 
 from __future__ import annotations
 
+import pickle
 import sys
+import tempfile
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from itertools import batched, chain, islice, starmap
+from multiprocessing import current_process
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +57,24 @@ class _Part(IterableDataset[Any]):
         self._loader = loader
         # shared by the process of the rank and its workers, those that persist included
         self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        if get_spawning_popen() is None:
+            return state
+        # A worker that is spawned gets what is pickled through a pipe, and the rank waits in it for ever if the worker
+        # has died before it has read more than the pipe holds. A file says where the loader is.
+        with tempfile.NamedTemporaryFile(prefix="annbatch-distributed-", delete=False) as file:
+            ForkingPickler(file).dump(state.pop("_loader"))
+        weakref.finalize(self, Path(file.name).unlink, missing_ok=True)
+        return state | {"_path": file.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_path" in state:
+            path = Path(state.pop("_path"))
+            state["_loader"] = pickle.loads(path.read_bytes())
+            path.unlink()  # another worker has a file of its own
+        vars(self).update(state)
 
     def write(self, position: Position) -> None:
         """Tell the workers where the pass begins."""
@@ -101,7 +126,8 @@ class WorkerDataLoader(DataLoader[Any]):
         self._loader = dataset
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
         self._part = _Part(dataset)
-        self._workers = DataLoader(self._part, batch_size=None, num_workers=num_workers, **options)
+        self._make_workers = partial(DataLoader[Any], self._part, batch_size=None, num_workers=num_workers, **options)
+        self._workers = self._make_workers()
         # the pass that was begun last, and what its batches had, if they say which rows that is
         self._pass: Pass | None = None
         self._read: Tally | None = None
@@ -152,8 +178,10 @@ class WorkerDataLoader(DataLoader[Any]):
         Raises
         ------
         RuntimeError
-            While iterating, if another iteration was begun since: workers that persist can't go back to this one.
+            While iterating, if another iteration was begun since: workers that persist can't go back to this one. Or if
+            Hugging Face's ``Trainer`` evaluates, which would count some cells more than others.
         """
+        _check_not_evaluated(self.sampler)
         # without workers, the loader itself counts its batches
         if not self.num_workers:
             yield from self._workers
@@ -169,10 +197,12 @@ class WorkerDataLoader(DataLoader[Any]):
         # others are started anew in each iteration, with the sampler as it is then
         if self.persistent_workers:
             self._n_changes = sampler.n_changes
+        if _have_died(self._workers):  # of control-C, which a terminal sends them, too
+            self._workers = self._make_workers()
         begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
         self._part.write(begun.position)
         self._read = Tally()
-        for batch in self._workers:
+        for batch in _explained(self._workers):
             sampler.check_is_last(begun)
             # a collate_fn may return anything, with or without the rows
             index = batch.get("index") if isinstance(batch, dict) else None
@@ -241,6 +271,44 @@ class WorkerDataLoader(DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)
+
+
+def _have_died(workers: DataLoader[Any]) -> bool:
+    """Return True if persistent workers have been started, and one of them has ended."""
+    # torch has no public way to ask; tests/test_workers.py notices if it keeps them elsewhere
+    iterator: Any = workers._iterator
+    return iterator is not None and not all(worker.is_alive() for worker in iterator._workers)
+
+
+def _explained(workers: DataLoader[Any]) -> Iterator[Any]:
+    """Yield the batches of workers, and explain why they may have died at once."""
+    try:
+        yield from workers
+    except RuntimeError as error:
+        if "exited unexpectedly" in str(error) and current_process().name == "MainProcess":
+            error.add_note(
+                "Workers that are spawned import the script that is run: one without a guard, if __name__ == "
+                '"__main__":, around what it does would begin all of it again, and they end. See also what they wrote '
+                "to stderr."
+            )
+        raise
+
+
+def _check_not_evaluated(sampler: DistributedSampler) -> None:
+    """Raise a RuntimeError if Hugging Face's ``Trainer`` evaluates on batches that aren't all full.
+
+    It repeats the loss of each batch as often as a full one has cells, and gathers predictions of equal batches.
+    """
+    # frame 0 is this function, 1 the generator of batches, 2 is who asks for one
+    caller = sys._getframe(2)
+    if (caller.f_globals.get("__name__"), caller.f_code.co_name) != ("transformers.trainer", "evaluation_loop"):
+        return
+    if sampler.remainder != "drop":
+        raise RuntimeError(
+            "Hugging Face's Trainer weighs all batches alike when it evaluates or predicts, the smaller ones of "
+            f"remainder={sampler.remainder!r} too, so that its loss and its predictions would be of other cells. "
+            "Override evaluate, as 'Evaluate' on the page about the Trainer shows, or pass remainder='drop'."
+        )
 
 
 def _check_not_skipped() -> None:
