@@ -446,6 +446,7 @@ ODD: dict[str, Odd] = {
     "a seed of 64 bits": (argument("seed", 2**63), ValueError, "seed"),
     "align=0": (argument("align", 0), ValueError, "align"),
     "a negative read_through": (argument("read_through", -1), ValueError, "read_through"),
+    "batches of numpy": (lambda: loader(to="numpy"), ValueError, "to must be 'torch', 'jax', or None .*'numpy'"),
     "a collection of 2**63 rows": (
         lambda: sampler().plan(2**63),
         ValueError,

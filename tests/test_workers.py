@@ -388,6 +388,16 @@ def test_pass_of_workers_ends_an_older_one_of_their_loader() -> None:
         next(first)
 
 
+def test_dataloader_has_what_its_loader_has() -> None:
+    made = loader()
+    collected = workers_of(made)
+    assert (collected.n_obs, collected.n_var, len(collected)) == (made.n_obs, made.n_var, len(made))
+    assert str(collected.plan()) == str(made.plan())
+    assert collected.cells_of(1).equals(made.cells_of(1))
+    with pytest.raises(ValueError, match="rank 1 is that of no process"):
+        collected.check_ranks_agree(gather=lambda text: [text, text])
+
+
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])
 def test_a_dataloader_does_not_take_what_would_divide_the_rows_once_more(option: str) -> None:
     with pytest.raises(TypeError, match=f"but for batch_size, .*, got {option}\\. The loader makes the batches"):

@@ -243,10 +243,12 @@ def check_identity(saved: Identity, here: Identity) -> None:
         hints = [hint for path, hint in _HINTS.items() if any(text.startswith(f"{path} ") for text in differing)]
         advice = (
             f"The state is of a sampler with other settings: {'; '.join(differing)}. Use the settings and datasets of "
-            "then, or begin with another checkpoint. strict=False resumes all the same, and may read rows twice or "
-            "never."
+            "then, or begin with another checkpoint."
         )
-        raise ValueError(" ".join([advice, *hints]))
+        error = ValueError(" ".join([advice, *hints]))
+        # a note, since commands and frameworks have no such option
+        error.add_note("load_state_dict(state, strict=False) resumes all the same, and may read rows twice or never.")
+        raise error
 
 
 def bounded[Value](value: Value) -> Value | str:

@@ -91,7 +91,7 @@ def test_rows_in_many_stretches_are_the_first_thousand(capsys: pytest.CaptureFix
 def test_what_a_mask_and_values_of_columns_select_is_shared_out(
     capsys: pytest.CaptureFixture[str], collection: Path
 ) -> None:
-    conditions = "--where", "donor=d1", "--where", "donor=d3", "--where", "cell_type=3"
+    conditions = "--where", "donor=d1", "donor=d3", "--where", "cell_type=3"
     masks = "--mask", "210:260", "--mask", "300:"
     (epoch,) = planned(capsys, collection, *conditions, *masks, "--ranks", 2, "--remainder", "exact", *SMALL)["epochs"]
 
@@ -190,6 +190,13 @@ WRONG = {
     "no such picture": (["plan", "--n-obs", "5000", "--plot", "{folder}/plan.docx"], "'docx' is not supported"),
     "no folder for a picture": (["plan", "--n-obs", "5000", "--plot", "{folder}/none/plan.png"], "No such file"),
 }
+
+
+def test_misspelt_column_is_not_a_collection_that_cannot_be_read(
+    collection: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = said(capsys, "plan", collection, "--where", "dnor=d1", code=2)
+    assert line.startswith(f"annbatch-distributed: {collection}: no column 'dnor' in obs, which has cell_type, donor")
 
 
 @pytest.fixture(scope="module")

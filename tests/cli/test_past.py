@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from annbatch import DatasetCollection
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
@@ -127,5 +128,35 @@ def test_what_a_state_does_not_hold_or_contradicts_is_said(
         (["--steps", "900:999"], "--steps: the epoch has none of these steps"),
     ):
         assert message in said(capsys, "replay", collection, "--state", state, "--steps", 1, *arguments, code=2)
-    (tmp_path / "state.json").write_text("{}")
-    assert "The state is damaged" in said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
+    whole = json.loads(state.read_text())
+    for damaged in (
+        {},
+        whole | {"identity": {}},
+        whole | {"identity": whole["identity"] | {"sampler": {}}},
+        whole | {"identity": whole["identity"] | {"rows": None}},
+        [],
+        "[" * 100_000,
+    ):
+        state.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
+        line = said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
+        assert "--state" in line
+        assert "strict=False" not in line  # which the command has no option for
+
+
+def test_state_is_found_in_a_checkpoint_of_torch(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = made(collection)
+    state = json.loads(saved(loader, tmp_path).read_text())
+    arguments = "replay", collection, "--state", tmp_path / "last.pt", "--steps", 1, "--json"
+    checkpoint: dict[str, Any] = {"model": {"weight": torch.zeros(3)}, "loaders": [{"training": state}]}
+    torch.save(checkpoint, tmp_path / "last.pt")
+    cells = json.loads(said(capsys, *arguments))["cells"]
+    assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
+    torch.save(checkpoint | {"validation": state}, tmp_path / "last.pt")
+    line = said(capsys, *arguments, code=2)
+    assert "2 states of loaders: ['loaders'][0]['training'], ['validation']. Write one of them alone" in line
+    torch.save({"model": {}}, tmp_path / "last.pt")
+    assert "0 states of loaders" in said(capsys, *arguments, code=2)
+    torch.save({"model": made}, tmp_path / "last.pt")  # a function
+    assert "can't load it with weights_only=True" in said(capsys, *arguments, code=2)

@@ -59,6 +59,7 @@ def loader(mask: Any, rank: int = 0) -> StatefulLoader:
 
 USES: dict[str, Callable[[StatefulLoader], object]] = {
     "iter": iter,
+    "len": len,
     "plan": StatefulLoader.plan,
     "check_ranks_agree": lambda given: given.check_ranks_agree(gather=lambda text: [text, text]),
 }
@@ -76,6 +77,12 @@ def test_a_mask_with_the_names_of_the_cells_in_another_order_raises_on_every_ran
         USES[use](given)
     assert "in another order" in str(raised.value)
     assert first in str(raised.value)
+
+
+def test_mask_in_another_order_raises_in_from_collection(shuffled: DatasetCollection) -> None:
+    mask = in_order_of_files(shuffled.obs())
+    with pytest.raises(ValueError, match="in another order"):
+        StatefulLoader.from_collection(shuffled, dist_info=Rank(0, 2), mask=mask)
 
 
 def test_what_the_message_says_to_do_selects_the_right_cells(shuffled: DatasetCollection) -> None:

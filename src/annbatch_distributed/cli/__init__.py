@@ -95,8 +95,8 @@ def _planning(**defaults: object) -> _Parser:
     add("--epoch", type=_NATURAL, metavar="N", help="the epoch, or the first of them (0)")
     add("--virtual-ranks", type=_POSITIVE, metavar="N", help="deal the rows to so many, a multiple of --ranks")
     add("--mask", type=_stretch, action="append", metavar="START:STOP", help="only these rows; can be repeated")
-    where = "only rows with this value in obs; COLUMN!=VALUE, without it; COLUMN, with any; can be repeated"
-    add("--where", action="append", metavar="COLUMN=VALUE", help=where)
+    where = "only rows with this value in obs; COLUMN!=VALUE, without it; COLUMN, with any"
+    add("--where", nargs="+", action="extend", metavar="COLUMN=VALUE", help=where)
     add("--json", action="store_true", help="print JSON, and nothing else")
     shared.set_defaults(**defaults)
     return shared
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
     replay = command("replay", about, _planning())
     replay.add_argument("path", help=path)
-    past = "a JSON file with the state of a job; options that are left out are as it has them"
+    past = "a file with the state of a job, JSON or torch's; options that are left out are as it has them"
     replay.add_argument("--state", required=True, metavar="FILE", help=past)
     replay.add_argument("--steps", type=_steps, required=True, metavar="A:B", help="these steps, or a single one")
     replay.add_argument("--ranks", type=_POSITIVE, metavar="N", help="how many ranks there were (as the state has it)")

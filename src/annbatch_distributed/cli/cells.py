@@ -97,10 +97,10 @@ class Cells:
         """Return a column of ``obs``."""
         with self._readable():
             obs = self.collection.obs([column])
-            if column not in obs:
-                columns: Any = next(iter(self.collection))["obs"].attrs["column-order"]
-                raise ValueError(f"no column {column!r} in obs, which has {_listed(columns)}")
-            return pd.Categorical(obs[column])
+            columns: Any = next(iter(self.collection))["obs"].attrs["column-order"]
+        if column not in obs:
+            raise CommandError(f"{self.path}: no column {column!r} in obs, which has {_listed(columns)}")
+        return pd.Categorical(obs[column])
 
     def mask(self, stretches: Sequence[slice] | None, conditions: Sequence[str] | None) -> Any:  # noqa: ANN401 any mask
         """Return what selects the rows of some stretches for which all conditions hold.

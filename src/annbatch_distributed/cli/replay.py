@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ _CLASSES |= {"Contiguous": Contiguous, "Independent": Independent, "Shuffled": S
 def loader_of(options: Namespace, cells: Cells) -> StatefulLoader:
     """Return the loader of rank 0 of the job that a state is of, with that state; options must not contradict it."""
     try:
-        state = json.loads(Path(options.state).read_text())
+        state = _state(Path(options.state))
         position, identity = from_state(state)
         sampler = _sampler(options, cells, position, identity)
         loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
@@ -40,7 +41,42 @@ def loader_of(options: Namespace, cells: Cells) -> StatefulLoader:
         loader.load_state_dict({**state, "identity": identity | {"seed": _seed(options, identity)}})
     except (OSError, TypeError, ValueError) as error:
         raise CommandError(f"--state {options.state}: {error}") from error
+    except (AttributeError, KeyError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CommandError(f"--state {options.state}: the state is damaged ({what}); take another one") from error
     return loader
+
+
+def _state(file: Path) -> Any:  # noqa: ANN401 whatever the file has
+    """Return the state in a file of JSON, or the only one that is in a checkpoint of torch."""
+    data = file.read_bytes()
+    if not data.startswith(b"PK"):  # of a zip file, as torch.save writes it
+        return json.loads(data)
+    import torch
+
+    try:
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises all kinds for what it doesn't trust, or is damaged
+        raise ValueError(
+            f"torch can't load it with weights_only=True: {str(error).splitlines()[0]} Write the state alone, with "
+            "json.dump(loader.state_dict(), file)."
+        ) from error
+    found = dict(_states_in(checkpoint))
+    if len(found) != 1:
+        raise ValueError(
+            f"the checkpoint has {len(found)} states of loaders{': ' if found else ''}{', '.join(found)}. Write one of "
+            "them alone, with json.dump(state, file)."
+        )
+    return next(iter(found.values()))
+
+
+def _states_in(part: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the states of loaders in a part of a checkpoint, each with its path."""
+    if isinstance(part, dict) and {"version", "segments", "identity"} <= part.keys():
+        yield path, part
+    elif isinstance(part, dict | list | tuple):
+        for name, value in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from _states_in(value, f"{path}[{name!r}]")
 
 
 def _sampler(options: Namespace, cells: Cells, position: Position, identity: Identity) -> DistributedSampler:

@@ -12,6 +12,7 @@ Lightning's ``Trainer`` counts: a state that is saved within a step, by a signal
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -178,6 +179,8 @@ class StatefulLoader(Loader[Any, Any]):
                 f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
                 "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
+        if kwargs.get("to") not in (None, "torch", "jax"):
+            raise ValueError(f"to must be 'torch', 'jax', or None for arrays of numpy and scipy, got {kwargs['to']!r}.")
         self._options = {"read_ahead": read_ahead, **kwargs}
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
         # frameworks are set up for a single thread, so their arrays are made where batches are taken
@@ -281,7 +284,9 @@ class StatefulLoader(Loader[Any, Any]):
         )
         sampler = DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
         made = cls(batch_sampler=sampler, read_ahead=read_ahead, **{"preload_to_gpu": False} | options)
-        return made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
+        made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
+        made._check_cells()  # a mask whose names are in another order, say
+        return made
 
     @classmethod
     def from_loader(
@@ -455,6 +460,7 @@ class StatefulLoader(Loader[Any, Any]):
 
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""
+        self._check_cells()
         return self._sampler.batches_done + self._sampler.n_batches(self.n_obs)
 
     def plan(self) -> EpochPlan:
@@ -658,6 +664,8 @@ class StatefulLoader(Loader[Any, Any]):
                     f"A load request was being read from {stores}, and none of its batches was yielded: the state of "
                     "the loader leads to them."
                 )
+                if "http" in str(error) and "S3Store" in stores and "AWS_ALLOW_HTTP" not in os.environ:
+                    error.add_note("A server without TLS, http://..., needs AWS_ALLOW_HTTP=true.")
             raise
 
     def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own

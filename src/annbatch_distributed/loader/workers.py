@@ -11,7 +11,7 @@ import pickle
 import sys
 import tempfile
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import batched, chain, islice, starmap
 from multiprocessing import current_process
@@ -27,6 +27,8 @@ from annbatch_distributed import checks
 from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.loader._annbatch import preloads_to_gpu
+from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.planner import StepSelection
 from annbatch_distributed.ranks import Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import integer
@@ -35,6 +37,8 @@ from annbatch_distributed.state import MOST_SEGMENTS, Position
 from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from annbatch_distributed.loader import StatefulLoader
 
 
@@ -171,6 +175,34 @@ class WorkerDataLoader(DataLoader[Any]):
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""
         return len(self._loader)
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells of the collection, over all ranks."""
+        return self._loader.n_obs
+
+    @property
+    def n_var(self) -> int:
+        """Number of genes."""
+        return self._loader.n_var
+
+    def plan(self) -> EpochPlan:
+        """Return every rank's rows and batches in this epoch: see :meth:`.StatefulLoader.plan`."""
+        return self._loader.plan()
+
+    def cells_of(
+        self,
+        steps: StepSelection,
+        columns: str | Sequence[str] | None = None,
+        ranks: int | Sequence[int] | None = None,
+        epoch: int | None = None,
+    ) -> pd.DataFrame:
+        """Return which cells each rank has read in some steps, or will read: see :meth:`.StatefulLoader.cells_of`."""
+        return self._loader.cells_of(steps, columns, ranks, epoch)
+
+    def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
+        """Check that all ranks have the same configuration: see :meth:`.StatefulLoader.check_ranks_agree`."""
+        self._loader.check_ranks_agree(timeout=timeout, gather=gather)
 
     def __iter__(self) -> Generator[Any]:  # type: ignore[override]  # torch names its own class
         """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
