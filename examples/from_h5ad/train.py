@@ -13,6 +13,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pandas as pd
 import torch
@@ -68,8 +69,11 @@ def split(
     return classes, train, validation
 
 
-def save(checkpoint: Path, parts: dict[str, Any]) -> None:
-    """Write a checkpoint, which is there in whole or not at all."""
+def save(checkpoint: Path, parts: dict[str, Any], job: str) -> None:
+    """Write a checkpoint in whole or not at all, and never over that of a newer job."""
+    if checkpoint.with_suffix(".job").read_text() != job:
+        msg = f"a job that was started later writes {checkpoint}: end this one"
+        raise RuntimeError(msg)
     unfinished = checkpoint.with_suffix(".unfinished")
     torch.save({name: part.state_dict() for name, part in parts.items()}, unfinished)
     unfinished.replace(checkpoint)
@@ -118,6 +122,9 @@ def main(
         loader.check_ranks_agree()
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    job = uuid4().hex  # the job that was started last owns the checkpoint
+    if rank == 0:
+        checkpoint.with_suffix(".job").write_text(job)
     if rank == 0 and train.next_epoch >= epochs:
         print(f"{checkpoint}: all {epochs} epochs are done")
     for epoch in range(train.next_epoch, epochs):
@@ -135,7 +142,7 @@ def main(
             optimizer.step()
             n_done = step + 1
             if rank == 0 and n_done % every == 0 and n_done < len(train):
-                save(checkpoint, parts)
+                save(checkpoint, parts, job)
             if rank == world_size - 1 and step == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
         read = train.check_epoch_read()  # an error, unless it is what was planned
@@ -154,7 +161,7 @@ def main(
                 f"{counts[0] / counts[1]:.1%} of {counts[1]:,} held-out cells "
                 "are predicted correctly"
             )
-            save(checkpoint, parts)
+            save(checkpoint, parts, job)
     dist.destroy_process_group()
 
 

@@ -13,11 +13,12 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from annbatch_distributed.checks import exchange
 from annbatch_distributed.checks.exchange import gather_texts, listed, store_of
 from annbatch_distributed.ranks import resolve
+from tests.processes.launch import free_port
 
 if TYPE_CHECKING:
     from annbatch_distributed.checks.exchange import Store
@@ -200,3 +201,14 @@ def test_torchs_processes_without_a_store_are_told_what_to_do(monkeypatch: pytes
     monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: None)
     with pytest.raises(RuntimeError, match=r"no store.*Pass gather="):
         store_of("torch")
+
+
+def test_store_that_is_gone_says_what_to_do() -> None:
+    """torch's own error is of a broken connection, without a word on whose it was."""
+    port = free_port()
+    server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", port, is_master=False)
+    assert client.add("number", 1) == 1
+    del server
+    with pytest.raises(RuntimeError, match="torch's store is gone, with torchrun or the process of rank 0"):
+        exchange._meet(SAID[2], 2, NUMBERS, client, 20)

@@ -263,9 +263,9 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
 def test_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     write(tmp_path)
     before = set(tmp_path.iterdir())
-    # no file may be larger than 1 KB, as if the disk were full
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); "
-    code += "from annbatch_distributed.cli import main; sys.exit(main(sys.argv[1:]))"
+    # no file may be larger than 1 KB, as if the disk were full; what measures coverage can't write its own, either
+    code = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); "
+    code += "from annbatch_distributed.cli import main; os._exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "collect", str(tmp_path / "rows.h5ad"), "--out", str(tmp_path / "c.zarr")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2

@@ -15,6 +15,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from annbatch import DatasetCollection
 from scipy.stats import chisquare
 
@@ -72,6 +73,17 @@ def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_a
     assert f"3 ranks have read {n_rows - 60 * 2 * 32:,} rows" in done.stdout
     assert f"3 ranks have read {n_rows:,} rows" in done.stdout
     assert f"of {len(obs) - n_rows:,} held-out cells" in done.stdout
+
+
+def test_checkpoint_of_a_newer_job_is_not_overwritten(tmp_path: Path) -> None:
+    save = runpy.run_path(str(ROOT / "examples/from_h5ad/train.py"))["save"]
+    checkpoint, layer = tmp_path / "last.pt", torch.nn.Linear(1, 1)
+    (tmp_path / "last.job").write_text("newer")
+    with pytest.raises(RuntimeError, match=r"a job that was started later writes .*last\.pt: end this one"):
+        save(checkpoint, {"model": layer}, "older")
+    assert not checkpoint.exists()
+    save(checkpoint, {"model": layer}, "newer")
+    assert torch.load(checkpoint, weights_only=True)["model"].keys() == layer.state_dict().keys()
 
 
 def test_the_readmes_script_trains_and_validates_on_two_ranks(tmp_path: Path) -> None:

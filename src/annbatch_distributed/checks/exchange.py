@@ -179,11 +179,11 @@ def _meet(
     # other processes, or some of these with others, meet elsewhere in the same store; each call has a place of its own:
     # annbatch_distributed/9f3c.../1/said/0, .../1/outcome, .../1/heard/0
     place = f"annbatch_distributed/{blake2b(repr(numbers).encode(), digest_size=8).hexdigest()}"
-    place = f"{place}/{store.add(f'{place}/calls/{number}', 1)}"
     is_first = number == numbers[0]
     deadline, pause = clock() + seconds, 0.002
     said: dict[int, str] = {}
     try:
+        place = f"{place}/{store.add(f'{place}/calls/{number}', 1)}"
         store.compare_set(f"{place}/said/{number}", "", text)
         while (outcome := _read(store, f"{place}/outcome")) is None:
             # the first process looks for all strings in each round, the others only when time is up
@@ -204,6 +204,11 @@ def _meet(
         with suppress(Exception):  # whatever it is, it is raised here; the others hear of it if they can
             store.compare_set(f"{place}/outcome", "", json.dumps(failed))
             store.compare_set(f"{place}/heard/{number}", "", "yes")
+        if type(error).__name__ == "DistNetworkError":  # of torch, which says no more than that a connection failed
+            raise RuntimeError(
+                "The ranks can't be checked: torch's store is gone, with torchrun or the process of rank 0 that held "
+                "it. End the ranks that are left, and start the job again from its last checkpoint."
+            ) from error
         raise
     store.compare_set(f"{place}/heard/{number}", "", "yes")
     if is_first:
