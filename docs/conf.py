@@ -127,6 +127,7 @@ autosummary_context = {
             "next_epoch",
             "plan",
             "cells_of",
+            "measured",
             "step_done",
             "state_dict",
             "load_state_dict",

@@ -327,6 +327,30 @@ def test_genes_without_a_common_name_are_an_error(tmp_path: Path, capsys: pytest
     assert f"WARNING: only 1 of the 4 genes of {first} are in all files" in text
 
 
+def test_batches_tell_which_genes_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gene that a file doesn't have is 0 in its cells, and not measured."""
+    files = [of_obs(tmp_path, "one", genes="abcd"), of_obs(tmp_path, "two", genes="cdef")]
+    said(capsys, "collect", *files, "--out", tmp_path / "cells.zarr")
+    collection = DatasetCollection(tmp_path / "cells.zarr", mode="r")
+    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8, measured=True)
+    assert list(loader.measured.index) == list(map(str, files))
+    n_cells = 0
+    for batch in loader:
+        names = np.array(["one", "two"])[batch["file"]]
+        assert [name.partition("-")[0] for name in batch["obs"].index] == names.tolist()
+        for name, mask in zip(names, loader.measured.to_numpy()[batch["file"]], strict=True):
+            assert "".join(loader.measured.columns[mask]) == {"one": "abcd", "two": "cdef"}[name]
+        n_cells += len(names)
+    assert n_cells == 2 * N
+    plain = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8)
+    assert "file" not in next(iter(plain))
+    with pytest.raises(ValueError, match="Make the loader with measured=True"):
+        _ = plain.measured
+    other = DatasetCollection(tmp_path / "other.zarr").add_adatas(files)
+    with pytest.raises(ValueError, match="needs a collection with a table of which genes each file has"):
+        StatefulLoader.from_collection(other, dist_info=Rank(0, 1), batch_size=8, measured=True)
+
+
 def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for folder in ("s1", "s2"):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import anndata as ad
 import h5py
@@ -146,7 +146,7 @@ def _collect(options: Namespace, out: Path) -> int:
             )
         except ValueError as error:
             raise CommandError(f"annbatch can't write these cells with --memory {options.memory}: {error}") from error
-        _name_files(collection, files)
+        _tell_files(collection, parts)
         unfinished.rename(out)  # which is empty
     n_cells = sum(map(len, obs))
     print(f"{out}: {plural(n_cells, 'cell')} of {plural(len(files), 'file')}, {plural(len(genes), 'gene')}")
@@ -424,12 +424,21 @@ def _loading(obs: dict[str, pd.DataFrame]) -> Callable[[Any], ad.AnnData]:
     return load
 
 
-def _name_files(collection: DatasetCollection, files: list[Path]) -> None:
-    """Have ``src_path``, in which annbatch keeps the path of what it has read, name the files that were given."""
-    # annbatch has the path of the temporary folder, .../cells.zarr.x1y2/3.zarr; that of file 3 is /data/pbmc.h5ad
+def _tell_files(collection: DatasetCollection, parts: list[_Part]) -> None:
+    """Write which file each cell is of, and which genes each file has.
+
+    ``src_path``, in which annbatch keeps the path of what it has read, becomes that of the file that was given.
+    ``varm["measured"]`` has a line for each gene and a column for each file.
+    """
+    files = [str(part.look.file) for part in parts]
     for group in collection:
+        var: Any = ad.io.read_elem(cast("Any", group["var"]))
+        varm: Any = group.require_group("varm")
+        ad.io.write_elem(varm, "measured", np.stack([var.index.isin(part.genes) for part in parts], axis=1))
+        varm["measured"].attrs["files"] = files
+        # annbatch has the path of the temporary folder, .../cells.zarr.x1y2/3.zarr; that of file 3 is /data/pbmc.h5ad
         column: Any = group["obs/src_path"]
         read: Any = ad.io.read_elem(column["categories"])
-        given = [str(files[int(Path(path).stem)]) for path in read]
+        given = [files[int(Path(path).stem)] for path in read]
         ad.io.write_elem(column, "categories", np.array(given, dtype=object))
         zarr.consolidate_metadata(group.store, path=group.path)

@@ -34,6 +34,7 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 from annbatch.types import LoadRequest
 from annbatch.utils import CSRContainer, convert
+from anndata.io import read_elem
 from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
@@ -132,6 +133,9 @@ class StatefulLoader(Loader[Any, Any]):
         How many load requests are read at once, each in a thread, while the batches of another one are trained on, and
         so are held beside it. 1 hides reading behind a training that takes about as long; more hide the latency of
         object storage. 0 reads where a batch is asked for, as annbatch does. Batches, states and errors are the same.
+    measured
+        Whether each batch of a collection that ``annbatch-distributed collect`` has written says in ``"file"`` which
+        file each of its cells is of, as the number of a line of :attr:`measured`.
     kwargs
         Those of :class:`annbatch.Loader`.
 
@@ -172,6 +176,7 @@ class StatefulLoader(Loader[Any, Any]):
         *,
         batch_sampler: DistributedSampler,
         read_ahead: int = 0,
+        measured: bool = False,
         **kwargs: Any,  # noqa: ANN401 annbatch's own
     ) -> None:
         if not isinstance(batch_sampler, DistributedSampler):
@@ -181,7 +186,9 @@ class StatefulLoader(Loader[Any, Any]):
             )
         if kwargs.get("to") not in (None, "torch", "jax"):
             raise ValueError(f"to must be 'torch', 'jax', or None for arrays of numpy and scipy, got {kwargs['to']!r}.")
-        self._options = {"read_ahead": read_ahead, **kwargs}
+        self._options = {"read_ahead": read_ahead, "measured": measured, **kwargs}
+        self._tells_files = measured
+        self._measured: pd.DataFrame | None = None
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
         # frameworks are set up for a single thread, so their arrays are made where batches are taken
         self._to_be = kwargs.pop("to", None) if read_ahead else None
@@ -378,7 +385,28 @@ class StatefulLoader(Loader[Any, Any]):
         for group in collection:
             _in_place(group)
         _warn_of_zarrs(collection)
-        return super().use_collection(collection, **options)
+        super().use_collection(collection, **options)
+        if self._tells_files:
+            self._measured = _measured_in(collection)
+            if any("src_path" not in obs for obs in obs_of(self)) or not obs_of(self):
+                raise ValueError("measured=True needs the column src_path of obs, which load_adata leaves out.")
+        return self
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """Which genes each file of the collection has: a line for each file, a column for each gene, of booleans.
+
+        ``loader.measured.to_numpy()[batch["file"]]`` is a mask for the values of a batch: a gene that a file doesn't
+        have is 0 in all of its cells, which a loss should leave out.
+
+        Raises
+        ------
+        ValueError
+            If the loader wasn't made with ``measured=True``, or has no collection yet.
+        """
+        if self._measured is None:
+            raise ValueError("Make the loader with measured=True, and of a collection, to know which genes files have.")
+        return self._measured
 
     def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
         """Add data sets, as ``add_adatas`` of :class:`annbatch.Loader` does.
@@ -650,6 +678,8 @@ class StatefulLoader(Loader[Any, Any]):
         if self._to_be is not None:
             batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
         self._read.add(request.rows_at(split) if batch["index"] is None else batch["index"])
+        if self._measured is not None:
+            batch = {**batch, "file": self._measured.index.get_indexer(batch["obs"]["src_path"].astype(object))}
         return batch if request.are_repeats is None else {**batch, "repeated": request.are_repeats[split]}
 
     def _read_request(self, request: Request) -> Generator[Any]:
@@ -902,6 +932,20 @@ def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
         return data
     # zarrs has the path of when the array was opened
     return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
+
+
+def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
+    """Return which genes each file of a collection has."""
+    group: Any = next(iter(collection))
+    if "varm/measured" not in group:
+        raise ValueError(
+            "measured=True needs a collection with a table of which genes each file has, which annbatch-distributed "
+            "collect writes. Collect the files anew, or leave measured out."
+        )
+    var: Any = read_elem(group["var"])
+    # (genes, files) on disk, as all that is in varm
+    table = group["varm/measured"]
+    return pd.DataFrame(table[:].T, index=pd.Index(table.attrs["files"], dtype=object), columns=var.index)
 
 
 def _warn_of_zarrs(collection: DatasetCollection) -> None:
