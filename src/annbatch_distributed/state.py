@@ -240,7 +240,11 @@ _HINTS = {
 def check_identity(saved: Identity, here: Identity) -> None:
     """Raise a ValueError that names each difference between the identities of a state and of a sampler."""
     if differing := differences(saved, here):
-        hints = [hint for path, hint in _HINTS.items() if any(text.startswith(f"{path} ") for text in differing)]
+        hints = [
+            hint
+            for path, hint in _HINTS.items()
+            if any(text.startswith((f"{path} ", f"{path}.")) for text in differing)
+        ]
         advice = (
             f"The state is of a sampler with other settings: {'; '.join(differing)}. Use the settings and datasets of "
             "then, or begin with another checkpoint."

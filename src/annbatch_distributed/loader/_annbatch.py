@@ -47,10 +47,10 @@ def obs_of(loader: Loader[Any, Any]) -> list[pd.DataFrame]:
 
 
 def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | None) -> dict[str, Any]:
-    """Return what tells the cells of a loader from others, as JSON: shapes of datasets, and a digest of their names.
+    """Return what tells the cells of a loader from others, as JSON: shapes of datasets, and names of cells.
 
-    ``names`` are the names of the cells of each dataset, of which the digest is of some at even distances. Values are
-    None if there are no datasets yet, or names aren't known.
+    ``names`` are the names of the cells of each dataset. Of them come the first one, for people to see, and a digest of
+    some at even distances. Values are None if there are no datasets yet, or names aren't known.
     """
     # [[rows, columns], ...], in the order in which datasets were added
     shapes = [list(shape) for shape in shapes_of(loader)]
@@ -59,7 +59,7 @@ def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | Non
         # the first and the last name of each dataset, and some hundreds between
         places = [np.unique(np.linspace(0, len(own) - 1, _NAMES, dtype=np.int64)) for own in names if len(own)]
         some = [[str(name) for name in own[at]] for own, at in zip(filter(len, names), places, strict=True)]
-        cells = digest_of(json.dumps(some))
+        cells = {"first": some[0][0] if some else None, "digest": digest_of(json.dumps(some))}
     return {"datasets": listed(shapes) if shapes else None, "cells": cells}
 
 
