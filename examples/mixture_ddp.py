@@ -14,6 +14,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import anndata as ad
 import numpy as np
@@ -109,7 +110,9 @@ def main(folder: Path, n_steps: int, every: int, kill_at: int | None) -> None:
             part.load_state_dict(states[name])
         first = states["mixture"]["step"]
     mixture.check_ranks_agree()
+    owner, job = folder / "job", uuid4().hex  # the newest job owns the checkpoint
     if rank == 0:
+        owner.write_text(job)
         print(
             mixture.plan().round(2)
             if first == 0
@@ -128,6 +131,9 @@ def main(folder: Path, n_steps: int, every: int, kill_at: int | None) -> None:
             begun = step + 1 - len(sources)
             print(f"steps {begun} to {step}: {' '.join(sources)}")
             sources = []
+            if owner.read_text() != job:
+                msg = f"a job that was started later writes {checkpoint}: end this one"
+                raise RuntimeError(msg)
             torch.save(
                 {name: part.state_dict() for name, part in parts.items()},
                 folder / "unfinished",

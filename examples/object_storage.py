@@ -13,6 +13,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -74,6 +75,9 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
         network.load_state_dict(states["model"])
         loader.load_state_dict(states["loader"])
 
+    owner, job = checkpoint.with_suffix(".job"), uuid4().hex  # the newest job's
+    if dist.get_rank() == 0:
+        owner.write_text(job)
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)
         first = loader.sampler.batches_done
@@ -86,6 +90,9 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
             loss.backward()
             optimizer.step()
             if (step + 1) % every == 0 and dist.get_rank() == 0:
+                if owner.read_text() != job:
+                    msg = f"a newer job writes {checkpoint}: end this one"
+                    raise RuntimeError(msg)
                 states = {"model": network.state_dict(), "loader": loader.state_dict()}
                 torch.save(states, checkpoint.with_suffix(".unfinished"))
                 checkpoint.with_suffix(".unfinished").replace(checkpoint)
