@@ -86,6 +86,8 @@ class Cells:
             yield
         except Exception as error:  # zarr and its stores raise all kinds for what is missing or damaged
             what = f"{type(error).__name__}: {error}"
+            if "BadScheme" in what:  # of obstore, whose error doesn't say it
+                what = "its server has an address http://..., which needs AWS_ALLOW_HTTP=true in the environment"
             raise CommandError(f"{self.path}: not a collection that can be read: {what}") from error
 
     def lost(self) -> list[str]:

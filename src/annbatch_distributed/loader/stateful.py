@@ -12,7 +12,6 @@ Lightning's ``Trainer`` counts: a state that is saved within a step, by a signal
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import warnings
@@ -694,8 +693,6 @@ class StatefulLoader(Loader[Any, Any]):
                     f"A load request was being read from {stores}, and none of its batches was yielded: the state of "
                     "the loader leads to them."
                 )
-                if "http" in str(error) and "S3Store" in stores and "AWS_ALLOW_HTTP" not in os.environ:
-                    error.add_note("A server without TLS, http://..., needs AWS_ALLOW_HTTP=true.")
             raise
 
     def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
