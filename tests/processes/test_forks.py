@@ -45,5 +45,9 @@ for batch in loader.to_dataloader(num_workers=2):
 def test_script_without_a_guard_raises_when_its_workers_have_died(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WITHOUT_A_GUARD)
     (done,) = run(python(tmp_path / "train.py"), expect=1)
+    assert "train.py has no guard" in done.stderr.splitlines()[-1]
+    # a script that only looks as if it had one: its workers die
+    (tmp_path / "train.py").write_text(WITHOUT_A_GUARD + "\n# __name__\n")
+    (done,) = run(python(tmp_path / "train.py"), expect=1)
     assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
     assert "exited unexpectedly" in done.stderr

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import batched, chain, islice, starmap
-from multiprocessing import current_process
+from multiprocessing import current_process, get_start_method
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -52,6 +52,12 @@ _REFUSED = {
     "drop_last": False,
     "in_order": True,
 }
+
+
+_GUARD = (
+    'Workers that are spawned import the script that is run. Without a guard, if __name__ == "__main__":, around what '
+    "it does, they would do all of it again."
+)
 
 
 class _Part(IterableDataset[Any]):
@@ -210,8 +216,9 @@ class WorkerDataLoader(DataLoader[Any]):
         Raises
         ------
         RuntimeError
-            While iterating, if another iteration was begun since: workers that persist can't go back to this one. Or if
-            Hugging Face's ``Trainer`` evaluates, which would count some cells more than others.
+            If spawned workers would run a script without a guard again. While iterating, if another iteration was begun
+            since, as workers that persist can't go back to this one. Or if Hugging Face's ``Trainer`` evaluates, which
+            would count some cells more than others.
         """
         _check_not_evaluated(self.sampler)
         # without workers, the loader itself counts its batches
@@ -219,6 +226,7 @@ class WorkerDataLoader(DataLoader[Any]):
             yield from self._workers
             return
         loader, sampler = self._loader, self._loader.sampler
+        _check_guard(self._workers)
         loader._check_cells()
         steps = loader._begin_steps()
         if self._n_changes not in (None, sampler.n_changes):
@@ -312,17 +320,27 @@ def _have_died(workers: DataLoader[Any]) -> bool:
     return iterator is not None and not all(worker.is_alive() for worker in iterator._workers)
 
 
+def _check_guard(workers: DataLoader[Any]) -> None:
+    """Raise a RuntimeError if workers are spawned, and the script that they import can't have a guard.
+
+    They would run it again: join the job as ranks that are there already, say, and wait in it for ever.
+    """
+    context: Any = workers.multiprocessing_context
+    method = get_start_method() if context is None else context.get_start_method()
+    script = getattr(sys.modules["__main__"], "__file__", None)  # a notebook has none
+    if method == "fork" or script is None or not Path(script).is_file():
+        return
+    if "__name__" not in Path(script).read_text(errors="ignore"):
+        raise RuntimeError(f"{script} has no guard. {_GUARD}")
+
+
 def _explained(workers: DataLoader[Any]) -> Iterator[Any]:
     """Yield the batches of workers, and explain why they may have died at once."""
     try:
         yield from workers
     except RuntimeError as error:
         if "exited unexpectedly" in str(error) and current_process().name == "MainProcess":
-            error.add_note(
-                "Workers that are spawned import the script that is run: one without a guard, if __name__ == "
-                '"__main__":, around what it does would begin all of it again, and they end. See also what they wrote '
-                "to stderr."
-            )
+            error.add_note(f"{_GUARD} See also what they wrote to stderr.")
         raise
 
 
