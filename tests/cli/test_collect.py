@@ -243,7 +243,7 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
         ((rows, "--out", tmp_path / "link.zarr"), "link.zarr: is there already, a link to nothing"),
         ((rows, "--memory", "lots"), "--memory: must be a size above 0, such as 4GB, got 'lots'"),
         ((rows, "--memory", "0"), "--memory: must be a size above 0"),
-        ((rows, "--memory", "1KB"), "can't write these cells with --memory 1KB"),
+        ((rows, "--memory", "1KB"), "can't write the cells (--memory 1KB)"),
         ((rows, "--group-by", "age"), "--group-by age: no such column in obs, which has cell_type, donor"),
         ((tmp_path / "columns.h5ad", "--group-by", "age"), "--group-by age: must be a column of labels"),
     ):
@@ -391,7 +391,7 @@ def test_own_column_of_paths_is_an_error(tmp_path: Path, capsys: pytest.CaptureF
     file = of_obs(tmp_path, "one", src_path=["x"] * N, donor=["d"] * N)
     command = "collect", file, "--out", tmp_path / "cells.zarr"
     for options in ((), ("--obs", "src_path")):
-        assert "obs has a column src_path, which is that of each cell's file" in said(
+        assert "obs has a column src_path, in which a collection has each cell's file" in said(
             capsys, *command, *options, code=2
         )
     said(capsys, *command, "--obs", "donor")

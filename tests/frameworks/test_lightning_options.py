@@ -344,7 +344,7 @@ def test_an_epoch_of_another_size_is_an_error_that_says_how_to_begin_it_anew(
     trainer = trainer_of(tmp_path)
     with pytest.raises(ValueError, match="other settings") as caught:
         trainer.fit(Module(), Cells(**change), ckpt_path=tmp_path / "within.ckpt")
-    assert ["begin the epoch anew" in note for note in caught.value.__notes__] == [True]
+    assert ["restart the epoch" in note for note in caught.value.__notes__] == [True]
     trainer, module = trainer_of(tmp_path), Anew()
     trainer.fit(module, Cells(**change), ckpt_path=tmp_path / "within.ckpt")
     assert epochs_of(module) == [[], *alone(**change)[1:]]

@@ -75,6 +75,8 @@ JOBS: dict[str, tuple[Variables, str]] = {
     "torchrun by what is no rank": (torchrun(1, 4) | pmi(2, 2), "torchrun"),
     "the name of torchrun alone": ({"TORCHELASTIC_RUN_ID": "none"} | slurm(1, 4), "Slurm"),
     "torchrun in a shell of srun": (torchrun(1, 4, n_torchruns=1) | slurm(0, 3) | TERMINAL, "torchrun"),
+    "torchrun in a shell of as many tasks": (torchrun(1, 4, n_torchruns=1) | slurm(0, 4) | TERMINAL, "torchrun"),
+    "mpirun in a shell of as many tasks": (open_mpi(1, 4) | slurm(0, 4) | TERMINAL, "Open MPI"),
     "mpirun in a shell of srun": (open_mpi(1, 4) | slurm(0, 3) | TERMINAL, "Open MPI"),
     **{f"mpirun in step {step!r}": (open_mpi(1, 4) | {"SLURM_STEP_ID": step}, "Open MPI") for step in SPECIAL_STEPS},
 }

@@ -1,7 +1,7 @@
 """The command ``collect``: one annbatch collection of h5ad files, old or new, with cells or genes in another layout.
 
 1. All files are looked at, and what is wrong with any of them is said, before one is read as a whole.
-2. Each file is read by itself, and what the collection takes of it is written beside it: so many cells are in memory.
+2. The files are read one after the other, so that the cells of one file are in memory. Each is written to a folder.
 3. What all files come to is said: genes, columns of obs, and what is left out.
 4. annbatch shuffles and writes the cells, in a folder that gets its name when it is complete.
 """
@@ -44,7 +44,9 @@ class _Look(NamedTuple):
     file: Path
     layers: list[str]
     """Names of its layers, and raw if it has that."""
-    obs: pd.DataFrame
+    columns: pd.Index[Any]
+    """Columns of its obs."""
+    cells: pd.Index[Any]
     genes: pd.Index[Any]
     others: list[str]
     """What the collection can't take: layers, obsm and the like."""
@@ -97,7 +99,7 @@ def _claimed(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _folder_beside(out: Path) -> Iterator[Path]:
+def _parts_folder(out: Path) -> Iterator[Path]:
     """Make a folder for parts, and remove it with all that is in it."""
     folder = Path(tempfile.mkdtemp(prefix=f"{out.name}.", dir=out.absolute().parent))
     try:
@@ -116,7 +118,7 @@ def _collect(options: Namespace, out: Path) -> int:
     looks = _look_at(files, options)
     names = _short_names(files)
     # next to the result, on the same disk: the finished collection is moved, not copied
-    with _folder_beside(out) as folder:
+    with _parts_folder(out) as folder:
         # one file after the other, so that the cells of a single file are in memory
         parts = [
             _part(look, name, folder / f"{number}.zarr", options)
@@ -145,7 +147,7 @@ def _collect(options: Namespace, out: Path) -> int:
                 rng=np.random.default_rng(options.seed or 0),
             )
         except ValueError as error:
-            raise CommandError(f"annbatch can't write these cells with --memory {options.memory}: {error}") from error
+            raise CommandError(f"annbatch can't write the cells (--memory {options.memory}): {error}") from error
         _tell_files(collection, parts)
         unfinished.rename(out)  # which is empty
     n_cells = sum(map(len, obs))
@@ -172,9 +174,9 @@ def _look_at(files: list[Path], options: Namespace) -> list[_Look]:
         problems.append(f"given more than once: {', '.join(files_twice)}")
     if options.layer and looks and not any(options.layer in look.layers for look in looks):
         problems.append(f"no file has a layer {options.layer!r}; {looks[0].file} has {_named(looks[0].layers)}")
-    if looks and not sum(len(look.obs) for look in looks):
+    if looks and not sum(len(look.cells) for look in looks):
         problems.append("no file has any cell")
-    names = pd.concat([look.obs[[]] for look in looks]).index if looks else pd.Index([])
+    names = pd.Index([]).append([look.cells for look in looks])
     if not options.make_unique and (n_repeated := int(names.duplicated().sum())):
         problems.append(f"{plural(n_repeated, 'cell name')} repeated, within files or across them: --make-unique")
     if problems:
@@ -203,20 +205,20 @@ def _look(file: Path, layer: str | None) -> _Look:
         genes = cells.raw.var_names if has_raw_genes else cells.var_names
         others = [f"layer {name}" for name in cells.layers if name not in (None, layer)]
         others += ["raw"] * (cells.raw is not None and not has_raw_genes) + [f"obsm {name}" for name in cells.obsm]
-        return _Look(file, layers, cells.obs, genes, others)
+        return _Look(file, layers, cells.obs.columns, cells.obs_names, genes, others)
     finally:
         cells.file.close()
 
 
 def _problems(look: _Look, options: Namespace) -> Iterator[str]:
     """Yield what is wrong with a file."""
-    columns = look.obs.columns if options.obs is None else options.obs
-    if missing := [name for name in columns if name not in look.obs]:
-        yield f"{look.file}: no columns {', '.join(missing)} in obs, which has {', '.join(look.obs)}"
+    columns = look.columns if options.obs is None else options.obs
+    if missing := [name for name in columns if name not in look.columns]:
+        yield f"{look.file}: no columns {', '.join(missing)} in obs, which has {', '.join(look.columns)}"
     if "src_path" in columns:
         yield (
-            f"{look.file}: obs has a column src_path, which is that of each cell's file in a collection. Rename it, or "
-            "name other columns with --obs"
+            f"{look.file}: obs has a column src_path, in which a collection has each cell's file. Rename it, or "
+            "choose columns with --obs"
         )
     repeated = look.genes[look.genes.duplicated()].unique().tolist()
     if repeated and not options.make_unique:

@@ -84,5 +84,5 @@ def _stretches(rows: Rows) -> dict[str, Any]:
 
 def _composition_of(mix: pd.DataFrame) -> dict[str, Any]:
     """Return what JSON has of a composition; the label of cells without a value is null."""
-    labels = [None if label != label else str(label) for label in mix["rows"].columns]  # noqa: PLR0124 NaN
+    labels = [None if label != label else str(label) for label in mix["rows"].columns]  # noqa: PLR0124 NaN differs from itself
     return {"labels": labels, "rows": mix["rows"].to_numpy().tolist(), "distance": mix["distance"].tolist()}

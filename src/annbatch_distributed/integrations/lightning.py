@@ -126,7 +126,7 @@ def errors_explained(trainer: object) -> Iterator[None]:
         if hasattr(trainer, "fit_loop") or _calling_trainer() is not None:
             error.__notes__ = []  # of strict=False, which Lightning can't pass
             error.add_note(
-                "If the collection or the batch size was changed on purpose, begin the epoch anew: 'Another collection "
-                "or batch size' on the page about Lightning shows how."
+                "If the collection or the batch size was changed on purpose, restart the epoch: 'Another collection or "
+                "batch size' on the page about Lightning shows how."
             )
         raise

@@ -937,7 +937,7 @@ def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
     if "varm/measured" not in group:
         raise ValueError(
             "measured=True needs a collection with a table of which genes each file has, which annbatch-distributed "
-            "collect writes. Collect the files anew, or leave measured out."
+            "collect writes. Run collect on the files again, or leave measured out."
         )
     var: Any = read_elem(group["var"])
     # (genes, files) on disk, as all that is in varm

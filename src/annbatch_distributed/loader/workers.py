@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import batched, chain, islice, starmap
-from multiprocessing import current_process, get_start_method
+from multiprocessing import get_start_method
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -52,12 +52,6 @@ _REFUSED = {
     "drop_last": False,
     "in_order": True,
 }
-
-
-_GUARD = (
-    'Workers that are spawned import the script that is run. Without a guard, if __name__ == "__main__":, around what '
-    "it does, they would do all of it again."
-)
 
 
 class _Part(IterableDataset[Any]):
@@ -242,7 +236,7 @@ class WorkerDataLoader(DataLoader[Any]):
         begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
         self._part.write(begun.position)
         self._read = Tally()
-        for batch in _explained(self._workers):
+        for batch in self._workers:
             sampler.check_is_last(begun)
             # a collate_fn may return anything, with or without the rows
             index = batch.get("index") if isinstance(batch, dict) else None
@@ -331,17 +325,10 @@ def _check_guard(workers: DataLoader[Any]) -> None:
     if method == "fork" or script is None or not Path(script).is_file():
         return
     if "__name__" not in Path(script).read_text(errors="ignore"):
-        raise RuntimeError(f"{script} has no guard. {_GUARD}")
-
-
-def _explained(workers: DataLoader[Any]) -> Iterator[Any]:
-    """Yield the batches of workers, and explain why they may have died at once."""
-    try:
-        yield from workers
-    except RuntimeError as error:
-        if "exited unexpectedly" in str(error) and current_process().name == "MainProcess":
-            error.add_note(f"{_GUARD} See also what they wrote to stderr.")
-        raise
+        raise RuntimeError(
+            f'{script} has no guard. Workers that are spawned import the script: without if __name__ == "__main__": '
+            "around what it does, they would run it again. Put it into a function, and call that under the guard."
+        )
 
 
 def _check_not_evaluated(sampler: DistributedSampler) -> None:

@@ -31,11 +31,12 @@ class _Launcher(NamedTuple):
 
 
 _TORCHRUN = _Launcher("torchrun or alike", "RANK", "WORLD_SIZE")
+_PMI = _Launcher("MPICH or alike", "PMI_RANK", "PMI_SIZE", has_daemons=True)
 _SLURM = _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS")
 _INNERMOST_FIRST = (
     _TORCHRUN,
     _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", has_daemons=True),
-    _Launcher("MPICH or alike", "PMI_RANK", "PMI_SIZE", has_daemons=True),
+    _PMI,
     _SLURM,
 )
 
@@ -83,8 +84,9 @@ def launched(variables: Mapping[str, str]) -> Placement:
         raise RuntimeError(_no_launcher(variables))
     if _SLURM in launchers and variables.get(_SLURM.world_size) != "1" and any(map(variables.get, _OF_A_TERMINAL)):
         launchers.remove(_SLURM)
-        # Slurm sets PMI's variables as well, if it is to
-        if not launchers or variables.get(launchers[0].world_size) == variables.get(_SLURM.world_size):
+        # Slurm sets PMI's variables as well, if it is to; mpirun and torchrun in the shell have ranks of their own
+        copies = all(variables.get(own) == variables.get(its) for own, its in zip(_PMI[1:3], _SLURM[1:3], strict=True))
+        if not launchers or (launchers == [_PMI] and copies):
             raise ValueError(
                 f"srun --pty has started one process here, a shell, but {_SLURM.world_size}="
                 f"{shlex.quote(variables.get(_SLURM.world_size, ''))} is the number of tasks: the others' rows would "
