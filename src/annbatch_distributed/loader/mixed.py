@@ -20,8 +20,9 @@ import pandas as pd
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Timeout
+from annbatch_distributed.loader.epochs import StepCounter
 from annbatch_distributed.loader.prefetch import threads
-from annbatch_distributed.loader.stateful import StatefulLoader, StepCounter
+from annbatch_distributed.loader.stateful import StatefulLoader
 from annbatch_distributed.ranks import Placement
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.state import Position, bounded

@@ -1,26 +1,17 @@
-"""The StatefulLoader: annbatch's Loader that knows how far its consumer is.
-
-A sampler can't know which batches were trained on: a loader takes one load request and yields many batches of it, which
-are counted here. A batch is done when it is yielded, unless the loop calls ``step_done()`` after each step, or
-Lightning's ``Trainer`` counts: a state that is saved within a step, by a signal or an error, then leads to its batch.
+"""The StatefulLoader: annbatch's Loader whose epochs can be saved and resumed.
 
 1. Cells that annbatch would read wrongly are refused when they are added.
-2. One load request is read at a time, here or in a thread that prefetches. Collections on a local disk are read through
-   zarrs in the thread that asks, see :mod:`zarrs_reader`.
-3. The rows of each batch that was yielded are added up, for the check at the end of an epoch.
+2. annbatch's own Loader reads one load request at a time. Collections on a local disk are read through zarrs in the
+   thread that asks, see :mod:`zarrs_reader`.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
-from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import closing
-from dataclasses import replace
-from functools import partial
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,8 +28,6 @@ from anndata.io import read_elem
 from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
-from annbatch_distributed import checks
-from annbatch_distributed.checks import Description, Gather, Read, Reading, Tally, Timeout
 from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
@@ -55,64 +44,18 @@ from annbatch_distributed.loader._annbatch import (
     stores_of,
     take_data_of,
 )
-from annbatch_distributed.loader.prefetch import prefetch
+from annbatch_distributed.loader.epochs import EpochLoader
 from annbatch_distributed.loader.sizes import suggest_sizes
 from annbatch_distributed.masks import AnyMask
-from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement
-from annbatch_distributed.ranks.worker import current_worker
-from annbatch_distributed.rows import BOUND, integer
+from annbatch_distributed.ranks import Deferred, DistInfo
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.state import Position
-from annbatch_distributed.stream import LONGEST_GAP, Pass, Request
+from annbatch_distributed.stream import LONGEST_GAP, Request
 
 if TYPE_CHECKING:
     import anndata as ad
 
-    from annbatch_distributed.integrations.lightning import Training
-    from annbatch_distributed.loader.workers import WorkerDataLoader
 
-
-class StepCounter:
-    """Numbers of batches of one pass: those that were yielded, and those that are done."""
-
-    def __init__(self, training: Training | None = None, *, is_told: bool = False) -> None:
-        self.n_yielded = 0
-        self._training = training
-        self._is_told, self._n_told = is_told, 0
-
-    def next(self, training: Training | None) -> StepCounter:
-        """Return the counter of the next pass: a loop that has called ``step_done()`` will do so again."""
-        return StepCounter(training, is_told=self._is_told)
-
-    def count(self) -> None:
-        """Count a batch that is about to be yielded."""
-        self.n_yielded += 1
-        if self._training is not None:
-            self._training.note_step()
-
-    def done(self) -> None:
-        """Note that the step of the batch that was yielded last is done."""
-        self._is_told, self._n_told = True, self.n_yielded
-
-    @property
-    def is_training(self) -> bool:
-        """True if Lightning counts the steps."""
-        return self._training is not None
-
-    @property
-    def n_done(self) -> int:
-        """Number of batches that are done."""
-        if self._is_told:
-            return self._n_told
-        return self.n_yielded - (self._training is not None and self._training.is_within_step)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_training": None}  # a trainer stays in its process
-
-
-class StatefulLoader(Loader[Any, Any]):
+class StatefulLoader(EpochLoader, Loader[Any, Any]):
     """An annbatch Loader that can be saved in the middle of an epoch, and resumed there.
 
     It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`;
@@ -188,12 +131,11 @@ class StatefulLoader(Loader[Any, Any]):
         self._options = {"read_ahead": read_ahead, "measured": measured, **kwargs}
         self._tells_files = measured
         self._measured: pd.DataFrame | None = None
-        self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
         # frameworks are set up for a single thread, so their arrays are made where batches are taken
         self._to_be = kwargs.pop("to", None) if read_ahead else None
-        self._sampler = batch_sampler
+        EpochLoader.__init__(self, batch_sampler, read_ahead)
         self._one_request = _OneRequest(batch_sampler)
-        super().__init__(batch_sampler=self._one_request, **kwargs)
+        Loader.__init__(self, batch_sampler=self._one_request, **kwargs)
         if read_ahead and preloads_to_gpu(self):
             raise ValueError(
                 f"read_ahead={read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
@@ -201,10 +143,6 @@ class StatefulLoader(Loader[Any, Any]):
             )
         # names of cells of datasets that have no obs here, of which annbatch keeps nothing
         self._names: dict[int, pd.Index[Any]] = {}
-        # the pass of this loader that was begun last, and the rows of its batches that were yielded
-        self._pass: Pass | None = None
-        self._read = Tally()
-        self._steps = StepCounter()
 
     @classmethod
     def from_collection(
@@ -360,12 +298,17 @@ class StatefulLoader(Loader[Any, Any]):
         """The sampler."""
         return self._sampler
 
-    @property
-    def sampler(self) -> DistributedSampler:
-        """The sampler, where frameworks look for an object whose ``set_epoch`` they can call."""
-        return self._sampler
-
     # Datasets
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells of the collection, over all ranks."""
+        return super(EpochLoader, self).n_obs
+
+    @property
+    def n_var(self) -> int:
+        """Number of genes."""
+        return super(EpochLoader, self).n_var
 
     def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
         """Read a collection, as ``use_collection`` of :class:`annbatch.Loader` does.
@@ -463,102 +406,8 @@ class StatefulLoader(Loader[Any, Any]):
         """What tells the cells of this loader from others."""
         return collection_of(self, self._cells)
 
-    def _check_cells(self) -> None:
-        """Raise if a state is of other datasets, or the mask was made for cells in another order."""
-        self._sampler.check_cells(self._cells, self._collection)
-
-    # Epochs
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, on every rank: see :meth:`DistributedSampler.set_epoch`.
-
-        Raises
-        ------
-        RuntimeError
-            If accelerate calls it, for a ``DataLoader`` that it has prepared and would shard once more.
-        """
-        _check_not_dispatched()
-        self._sampler.set_epoch(epoch)
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch to resume or begin: see :attr:`DistributedSampler.next_epoch`."""
-        return self._sampler.next_epoch
-
-    def __len__(self) -> int:
-        """Return how many batches the epoch has on this rank, those included that were done before a resume."""
-        self._check_cells()
-        return self._sampler.batches_done + self._sampler.n_batches(self.n_obs)
-
-    def plan(self) -> EpochPlan:
-        """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((50, 1))))
-        >>> loader.plan()
-        <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 dropped>
-        """
-        self._sampler.check_cells(self._cells)
-        plan = self._sampler.plan(self.n_obs)
-        held = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
-        return replace(plan, rows_per_request=held, cells=self._cells)
-
-    def cells_of(
-        self,
-        steps: StepSelection,
-        columns: str | Sequence[str] | None = None,
-        ranks: int | Sequence[int] | None = None,
-        epoch: int | None = None,
-    ) -> pd.DataFrame:
-        """Return which cells each rank has read in some steps of an epoch, or will read; nothing is read for it.
-
-        Parameters
-        ----------
-        steps, ranks, epoch
-            As for :meth:`DistributedSampler.rows_of`.
-        columns
-            Which columns of ``obs``; None for all that the loader has.
-
-        Returns
-        -------
-        A table with the columns ``step``, ``rank``, ``row`` (of the collection), ``data_set`` (its number), ``cell``
-        (its name, None where the data set has no names) and those of ``obs``, in the order of the batches. A column of
-        ``obs`` that has one of these five names gets the suffix ``_obs``.
-
-        Raises
-        ------
-        KeyError
-            If the loader has no such column of ``obs``.
-        IndexError, ValueError
-            As for :meth:`DistributedSampler.rows_of`.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> import pandas as pd
-        >>> from annbatch.samplers import SequentialSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> obs = pd.DataFrame({"donor": [*"aabb"]}, index=[*"wxyz"])
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((4, 1)), obs=obs))
-        >>> loader.cells_of(0, "donor")
-           step  rank  row  data_set cell donor
-        0     0     0    0         0    w     a
-        1     0     0    1         0    x     a
-        2     0     1    2         0    y     b
-        3     0     1    3         0    z     b
-        """
-        self._check_cells()
-        cells = self._sampler.rows_of(self.n_obs, steps, ranks, epoch)
+    def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
+        """Return a table of rows with the dataset and the name of each cell, and its columns of ``obs``."""
         # datasets of 3 and 2 rows have the bounds 0 3 5: row 4 is in dataset 1, at place 1
         bounds = np.cumsum([0, *(n_rows for n_rows, *_ in shapes_of(self))])
         numbers = np.searchsorted(bounds, cells["row"], side="right") - 1
@@ -586,97 +435,20 @@ class StatefulLoader(Loader[Any, Any]):
 
     # Reading
 
-    def __iter__(self) -> Generator[Any]:
-        """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
+    def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
+        """Return the rows of a batch, if it has them."""
+        return batch.get("index") if isinstance(batch, dict) else None
 
-        A loader has one pass at a time: to begin another ends the one before.
+    def _iterated(self) -> AbstractContextManager[None]:
+        return iterated(self)
 
-        Returns
-        -------
-        An iterator of batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under
-        ``remainder="pad"``.
-
-        Raises
-        ------
-        ValueError
-            If the mask has the names of the cells in another order, or a state is of other datasets.
-        RuntimeError
-            If a worker of a ``DataLoader`` asks that :meth:`to_dataloader` hasn't made; or, while iterating, if another
-            pass was begun since.
-        """
-        return self.iterate()
-
-    def iterate(self, readers: Executor | None = None) -> Generator[Any]:
-        """Return the batches of a pass, prefetched by threads that several loaders share, or by threads of its own."""
-        if current_worker() is not None:
-            raise RuntimeError(
-                "A StatefulLoader can't be read by the workers of a DataLoader that it knows nothing of: its epoch and "
-                "state would be lost. Make the DataLoader with loader.to_dataloader(num_workers=...)."
-            )
-        self._check_cells()
-        return self._batches(readers)
-
-    def batches_in_worker(self, position: Position) -> Generator[Any]:
-        """Return this worker's part of the batches of a pass that the process of the rank has begun."""
-        self._sampler.go_to(position)
-        return self._batches_of(self._sampler.begin(self.n_obs, position, current_worker()))
-
-    def _batches(self, readers: Executor | None) -> Generator[Any]:
-        steps = self._begin_steps()
-        # in this thread, which may be the only one that a framework tells its rank
-        begun = self._sampler.begin(self.n_obs)
-        with closing(self._batches_of(begun, readers)) as batches:
-            for batch in batches:
-                steps.count()  # before it is yielded: whoever saves a state has this batch
-                if steps.n_yielded == begun.n_due:
-                    self._sampler.end(begun)  # a consumer who knows the number doesn't ask for more
-                yield batch
-                del batch  # else it would be held until the next one is read
-            self._sampler.end(begun)
-
-    def _begin_steps(self) -> StepCounter:
-        """Begin to count the steps of a pass, as a training that reads it has it."""
-        # the room above this one, so it is imported here; it imports nothing of Lightning
-        from annbatch_distributed.integrations.lightning import training_on
-
-        training = training_on(self, self._sampler.framework_object)
-        if training is not None:
-            # overfit_batches reads the first batches again in every epoch, which are those of epoch 0
-            if training.overfits and not self._sampler.batches_done:
-                self._sampler.go_to(Position())
-            training.check_all_are_read(len(self), self._sampler.batches_done)
-        self._steps = self._steps.next(training)
-        return self._steps
-
-    def _batches_of(self, begun: Pass, readers: Executor | None = None) -> Generator[Any]:
-        """Read the batches of a pass, in threads that prefetch if there are any."""
-        self._pass, self._read = begun, Tally()
-        # batches come out in the order of requests and splits, however many requests are prefetched
-        due: deque[Callable[[Any], Any]] = deque()
-
-        def requests() -> Iterator[Request]:
-            """Yield load requests, and note how to finish each of their batches."""
-            while True:
-                try:
-                    request = begun.take()
-                except StopIteration:
-                    return
-                due.extend(partial(self._finish, request, split) for split in request.splits)
-                yield request
-
-        read = prefetch(requests(), self._read_request, self._read_ahead, readers)
-        with iterated(self), closing(begun), closing(read) as batches:
-            for batch in batches:
-                yield due.popleft()(batch)
-                del batch
-                # the consumer has the other pass's batches by now, and would count these as its own
-                self._sampler.check_is_last(begun)
+    def preloads_to_gpu(self) -> bool:
+        """Return True if batches are moved to a GPU where they are read."""
+        return preloads_to_gpu(self)
 
     def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 annbatch's own
-        """Return a batch that is about to be yielded, and add its rows to those that were read."""
         if self._to_be is not None:
             batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
-        self._read.add(request.rows_at(split) if batch["index"] is None else batch["index"])
         if self._measured is not None:
             batch = {**batch, "file": self._measured.index.get_indexer(batch["obs"]["src_path"].astype(object))}
         return batch if request.are_repeats is None else {**batch, "repeated": request.are_repeats[split]}
@@ -711,180 +483,6 @@ class StatefulLoader(Loader[Any, Any]):
     def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
         outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
         return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
-
-    def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
-        """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
-
-        Lightning, accelerate and a plain loop find its ``set_epoch``, ``state_dict``, ``load_state_dict``, ``len()``
-        and ``sampler``, which torch's own hides. Its state counts the batches that came out of the workers.
-
-        Parameters
-        ----------
-        num_workers
-            How many processes read for this rank; 0 reads in this one.
-        options
-            Further ones of torch's ``DataLoader``, but for those that would divide the rows once more. If not given,
-            ``multiprocessing_context`` is ``"spawn"``, since threads of zarrs don't survive a fork, and
-            ``persistent_workers`` is True. Spawned workers import the script, which therefore begins its work under
-            ``if __name__ == "__main__":``.
-
-        Raises
-        ------
-        TypeError
-            If an option would divide the rows once more, or have batches come out of order.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(
-        ...     batch_sampler=sampler, return_index=True, preload_to_gpu=False
-        ... )
-        >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
-        >>> batches = loader.to_dataloader(num_workers=0)
-        >>> batches.set_epoch(1)
-        >>> taken = next(iter(batches))
-        >>> batches.state_dict()["epoch"], batches.state_dict()["segments"]
-        (1, [[2, 1, 1]])
-        """
-        from annbatch_distributed.loader.workers import WorkerDataLoader
-
-        return WorkerDataLoader(self, num_workers=num_workers, **options)
-
-    # States
-
-    def step_done(self) -> None:
-        """Say that the step of the batch that was yielded last is done.
-
-        A batch counts as done when it is yielded, unless this is called after each step. A state that is saved within a
-        step, by a signal's handler or after an error, then leads to the batch of that step.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> for step, batch in enumerate(loader):
-        ...     if step == 3:
-        ...         break
-        ...     loader.step_done()
-        >>> loader.state_dict()["segments"]
-        [[2, 1, 3]]
-        """
-        self._steps.done()
-
-    def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
-        """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
-
-        Parameters
-        ----------
-        batches_done
-            Number of batches of this epoch that every rank has done. None takes the number that was yielded, or told by
-            :meth:`step_done`.
-
-        Raises
-        ------
-        RuntimeError
-            If the pass that was begun last is not one of this loader, but one of its :meth:`to_dataloader`, whose
-            ``state_dict()`` knows; or one of another loader with the same sampler.
-        """
-        if batches_done is not None:
-            batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        elif (last := self._own_pass()) is not None:
-            batches_done = last.done_after(self._steps.n_done)
-        return self._sampler.state_at(batches_done, self._collection)
-
-    def _own_pass(self) -> Pass | None:
-        """Return the pass that was begun last, if this loader knows how far it is; None if none was begun."""
-        last = self._sampler.last_pass
-        if last is not None and last.is_by_workers:
-            raise RuntimeError(
-                "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Ask "
-                "what loader.to_dataloader(num_workers=...) has returned: its state_dict() and check_epoch_read() know."
-            )
-        if last is not None and last is not self._pass:
-            raise RuntimeError(
-                "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
-                "or of sampler.sample(...). Give each loader a sampler of its own."
-            )
-        return last
-
-    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`.
-
-        Add all datasets before, in the order that they had, so that a state that doesn't fit is refused here, and not
-        when the next pass begins.
-        """
-        from annbatch_distributed.integrations.lightning import errors_explained
-
-        with errors_explained(self._sampler.framework_object):
-            self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
-
-    # Checks
-
-    def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
-        """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
-
-        See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
-        """
-        checks.ranks_agree(self._sampler.agreeing, self._description, timeout=timeout, gather=gather)
-
-    def _description(self, place: Placement) -> Description:
-        """Return what this process says of its sampler and its datasets."""
-        self._sampler.check_cells(self._cells)
-        return self._sampler.describe(place, self.n_obs, self._collection)
-
-    def check_epoch_read(
-        self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
-    ) -> str:
-        """Check that all ranks together have read in the last pass what was planned.
-
-        See :meth:`DistributedSampler.check_epoch_read`.
-
-        Parameters
-        ----------
-        read
-            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
-            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
-            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
-            :meth:`to_dataloader` returns knows them.
-        timeout, gather
-            As for :meth:`DistributedSampler.check_ranks_agree`.
-
-        Examples
-        --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> n_batches = sum(1 for _ in loader)
-        >>> loader.check_epoch_read()
-        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
-        """
-        reading = partial(self._reading, read=read)
-        return checks.epoch_read(self._sampler.agreeing, reading, timeout=timeout, gather=gather)
-
-    def _reading(self, place: Placement, read: Read | None = None) -> Reading:
-        """Return what this process says of its last pass."""
-        if read is None:
-            read = self._read if self._own_pass() is not None else Tally()
-        return self._sampler.reading(place, self.n_obs, read)
-
-    def read_of_last_pass(self) -> tuple[Pass, Read]:
-        """Return the pass that was begun last, and the rows of its batches that were yielded."""
-        last = self._own_pass()
-        assert last is not None
-        return last, self._read
 
 
 class _OneRequest(Sampler):
@@ -964,22 +562,3 @@ def _warn_of_zarrs(collection: DatasetCollection) -> None:
 async def _returning[Value](value: Value) -> Value:
     """Return a value that is there, to callers that await it."""
     return value
-
-
-def _check_not_dispatched() -> None:
-    """Raise a RuntimeError if accelerate calls, for a ``DataLoader`` that it has prepared.
-
-    It would read an ``IterableDataset`` on rank 0 alone and cut up the batches, or read on every rank and keep a part
-    of them. Rows would silently be missing. accelerate passes nothing that it could be known by, but for who calls.
-    """
-    # frame 0 is this function, 1 is set_epoch, 2 is who calls that
-    caller = sys._getframe(2)
-    if caller.f_globals.get("__name__") != "accelerate.data_loader":
-        return
-    arrived = type(caller.f_locals.get("self")).__name__
-    raise RuntimeError(
-        "A StatefulLoader must be iterated over as it is: it reads this rank's shard of the rows. Here accelerate's "
-        f"{arrived}, which comes from accelerator.prepare(DataLoader(loader)), is about to shard its batches once "
-        "more, and rows would never be read. Leave the DataLoader out, and iterate over the StatefulLoader itself; "
-        "prepare(loader) returns it unchanged."
-    )

@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
-from annbatch_distributed.loader._annbatch import preloads_to_gpu
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
 from annbatch_distributed.ranks import Placement
@@ -39,7 +38,7 @@ from annbatch_distributed.stream import Pass
 if TYPE_CHECKING:
     import pandas as pd
 
-    from annbatch_distributed.loader import StatefulLoader
+    from annbatch_distributed.loader.epochs import EpochLoader
 
 
 #: What torch would divide rows by, or collect batches out of order with, and with which value it doesn't, as Lightning
@@ -57,7 +56,7 @@ _REFUSED = {
 class _Part(IterableDataset[Any]):
     """What each worker reads: its part of the pass that the process of the rank has begun."""
 
-    def __init__(self, loader: StatefulLoader) -> None:
+    def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         # shared by the process of the rank and its workers, those that persist included
         self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
@@ -111,14 +110,14 @@ class WorkerDataLoader(DataLoader[Any]):
     #: it goes by other names.
     _is_accelerate_prepared = use_stateful_dataloader = True
 
-    def __init__(self, dataset: StatefulLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
+    def __init__(self, dataset: EpochLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
         num_workers = integer("num_workers", num_workers, least=0)
         if refused := [name for name, value in _REFUSED.items() if options.pop(name, value) not in (None, value)]:
             raise TypeError(
                 f"to_dataloader takes the options of torch's DataLoader but for {', '.join(_REFUSED)}, got "
                 f"{', '.join(refused)}. The loader makes the batches: give its sampler a batch_size."
             )
-        if num_workers and preloads_to_gpu(dataset):
+        if num_workers and dataset.preloads_to_gpu():
             raise ValueError(
                 f"num_workers={num_workers} reads in other processes, and torch can't pass on what cupy has on the "
                 "GPU from one process to another. Make the loader with preload_to_gpu=False, and move batches in the "
@@ -139,7 +138,7 @@ class WorkerDataLoader(DataLoader[Any]):
         self._n_changes: int | None = None
 
     @property  # type: ignore[override]  # torch has an attribute
-    def dataset(self) -> StatefulLoader:
+    def dataset(self) -> EpochLoader:
         """The loader.
 
         Raises
@@ -151,7 +150,7 @@ class WorkerDataLoader(DataLoader[Any]):
         return self._loader
 
     @dataset.setter
-    def dataset(self, value: StatefulLoader) -> None:
+    def dataset(self, value: EpochLoader) -> None:
         vars(self)["dataset"] = value  # where Lightning looks for what to make another one of
 
     @property  # type: ignore[override]  # torch has one of its own
@@ -238,8 +237,7 @@ class WorkerDataLoader(DataLoader[Any]):
         self._read = Tally()
         for batch in self._workers:
             sampler.check_is_last(begun)
-            # a collate_fn may return anything, with or without the rows
-            index = batch.get("index") if isinstance(batch, dict) else None
+            index = loader.rows_in(batch)
             if index is None:
                 self._read = None
             elif self._read is not None:
