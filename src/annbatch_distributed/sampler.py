@@ -443,30 +443,7 @@ class DistributedSampler(Sampler):
         >>> sampler.rows_of(12, steps=2, ranks=1)["row"].tolist()
         [11, 10]
         """
-        import pandas as pd
-
-        n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._position_of(epoch)
-        wanted = None if ranks is None else integers("ranks", np.atleast_1d(ranks), below=MOST_RANKS)
-        n_own = len(self._own_lanes)
-
-        def rank_of(lane: int, n_lanes: int) -> int:
-            # lanes of ranks that joined several are numbered through; of other numbers of lanes, a rank is a lane
-            return lane // n_own if n_lanes == self._n_lanes else lane
-
-        def is_wanted(lane: int, n_lanes: int) -> bool:
-            return wanted is None or rank_of(lane, n_lanes) in wanted
-
-        places, rows = list[tuple[int, int]](), [np.arange(0)]
-        with worker_info_hidden(current_worker()):
-            plan, segments = self._plan(n_obs, position), self._planner.segments(n_obs, position)
-            for read in rows_at(
-                steps, segments, lambda lane: self._pass_of(plan, [lane], position).batches(), is_wanted
-            ):
-                places.append((read.step, rank_of(read.lane, read.n_lanes)))
-                rows.append(read.rows)
-        # (batches, 2), repeated to (rows, 2): the step and the rank of each row
-        of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
-        return pd.DataFrame({"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)})
+        return self.rows_in_epoch(integer("n_obs", n_obs, least=0, below=BOUND), self._position_of(epoch), steps, ranks)
 
     def validate(self, n_obs: int) -> None:
         """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
@@ -622,6 +599,44 @@ class DistributedSampler(Sampler):
         config = self._config
         return Pass(config.sampler, plan, lanes, config.root_seed, position, n_batches, self._read_through)
 
+    def n_left(self, n_obs: int, position: Position) -> int:
+        """Return the number of batches that the longest lane of the job has left of the epoch of a position."""
+        with worker_info_hidden(current_worker()):
+            return max(map(len, self._remaining(n_obs, position)))
+
+    def plan_at(self, n_obs: int, position: Position) -> EpochPlan:
+        """Return the plan of the epoch of a position, which has a segment."""
+        with worker_info_hidden(current_worker()):
+            return self._plan(n_obs, position)
+
+    def rows_in_epoch(
+        self, n_obs: int, position: Position, steps: StepSelection, ranks: int | Sequence[int] | None
+    ) -> pd.DataFrame:
+        """Return which rows each rank has in some steps of the epoch of a position, as :meth:`rows_of` does."""
+        import pandas as pd
+
+        wanted = None if ranks is None else integers("ranks", np.atleast_1d(ranks), below=MOST_RANKS)
+        n_own = len(self._own_lanes)
+
+        def rank_of(lane: int, n_lanes: int) -> int:
+            # lanes of ranks that joined several are numbered through; of other numbers of lanes, a rank is a lane
+            return lane // n_own if n_lanes == self._n_lanes else lane
+
+        def is_wanted(lane: int, n_lanes: int) -> bool:
+            return wanted is None or rank_of(lane, n_lanes) in wanted
+
+        places, rows = list[tuple[int, int]](), [np.arange(0)]
+        with worker_info_hidden(current_worker()):
+            plan, segments = self._plan(n_obs, position), self._planner.segments(n_obs, position)
+            for read in rows_at(
+                steps, segments, lambda lane: self._pass_of(plan, [lane], position).batches(), is_wanted
+            ):
+                places.append((read.step, rank_of(read.lane, read.n_lanes)))
+                rows.append(read.rows)
+        # (batches, 2), repeated to (rows, 2): the step and the rank of each row
+        of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
+        return pd.DataFrame({"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)})
+
     # Of the position
 
     def go_to(self, position: Position, *, is_loaded: bool = False) -> None:
@@ -647,8 +662,12 @@ class DistributedSampler(Sampler):
 
     def _next(self, n_workers: int = 1) -> Position:
         """Return where the next pass begins; it is in the last segment."""
+        return self.here(self._begins_at, n_workers)
+
+    def here(self, position: Position, n_workers: int = 1) -> Position:
+        """Return a position with a last segment of this job's lanes, and of some workers."""
         # samplers that keep an order have the same batches by any number of workers
-        return self._begins_at.with_lanes(self._n_lanes, n_workers if self.shuffle else 1)
+        return position.with_lanes(self._n_lanes, n_workers if self.shuffle else 1)
 
     def _position_of(self, epoch: int | None) -> Position:
         """Return where an epoch whose rows are asked for is: by default, the epoch begun last, or else the next one."""
@@ -697,12 +716,20 @@ class DistributedSampler(Sampler):
 
     def begin(self, n_obs: int, position: Position | None = None, worker: Worker | None = None) -> Pass:
         """Begin a pass of this rank, or of a worker's part of it, at the next position or at a given one."""
-        n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), position or self._next()
+        position = position or self._next()
+        begun = self.pass_at(integer("n_obs", n_obs, least=0, below=BOUND), position, worker)
+        if worker is None or not worker.number:  # one warning is enough
+            self._warn_of_second_pass(begun.plan, position)
+        self._pass, self._is_loaded = begun, False
+        # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
+        self._position = position if position.done else position.after()
+        return begun
+
+    def pass_at(self, n_obs: int, position: Position, worker: Worker | None = None) -> Pass:
+        """Return the pass of this rank, or of a worker's part of it, that begins at a position."""
         _ = self.placement  # before the worker is hidden, which has it from its process
         with worker_info_hidden(current_worker()):
             plan, lanes = self._plan(n_obs, position), self._planner.lanes(n_obs, position)
-        if worker is None or not worker.number:  # one warning is enough
-            self._warn_of_second_pass(plan, position)
         *_, (_, n_workers, done) = position.segments
         own = [lanes[lane] for lane in self._own_lanes]
         if worker is None:
@@ -713,11 +740,7 @@ class DistributedSampler(Sampler):
             n_done = len(range(part.number, done, part.n_workers))
             own = [lane.of_worker(part, keeps_order=not self.shuffle).after(1, n_done) for lane in own]
         n_batches = position.done if position.finished else position.done_before + max(map(len, lanes))
-        begun = self._pass_of(plan, own, position, n_batches)
-        self._pass, self._is_loaded = begun, False
-        # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
-        self._position = position if position.done else position.after()
-        return begun
+        return self._pass_of(plan, own, position, n_batches)
 
     def begin_by_workers(self, n_obs: int, n_workers: int) -> Pass:
         """Begin the next pass in this process, for workers that are told its position."""
@@ -753,7 +776,11 @@ class DistributedSampler(Sampler):
         return self._state(position.at(batches_done, n_batches), collection)
 
     def _state(self, position: Position, collection: Mapping[str, Any]) -> dict[str, Any]:
-        return to_state(position, self._config.identity(self._n_obs) | dict(collection))
+        return to_state(position, self.identity(self._n_obs, collection))
+
+    def identity(self, n_obs: Any, collection: Mapping[str, Any]) -> Identity:  # noqa: ANN401 a state may have anything
+        """Return what the rows and their order follow from, with what a loader knows of its collection."""
+        return self._config.identity(n_obs) | dict(collection)
 
     @property
     def _n_obs(self) -> Any:  # noqa: ANN401 a state may have anything
@@ -773,8 +800,9 @@ class DistributedSampler(Sampler):
         position = replace(position, segments=tuple(segment for segment in position.segments if segment.done))
         check_segments(position.with_lanes(self._n_lanes))
         if strict:
-            self._check_identity(saved, position, n_obs, collection or {})
-            changed = self._changed_versions(saved) if position.done and not position.finished else ""
+            is_within = position.done > 0 and not position.finished
+            check_identity(*self.compared(saved, n_obs, collection or {}, is_within=is_within))
+            changed = self.changed_versions(saved) if is_within else ""
             position = replace(position, unverified=position.unverified or bool(changed))
             saved = {name: saved.get(name) for name in ("n_obs", "datasets", "cells")}
         else:
@@ -798,23 +826,23 @@ class DistributedSampler(Sampler):
         self.go_to(position, is_loaded=True)
         self._saved, self._planner, self._is_set = saved, planner, False
 
-    def _check_identity(
-        self, saved: Identity, position: Position, n_obs: int | None, collection: Mapping[str, Any]
-    ) -> None:
-        """Raise if a state is of other arguments, or of another collection."""
+    def compared(
+        self, saved: Identity, n_obs: int | None, collection: Mapping[str, Any], *, is_within: bool
+    ) -> tuple[Identity, Identity]:
+        """Return what must be equal of the identity of a state, saved within an epoch or not, and of that here."""
         # the mask of a state may have been saved before the number of rows was known, which decides how it is written
         n_saved = saved.get("n_obs")
         n_known = n_saved if isinstance(n_saved, int) else n_obs
-        here = self._config.identity(n_known) | {"n_obs": self._n_obs, **collection}
+        here = self.identity(n_known, {"n_obs": self._n_obs, **collection})
         if isinstance(saved.get("rows"), dict):  # it may have been saved before the number of rows was known
             saved = saved | {"rows": open_ended(saved["rows"], n_known)}
-        if not position.done or position.finished:  # there is no order to restore
+        if not is_within:  # there is no order to restore
             here |= {name: saved.get(name) for name in ("datasets", "cells", "root")}
         elif n_obs is not None:
             here["n_obs"] = n_obs
-        check_identity(saved | {"versions": None}, here | {"versions": None})
+        return saved | {"versions": None}, here | {"versions": None}
 
-    def _changed_versions(self, saved: Identity) -> str:
+    def changed_versions(self, saved: Identity) -> str:
         """Return the versions of a state that differ from those here, in words; empty if none do."""
         theirs, ours = dict(saved.get("versions") or {}), self._config.identity(None)["versions"]
         changed = [name for name, version in sorted(ours.items()) if theirs.get(name, version) != version]
@@ -848,9 +876,10 @@ class DistributedSampler(Sampler):
 
     def describe(self, place: Placement, n_obs: int, more: Mapping[str, Any]) -> Description:
         """Return what this process says of its next pass, with ``more`` that must be the same in all processes."""
-        return self._describe(place, n_obs, self._next(), {"passes since set_epoch": self._position.passes, **more})
+        return self.describe_at(place, n_obs, self._next(), {"passes since set_epoch": self._position.passes, **more})
 
-    def _describe(self, place: Placement, n_obs: int, at: Position, more: Mapping[str, Any]) -> Description:
+    def describe_at(self, place: Placement, n_obs: int, at: Position, more: Mapping[str, Any]) -> Description:
+        """Return what this process says of a pass that begins at a position."""
         n_obs = integer("n_obs", n_obs, least=0, below=BOUND)
         if self._virtual_ranks is not None:
             more = {"virtual ranks": self._virtual_ranks, **more}
@@ -864,7 +893,7 @@ class DistributedSampler(Sampler):
             raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
         if last.plan.n_obs != n_obs:
             raise ValueError(f"n_obs must be that of the last pass, {last.plan.n_obs}, got {n_obs}")
-        return Reading.of(self._describe(place, n_obs, last.position, {}), last, read, self._own_lanes)
+        return Reading.of(self.describe_at(place, n_obs, last.position, {}), last, read, self._own_lanes)
 
     # Of warnings
 

@@ -123,11 +123,29 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
     }
 
 
-def from_state(state: object) -> tuple[Position, Identity]:
+def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
     """Return the position and the identity of a state.
 
     A TypeError if it is no mapping; a ValueError if it is of a newer format, or damaged.
     """
+    check_format(state)
+    try:
+        as_integer("version", state.get("version"), least=VERSION, most=VERSION)
+        position = Position(
+            as_integer("epoch", state["epoch"]),
+            as_integer("pass", state["pass"]),
+            as_segments(state["segments"]),
+            *(bool(as_integer(name, state.get(name, 0), most=1)) for name in ("finished", "unverified")),
+        )
+        identity = as_json("identity", dict(state["identity"]))
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.") from error
+    return position, identity
+
+
+def check_format(state: object) -> None:
+    """Raise a TypeError if a state is no mapping, or a ValueError if it is of a newer format."""
     if not isinstance(state, Mapping):
         raise TypeError(f"A state must be a dict that state_dict has returned, got {shortened(state)}.")
     version = state.get("version")
@@ -136,36 +154,23 @@ def from_state(state: object) -> tuple[Position, Identity]:
             f"The state has format {version}, and this version of annbatch-distributed reads formats up to {VERSION}. "
             "Load it with the version that saved it, or a newer one."
         )
-    try:
-        _integer("version", version, least=VERSION, most=VERSION)
-        position = Position(
-            _integer("epoch", state["epoch"]),
-            _integer("pass", state["pass"]),
-            _segments(state["segments"]),
-            *(bool(_integer(name, state.get(name, 0), most=1)) for name in ("finished", "unverified")),
-        )
-        identity = _json("identity", dict(state["identity"]))
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.") from error
-    return position, identity
 
 
-def _segments(parts: Any) -> tuple[Segment, ...]:  # noqa: ANN401 a state may have anything
+def as_segments(parts: Any) -> tuple[Segment, ...]:  # noqa: ANN401 a state may have anything
     """Return the segments of a state: 1 to ``MOST_SEGMENTS``."""
     segments = tuple(
         Segment(
-            _integer("number of lanes", n_lanes, least=1, most=MOST_RANKS),
-            _integer("number of workers", n_workers, least=1, most=MOST_RANKS),
-            _integer("batches done", done),
+            as_integer("number of lanes", n_lanes, least=1, most=MOST_RANKS),
+            as_integer("number of workers", n_workers, least=1, most=MOST_RANKS),
+            as_integer("batches done", done),
         )
         for n_lanes, n_workers, done in parts
     )
-    _integer("number of segments", len(segments), least=1, most=MOST_SEGMENTS)
+    as_integer("number of segments", len(segments), least=1, most=MOST_SEGMENTS)
     return segments
 
 
-def _integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1) -> int:
+def as_integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1) -> int:
     """Return an integer of any library, numpy's and torch's too, as Python's."""
     try:
         number = int(index(value))  # type: ignore[arg-type]  # a TypeError says so
@@ -176,15 +181,15 @@ def _integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1)
     return number
 
 
-def _json(name: str, value: Any) -> Any:  # noqa: ANN401 a state may have anything
+def as_json(name: str, value: Any) -> Any:  # noqa: ANN401 a state may have anything
     """Return JSON with Python's own types, whatever library has loaded it; a ValueError if it is none."""
     if isinstance(value, Mapping):
-        return {str(key): _json(f"{name}.{key}", part) for key, part in value.items()}
+        return {str(key): as_json(f"{name}.{key}", part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(name, part) for part in value]
+        return [as_json(name, part) for part in value]
     if value is None or isinstance(value, bool | float):
         return value
-    return str(value) if isinstance(value, str) else _integer(name, value, least=-BOUND)
+    return str(value) if isinstance(value, str) else as_integer(name, value, least=-BOUND)
 
 
 def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
@@ -237,7 +242,7 @@ _HINTS = {
 }
 
 
-def check_identity(saved: Identity, here: Identity) -> None:
+def check_identity(saved: Identity, here: Identity, whose: str = "a sampler") -> None:
     """Raise a ValueError that names each difference between the identities of a state and of a sampler."""
     if differing := differences(saved, here):
         hints = [
@@ -246,7 +251,7 @@ def check_identity(saved: Identity, here: Identity) -> None:
             if any(text.startswith((f"{path} ", f"{path}.")) for text in differing)
         ]
         advice = (
-            f"The state is of a sampler with other settings: {'; '.join(differing)}. Use the settings and datasets of "
+            f"The state is of {whose} with other settings: {'; '.join(differing)}. Use the settings and datasets of "
             "then, or begin with another checkpoint."
         )
         error = ValueError(" ".join([advice, *hints]))
