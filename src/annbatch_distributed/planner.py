@@ -71,7 +71,7 @@ def _batches_at(
     # a segment has the steps that it has done; the last one has all that are left, too
     lengths, first = [segment.done for segment, _ in segments], 0
     lengths[-1] = max(map(len, segments[-1][1]))
-    wanted = _numbers(steps, sum(lengths))
+    wanted = step_numbers(steps, sum(lengths))
     for (segment, lanes), length in zip(segments, lengths, strict=True):
         # steps of this segment, counted from its beginning
         places = wanted[(wanted >= first) & (wanted < first + length)] - first
@@ -84,8 +84,8 @@ def _batches_at(
         first += length
 
 
-def _numbers(steps: StepSelection, n_steps: int) -> Int64Array:
-    """Return some steps of so many, ascending, each once."""
+def step_numbers(steps: StepSelection, n_steps: int) -> Int64Array:
+    """Return the selected steps of an epoch, ascending, each once."""
     if isinstance(steps, slice):
         return np.sort(np.arange(n_steps)[steps])
     return np.unique(

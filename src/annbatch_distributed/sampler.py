@@ -174,7 +174,7 @@ class DistributedSampler(Sampler):
         read_through: int = LONGEST_GAP,
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
-            _warn(warning)
+            warn(warning)
         self._config = Config.of(
             sampler,
             remainder=remainder,
@@ -776,7 +776,11 @@ class DistributedSampler(Sampler):
         return self._state(position.at(batches_done, n_batches), collection)
 
     def _state(self, position: Position, collection: Mapping[str, Any]) -> dict[str, Any]:
-        return to_state(position, self.identity(self._n_obs, collection))
+        return self.state_of(position, self._n_obs, collection)
+
+    def state_of(self, position: Position, n_obs: Any, collection: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 a state may have anything
+        """Return a position as a state of this sampler."""
+        return to_state(position, self.identity(n_obs, collection))
 
     def identity(self, n_obs: Any, collection: Mapping[str, Any]) -> Identity:  # noqa: ANN401 a state may have anything
         """Return what the rows and their order follow from, with what a loader knows of its collection."""
@@ -819,7 +823,7 @@ class DistributedSampler(Sampler):
                         f"set_epoch({position.epoch + 1}) instead."
                     ) from error
         if changed:
-            _warn(
+            warn(
                 f"The state was saved by {changed}. Batches that are left of epoch {position.epoch} may differ from "
                 "those that the interrupted job would have had; its end is checked without the batches before."
             )
@@ -908,7 +912,7 @@ class DistributedSampler(Sampler):
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
-            _warn(message)
+            warn(message)
             self._warned.add(message)  # not before: a filter may have made an error of it
 
     def __copy__(self) -> Self:
@@ -938,11 +942,11 @@ class DistributedSampler(Sampler):
         )
 
 
-#: Warnings point at the code that called this package, directly or by annbatch's Loader.
 _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Warn at the line that called this package, directly or by annbatch's Loader."""
     warnings.warn(message, UserWarning, skip_file_prefixes=_PACKAGES)
 
 

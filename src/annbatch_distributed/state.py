@@ -242,7 +242,11 @@ _HINTS = {
 }
 
 
-def check_identity(saved: Identity, here: Identity, whose: str = "a sampler") -> None:
+#: What to do if the settings were changed on purpose.
+_NOTE = "load_state_dict(state, strict=False) resumes all the same, and may read rows twice or never."
+
+
+def check_identity(saved: Identity, here: Identity, *, whose: str = "a sampler", note: str = _NOTE) -> None:
     """Raise a ValueError that names each difference between the identities of a state and of a sampler."""
     if differing := differences(saved, here):
         hints = [
@@ -256,7 +260,7 @@ def check_identity(saved: Identity, here: Identity, whose: str = "a sampler") ->
         )
         error = ValueError(" ".join([advice, *hints]))
         # a note, since commands and frameworks have no such option
-        error.add_note("load_state_dict(state, strict=False) resumes all the same, and may read rows twice or never.")
+        error.add_note(note)
         raise error
 
 

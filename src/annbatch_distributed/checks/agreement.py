@@ -217,6 +217,28 @@ class Description:
         peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
         return cls(job.rank.rank, job.rank.world_size, job.n_peers, same | flat(dict(more)), _digest(plan), peers)
 
+    @classmethod
+    def joined(cls, parts: Mapping[str, Description], more: Values) -> Self:
+        """Return what a process says of several samplers, by their names, and of what mixes them."""
+
+        def named(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+            # versions are those of the process
+            return {
+                what if what.startswith("version") else f"{name}: {what}": value
+                for name, own in values.items()
+                for what, value in own.items()
+            }
+
+        any_of_them = next(iter(parts.values()))
+        return cls(
+            any_of_them.rank,
+            any_of_them.world_size,
+            any_of_them.n_peers,
+            flat(dict(more)) | named({name: part.same for name, part in parts.items()}),
+            " ".join(part.plan for part in parts.values()),
+            named({name: part.same_for_peers for name, part in parts.items()}),
+        )
+
 
 def ranks_agree(
     place: Callable[[], Placement],

@@ -99,6 +99,11 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         self._read = Tally()
         self._steps = StepCounter()
 
+    @property
+    def read_ahead(self) -> int:
+        """Number of load requests that are prefetched."""
+        return self._read_ahead
+
     # The data, which a subclass has
 
     @property
@@ -246,6 +251,16 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         """
         self._check_cells()
         return self._annotated(self._sampler.rows_of(self.n_obs, steps, ranks, epoch), columns)
+
+    def cells_at(
+        self,
+        position: Position,
+        steps: StepSelection,
+        columns: str | Sequence[str] | None,
+        ranks: int | Sequence[int] | None,
+    ) -> pd.DataFrame:
+        """Return which cells each rank has in some steps of the epoch of a position, as :meth:`cells_of` does."""
+        return self._annotated(self._sampler.rows_in_epoch(self.n_obs, position, steps, ranks), columns)
 
     # Reading
 
@@ -514,6 +529,15 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         last = self._own_pass()
         assert last is not None
         return last, self._read
+
+
+def common_n_var(loaders: Mapping[str, EpochLoader]) -> int:
+    """Return the number of genes of some loaders, by name; a ValueError if they have different ones."""
+    numbers = {name: loader.n_var for name, loader in loaders.items()}
+    if len({*numbers.values()}) > 1:
+        each = ", ".join(f"{name} {number}" for name, number in numbers.items())
+        raise ValueError(f"There is no common number of genes: {each}. Ask each loader for its n_var.")
+    return next(iter(numbers.values()))
 
 
 def _check_not_dispatched() -> None:

@@ -1,9 +1,11 @@
-"""The MixedLoader: one training over several collections, by weights, in an order that is the same on all ranks.
+"""The MixedLoader: one training over several collections, in an order of sources that is the same on all ranks.
 
-Each step takes a batch of one source. A source that has come to its end begins its next epoch. Which source a step
-takes is a function of the weights, the seed and the step: the source that is furthest behind its share, less a random
-part of a batch that is drawn again for each of its batches. So the order is random, and after any number of steps each
-source has had its share to within less than two batches.
+How far a mixture is follows from the step. The order of sources says how many batches each source has given before that
+step (:mod:`order`), and a walk along the epochs of a source leads to its position (:class:`_Source`). A :class:`Place`
+holds the positions of the sources where an epoch of the mixture begins, and what each has given since, so that the
+cells of any step can be told, whatever numbers of ranks have run the epoch.
+
+The mixture sets the position of a source before it iterates over it. Nothing is read back from the sources.
 """
 
 from __future__ import annotations
@@ -11,127 +13,206 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Description, Gather, Read, Timeout
-from annbatch_distributed.loader.epochs import StepCounter
+from annbatch_distributed.checks import Description, Gather, Read, Reading, Timeout
+from annbatch_distributed.lanes import Segment
+from annbatch_distributed.loader.epochs import EpochLoader, StepCounter, common_n_var
+from annbatch_distributed.loader.order import EveryStep, RandomOrder, SourceOrder, Weights
+from annbatch_distributed.loader.place import Place, Track, from_state, to_state
 from annbatch_distributed.loader.prefetch import threads
-from annbatch_distributed.loader.stateful import StatefulLoader
+from annbatch_distributed.planner import StepSelection, step_numbers
 from annbatch_distributed.ranks import Placement
 from annbatch_distributed.rows import BOUND, integer
-from annbatch_distributed.state import Position, bounded
-from annbatch_distributed.stream import Pass
+from annbatch_distributed.sampler import DistributedSampler, warn
+from annbatch_distributed.state import MOST_SEGMENTS, Identity, Position, check_identity, differences
+from annbatch_distributed.state import from_state as from_source_state
 
 if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
 
-type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+
+_NOTE = "load_state_dict(state, strict=False) resumes each source that both have where it was, and mixes as this one."
 
 
-#: Largest random part of a batch. Sources were then at most 1.9 batches off (3 to 32 sources, up to five changes of
-#: weights); with 1, they were up to 2.2 off, and with 0.5 the order was less random.
-_RANDOM_PART = 0.75
+class _Source:
+    """A source of a mixture: a loader, or the workers that read it, and where the mixture reads it next."""
+
+    def __init__(self, name: str, reader: EpochLoader | WorkerDataLoader) -> None:
+        loader = getattr(reader, "_loader", reader)  # of a WorkerDataLoader
+        if not isinstance(loader, EpochLoader):
+            raise TypeError(f"A mixture takes loaders such as StatefulLoader, got {reader!r} as {name!r}.")
+        if loader.sampler.remainder == "keep":
+            raise ValueError(
+                f"The ranks of {name} may have different numbers of batches, as its remainder is 'keep'. Pass "
+                "remainder='exact', 'drop' or 'pad'."
+            )
+        self.name, self.loader, self._reader = name, loader, reader
+        self._n_workers = (getattr(reader, "num_workers", 0) or 1) if reader is not loader else 1
+        self._n_changes = loader.sampler.n_changes
+        # where its next pass begins, and the batches of the pass that is open
+        self._position = Position()
+        self._batches: Iterator[Any] | None = None
+        #: Where its passes began that have ended since they were checked, and the rows that were read.
+        self.ended: list[tuple[Position, Read | None]] = []
+
+    @property
+    def sampler(self) -> DistributedSampler:
+        """The sampler of the loader."""
+        return self.loader.sampler
+
+    def check(self) -> None:
+        """Raise if the source has too little to read, or reads other rows than when the mixture was made."""
+        if self.sampler.n_changes != self._n_changes:
+            raise RuntimeError(
+                f"The mask or rng of the source {self.name} was assigned after the mixture was made. Make the mixture "
+                "afterwards."
+            )
+        try:
+            self.sampler.n_left(self.loader.n_obs, self.here(Position()))
+        except ValueError as error:
+            raise ValueError(f"The source {self.name}: {error}") from error
+
+    def here(self, position: Position) -> Position:
+        """Return a position with a last segment of this job."""
+        return self.sampler.here(position, self._n_workers)
+
+    def epochs(self, track: Track, n_more: int = 0) -> Iterator[tuple[Position, int]]:
+        """Walk along a track, and further by some batches of this job.
+
+        Yields, for each epoch of the source, the position where the track leaves it, and the number of its batches that
+        were done where the track entered it. For epochs of 5 batches, a start after 3 and 9 batches in all, these are
+        (5 done of epoch 0, 3), (5 done of epoch 1, 0), (2 done of epoch 2, 0).
+        """
+        position, n_entered = track.start, track.start.done
+        own = self.here(Position()).segments[-1]
+        parts = (*track.since, own._replace(done=n_more))
+        for number, (n_lanes, n_workers, n_batches) in enumerate(parts, start=1):
+            position = position.with_lanes(n_lanes, n_workers)
+            while n_batches:
+                n_left = 0 if position.finished else self.sampler.n_left(self.loader.n_obs, position)
+                n_taken = min(n_batches, n_left)
+                position = position.at(position.done + n_taken, position.done + n_left)
+                n_batches -= n_taken  # noqa: PLW2901 those that are left
+                if not n_batches:
+                    break
+                if not position.done:
+                    raise ValueError(f"Epoch {position.epoch} of the source {self.name} has no batches.")
+                yield position, n_entered
+                # rows of the epochs that this job reads from their beginning are checked in full
+                unverified = position.unverified and number < len(parts)
+                position = Position(position.epoch + 1, unverified=unverified).with_lanes(n_lanes, n_workers)
+                n_entered = 0
+        yield position, n_entered
+
+    def position_after(self, track: Track, n_more: int = 0) -> Position:
+        """Return the position after a track, and some more batches of this job."""
+        *_, (position, _) = self.epochs(track, n_more)
+        return position
+
+    def n_left(self, position: Position) -> int:
+        """Return the number of batches that are left of the epoch of a position."""
+        return 0 if position.finished else self.sampler.n_left(self.loader.n_obs, self.here(position))
+
+    def go_to(self, track: Track) -> None:
+        """Read what comes after a track next."""
+        self.close()
+        position = self.position_after(track)
+        self._position = position if self.n_left(position) else Position(position.epoch + 1)
+
+    def close(self) -> None:
+        """Close the pass that is open."""
+        if self._batches is not None:
+            self._batches.close()  # type: ignore[attr-defined]  # it is a generator
+            self._batches = None
+
+    def take(self, readers: Executor | None) -> Any:  # noqa: ANN401 whatever is read
+        """Return the next batch, of the next epoch if one has ended."""
+        if self._batches is None:
+            self.sampler.go_to(self.here(self._position))
+            # the mixture alone holds the threads, which end with it
+            is_own = self._reader is self.loader
+            self._batches = self.loader.iterate(readers) if is_own else iter(self._reader)
+        batch = next(self._batches)
+        if self.sampler.next_epoch != self.sampler.epoch:  # that was the last one of its epoch
+            next(self._batches, None)
+            last, read = self._reader.read_of_last_pass()
+            self.ended.append((last.position, read))
+            self._batches, self._position = None, Position(last.position.epoch + 1)
+        return batch
+
+    def state(self, track: Track) -> dict[str, Any]:
+        """Return the state of the source where a track begins."""
+        return self.sampler.state_of(self.here(track.start), self.loader.n_obs, self.loader._collection)
+
+    def track_of(self, state: Mapping[str, Any], since: Track, *, strict: bool) -> tuple[Track, list[str]]:
+        """Return the track of a state, and how its settings differ from those here; they mustn't if ``strict``."""
+        start, saved = from_source_state(state)
+        start = replace(start, segments=tuple(segment for segment in start.segments if segment.done))
+        is_within = bool(start.done or since.since)
+        compared = self.sampler.compared(saved, self.loader.n_obs, self.loader._collection, is_within=is_within)
+        if strict:
+            check_identity(*compared)
+        differing = differences(*compared)
+        if is_within and (changed := self.sampler.changed_versions(saved)):
+            differing.append(f"the state was saved by {changed}")
+        return replace(since, start=replace(start, unverified=start.unverified or bool(differing))), differing
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_batches": None}
 
 
-class SourceOrder:
-    """The source that each step takes, by weights."""
+@dataclass(eq=False)
+class _Pass:
+    """A pass over a mixture."""
 
-    def __init__(self, weights: Weights, names: list[str], seed: int) -> None:
-        self._shares, self._seed = _checked(weights, names), integer("seed", seed, least=0, below=BOUND)
-        self._order = np.empty(0, dtype=np.intp)
-        #: Whether each source has a share in the end.
-        self.lasts = self._shares[-1][1] > 0
-
-    def first(self, n_steps: int) -> npt.NDArray[np.intp]:
-        """Return the number of the source that each of the first steps takes."""
-        if len(self._order) < n_steps:
-            self._order = source_order(self._shares, max(n_steps, 2 * len(self._order)), self._seed)
-        return self._order[:n_steps]
-
-    def step_after(self, step: int, number: int, n_batches: int) -> int:
-        """Return the step after that in which a source has so many more batches, from a step on."""
-        n_steps = step + n_batches
-        while len(own := np.flatnonzero(self.first(n_steps)[step:] == number)) < n_batches:
-            n_steps *= 2
-        return step + int(own[n_batches - 1]) + 1
-
-    def __str__(self) -> str:
-        """What tells them from others."""
-        shares = "; ".join(f"{own.tolist()} from step {step} on" for step, own in self._shares)
-        return bounded(f"shares {shares}, seed {self._seed}")
-
-
-def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[np.float64]]]:
-    """Return the shares of the sources, with the step from which on they are."""
-    given = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
-    steps = [integer("a step of weights", step, least=0, below=BOUND) for step, _ in given]
-    if not steps or steps[0] or sorted(set(steps)) != steps:
-        raise ValueError(f"Weights must begin at step 0, and later ones at later steps, got those of steps {steps}.")
-    checked = []
-    for step, own in given:
-        if own.keys() != set(names):
-            raise ValueError(f"Weights must be of {', '.join(names)}, got those of {', '.join(own) or 'none'}.")
-        values = np.array([own[name] for name in names], dtype=np.float64)
-        if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
-            raise ValueError(f"Weights must be finite, none of them negative and one more than 0, got {dict(own)}.")
-        checked.append((step, values / values.sum()))
-    return checked
-
-
-def source_order(weights: list[tuple[int, npt.NDArray[np.float64]]], n_steps: int, seed: int) -> npt.NDArray[np.intp]:
-    """Return the source of each step; the first steps are the same for any number of them."""
-    generator = np.random.default_rng(seed)
-    n_sources = len(weights[0][1])
-    order = np.empty(n_steps, dtype=np.intp)
-    # for each source, the batches by which it lags behind its share, and the random part of its next batch
-    lag = np.zeros(n_sources)
-    random_part = _RANDOM_PART * generator.random(n_sources)
-    ends = [*(start for start, _ in weights[1:]), n_steps]
-    for (start, shares), end in zip(weights, ends, strict=True):
-        for step in range(start, min(end, n_steps)):
-            # for shares of 3/4 and 1/4 and no random part: (0.75, 0.25) takes source 0, then (0.5, 0.5) takes source 0,
-            # (0.25, 0.75) takes source 1, (1, 0) takes source 0, and all begins again
-            lag += shares
-            priority = np.where(shares > 0, lag - random_part, -np.inf)  # a source of weight 0 is left out
-            source = int(priority.argmax())
-            order[step] = source
-            lag[source] -= 1
-            random_part[source] = _RANDOM_PART * generator.random()
-    return order
+    place: Place
+    """Place where it begins."""
+    n_steps: int
+    """Number of steps of its epoch, those included that are done where it begins."""
+    has_ended: bool = False
+    """True if it has been read to its end."""
 
 
 class MixedLoader:
-    """Batches of several loaders, one training: which source each step takes is random, and the same on all ranks.
+    """Loader of batches of several loaders, mixed in an order that is the same on all ranks.
 
-    A batch has the key ``"source"``, the name of its source. Epochs of the sources are set by themselves.
+    Each step takes a batch of one source, with the key ``"source"``, the name of its source. A source that has come to
+    its end begins its next epoch. With ``within_batch=True``, each step takes a batch of every source, as a dict by
+    their names.
 
     Parameters
     ----------
     loaders
-        For each source its name and its :class:`StatefulLoader`, or what that one's ``to_dataloader`` returns: each
-        with a sampler, a mask and genes of its own, and none of them begun.
+        :class:`StatefulLoader` of each source by its name, or the ``DataLoader`` that its ``to_dataloader`` returns.
+        Each has its own sampler, mask and genes. The mixture sets their epochs.
     weights
-        For each source its part of the steps, in any unit; 0 leaves it out. Several of them with the step from which on
-        they are: ``[(0, {...}), (5_000, {...})]``.
+        Share of each source in the steps, by name and in any unit; 0 leaves it out. ``[(0, {...}), (5_000, {...})]``
+        gives other weights from a step on; steps are counted over all epochs. Under ``within_batch``, the rows of each
+        source in a batch, which must be the batch sizes of their samplers; None takes these.
     n_steps
-        How many steps a pass has.
+        Number of steps of an epoch of the mixture.
     until
-        In place of ``n_steps``: ``"first"``, until one of the sources has been read once, or ``"all"``, until each has.
-        Sources whose last weight is 0 don't count.
+        End of an epoch in place of ``n_steps``: ``"first"``, when one of the sources has been read once, or ``"all"``,
+        when each has. The next one begins with new epochs of all sources. Sources whose last weight is 0 don't count.
+    within_batch
+        True to take a batch of every source in each step (default False).
     seed
-        What the order of the sources follows from, within ``[0, 2**63)``.
+        Seed of the order of the sources, within ``[0, 2**63)`` (default 0).
 
     Raises
     ------
-    TypeError, ValueError
-        If an argument is not what it can be: no sources, weights that are negative, not finite, all zero or of other
-        names, loaders of different ranks, one whose ranks may have different numbers of batches (``remainder="keep"``).
+    TypeError
+        If a source is no such loader, or an argument has the wrong type.
+    ValueError
+        If there are no sources, a weight is negative or not finite, all are 0, weights name other sources, or a
+        sampler has ``remainder="keep"``, whose ranks may have different numbers of batches.
 
     Examples
     --------
@@ -155,46 +236,83 @@ class MixedLoader:
     ...     weights={"tahoe": 3, "census": 1},
     ...     n_steps=8,
     ... )
-    >>> sources = [batch["source"] for batch in mixed]
-    >>> sources.count("tahoe"), sources.count("census")
-    (6, 2)
+    >>> for epoch in range(2):
+    ...     mixed.set_epoch(epoch)
+    ...     sources = [batch["source"] for batch in mixed]
+    ...     print(sources.count("tahoe"), sources.count("census"))
+    6 2
+    6 2
     """
 
     def __init__(
         self,
-        loaders: Mapping[str, StatefulLoader | WorkerDataLoader],
+        loaders: Mapping[str, EpochLoader | WorkerDataLoader],
         *,
-        weights: Weights,
+        weights: Weights | None = None,
         n_steps: int | None = None,
         until: Literal["first", "all"] | None = None,
+        within_batch: bool = False,
         seed: int = 0,
     ) -> None:
-        self._loaders = dict(loaders)
-        self._names = list(self._loaders)
-        if not self._names:
-            raise ValueError("A mixture needs a loader at least, got none.")
-        self._turns = SourceOrder(weights, self._names, seed)
+        if not loaders:
+            raise ValueError("A mixture needs at least one loader, got none.")
+        # sorted, so that the order in which a script names them makes no difference
+        self._sources = {name: _Source(name, loaders[name]) for name in sorted(loaders)}
+        self._order = self._order_of(weights, seed, within_batch=within_batch)
         if (n_steps is None) == (until is None) or until not in (None, "first", "all"):
             raise ValueError(f"Pass n_steps, or until='first' or 'all', got n_steps={n_steps} and until={until!r}.")
         self._n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
-        self._until = until
-        self._sources = {name: _source(name, loader) for name, loader in self._loaders.items()}
-        for name, source in self._sources.items():
-            if source.sampler.remainder == "keep":
-                raise ValueError(
-                    f"The ranks of {name} may have different numbers of batches, as its remainder is 'keep'. Pass "
-                    "remainder='exact', 'drop' or 'pad'."
-                )
-        self._step, self._has_ended = 0, False
-        # the passes that are under way, how many batches are left of each, and a process with its threads
-        self._open: dict[str, Iterator[Any]] = {}
-        self._left: dict[str, int] = {}
-        self._readers: tuple[int, Executor] | None = None
-        # of each source, the passes that have ended since they were checked, and the rows that were read
-        self._ended: dict[str, list[tuple[Pass, Read | None]]] = {name: [] for name in self._names}
-        # the steps that are done, and the state after them
+        self._until, self._within_batch = until, within_batch
+        # where the walk to later epochs begins, and the beginnings of those that were asked for
+        self._anchor = self._first_place
+        self._starts: dict[int, Place] = {}
+        # the next place: a place, or the beginning of an epoch
+        self._upcoming: Place | int = 0
+        # True while the rest of a state's epoch is left, and once its epoch was set again
+        self._resumes = self._is_set = False
+        # the pass begun last, since an epoch was set or a state loaded
+        self._pass: _Pass | None = None
+        # the epoch at whose beginning the open passes of the sources stand
+        self._reached: int | None = None
         self._steps = StepCounter()
-        self._done: dict[str, Any] = {}
+        # a process, with its threads in which all sources read ahead
+        self._readers: tuple[int, Executor] | None = None
+
+    def _order_of(self, weights: Weights | None, seed: int, *, within_batch: bool) -> SourceOrder:
+        if not within_batch:
+            if weights is None:
+                raise ValueError("Pass weights, the share of each source in the steps.")
+            return RandomOrder(weights, self._sources, seed)
+        sizes = {name: source.sampler.batch_size for name, source in self._sources.items()}
+        if weights is not None and (not isinstance(weights, Mapping) or dict(weights) != sizes):
+            raise ValueError(
+                f"Under within_batch=True, weights must be the batch sizes of the sources' samplers, {sizes}, got "
+                f"{weights}. Make the samplers with these batch sizes, or leave weights out."
+            )
+        return EveryStep(self._sources)
+
+    # What the sources have
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells of all sources, over all ranks."""
+        return sum(source.loader.n_obs for source in self._sources.values())
+
+    @property
+    def n_var(self) -> int:
+        """Number of genes.
+
+        Raises
+        ------
+        ValueError
+            If the sources have different numbers of genes.
+        """
+        return common_n_var({name: source.loader for name, source in self._sources.items()})
+
+    @property
+    def sampler(self) -> MixedLoader:
+        """The mixture, where frameworks look for an object whose ``set_epoch`` they can call."""
+        return self
 
     def _check(self) -> None:
         """Raise if the loaders are of different ranks, or one has too little to read."""
@@ -202,60 +320,182 @@ class MixedLoader:
         if len({*ranks.values()}) > 1:
             ranks_of = ", ".join(f"{name} of rank {rank} of {world_size}" for name, (rank, world_size) in ranks.items())
             raise ValueError(f"All loaders must be of the same rank, got {ranks_of}. Give all the same dist_info.")
+        for source in self._sources.values():
+            source.check()
+
+    # Epochs
+
+    @property
+    def _first_place(self) -> Place:
+        return Place(dict.fromkeys(self._sources, Track()))
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch to resume or begin: this one, or the next one if this one has been read to its end."""
+        if self._pass is not None:
+            return self._pass.place.epoch + self._pass.has_ended
+        return self._upcoming if isinstance(self._upcoming, int) else self._upcoming.epoch + self._upcoming.finished
+
+    @property
+    def batches_done(self) -> int:
+        """Number of steps of the epoch that are done before the next pass: 0 unless an epoch is resumed."""
+        return self._next().done
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, on every rank.
+
+        Epoch ``e`` begins at step ``e * n_steps``, whatever was read before; under ``until``, with epochs of the
+        sources that no earlier epoch has begun. The epoch of a state that was loaded is resumed: if the state is of its
+        end, nothing is left of it. A pass that is open stays as it is, as long as no other one is begun.
+
+        Raises
+        ------
+        ValueError
+            If a state of a later epoch was loaded, and no pass was begun since.
+        """
+        epoch = integer("epoch", epoch, least=0, below=BOUND)
+        loaded = self._upcoming if self._resumes and isinstance(self._upcoming, Place) else None
+        if loaded is not None and self._pass is None and epoch < loaded.epoch:
+            raise ValueError(
+                f"A state of epoch {loaded.epoch} was loaded, and set_epoch({epoch}) would give it up before any of it "
+                "is read. Begin with loader.next_epoch."
+            )
+        self._is_set = True
+        # frameworks set the epoch of a state that they have just loaded
+        if loaded is None or epoch != loaded.epoch:
+            if epoch <= self._anchor.epoch:  # again from its beginning, which those after it follow
+                self._anchor, self._starts = self._start_of(epoch), {}
+            self._go_to(epoch)
+
+    def _go_to(self, upcoming: Place | int, *, resumes: bool = False) -> None:
+        """Let the next pass begin at a place, or at the beginning of an epoch."""
+        self._upcoming, self._resumes, self._pass = upcoming, resumes, None
+
+    def _next(self) -> Place:
+        """Return where the next pass begins."""
+        upcoming = self._upcoming
+        if isinstance(upcoming, Place):
+            # a finished epoch that is set again has nothing left
+            if not upcoming.finished or (self._resumes and self._is_set):
+                return upcoming
+            upcoming = upcoming.epoch + 1
+        start = self._start_of(upcoming)
+        if upcoming == self._reached:
+            return start
+        # of the epochs that the sources are in, it isn't known whether the batches before were read
+        tracks = {
+            name: Track(replace(track.start, unverified=track.start.done > 0)) for name, track in start.tracks.items()
+        }
+        return replace(start, tracks=tracks)
+
+    def _start_of(self, epoch: int) -> Place:
+        """Return the beginning of an epoch, to which a walk leads from the anchor, or from the first epoch."""
+        place = self._anchor if epoch >= self._anchor.epoch else self._first_place
+        if epoch == place.epoch:
+            return place.beginning()
+        if place is self._anchor:
+            place = self._starts.get(max((known for known in self._starts if known <= epoch), default=-1), place)
+        while place.epoch < epoch:
+            place = self._after(place)
+            if place.epoch > self._anchor.epoch:
+                self._starts[place.epoch] = place
+        return place
+
+    def _after(self, place: Place) -> Place:
+        """Return the beginning of the epoch after the one of a place."""
+        stop = place.step + self._length(place) - place.done
+        tracks = {}
         for name, source in self._sources.items():
-            try:
-                source.sampler.n_batches(source.n_obs)
-            except ValueError as error:
-                raise ValueError(f"The source {name}: {error}") from error
+            position = source.position_after(place.tracks[name], len(self._order.steps_of(name, place.step, stop)))
+            if self._until is not None and position.done:
+                position = Position(position.epoch + 1)
+            tracks[name] = Track(position)
+        return Place(tracks, place.epoch + 1, first=stop)
+
+    def _length(self, place: Place) -> int:
+        """Return the number of steps of the epoch of a place, those that are done included."""
+        if place.finished:
+            return place.done
+        if self._n_steps is not None:
+            return max(self._n_steps, place.done)
+        ends = [self._end(self._sources[name], place) for name in self._order.lasting]
+        return place.done + (min(ends) if self._until == "first" else max(ends)) - place.step
+
+    def _end(self, source: _Source, place: Place) -> int:
+        """Return the step after which a source has been read once in the epoch of a place."""
+        track = place.tracks[source.name]
+        position = source.position_after(track)
+        n_left = source.n_left(position) if position.epoch == track.start.epoch else 0
+        return self._order.step_after(place.step, source.name, n_left) if n_left else place.step
 
     def __len__(self) -> int:
-        """Return how many steps a pass has, those included that were done before a resume."""
-        if self._n_steps is not None:
-            return self._n_steps
-        # sources whose last weight is 0 never come to an end
-        ends = [self._end(name) for name, lasts in zip(self._names, self._turns.lasts, strict=True) if lasts]
-        return min(ends) if self._until == "first" else max(ends)
+        """Return the number of steps of the epoch, those included that were done before a resume."""
+        self._check()
+        return self._length(self._next()) if self._pass is None or self._pass.has_ended else self._pass.n_steps
 
-    def _end(self, name: str) -> int:
-        """Return after how many steps a source has been read once, or this one if it was."""
-        source = self._sources[name]
-        # the next epoch is the one after a pass that is under way
-        if source.sampler.epoch if name in self._open else source.next_epoch:
-            return self._step
-        n_left = self._left[name] if name in self._open else source.sampler.n_batches(source.n_obs)
-        return self._turns.step_after(self._step, self._names.index(name), n_left) if n_left else self._step
+    # Reading
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches of the steps that come, up to the end of the pass, each with its ``"source"``.
+        """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
 
-        After a pass of ``n_steps`` comes the next one, with the steps after these.
+        Without :meth:`set_epoch`, the next pass is that of the next epoch. A mixture has one pass at a time: to begin
+        another ends the one before. If a batch can't be read, the next pass resumes with it.
 
         Raises
         ------
         ValueError
             If the loaders are of different ranks, or one has too few rows.
         RuntimeError
-            If the sources have been read ``until`` the end before.
+            While iterating, if another pass was begun since.
         """
-        if self._has_ended:
-            raise RuntimeError(
-                f"The sources have been read, until={self._until!r}: there is no other pass. Pass n_steps for "
-                "passes that follow each other."
-            )
         self._check()
         steps = self._begin_steps()
-        self._done, n_steps = self._state(), len(self)
-        if self._until is None:
-            n_steps += self._step // n_steps * n_steps
-        while self._step < n_steps:
-            if steps.is_training:
-                self._done = self._state()
-            name = self._names[self._turns.first(self._step + 1)[self._step]]
-            batch = self._next(name)
-            self._step += 1  # before it is yielded: whoever saves a state has this batch
-            steps.count()
-            yield {**batch, "source": name}
-        self._has_ended = self._until is not None
+        place = self._next()
+        begun = self._pass = _Pass(place, self._length(place))
+        if place.done or place.epoch != self._reached:
+            for name, source in self._sources.items():
+                source.go_to(place.tracks[name])
+        self._reached = None
+        # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
+        self._upcoming, self._resumes = (place, self._resumes) if place.done else (place.epoch + 1, False)
+        try:
+            for done in range(place.done + 1, begun.n_steps + 1):
+                batch = self._take(self._order.at(place.first + done - 1 - place.before))
+                steps.count()  # before it is yielded: whoever saves a state has this batch
+                if done == begun.n_steps:
+                    self._end_pass(begun)
+                yield batch
+                del batch  # else it would be held until the next one is read
+                if self._pass not in (None, begun):
+                    raise RuntimeError(
+                        "Another pass over this mixture was begun, which has ended this one: a mixture has one pass at "
+                        "a time. For a look at batches in the middle of an epoch, make another mixture."
+                    )
+            if place.done == begun.n_steps:
+                self._end_pass(begun)
+        except BaseException as error:
+            if self._pass is begun and not begun.has_ended:
+                for source in self._sources.values():
+                    source.close()
+                if not isinstance(error, GeneratorExit):  # which comes from a loop that was left
+                    self._go_to(self._here(), resumes=self._resumes)
+            raise
+
+    def _end_pass(self, ended: _Pass) -> None:
+        """Take note that a pass has come to its end, unless an epoch was set since."""
+        ended.has_ended = True
+        if self._pass is ended:
+            self._upcoming, self._resumes = ended.place.epoch + 1, False
+            # under until, the next epoch begins elsewhere
+            self._reached = None if self._until else ended.place.epoch + 1
+
+    def _take(self, names: list[str]) -> dict[str, Any]:
+        """Return the batch of a step that takes some sources."""
+        batches = {name: self._sources[name].take(self._threads()) for name in names}
+        if self._within_batch:
+            return batches
+        ((name, batch),) = batches.items()
+        return {**batch, "source": name}
 
     def _begin_steps(self) -> StepCounter:
         """Begin to count the steps of a pass, as a training that reads it has it."""
@@ -264,150 +504,268 @@ class MixedLoader:
         objects = [source.sampler.framework_object for source in self._sources.values()]
         training = training_on(self, next((one for one in objects if one is not None), None))
         if training is not None:
-            if training.overfits and training.is_at_beginning:
-                for source in self._sources.values():
-                    source.sampler.go_to(Position())
-                self._step, self._open = 0, {}
-            training.check_all_are_read(len(self), self._step)
+            # overfit_batches reads the first batches again in every epoch, which are those of epoch 0
+            if training.overfits and not self.batches_done:
+                self.set_epoch(0)
+            place = self._next()
+            training.check_all_are_read(self._length(place), place.done)
         self._steps = self._steps.next(training)
         return self._steps
 
-    def _next(self, name: str) -> Any:  # noqa: ANN401 whatever annbatch yields
-        """Return the next batch of a source, of its next epoch if one has ended."""
-        loader, source = self._loaders[name], self._sources[name]
-        if name not in self._open:
-            epoch = loader.next_epoch
-            loader.set_epoch(epoch)
-            if not source.sampler.n_batches(source.n_obs):  # on more ranks, drop may lose all that was left
-                loader.set_epoch(epoch + 1)
-            self._left[name] = source.sampler.n_batches(source.n_obs)
-            # the mixture alone holds the threads, which end with it
-            self._open[name] = source.iterate(self._threads()) if loader is source else iter(loader)
-        batch = next(self._open[name])
-        self._left[name] -= 1
-        if not self._left[name]:
-            next(self._open.pop(name), None)
-            self._ended[name].append(loader.read_of_last_pass())
-        return batch
-
     def _threads(self) -> Executor | None:
         """Return the threads of this process in which all sources read ahead."""
-        n_ahead = max(source._read_ahead for source in self._sources.values())
+        n_ahead = max(source.loader.read_ahead for source in self._sources.values())
         if n_ahead and (self._readers is None or self._readers[0] != os.getpid()):
             self._readers = os.getpid(), threads(n_ahead)
         return self._readers[1] if self._readers else None
 
+    # States
+
     def step_done(self) -> None:
         """Say that the step of the batch that was yielded last is done: see :meth:`StatefulLoader.step_done`."""
         self._steps.done()
-        self._done = self._state()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the mixture and each of its sources are, the same on every rank."""
-        return self._state() if self._steps.n_done == self._steps.n_yielded else self._done
+    def _here(self, batches_done: int | None = None) -> Place:
+        """Return the place after some steps of the epoch begun last; by default, those that are done."""
+        last = self._pass or _Pass(self._next(), BOUND)
+        place = last.place
+        if batches_done is None:
+            batches_done = place.done + (0 if self._pass is None else self._steps.n_done)
+        if not place.done <= batches_done <= last.n_steps:
+            raise ValueError(
+                f"batches_done must be at least {place.done}, which were done before this pass, and at most "
+                f"{last.n_steps}, the steps of its epoch, got {batches_done}."
+            )
+        if batches_done == place.done and not last.has_ended:
+            return place
+        tracks, stop = {}, place.step + batches_done - place.done
+        for name, source in self._sources.items():
+            n_lanes, n_workers, _ = source.here(Position()).segments[-1]
+            n_batches = len(self._order.steps_of(name, place.step, stop))
+            tracks[name] = place.tracks[name].after(Segment(n_lanes, n_workers, n_batches))
+        return replace(place, tracks=tracks, done=batches_done, finished=batches_done == last.n_steps)
 
-    def _state(self) -> dict[str, Any]:
-        sources = {name: loader.state_dict() for name, loader in self._loaders.items()}
-        return {"step": self._step, "mixture": str(self._turns), "sources": sources}
+    def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
+        """Return how far the mixture and each of its sources are, the same on every rank.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where a state was saved, on every rank, of which there may be another number.
+        Parameters
+        ----------
+        batches_done
+            Number of steps of this epoch that every rank has done. None takes the number that was yielded, or told by
+            :meth:`step_done`.
+        """
+        if batches_done is not None:
+            batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
+        place = self._here(batches_done)
+        states = {name: source.state(place.tracks[name]) for name, source in self._sources.items()}
+        return to_state(place, self._identity, states)
+
+    @property
+    def _identity(self) -> Identity:
+        return self._order.identity | {"n_steps": self._n_steps, "until": self._until}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Resume where a state was saved, on every rank, on any number of ranks.
+
+        Parameters
+        ----------
+        state
+            State that :meth:`state_dict` has returned, on any rank.
+        strict
+            True if the state must be of the same sources, weights, ``n_steps`` and seed (default). False takes a state
+            of another mixture, and warns of what differs: each source that both have resumes where it was, and others
+            begin with their first epoch.
 
         Raises
         ------
         TypeError, ValueError
-            If the state is of other sources, weights or another seed, or one of a source can't be loaded. The mixture
-            is then as it was.
+            If the state is damaged or of a newer format, of another mixture, or the state of a source can't be resumed.
+            The mixture is then as it was.
         """
-        try:
-            step = integer("step", state["step"], least=0, below=BOUND)
-            text, sources = state["mixture"], dict(state["sources"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"The state is no state of a mixture: {error!r}. Load another checkpoint.") from error
-        if sources.keys() != self._loaders.keys() or text != str(self._turns):
-            raise ValueError(
-                f"The state is of another mixture: {text} of {', '.join(sources)} in the state, and {self._turns} of "
-                f"{', '.join(self._names)} here. Make it as it was made then."
+        from annbatch_distributed.integrations.lightning import errors_explained
+
+        objects = [source.sampler.framework_object for source in self._sources.values()]
+        with errors_explained(next((one for one in objects if one is not None), None)):
+            self._load(state, strict=strict)
+
+    def _load(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        place, saved, states = from_state(state)
+        changed = differences(saved, self._identity)
+        if strict:
+            check_identity(saved, self._identity, whose="a mixture", note=_NOTE)
+        tracks, notes = {}, list(changed)
+        for name, source in self._sources.items():
+            track = Track()
+            if name in states:
+                try:
+                    track, differing = source.track_of(states[name], place.tracks[name], strict=strict)
+                    _ = source.n_left(source.position_after(track))  # raises if this number of ranks can't resume it
+                except (TypeError, ValueError) as error:
+                    error.add_note(f"It is the state of the source {name!r}.")
+                    raise
+                notes += [f"{name}: {difference}" for difference in differing]
+            tracks[name] = track
+        place = replace(place, tracks=tracks)
+        if changed or any(len(track.since) >= MOST_SEGMENTS for track in tracks.values()):
+            # the steps that are done had another order of sources: tracks begin here
+            here = {name: Track(self._sources[name].position_after(track)) for name, track in tracks.items()}
+            place = Place(here, place.epoch, place.step, before=place.done, done=place.done, finished=place.finished)
+        if notes:
+            warn(
+                f"The state is of another mixture: {'; '.join(notes)}. Sources of the state resume where they were; "
+                "others begin with their first epoch."
             )
-        # states to go back to, if the state of one source can't be loaded
-        before = {name: loader.state_dict() for name, loader in self._loaders.items()}
-        self._open = {}  # their passes end
-        try:
-            for name, loader in self._loaders.items():
-                loader.load_state_dict(sources[name])
-        except (TypeError, ValueError) as error:
-            for other, loader in self._loaders.items():
-                loader.load_state_dict(before[other])
-            error.add_note(f"It is the state of the source {name!r}.")
-            raise
-        self._step, self._ended = step, {name: [] for name in self._names}
-        self._steps, self._has_ended = self._steps.next(None), False
+        for source in self._sources.values():
+            source.close()
+            source.ended = []
+        self._anchor, self._starts, self._reached, self._is_set = place, {}, None, False
+        self._go_to(place, resumes=True)
+
+    # What was read
+
+    def _place_of(self, epoch: int | None) -> Place:
+        """Return the place in an epoch; by default, in the epoch that was set, loaded or begun last."""
+        place = self._upcoming if self._pass is None else self._pass.place
+        if epoch is not None and integer("epoch", epoch, least=0, below=BOUND) != getattr(place, "epoch", place):
+            # of the epoch of a state, it is known who has run it
+            place = self._anchor if epoch == self._anchor.epoch else int(epoch)
+        return self._start_of(place) if isinstance(place, int) else place
+
+    def cells_of(
+        self,
+        steps: StepSelection,
+        columns: str | Sequence[str] | None = None,
+        ranks: int | Sequence[int] | None = None,
+        epoch: int | None = None,
+    ) -> pd.DataFrame:
+        """Return which cells each rank has read in some steps of an epoch, or will read; nothing is read for it.
+
+        Parameters
+        ----------
+        steps, ranks, epoch, columns
+            As for :meth:`StatefulLoader.cells_of`; steps are those of the mixture's epoch.
+
+        Returns
+        -------
+        A table with the columns ``step``, ``source``, ``rank``, ``row`` (of the source's collection), ``data_set``,
+        ``cell`` and those of ``obs``, in the order of steps, sources and ranks.
+
+        Raises
+        ------
+        KeyError
+            If a source of these steps has no such column of ``obs``.
+        IndexError
+            If the epoch has no such step.
+        ValueError
+            If a step was done by a mixture with another order of sources, before ``strict=False``.
+        """
+        self._check()
+        place = self._place_of(epoch)
+        n_steps = self._length(place)
+        wanted = step_numbers(steps, n_steps)
+        if len(wanted) and wanted[0] < place.before:
+            raise ValueError(
+                f"Steps up to {place.before - 1} of epoch {place.epoch} were done by a mixture with another order of "
+                f"sources, which isn't known here. Ask for steps from {place.before} on."
+            )
+        parts = []
+        for name, source in self._sources.items():
+            # steps of the epoch that take this source: its batches 0, 1, ... in this epoch of the mixture
+            stop = place.first + n_steps - place.before
+            own = self._order.steps_of(name, place.first, stop) - place.first + place.before
+            track, n_before = place.tracks[name], 0
+            for position, n_entered in source.epochs(track, len(own) - track.n_batches):
+                here = own[n_before : n_before + position.done - n_entered]
+                # for steps 2 5 6 of the mixture that are batches 3 4 5 of an epoch of the source, and wanted 5: batch 4
+                places = np.flatnonzero(np.isin(here, wanted))
+                if len(places):
+                    try:
+                        cells = source.loader.cells_at(position, n_entered + places, columns, ranks)
+                    except KeyError as error:
+                        raise KeyError(f"The source {name}: {error.args[0]}") from error
+                    cells["step"] = here[cells["step"] - n_entered]
+                    cells.insert(1, "source", name)
+                    parts.append(cells)
+                n_before += len(here)
+        if not parts:
+            return pd.DataFrame(columns=["step", "source", "rank", "row", "data_set", "cell"])
+        # stable, so that rows of a batch stay in order
+        return pd.concat(parts, ignore_index=True).sort_values(
+            ["step", "source", "rank"], kind="stable", ignore_index=True
+        )
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
-        """Return for each source how often it will be read.
+        """Return how often each source is read in the epoch.
 
         Parameters
         ----------
         n_steps
-            In how many steps; None for all.
+            Number of steps, from the beginning of the epoch; None for all.
 
         Returns
         -------
-        A table with a line for each source: its ``share`` of the steps, its ``steps``, the ``batches`` of an epoch on
-        each rank, how many ``epochs`` the steps are, and the ``rows`` that an epoch has over all ranks. (What each rank
-        reads of a source is in its loader's ``plan()``.)
+        A table with a line for each source: its ``share`` of the steps, its ``steps``, the ``batches`` of an epoch of
+        the source on each rank, the number of ``epochs`` of the source that the steps are, and the ``rows`` that one of
+        them has over all ranks. The rows of each rank are in the ``plan()`` of the source's loader.
         """
         self._check()
-        takes = self._turns.first(len(self) if n_steps is None else n_steps)
+        place = self._place_of(None)
+        if n_steps is None:
+            n_steps = self._length(place) - place.before
+        stop = place.first + integer("n_steps", n_steps, least=1, below=BOUND)
         lines = []
-        for number, (name, source) in enumerate(self._sources.items()):
-            plan, n_own = source.plan(), int(np.count_nonzero(takes == number))
-            n_batches = plan.most_batches
-            line = {"source": name, "share": n_own / len(takes), "steps": n_own, "batches": n_batches}
-            lines.append(line | {"epochs": n_own / n_batches, "rows": sum(plan.sizes)})
+        for name, source in self._sources.items():
+            first = Position(place.tracks[name].start.epoch)
+            plan = source.sampler.plan_at(source.loader.n_obs, source.here(first))
+            n_own = len(self._order.steps_of(name, place.first, stop))
+            line = {"source": name, "share": n_own / (stop - place.first), "steps": n_own}
+            lines.append(
+                line | {"batches": plan.most_batches, "epochs": n_own / plan.most_batches, "rows": sum(plan.sizes)}
+            )
         return pd.DataFrame(lines).set_index("source")
+
+    # Checks
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks mix the same: see :meth:`StatefulLoader.check_ranks_agree`."""
-        for name, source in self._sources.items():
-            checks.ranks_agree(
-                source.sampler.agreeing, partial(self._description, name), timeout=timeout, gather=gather
-            )
+        first = next(iter(self._sources.values()))
+        checks.ranks_agree(first.sampler.agreeing, self._description, timeout=timeout, gather=gather)
 
-    def _description(self, name: str, place: Placement) -> Description:
+    def _description(self, place: Placement) -> Description:
         self._check()
-        source = self._sources[name]
-        mine: dict[str, Any] = {
-            "mixture": str(self._turns),
-            "sources": ", ".join(self._names),
-            "step": self._step,
-        }
-        mine |= {"steps": "until " + str(self._until) if self._n_steps is None else self._n_steps, "source": name}
-        return source.sampler.describe(place, source.n_obs, source._collection | mine)
+        upcoming = self._next()
+        parts = {}
+        for name, source in self._sources.items():
+            at = source.here(source.position_after(upcoming.tracks[name]))
+            parts[name] = source.sampler.describe_at(place, source.loader.n_obs, at, source.loader._collection)
+        mine = {"sources": ", ".join(self._sources), **self._identity}
+        return Description.joined(parts, {**mine, "epoch": upcoming.epoch, "steps done": upcoming.done})
 
     def check_epoch_read(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> str:
         """Check that all ranks together have read what was planned in the epochs of sources that have ended.
 
-        See :meth:`StatefulLoader.check_epoch_read`. It is about those since it was last called, or a state loaded. A
-        source that workers read needs ``return_index=True``.
+        See :meth:`StatefulLoader.check_epoch_read`. It is about the epochs that have ended since it was last called, or
+        a state was loaded. A source that workers read needs ``return_index=True``.
 
         Returns
         -------
         A line for each epoch that a source has come to the end of.
         """
         lines = []
-        for name in self._names:
-            sampler = self._sources[name].sampler
-            for last, read in self._ended[name]:
-                reading = partial(sampler.reading, n_obs=last.plan.n_obs, read=read, last=last)
-                lines.append(f"{name}, {checks.epoch_read(sampler.agreeing, reading, timeout=timeout, gather=gather)}")
-            self._ended[name] = []
+        for name, source in self._sources.items():
+            for position, read in source.ended:
+                reading = partial(self._reading, source, position, read)
+                lines.append(
+                    f"{name}, {checks.epoch_read(source.sampler.agreeing, reading, timeout=timeout, gather=gather)}"
+                )
+            source.ended = []
         return "\n".join(lines) or "no source has come to the end of an epoch"
 
+    @staticmethod
+    def _reading(source: _Source, position: Position, read: Read | None, place: Placement) -> Reading:
+        n_obs = source.loader.n_obs
+        return source.sampler.reading(place, n_obs, read, source.sampler.pass_at(n_obs, position))
 
-def _source(name: str, loader: Any) -> StatefulLoader:  # noqa: ANN401 whatever a user gives
-    """Return the loader of a source, whoever reads it."""
-    source = getattr(loader, "_loader", loader)  # of a WorkerDataLoader
-    if not isinstance(source, StatefulLoader):
-        raise TypeError(f"A mixture is of StatefulLoaders, got {loader!r} as {name!r}.")
-    return source
+    def __getstate__(self) -> dict[str, Any]:
+        # open passes and threads stay where they are: the copy's sources begin at the place of its next pass
+        return vars(self) | {"_readers": None, "_reached": None}

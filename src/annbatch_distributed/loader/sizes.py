@@ -118,15 +118,10 @@ def suggest_sizes(
     (256, 1048576000)
     >>> sampler = RandomSampler(**sizes)
     """
-    if isinstance(n_rows, DatasetCollection):
-        n_rows, stored_bytes, stored_chunk = _stored(n_rows)
-    elif row_bytes is not None:
-        stored_bytes, stored_chunk = row_bytes, _STORE_CHUNK
+    if isinstance(n_rows, DatasetCollection) or row_bytes is None:
+        n_rows, stored_bytes, stored_chunk = stored(n_rows)
     else:
-        raise TypeError(
-            "Expected a collection, such as DatasetCollection(path, mode='r'), or a number of rows with row_bytes, got "
-            f"{n_rows!r}."
-        )
+        stored_bytes, stored_chunk = row_bytes, _STORE_CHUNK
     row_bytes = stored_bytes if row_bytes is None else row_bytes
     if not row_bytes > 0:
         raise ValueError(f"row_bytes must be more than 0, got {row_bytes!r}.")
@@ -168,11 +163,16 @@ def suggest_sizes(
     return Sizes(chunk_size, n_request // chunk_size, batch_size, n_dropped, int(n_request * bytes_held))
 
 
-def _stored(collection: DatasetCollection) -> tuple[int, float, int]:
+def stored(collection: object) -> tuple[int, float, int]:
     """Return the rows of a collection, their average bytes in memory, and the rows of a chunk, from its metadata.
 
     Sparse cells have chunks of values; the rows of a chunk are then an average. The first dataset stands for all.
     """
+    if not isinstance(collection, DatasetCollection):
+        raise TypeError(
+            "Expected a collection, such as DatasetCollection(path, mode='r'), or a number of rows with row_bytes, got "
+            f"{collection!r}."
+        )
     n_rows = n_bytes = chunk = 0
     for group in collection:
         cells: Any = group["X"]

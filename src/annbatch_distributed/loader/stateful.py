@@ -45,7 +45,7 @@ from annbatch_distributed.loader._annbatch import (
     take_data_of,
 )
 from annbatch_distributed.loader.epochs import EpochLoader
-from annbatch_distributed.loader.sizes import suggest_sizes
+from annbatch_distributed.loader.sizes import stored, suggest_sizes
 from annbatch_distributed.masks import AnyMask
 from annbatch_distributed.ranks import Deferred, DistInfo
 from annbatch_distributed.sampler import DistributedSampler
@@ -213,20 +213,17 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         >>> [len(batch["X"]) for batch in loader]
         [128, 128, 128, 116]
         """
-        # options of the sampler are told from those of the loader by the names of its arguments
-        of_sampler = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
-        kind = RandomSampler if shuffle else SequentialSampler
-        if of_sampler.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
-            of_sampler["remainder"] = "exact"
-        sizes = suggest_sizes(
-            collection,
-            mask=mask,
-            memory=memory // (of_sampler.get("virtual_ranks") or 1),  # a rank may run all of them
+        sampler = sampler_for(
+            [collection],
+            options,
+            dist_info=dist_info,
             batch_size=batch_size,
+            mask=mask,
+            seed=seed,
+            shuffle=shuffle,
+            memory=memory,
             read_ahead=read_ahead,
-            read_through=of_sampler.get("read_through", LONGEST_GAP),
         )
-        sampler = DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **of_sampler)
         made = cls(batch_sampler=sampler, read_ahead=read_ahead, **{"preload_to_gpu": False} | options)
         made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
         made._check_cells()  # a mask whose names are in another order, say
@@ -483,6 +480,40 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     def _allocate_per_dataset_outs(self, dataset_index_to_rows: Any) -> Any:  # noqa: ANN401 annbatch's own
         outs = super()._allocate_per_dataset_outs(dataset_index_to_rows)
         return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
+
+
+def sampler_for(
+    collections: Sequence[DatasetCollection],
+    options: dict[str, Any],
+    *,
+    dist_info: DistInfo | Deferred,
+    batch_size: int,
+    mask: AnyMask | None,
+    seed: int,
+    shuffle: bool,
+    memory: int,
+    read_ahead: int,
+) -> DistributedSampler:
+    """Return a sampler of collections of the same cells, with sizes that fit into memory.
+
+    It takes its own ``options`` out of those of a loader, by the names of its arguments.
+    """
+    own = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
+    if own.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
+        own["remainder"] = "exact"
+    n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
+    sizes = suggest_sizes(
+        n_rows[0],
+        row_bytes=sum(row_bytes),
+        store_chunk=max(chunks),
+        mask=mask,
+        memory=memory // (own.get("virtual_ranks") or 1),  # a rank may run all of them
+        batch_size=batch_size,
+        read_ahead=read_ahead,
+        read_through=own.get("read_through", LONGEST_GAP),
+    )
+    kind = RandomSampler if shuffle else SequentialSampler
+    return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **own)
 
 
 class _OneRequest(Sampler):

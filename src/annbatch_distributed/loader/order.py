@@ -1,0 +1,193 @@
+"""The order of the sources of a mixture: the sources of which each step takes a batch.
+
+It is a function of the weights, the names, the seed and the step. :class:`RandomOrder` takes one source a step: the
+source that is furthest behind its share, minus a random part of a batch, which is drawn again for each of its batches.
+So the order is random, and after any number of steps each source has had its share to within less than two batches.
+:class:`EveryStep` takes all of them in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from annbatch_distributed.rows import BOUND, integer
+from annbatch_distributed.state import listed
+
+#: Weights of the sources, or several of them with the step from which on they hold.
+type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+
+#: Largest random part of a batch. Sources were then at most 1.9 batches off (3 to 32 sources, up to five changes of
+#: weights); with 1, they were up to 2.2 off, and with 0.5 the order was less random.
+_RANDOM_PART = 0.75
+
+
+class SourceOrder(Protocol):
+    """The sources of which each step takes a batch. Steps are counted over all epochs of the mixture."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the order follows from, as JSON."""
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """Names of the sources that are never left out for good."""
+
+    def at(self, step: int) -> list[str]:
+        """Return the names of the sources of a step."""
+
+    def steps_of(self, name: str, start: int, stop: int) -> npt.NDArray[np.intp]:
+        """Return the steps of a range that take a batch of a source."""
+
+    def step_after(self, step: int, name: str, n_batches: int) -> int:
+        """Return the step after the one in which a source has given so many batches, counted from a step on."""
+
+
+class RandomOrder:
+    """One source a step, by weights.
+
+    Parameters
+    ----------
+    weights
+        Weights of the sources, or several of them with the step from which on they hold.
+    names
+        Names of the sources, in any order.
+    seed
+        Seed of the order.
+
+    Examples
+    --------
+    >>> order = RandomOrder({"tahoe": 3, "census": 1}, {"tahoe", "census"}, seed=1)
+    >>> [*map(order.at, range(4))]
+    [['tahoe'], ['tahoe'], ['census'], ['tahoe']]
+    >>> order.steps_of("census", 0, 12).tolist()
+    [2, 5, 9]
+    """
+
+    def __init__(self, weights: Weights, names: Iterable[str], seed: int) -> None:
+        self._names = sorted(names)
+        self._shares = _checked(weights, self._names)
+        self._seed = integer("seed", seed, least=0, below=BOUND)
+        # the number of the source of each step, as far as it was asked for
+        self._order = np.empty(0, dtype=np.intp)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the order follows from, as JSON."""
+        # for each source: [[first step, share], ...]
+        shares = zip(*(own.tolist() for _, own in self._shares), strict=True)
+        steps = [step for step, _ in self._shares]
+        schedules = ([list(pair) for pair in zip(steps, own, strict=True)] for own in shares)
+        return {"weights": dict(zip(self._names, map(listed, schedules), strict=True)), "seed": self._seed}
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """Names of the sources whose last weight isn't 0."""
+        _, last = self._shares[-1]
+        return frozenset(name for name, share in zip(self._names, last, strict=True) if share)
+
+    def at(self, step: int) -> list[str]:
+        """Return the names of the sources of a step."""
+        return [self._names[self._first(step + 1)[step]]]
+
+    def steps_of(self, name: str, start: int, stop: int) -> npt.NDArray[np.intp]:
+        """Return the steps of a range that take a batch of a source."""
+        return start + np.flatnonzero(self._first(stop)[start:] == self._names.index(name))
+
+    def step_after(self, step: int, name: str, n_batches: int) -> int:
+        """Return the step after the one in which a source has given so many batches, counted from a step on."""
+        stop = step + n_batches
+        while len(steps := self.steps_of(name, step, stop)) < n_batches:
+            stop += stop - step
+        return int(steps[n_batches - 1]) + 1
+
+    def _first(self, n_steps: int) -> npt.NDArray[np.intp]:
+        """Return the number of the source of each of the first steps."""
+        if len(self._order) < n_steps:
+            self._order = source_order(self._shares, max(n_steps, 2 * len(self._order)), self._seed)
+        return self._order[:n_steps]
+
+
+class EveryStep:
+    """All sources in each step.
+
+    Parameters
+    ----------
+    names
+        Names of the sources.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = sorted(names)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the order follows from, as JSON."""
+        return {"within_batch": self._names}
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """Names of the sources."""
+        return frozenset(self._names)
+
+    def at(self, step: int) -> list[str]:  # noqa: ARG002 the same in every step
+        """Return the names of the sources of a step."""
+        return self._names
+
+    def steps_of(self, name: str, start: int, stop: int) -> npt.NDArray[np.intp]:  # noqa: ARG002 all of them
+        """Return the steps of a range that take a batch of a source."""
+        return np.arange(start, stop)
+
+    def step_after(self, step: int, name: str, n_batches: int) -> int:  # noqa: ARG002 the same for every source
+        """Return the step after the one in which a source has given so many batches, counted from a step on."""
+        return step + n_batches
+
+
+def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[np.float64]]]:
+    """Return the shares of the sources, with the step from which on they hold."""
+    schedule = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+    steps = [integer("a step of weights", step, least=0, below=BOUND) for step, _ in schedule]
+    if not steps or steps[0] or sorted(set(steps)) != steps:
+        raise ValueError(f"Weights must begin at step 0, and later ones at later steps, got steps {steps}.")
+    checked = []
+    for step, own in schedule:
+        if own.keys() != set(names):
+            raise ValueError(f"Weights must name the sources {', '.join(names)}, got {', '.join(own) or 'none'}.")
+        try:
+            values = np.array([own[name] for name in names], dtype=np.float64)
+        except OverflowError:  # an integer that no float holds
+            values = np.array([np.inf])
+        if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
+            raise ValueError(f"Weights must be finite and not negative, and one must be above 0, got {dict(own)}.")
+        with np.errstate(over="ignore"):
+            is_normalized = abs(values.sum() - 1) < 1e-9  # as shares of a state are, which must stay as they are
+        if not is_normalized:
+            values /= values.max()  # the sum of the largest floats is infinite
+            values /= values.sum()
+        checked.append((step, values))
+    return checked
+
+
+def source_order(weights: list[tuple[int, npt.NDArray[np.float64]]], n_steps: int, seed: int) -> npt.NDArray[np.intp]:
+    """Return the source of each step; the first steps are the same for any number of them."""
+    generator = np.random.default_rng(seed)
+    n_sources = len(weights[0][1])
+    order = np.empty(n_steps, dtype=np.intp)
+    # for each source, the batches by which it lags behind its share, and the random part of its next batch
+    lag = np.zeros(n_sources)
+    random_part = _RANDOM_PART * generator.random(n_sources)
+    ends = [*(start for start, _ in weights[1:]), n_steps]
+    for (start, shares), end in zip(weights, ends, strict=True):
+        for step in range(start, min(end, n_steps)):
+            # for shares of 3/4 and 1/4 and no random part: (0.75, 0.25) takes source 0, then (0.5, 0.5) takes source 0,
+            # (0.25, 0.75) takes source 1, (1, 0) takes source 0, and all begins again
+            lag += shares
+            priority = np.where(shares > 0, lag - random_part, -np.inf)  # a source of weight 0 is left out
+            source = int(priority.argmax())
+            order[step] = source
+            lag[source] -= 1
+            random_part[source] = _RANDOM_PART * generator.random()
+    return order

@@ -1,0 +1,134 @@
+"""Places: how far a mixture is, and its state as a dict that JSON can hold.
+
+A state is the same on every rank:
+
+``version``
+    Format of the state.
+``epoch``
+    Epoch of the mixture.
+``step``
+    Number of steps of the order of sources that are done, those of the epochs before included.
+``done``
+    Number of steps of this epoch that are done; ``before`` of them by a mixture with another order.
+``finished``
+    True if all steps of the epoch are done.
+``identity``
+    The settings that the order of sources follows from.
+``sources``
+    For each source, by name, the state that it had when the epoch of the mixture began, and ``since``, the batches that
+    it has given since: ``[n_lanes, n_workers, n_batches]`` for each number of lanes and workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from reprlib import repr as shortened
+from typing import Any
+
+from annbatch_distributed.lanes import Segment
+from annbatch_distributed.state import VERSION, Identity, Position, as_integer, as_json, as_segments, check_format
+
+
+@dataclass(frozen=True)
+class Track:
+    """The way of a source through an epoch of the mixture."""
+
+    start: Position = field(default_factory=Position)
+    """Position of the source where the epoch of the mixture begins."""
+    since: tuple[Segment, ...] = ()
+    """Batches that it has given since, by each number of lanes and workers."""
+
+    @property
+    def n_batches(self) -> int:
+        """Number of batches that it has given since."""
+        return sum(segment.done for segment in self.since)
+
+    def after(self, segment: Segment) -> Track:
+        """Return the same track after some more batches."""
+        *others, last = self.since or (segment._replace(done=0),)
+        if last[:2] == segment[:2]:
+            segment = segment._replace(done=last.done + segment.done)
+        else:
+            others.append(last)
+        return replace(self, since=tuple(part for part in (*others, segment) if part.done))
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a mixture in its epoch. How far each source is follows from it."""
+
+    tracks: Mapping[str, Track]
+    """Way of each source, by name."""
+    epoch: int = 0
+    """Epoch of the mixture."""
+    first: int = 0
+    """Step of the order of sources at which the tracks begin."""
+    before: int = 0
+    """Number of steps of the epoch that a mixture with another order has done, before the tracks begin."""
+    done: int = 0
+    """Number of steps of the epoch that are done."""
+    finished: bool = False
+    """True if all steps of the epoch are done."""
+
+    @property
+    def step(self) -> int:
+        """Number of steps of the order that are done, those of the epochs before included."""
+        return self.first + self.done - self.before
+
+    def beginning(self) -> Place:
+        """Return the beginning of the same epoch."""
+        tracks = {name: Track(track.start) for name, track in self.tracks.items()}
+        return replace(self, tracks=tracks, done=self.before, finished=False)
+
+
+def to_state(place: Place, identity: Identity, sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a place as a state, with the states of the sources where its epoch began.
+
+    Examples
+    --------
+    >>> track = Track().after(Segment(2, 1, 3))
+    >>> place = Place({"tahoe": track}, epoch=1, first=60, done=3)
+    >>> state = to_state(place, {"seed": 0}, {"tahoe": {"epoch": 5}})
+    >>> state["step"], state["done"], state["sources"]
+    (63, 3, {'tahoe': {'epoch': 5, 'since': [[2, 1, 3]]}})
+    """
+    since = {name: [list(segment) for segment in track.since] for name, track in place.tracks.items()}
+    return {
+        "version": VERSION,
+        "epoch": place.epoch,
+        "step": place.step,
+        "done": place.done,
+        "before": place.before,
+        "finished": place.finished,
+        "identity": identity,
+        "sources": {name: {**source, "since": since[name]} for name, source in sources.items()},
+    }
+
+
+def from_state(state: Mapping[str, Any]) -> tuple[Place, Identity, dict[str, Mapping[str, Any]]]:
+    """Return the place of a state, whose tracks begin at no position yet, its identity, and the states of its sources.
+
+    A TypeError if it is no mapping; a ValueError if it is of a newer format, damaged, or the state of a single loader.
+    """
+    check_format(state)
+    if "sources" not in state:
+        raise ValueError("The state is no state of a mixture: it has no 'sources'. Load it with the loader it is of.")
+    try:
+        as_integer("version", state["version"], least=VERSION, most=VERSION)
+        epoch, step, done = (as_integer(name, state[name]) for name in ("epoch", "step", "done"))
+        before = as_integer("before", state["before"], most=done)
+        first = as_integer("the step where the epoch began", step - done + before)
+        sources = dict(state["sources"])
+        tracks = {str(name): Track(since=_since(source["since"])) for name, source in sources.items()}
+        finished = bool(as_integer("finished", state["finished"], most=1))
+        place = Place(tracks, epoch, first, before, done, finished)
+        identity = as_json("identity", dict(state["identity"]))
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.") from error
+    return place, identity, sources
+
+
+def _since(parts: Any) -> tuple[Segment, ...]:  # noqa: ANN401 a state may have anything
+    return as_segments(parts) if parts else ()
