@@ -76,6 +76,13 @@ def _steps(text: str) -> int | slice:
     return int(text) if text.isdecimal() else _stretch(text)
 
 
+def _source(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not (name and path):
+        raise argparse.ArgumentTypeError(f"must be NAME=PATH, such as tahoe=tahoe.zarr, got {text!r}")
+    return name, path
+
+
 _POSITIVE, _NATURAL = _at_least(1), _at_least(0)
 
 
@@ -144,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     # without defaults: options that are left out are as the state has them
     about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
     replay = command("replay", about, _planning())
-    replay.add_argument("path", help=path)
+    replay.add_argument("path", nargs="?", help=path)
+    source = "collection of a source, if the state is of a mixture; once for each source, in place of the path"
+    replay.add_argument("--source", type=_source, action="append", metavar="NAME=PATH", help=source)
     past = "a file with the state of a job, JSON or torch's; options that are left out are as it has them"
     replay.add_argument("--state", required=True, metavar="FILE", help=past)
     replay.add_argument("--steps", type=_steps, required=True, metavar="A:B", help="these steps, or a single one")

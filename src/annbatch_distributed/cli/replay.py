@@ -1,14 +1,16 @@
 """The command ``replay``: which cells were in some steps of an epoch, from a state, as a table or counted by label.
 
-The job of the state is made again from what the state holds.
+The job of the state is made again from what the state holds: a loader, or a mixture with a loader for each source.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import numpy as np
 import pandas as pd
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank, Shuffled, StatefulLoader
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.cells import Cells
+from annbatch_distributed.loader.place import from_state as from_mixture_state
 from annbatch_distributed.sharding import Contiguous, Independent
 from annbatch_distributed.state import Identity, Position, from_state
 
@@ -27,24 +30,135 @@ _SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
 #: Classes that a state can name, by the names that it has for them.
 _CLASSES: dict[str, Any] = {f"annbatch.samplers.{kind.__name__}": kind for kind in _SAMPLERS.values()}
 _CLASSES |= {"Contiguous": Contiguous, "Independent": Independent, "Shuffled": Shuffled}
+#: Options that apply to a single collection, not to the sources of a mixture.
+_OF_ONE = "mask", "where", "by"
 
 
-def loader_of(options: Namespace, cells: Cells) -> StatefulLoader:
-    """Return the loader of rank 0 of the job that a state is of, with that state; options must not contradict it."""
+def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 whatever a file has
+    """Return rank 0's loader with a state loaded; options must not contradict it."""
+    with _reported(f"--state {options.state}"):
+        if isinstance(state, dict) and isinstance(state.get("sources"), dict):
+            names = sorted(map(str, state["sources"]))
+            raise ValueError(
+                f"it is the state of a mixture of {', '.join(names)}. Name the collections by "
+                f"{' '.join(f'--source {name}=PATH' for name in names)}."
+            )
+        loader = _loader(options, state, cells)
+        loader.load_state_dict(_with_seed(options, _of_store(state, loader)))
+    return loader
+
+
+def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 whatever a file has
+    """Return rank 0's mixture with a state loaded; options must not contradict it."""
+    for name in _OF_ONE:
+        if getattr(options, name) is not None:
+            raise CommandError(
+                f"--{name} applies to a single collection, not to the sources of a mixture. Leave it out."
+            )
+    file = f"--state {options.state}"
+    with _reported(file):
+        if isinstance(state, dict) and "segments" in state:
+            raise ValueError(
+                "it is the state of a single loader. Pass the PATH of its collection in place of --source."
+            )
+        _, identity, sources = from_mixture_state(state)
+        settings = _settings_of(identity)
+    readers = {}
+    for name, cells in _collections(options, sources).items():
+        with _reported(f"{file}: {name}"):
+            readers[name] = _reader(_loader(options, sources[name], cells), sources[name])
+    # from the last segment of each state, which is of the job that has saved it; "since" may end at an earlier job
+    ranks = {name: reader.sampler.world_size for name, reader in readers.items()}
+    if len({*ranks.values()}) > 1:
+        each = ", ".join(f"{name} {number}" for name, number in ranks.items())
+        raise CommandError(
+            f"{file}: the sources have different numbers of ranks or virtual ranks: {each}. Pass the job's number "
+            "of ranks by --ranks."
+        )
+    with _reported(file):
+        mixture = MixedLoader(readers, **settings)
+        states = {name: _with_seed(options, source) for name, source in sources.items()}
+        mixture.load_state_dict({**state, "sources": states})
+    return mixture
+
+
+def _collections(options: Namespace, sources: Mapping[str, Any]) -> dict[str, Cells]:
+    """Return the collection of each source of a state, in the order of their names."""
+    paths = dict(options.source)
+    for name, _ in options.source:
+        if name not in sources:
+            raise CommandError(f"--source {name}: the mixture has the sources {', '.join(sorted(sources))}.")
+    if len(paths) < len(options.source):
+        raise CommandError(f"--source must name each source once, got {', '.join(name for name, _ in options.source)}.")
+    if missing := sorted(sources.keys() - paths.keys()):
+        needed = " ".join(f"--source {name}=PATH" for name in missing)
+        raise CommandError(f"--source: the collection of {', '.join(missing)} is missing. Pass {needed}.")
+    return {name: Cells(paths[name]) for name in sorted(paths)}
+
+
+def _settings_of(identity: Identity) -> dict[str, Any]:
+    """Return the arguments of a mixture, from the identity in its state."""
+    settings = {name: identity[name] for name in ("n_steps", "until")}
+    if "within_batch" in identity:
+        return settings | {"within_batch": True}
+    shares = identity["weights"]
+    if digests := [own for own in shares.values() if isinstance(own, dict)]:
+        raise ValueError(
+            f"the weights can't be restored from the state, which has only a digest of the {digests[0]['length']} "
+            "weights of each source. Ask mixture.cells_of in the script that makes the mixture."
+        )
+    # {"tahoe": [[0, 0.75], [50, 0.5]], "census": [[0, 0.25], [50, 0.5]]} has the steps 0 and 50
+    schedule = [
+        (parts[0][0], {name: share for name, (_, share) in zip(shares, parts, strict=True)})
+        for parts in zip(*shares.values(), strict=True)
+    ]
+    return settings | {"weights": schedule, "seed": identity["seed"]}
+
+
+def _reader(loader: StatefulLoader, state: Mapping[str, Any]) -> Any:  # noqa: ANN401 torch isn't imported for its type
+    """Return a loader, or a DataLoader with the job's workers, which change the order of the batches."""
+    n_workers = from_state(state)[0].segments[-1].n_workers
+    if n_workers == 1:
+        return loader
+    with warnings.catch_warnings():  # torch warns of more workers than cores, but none is started here
+        warnings.simplefilter("ignore")
+        return loader.to_dataloader(num_workers=n_workers)
+
+
+def _loader(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 whatever a file has
+    """Return the loader of rank 0 of the job that has saved a state; the state isn't loaded."""
+    sampler = _sampler(options, cells, *from_state(state))
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    return loader.use_collection(cells.collection)
+
+
+def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, Any]:
+    """Return the state of an AlignedLoader as that of one of its stores; any other state as it is."""
+    stores, here = state["identity"].get("datasets"), loader.state_dict()["identity"]["datasets"]
+    # {"rna": [[rows, columns], ...], ...} of stores, or [[rows, columns], ...], or a digest of that
+    if not isinstance(stores, dict) or "digest" in stores or here not in stores.values():
+        return state
+    return {**state, "identity": state["identity"] | {"datasets": here}}
+
+
+def _with_seed(options: Namespace, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state whose seed is its root: here the root is a seed, whatever it was drawn from."""
+    identity = state["identity"]
+    return {**state, "identity": {**identity, "seed": _seed(options, identity)}}
+
+
+@contextmanager
+def _reported(where: str) -> Iterator[None]:
+    """Raise a CommandError that says where the problem is, for an error about a state."""
     try:
-        state = _state(Path(options.state))
-        position, identity = from_state(state)
-        sampler = _sampler(options, cells, position, identity)
-        loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-        loader.use_collection(cells.collection)
-        # the root is a seed here, whatever it was drawn from
-        loader.load_state_dict({**state, "identity": identity | {"seed": _seed(options, identity)}})
+        yield
     except (OSError, TypeError, ValueError) as error:
-        raise CommandError(f"--state {options.state}: {error}") from error
+        # the notes name a source, or strict=False, for which the command has no option
+        notes = [note for note in getattr(error, "__notes__", ()) if "strict=False" not in note]
+        raise CommandError(" ".join([f"{where}: {error}", *notes])) from error
     except (AttributeError, KeyError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise CommandError(f"--state {options.state}: the state is damaged ({what}); take another one") from error
-    return loader
+        raise CommandError(f"{where}: the state is damaged ({what}); take another one") from error
 
 
 def _state(file: Path) -> Any:  # noqa: ANN401 whatever the file has
@@ -71,8 +185,13 @@ def _state(file: Path) -> Any:  # noqa: ANN401 whatever the file has
 
 
 def _states_in(part: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the states of loaders in a part of a checkpoint, each with its path."""
-    if isinstance(part, dict) and {"version", "segments", "identity"} <= part.keys():
+    """Yield the states of loaders and of mixtures in a part of a checkpoint, each with its path."""
+    # a mixture's state, whose sources have states in it, is one state
+    if (
+        isinstance(part, dict)
+        and {"version", "identity"} <= part.keys()
+        and not part.keys().isdisjoint({"segments", "sources"})
+    ):
         yield path, part
     elif isinstance(part, dict | list | tuple):
         for name, value in part.items() if isinstance(part, dict) else enumerate(part):
@@ -84,7 +203,8 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
     if mask is None:
         rows = identity["rows"]
         if "ranges" not in rows:
-            raise CommandError(f"the state has only a digest of its mask, {rows}: name its rows by --mask or --where")
+            how = "ask mixture.cells_of in the script" if options.source else "name its rows by --mask or --where"
+            raise ValueError(f"the state has only a digest of its mask, {rows}: {how}")
         mask = [slice(start, stop) for start, stop in rows["ranges"]]
     sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
     # a rank for each lane, unless --ranks says that the lanes were virtual ranks
@@ -111,9 +231,9 @@ def _made(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:
     """Return what a state describes, or the same of another class, with settings that options change."""
     kind = kind or _CLASSES.get(described["type"])
     if kind is None:
-        raise CommandError(
-            f"the state is of {described['type']}, which can't be made from it: ask sampler.rows_of or "
-            "loader.cells_of, in the script that makes that object"
+        raise ValueError(
+            f"the state is of {described['type']}, which can't be made from it: ask sampler.rows_of, or cells_of of "
+            "the loader or mixture, in the script that makes that object"
         )
     # a state holds more than the arguments of a class, and --sampler may name a class that takes fewer
     settings = described | {name: value for name, value in options.items() if value is not None}
@@ -122,9 +242,17 @@ def _made(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:
 
 def run(options: Namespace) -> int:
     """Print the cells of some steps, or how many of each label there are in each."""
-    cells = Cells(options.path)
-    loader = loader_of(options, cells)
-    epoch = loader.sampler.epoch if options.epoch is None else options.epoch
+    if (options.path is None) == (options.source is None):
+        raise CommandError("Pass the PATH of a collection, or --source NAME=PATH for each source of a mixture.")
+    with _reported(f"--state {options.state}"):
+        state = _state(Path(options.state))
+    loader: StatefulLoader | MixedLoader
+    if options.source is None:
+        cells = Cells(options.path)
+        loader = loader_of(options, state, cells)
+    else:
+        loader = mixture_of(options, state)
+    epoch = int(state["epoch"]) if options.epoch is None else options.epoch
     columns = dict.fromkeys(options.obs or ())
     if options.by is not None:
         columns[options.by] = None
@@ -134,7 +262,7 @@ def run(options: Namespace) -> int:
         raise CommandError(str(error.args[0])) from error
     if frame.empty:
         raise CommandError("--steps: the epoch has none of these steps")
-    if options.by is not None:
+    if options.by is not None and isinstance(loader, StatefulLoader):  # mixtures take no --by
         _print_counts(options, epoch, frame, cells.labels(options.by), loader)
     elif options.json:
         print(json.dumps({"epoch": epoch, "cells": json.loads(frame.to_json(orient="records"))}))
