@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,22 @@ def agreement(ranks: Sequence[Any], *arguments: object) -> list[str]:
 def verdict(ranks: Sequence[Any], *arguments: object) -> list[str]:
     """Return what each of some samplers or loaders hears when they check what they have read."""
     return heard([partial(_asked, rank.check_epoch_read, arguments) for rank in ranks])
+
+
+def met_in_threads(calls: Sequence[Callable[..., Any]]) -> list[Any]:
+    """Return what each rank's call returns that is given a function to gather with, as often as it likes."""
+    texts, barrier = [""] * len(calls), threading.Barrier(len(calls), timeout=60)
+
+    def gather(rank: int, text: str) -> list[str]:
+        texts[rank] = text
+        barrier.wait()
+        gathered = list(texts)
+        barrier.wait()  # nobody says the next one before all have heard this one
+        return gathered
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        answers = [pool.submit(call, gather=partial(gather, rank)) for rank, call in enumerate(calls)]
+    return [answer.result() for answer in answers]
 
 
 def _asked(ask: Callable[..., str | None], arguments: tuple[object, ...], gather: Gather) -> str | None:

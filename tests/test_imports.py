@@ -89,6 +89,7 @@ def test_public_name_loads_only_what_annbatch_loads(loaded: dict[str, set[str]])
 
 def test_the_public_names_are_these() -> None:
     classes = [
+        "AlignedLoader",
         "DistributedSampler",
         "EpochPlan",
         "MixedLoader",

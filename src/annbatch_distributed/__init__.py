@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annbatch_distributed.loader import MixedLoader, StatefulLoader, suggest_sizes
+    from annbatch_distributed.loader import AlignedLoader, MixedLoader, StatefulLoader, suggest_sizes
     from annbatch_distributed.plan import EpochPlan
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
     from annbatch_distributed.rows import Rows
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.sharding import Shuffled
 
 __all__ = [
+    "AlignedLoader",
     "DistributedSampler",
     "EpochPlan",
     "MixedLoader",
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("MixedLoader", "StatefulLoader", "suggest_sizes"), "loader"),
+    **dict.fromkeys(("AlignedLoader", "MixedLoader", "StatefulLoader", "suggest_sizes"), "loader"),
     **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
     "Shuffled": "sharding",
     "DistributedSampler": "sampler",

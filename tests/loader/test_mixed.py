@@ -188,6 +188,7 @@ class History:
 
     def go_to(self, epoch: int, step: int | None = None, *, resumes: bool = False, is_finished: bool = False) -> None:
         self.epoch, self.step = epoch, epoch * self.N_STEPS if step is None else step
+        self.began_at = self.step
         self.resumes, self.is_finished, self.is_set = resumes, is_finished, False
         self.iterators: list[Any] = []
         self.has_begun = self.has_left = False
@@ -205,7 +206,8 @@ class History:
         steps, known = self.known[key]
         number = int(np.searchsorted(own, step))
         known += islice(steps, max(0, number + 1 - len(known)))
-        return known[number]
+        rows: list[list[int]] = known[number]
+        return rows
 
     def begin(self) -> None:
         assert {mixture.next_epoch for mixture in self.ranks} == {self.epoch + self.is_finished}
@@ -432,7 +434,12 @@ def test_step_of_mixture_digests_no_mask(monkeypatch: pytest.MonkeyPatch) -> Non
     mixture = mixed()
     digests: list[object] = []
     identity = Config.identity
-    monkeypatch.setattr(Config, "identity", lambda *arguments: digests.append(arguments) or identity(*arguments))
+
+    def noted(*arguments: Any) -> Any:
+        digests.append(arguments)
+        return identity(*arguments)
+
+    monkeypatch.setattr(Config, "identity", noted)
     for _ in mixture:
         mixture.step_done()
     assert not digests
@@ -461,7 +468,8 @@ def test_mixture_keeps_no_plan_of_finished_epochs() -> None:
 )
 def test_changed_mixture_resumes_known_sources(changed: dict[str, Any]) -> None:
     """Not strict, each known source resumes where it was, new ones begin, and a warning says what differs."""
-    before, options = mixed(n_steps=20), {"weights": WEIGHTS, "n_steps": 20, "seed": 1} | changed
+    before = mixed(n_steps=20)
+    options: dict[str, Any] = {"weights": WEIGHTS, "n_steps": 20, "seed": 1} | changed
     steps = read(before) + read(before, 9)
     names = options.pop("names", list(WEIGHTS))
     after = MixedLoader(loaders(0, 2, *names), **options)

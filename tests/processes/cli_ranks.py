@@ -37,7 +37,7 @@ def failing(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]
                     os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
-    StatefulLoader.__iter__ = changed  # type: ignore[method-assign]  # of this process alone, which ends with it
+    StatefulLoader.__iter__ = changed  # type: ignore[assignment, method-assign]  # of this process alone, which ends with it
     _rank(options, mask, rank, pipe)
 
 

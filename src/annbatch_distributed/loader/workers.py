@@ -288,8 +288,14 @@ class WorkerDataLoader(DataLoader[Any]):
             )
         return last
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the epoch is, by the batches that came out of the workers.
+    def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
+        """Return how far the epoch is: see :meth:`.StatefulLoader.state_dict`.
+
+        Parameters
+        ----------
+        batches_done
+            Number of batches of this epoch that every rank has done. None takes the number that came out of the
+            workers, or told by :meth:`step_done`.
 
         Raises
         ------
@@ -297,8 +303,9 @@ class WorkerDataLoader(DataLoader[Any]):
             If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
         """
         last = self._own_pass()
-        done = None if last is None else last.done_after(self._loader._steps.n_done)
-        return self._loader.state_dict(batches_done=done)
+        if batches_done is None and last is not None:
+            batches_done = last.done_after(self._loader._steps.n_done)
+        return self._loader.state_dict(batches_done=batches_done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""

@@ -1,0 +1,297 @@
+"""The AlignedLoader: the same cells of several stores in each batch, such as the modalities of a multiome.
+
+Each store is read by a :class:`.StatefulLoader` that begins no passes of its own. There is one sampler, one plan and
+one state: each load request is read from every store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from annbatch import DatasetCollection, Loader
+
+from annbatch_distributed.loader._annbatch import collection_of
+from annbatch_distributed.loader.epochs import EpochLoader, common_n_var
+from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
+from annbatch_distributed.masks import AnyMask
+from annbatch_distributed.ranks import Deferred, DistInfo
+from annbatch_distributed.sampler import DistributedSampler, warn
+from annbatch_distributed.stream import Request
+
+if TYPE_CHECKING:
+    import anndata as ad
+    import zarr
+
+
+class AlignedLoader(EpochLoader):
+    """Loader of the same cells of several stores, with one sampler and one state.
+
+    A batch is a dict with the batch of each store, by name: ``{"rna": {...}, "protein": {...}}``.
+
+    Parameters
+    ----------
+    stores
+        :class:`annbatch.Loader` or :class:`StatefulLoader` of each store by its name. Their datasets and options are
+        taken; their samplers are not used. All stores must have the same cells in the same order.
+    batch_sampler
+        Sampler of the rows that this rank reads.
+    read_ahead
+        Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest of ``stores``.
+
+    Raises
+    ------
+    TypeError
+        If there is a store that is no such loader, or ``batch_sampler`` is no :class:`DistributedSampler`.
+    ValueError
+        If the stores have different cells, or the same in another order: the first that differs is named. Cells are
+        compared by name. A warning says so if a store has no names.
+
+    Examples
+    --------
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from annbatch import Loader
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import AlignedLoader, DistributedSampler, Rank
+    >>> obs = pd.DataFrame({"donor": 24 * [*"ab"]}, index=[f"cell {n}" for n in range(48)])
+    >>> def store(values):
+    ...     made = Loader(
+    ...         batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False
+    ...     )
+    ...     return made.add_adata(ad.AnnData(values, obs=obs))
+    >>> rna, protein = store(np.ones((48, 3))), store(np.ones((48, 2)))
+    >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
+    >>> loader = AlignedLoader({"rna": rna, "protein": protein}, batch_sampler=sampler)
+    >>> batch = next(iter(loader))
+    >>> batch["rna"]["X"].shape, batch["protein"]["X"].shape
+    ((4, 3), (4, 2))
+    >>> batch["rna"]["obs"].equals(batch["protein"]["obs"])
+    True
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, Loader[Any, Any]],
+        *,
+        batch_sampler: DistributedSampler,
+        read_ahead: int | None = None,
+    ) -> None:
+        if not stores:
+            raise ValueError("An AlignedLoader needs at least one store, got none.")
+        if not isinstance(batch_sampler, DistributedSampler):
+            raise TypeError(f"AlignedLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}.")
+        if read_ahead is None:
+            read_ahead = max(getattr(store, "read_ahead", 0) for store in stores.values())
+        super().__init__(batch_sampler, read_ahead)
+        self._stores = {
+            name: StatefulLoader.from_loader(store, batch_sampler=batch_sampler, read_ahead=read_ahead)
+            for name, store in stores.items()
+        }
+        self._check_stores()
+        self._check_cells()  # a mask whose names are in another order, say
+
+    @classmethod
+    def from_collections(
+        cls,
+        collections: Mapping[str, DatasetCollection],
+        *,
+        dist_info: DistInfo | Deferred,
+        batch_size: int = 256,
+        mask: AnyMask | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        memory: int = 1 << 30,
+        read_ahead: int = 1,
+        load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
+        **options: Any,  # noqa: ANN401 those of DistributedSampler and annbatch's own
+    ) -> Self:
+        """Make a loader of several collections of the same cells, with sizes that fit into memory.
+
+        Parameters
+        ----------
+        collections
+            Collection of each store by its name. One collection can be several stores, with ``load_adata``.
+        dist_info, batch_size, mask, seed, shuffle, memory, read_ahead
+            As for :meth:`StatefulLoader.from_collection`; ``memory`` is that of all stores together.
+        load_adata
+            For stores by name, a function that loads the ``AnnData`` of each dataset, as for ``use_collection`` of
+            :class:`annbatch.Loader`. Other stores load ``X``.
+        options
+            As for :meth:`StatefulLoader.from_collection`. Options of the loader hold for every store.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :class:`AlignedLoader` and :meth:`StatefulLoader.from_collection`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch import DatasetCollection
+        >>> from annbatch_distributed import AlignedLoader, Rank
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> cells = ad.AnnData(np.ones((1_000, 5)), obsm={"protein": np.ones((1_000, 3))})
+        >>> cells.write_h5ad(folder / "cells.h5ad")
+        >>> collection = DatasetCollection(folder / "cells.zarr")
+        >>> collection = collection.add_adatas([folder / "cells.h5ad"])
+        >>> load_adata = {
+        ...     "rna": lambda group: ad.AnnData(group["X"], obs=ad.io.read_elem(group["obs"])),
+        ...     "protein": lambda group: ad.AnnData(
+        ...         group["obsm/protein"], obs=ad.io.read_elem(group["obs"])
+        ...     ),
+        ... }
+        >>> loader = AlignedLoader.from_collections(
+        ...     {"rna": collection, "protein": collection},
+        ...     load_adata=load_adata,
+        ...     dist_info=Rank(0, 2),
+        ...     batch_size=128,
+        ... )
+        >>> batch = next(iter(loader))
+        >>> batch["rna"]["X"].shape, batch["protein"]["X"].shape
+        ((128, 5), (128, 3))
+        """
+        load_adata = {} if load_adata is None else load_adata
+        if unknown := load_adata.keys() - collections.keys():
+            raise ValueError(f"load_adata must name stores, {', '.join(collections)}, got {', '.join(unknown)}.")
+        sampler = sampler_for(
+            list(collections.values()),
+            options,
+            dist_info=dist_info,
+            batch_size=batch_size,
+            mask=mask,
+            seed=seed,
+            shuffle=shuffle,
+            memory=memory,
+            read_ahead=read_ahead,
+        )
+        stores = {}
+        for name, collection in collections.items():
+            store = StatefulLoader(batch_sampler=sampler, **{"preload_to_gpu": False} | options)
+            loaded = {"load_adata": load_adata[name]} if name in load_adata else {}
+            stores[name] = store.use_collection(collection, **loaded)
+        return cls(stores, batch_sampler=sampler, read_ahead=read_ahead)
+
+    @property
+    def stores(self) -> Mapping[str, StatefulLoader]:
+        """Loader of each store, by name, for its ``n_var`` and other properties; don't iterate over it."""
+        return dict(self._stores)
+
+    @property
+    def _lead(self) -> StatefulLoader:
+        """The store that stands for all: the first with names of its cells."""
+        known = (store for store in self._stores.values() if store._cells is not None)
+        return next(known, next(iter(self._stores.values())))
+
+    def _check_stores(self) -> None:
+        """Raise if the stores have different cells, or the same cells in another order."""
+        lead = self._lead
+        (of_lead,) = (name for name, store in self._stores.items() if store is lead)
+        for name, store in self._stores.items():
+            if store.n_obs != lead.n_obs:
+                problem = f"{of_lead} has {lead.n_obs:,} cells and {name} has {store.n_obs:,}"
+            elif lead._cells is None or store._cells is None:
+                if len(self._stores) > 1 and store is not lead:
+                    warn(f"The cells of {name} have no names, so only their number was compared with {of_lead}'s.")
+                continue
+            elif (row := _first_difference(lead._cells, store._cells)) is not None:
+                cells = [_name_of(row, own._cells or ()) for own in (lead, store)]
+                problem = f"row {row:,} is {cells[0]!r} in {of_lead} and {cells[1]!r} in {name}"
+            else:
+                continue
+            raise ValueError(
+                f"All stores must have the same cells in the same order, but {problem}. Before you write them, take "
+                "the cells that all have, in one order: common = rna.obs_names.intersection(protein.obs_names), "
+                "rna[common], protein[common]. Then write each with add_adatas(..., rng=np.random.default_rng(0)) and "
+                "the same dataset_size, as a number of cells, so that all are shuffled alike."
+            )
+
+    # The data
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells, over all ranks."""
+        return self._lead.n_obs
+
+    @property
+    def n_var(self) -> int:
+        """Number of genes or features.
+
+        Raises
+        ------
+        ValueError
+            If the stores have different numbers of them; ``stores`` has the number of each.
+        """
+        return common_n_var(self._stores)
+
+    @property
+    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
+        return self._lead._cells
+
+    @property
+    def _collection(self) -> dict[str, Any]:
+        of_stores = {name: collection_of(store, None)["datasets"] for name, store in self._stores.items()}
+        return {"datasets": of_stores, "cells": self._lead._collection["cells"]}
+
+    def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
+        return self._lead._annotated(cells, columns)
+
+    # Reading
+
+    def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
+        """Return the rows of a batch, if it has them."""
+        name, store = next(iter(self._stores.items()))
+        return store.rows_in(batch.get(name)) if isinstance(batch, dict) else None
+
+    @contextmanager
+    def _iterated(self) -> Generator[None]:
+        with ExitStack() as stack:
+            for store in self._stores.values():
+                stack.enter_context(store._iterated())
+            yield
+
+    def preloads_to_gpu(self) -> bool:
+        """Return True if batches are moved to a GPU where they are read."""
+        return any(store.preloads_to_gpu() for store in self._stores.values())
+
+    def _read_request(self, request: Request) -> Generator[Any]:
+        reads = [store._read_request(request) for store in self._stores.values()]
+        for batches in zip(*reads, strict=True):
+            yield dict(zip(self._stores, batches, strict=True))
+
+    def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 of annbatch
+        return {name: store._finish(request, split, batch[name]) for name, store in self._stores.items()}
+
+
+def _first_difference(first: Sequence[pd.Index[Any]], second: Sequence[pd.Index[Any]]) -> int | None:
+    """Return the first row whose names differ in two stores of as many rows; None if there is none."""
+    # datasets of 3 and 2 rows next to one of 5 are compared in 0:3 and 3:5: to join 10^8 names takes memory
+    bounds = [np.cumsum([0, *map(len, names)]) for names in (first, second)]
+    edges = np.union1d(*bounds).tolist()
+    for start, stop in pairwise(edges):
+        parts = []
+        for names, own in zip((first, second), bounds, strict=True):
+            number = int(np.searchsorted(own, start, side="right")) - 1
+            parts.append(names[number][start - own[number] : stop - own[number]])
+        if not parts[0].equals(parts[1]):
+            differing = np.asarray(parts[0], dtype=object) != np.asarray(parts[1], dtype=object)
+            return int(start + np.flatnonzero(differing)[0])
+    return None
+
+
+def _name_of(row: int, names: Sequence[pd.Index[Any]]) -> Any:  # noqa: ANN401 whatever a name is
+    """Return the name of the cell in a row of a store."""
+    for own in names:
+        if row < len(own):
+            return own[row]
+        row -= len(own)
+    raise IndexError(row)

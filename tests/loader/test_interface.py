@@ -1,0 +1,323 @@
+"""Laws of every kind of loader: what a training loop and frameworks ask of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import RandomSampler
+
+from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, StatefulLoader
+from annbatch_distributed.loader import TrainingLoader
+from tests.meeting import agreement, met_in_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Number of steps of an epoch on two ranks.
+N_STEPS = 12
+
+
+#: Errors that the next reads of load requests raise.
+ERRORS: list[BaseException] = []
+
+
+@pytest.fixture(autouse=True)
+def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_request = StatefulLoader._read_request
+
+    def read(self: StatefulLoader, request: Any) -> Any:
+        if ERRORS:
+            raise ERRORS.pop()
+        yield from read_request(self, request)
+
+    monkeypatch.setattr(StatefulLoader, "_read_request", read)
+
+
+def source(rank: Rank, n_rows: int = 96, n_genes: int = 1, name: str = "cell", **options: Any) -> StatefulLoader:
+    """A loader whose rows hold their numbers."""
+    read_ahead = options.pop("read_ahead", 0)
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=rank, **{"seed": 0, "remainder": "exact"} | options)
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+    obs = pd.DataFrame({"donor": np.arange(n_rows) % 3}, index=[f"{name} {row}" for row in range(n_rows)])
+    return loader.add_adata(ad.AnnData(np.repeat(np.arange(float(n_rows))[:, None], n_genes, axis=1), obs=obs))
+
+
+def stateful(rank: Rank, **options: Any) -> StatefulLoader:
+    return source(rank, **options)
+
+
+def prefetching(rank: Rank, **options: Any) -> StatefulLoader:
+    return source(rank, read_ahead=2, **options)
+
+
+def dataloader(rank: Rank, **options: Any) -> Any:
+    return source(rank, **options).to_dataloader()
+
+
+def workers(rank: Rank, **options: Any) -> Any:
+    forked = {"multiprocessing_context": "fork", "persistent_workers": False}
+    return source(rank, **options).to_dataloader(num_workers=2, **forked)
+
+
+def mixed(rank: Rank, **options: Any) -> MixedLoader:
+    sources = {"tahoe": source(rank, 40, 2, name="tahoe", read_ahead=1, **options), "census": source(rank, **options)}
+    return MixedLoader(sources, weights={"tahoe": 2, "census": 1}, n_steps=N_STEPS)
+
+
+def mixed_until(rank: Rank, **options: Any) -> MixedLoader:
+    sources = {"tahoe": source(rank, 64, name="tahoe", **options), "census": source(rank, 160, **options)}
+    return MixedLoader(sources, weights={"tahoe": 2, "census": 1}, until="first")
+
+
+def within_batch(rank: Rank, **options: Any) -> MixedLoader:
+    sources = {"tahoe": source(rank, 40, name="tahoe", **options), "census": source(rank, **options)}
+    return MixedLoader(sources, n_steps=N_STEPS, within_batch=True)
+
+
+def aligned(rank: Rank, **options: Any) -> AlignedLoader:
+    stores = {"rna": stateful(rank, **options), "protein": source(rank, n_genes=3, **options)}
+    return AlignedLoader(stores, batch_sampler=stores["rna"].sampler)
+
+
+MAKERS = [stateful, prefetching, dataloader, workers, mixed, mixed_until, within_batch, aligned]
+every = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+type Make = Callable[..., Any]
+
+
+def seen(batch: Any) -> Any:
+    """What tells a batch from others: its source and rows, or those of each of its parts."""
+    if "index" not in batch:
+        return [(name, seen(part)) for name, part in batch.items()]
+    assert batch["X"][:, 0].tolist() == batch["index"].tolist()
+    return batch.get("source"), batch["index"].tolist()
+
+
+def read(loader: Any, n_steps: int | None = None) -> list[Any]:
+    return [seen(batch) for batch in islice(loader, n_steps)]
+
+
+def epochs(make: Make, n_epochs: int) -> list[list[Any]]:
+    """The batches of each epoch."""
+    loader, found = make(Rank(0, 2)), []
+    for epoch in range(n_epochs):
+        loader.set_epoch(epoch)
+        found.append(read(loader))
+    return found
+
+
+@every
+def test_loader_has_interface(make: Make) -> None:
+    loader = make(Rank(0, 2))
+    assert isinstance(loader, TrainingLoader)
+    whole = epochs(make, 3)
+    loader.sampler.set_epoch(2)  # as frameworks do
+    assert loader.next_epoch == 2
+    assert len(loader) == len(whole[2])
+    assert read(loader) == whole[2]
+    assert loader.next_epoch == 3
+    assert loader.n_obs > 0
+    assert str(loader.plan())
+
+
+@every
+@pytest.mark.parametrize("n_read", [0, 1, 5, N_STEPS - 1, 10**3])
+def test_resumed_loader_reads_the_same(make: Make, n_read: int) -> None:
+    whole, loader = epochs(make, 3), make(Rank(0, 2))
+    loader.set_epoch(1)
+    first = read(loader, n_read)
+    after = make(Rank(0, 2))
+    after.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert after.next_epoch == 1 + (n_read > N_STEPS)
+    for epoch in range(after.next_epoch, 3):
+        after.set_epoch(epoch)
+        assert len(after) == len(whole[epoch])
+        first += read(after)
+    assert first == whole[1] + whole[2]
+
+
+@every
+def test_cut_pass_is_followed_by_a_whole_one(make: Make) -> None:
+    whole, loader = epochs(make, 3), make(Rank(0, 2))
+    for epoch, n_read in [(0, 5), (1, 10**3), (1, 3), (2, 10**3), (0, 10**3)]:
+        loader.set_epoch(epoch)
+        assert read(loader, n_read) == whole[epoch][:n_read]
+
+
+@every
+def test_state_of_a_later_epoch_is_not_given_up(make: Make) -> None:
+    loader, after = make(Rank(0, 2)), make(Rank(0, 2))
+    loader.set_epoch(1)
+    read(loader, 5)
+    after.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="A state of epoch 1 was loaded"):
+        after.set_epoch(0)
+    assert read(after) == epochs(make, 2)[1][5:]
+    after.set_epoch(0)
+    assert read(after) == epochs(make, 1)[0]
+
+
+@every
+def test_look_at_a_resumed_epoch_loses_nothing(make: Make) -> None:
+    whole, loader, after = epochs(make, 1)[0], make(Rank(0, 2)), make(Rank(0, 2))
+    read(loader, 5)
+    after.load_state_dict(loader.state_dict())
+    assert [read(after, 2), read(after)] == [whole[5:7], whole[5:]]
+
+
+@every
+def test_state_counts_steps_that_are_done(make: Make) -> None:
+    whole, loader = epochs(make, 1)[0], make(Rank(0, 2))
+    for step, _ in enumerate(loader):
+        within = loader.state_dict()
+        if step == 4:
+            break
+        loader.step_done()
+    for state, n_done in ((within, 4), (loader.state_dict(batches_done=3), 3)):
+        after = make(Rank(0, 2))
+        after.load_state_dict(state)
+        assert read(after) == whole[n_done:]
+    with pytest.raises(ValueError, match="batches_done must be"):
+        loader.state_dict(batches_done=10**3)
+
+
+@every
+def test_state_leads_to_the_batch_that_failed(make: Make) -> None:
+    if make is workers:  # whose processes have the error
+        return
+    whole, loader, steps = epochs(make, 1)[0], make(Rank(0, 2)), []
+
+    def run() -> None:
+        for batch in loader:
+            steps.append(seen(batch))
+            if len(steps) == 3:
+                ERRORS.append(OSError("the server closed the connection"))
+
+    with pytest.raises(OSError, match="closed the connection"):
+        run()
+    after = make(Rank(0, 2))
+    after.load_state_dict(loader.state_dict())
+    assert steps + read(after) == whole
+    loader.set_epoch(0)
+    assert read(loader) == whole
+
+
+@every
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
+    if make in (dataloader, workers):  # torch's DataLoader can't be copied
+        return
+    whole, loader = epochs(make, 1)[0], make(Rank(0, 2))
+    batches = iter(loader)
+    first = [seen(batch) for batch in islice(batches, 5)]
+    other = duplicate(loader)
+    assert other.state_dict() == loader.state_dict()
+    other.load_state_dict(other.state_dict())
+    assert read(other) == whole[5:]
+    assert first + [seen(batch) for batch in batches] == whole
+
+
+@every
+def test_pass_ends_the_one_before(make: Make) -> None:
+    loader = make(Rank(0, 2))
+    older = iter(loader)
+    next(older)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="Another pass over this"):
+        list(older)
+
+
+@every
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_cells_of_steps_are_those_read(make: Make, world_size: int) -> None:
+    """Every rank tells the cells of all ranks: before a resume on other ranks, after it, and those to come."""
+    if make is workers and world_size != 2:
+        return
+    before, steps = [make(Rank(rank, 2)) for rank in range(2)], []
+    steps += list(zip(*(read(loader, 5) for loader in before), strict=True))
+    ranks = [make(Rank(rank, world_size)) for rank in range(world_size)]
+    for loader in ranks:
+        loader.load_state_dict(before[0].state_dict())
+    told = [loader.cells_of(slice(None), "donor", epoch=0) for loader in ranks]
+    steps += list(zip(*map(read, ranks), strict=True))
+    told += [loader.cells_of(slice(None), "donor", epoch=0) for loader in ranks]
+    for frame in told:
+        assert frame.equals(told[0])
+        assert {*frame["step"]} == {*range(len(steps))}
+        for step, batches in enumerate(steps):
+            for rank, batch in enumerate(batches):
+                own = frame[(frame["step"] == step) & (frame["rank"] == rank)]
+                # a batch is (source, rows), or [(name, (None, rows)), ...] of several sources or stores
+                parts = [(name, rows) for name, (_, rows) in batch] if isinstance(batch, list) else [batch]
+                if make is aligned:
+                    assert parts[0][1] == parts[1][1]
+                    parts = [(None, parts[0][1])]
+                for name, rows in parts:
+                    of_source = own[own["source"] == name] if name is not None else own
+                    assert of_source["row"].tolist() == rows
+                    prefix = "tahoe" if name == "tahoe" else "cell"
+                    assert of_source["cell"].tolist() == [f"{prefix} {row}" for row in rows]
+                    assert of_source["donor"].tolist() == [row % 3 for row in rows]
+    with pytest.raises(IndexError, match="Steps of an epoch"):
+        ranks[0].cells_of(10**6)
+    with pytest.raises(KeyError, match="no columns plate of obs"):
+        ranks[0].cells_of(0, "plate")
+
+
+@every
+def test_ranks_that_differ_are_named(make: Make) -> None:
+    ranks = [make(Rank(rank, 2)) for rank in range(2)]
+    assert agreement(ranks) == ["", ""]
+    read(ranks[1], 5)
+    state = ranks[1].state_dict()
+    other = make(Rank(1, 2))
+    other.load_state_dict(state)
+    (message,) = set(agreement([ranks[0], other]))
+    assert "done" in message
+    assert "on rank 0" in message
+    (message,) = set(agreement([ranks[0], make(Rank(1, 2), mask=slice(0, 32))]))
+    assert "rows" in message
+
+
+@every
+def test_epoch_that_was_read_is_checked(make: Make) -> None:
+    ranks = [make(Rank(rank, 2)) for rank in range(2)]
+    for loader in ranks:
+        read(loader)
+    (message,) = set(met_in_threads([loader.check_epoch_read for loader in ranks]))
+    assert ", as planned. Each of the " in message
+
+
+@every
+def test_state_of_another_kind_is_refused(make: Make) -> None:
+    loader, whole = make(Rank(0, 2)), epochs(make, 1)[0]
+    read(loader, 3)
+    state = loader.state_dict()
+    is_mixture = isinstance(loader, MixedLoader)
+    others = [make(Rank(0, 2), seed=1), mixed(Rank(0, 2)) if not is_mixture else stateful(Rank(0, 2))]
+    for other in others:
+        read(other, 2)
+    for wrong in (*(other.state_dict() for other in others), {}, {**state, "version": 10**6}, {**state, "epoch": -1}):
+        with pytest.raises(ValueError, match="state"):
+            loader.load_state_dict(wrong)
+    with pytest.raises(TypeError, match="must be a dict"):
+        loader.load_state_dict(None)
+    assert loader.state_dict() == state
+    loader.load_state_dict(state)
+    assert read(loader) == whole[3:]
+
+
+def test_number_of_genes_must_be_common() -> None:
+    assert stateful(Rank(0, 2)).n_var == within_batch(Rank(0, 2)).n_var == 1
+    for loader, message in ((mixed(Rank(0, 2)), "census 1, tahoe 2"), (aligned(Rank(0, 2)), "rna 1, protein 3")):
+        with pytest.raises(ValueError, match=f"no common number of genes: {message}"):
+            _ = loader.n_var
+    assert mixed(Rank(0, 2)).n_obs == 136
+    assert aligned(Rank(0, 2)).n_obs == 96
