@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -18,7 +17,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 
-from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader
+from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, StatefulLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +36,14 @@ def loader_of(
     )
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", preload_to_gpu=False, **options)
     return loader.add_adata(ad.AnnData(np.arange(n_rows, dtype="float32").reshape(-1, 1)))
+
+
+def seen(batch: Any) -> list[int]:
+    """The rows of a batch, which are the same in all of its stores."""
+    parts = [batch] if "index" in batch else list(batch.values())
+    rows: list[int] = parts[0]["index"].tolist()
+    assert all(part["index"].tolist() == rows for part in parts)
+    return rows
 
 
 class Module(LightningModule):
@@ -58,16 +65,16 @@ class Module(LightningModule):
         if self.within is not None and (self.current_epoch, batch_idx) == self.at:
             self.within(self.trainer)
         first = batch[0] if isinstance(batch, list) else batch
-        loss: torch.Tensor = (self.weight * first["X"]).sum()
+        loss: torch.Tensor = (self.weight * first.get("rna", first)["X"]).sum()
         return loss
 
     def on_train_batch_end(self, outputs: object, batch: Any, batch_idx: int) -> None:
-        self.read.append((self.current_epoch, batch["index"].tolist()))
+        self.read.append((self.current_epoch, seen(batch)))
         if self.after is not None and (self.current_epoch, batch_idx) == self.at:
             self.after(self.trainer)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return batch["index"]
+        return batch.get("rna", batch)["index"]
 
     def configure_optimizers(self) -> Any:
         if self.asks_for_steps:
@@ -88,12 +95,13 @@ def epochs_of(module: Module) -> list[list[list[int]]]:
     return [[rows for epoch, rows in module.read if epoch == number] for number in range(3)]
 
 
-def alone(**options: Any) -> list[list[list[int]]]:
+def alone(make: Callable[[Any], Any] | None = None, **options: Any) -> list[list[list[int]]]:
     """The batches of each epoch, as a loader gives them to a plain loop."""
-    loader, epochs = loader_of(Rank(0, 1), **options), []
+    rank = Rank(0, 1)
+    loader, epochs = loader_of(rank, **options) if make in (None, by_workers) else make(rank), []
     for epoch in range(3):
         loader.set_epoch(epoch)
-        epochs.append([batch["index"].tolist() for batch in loader])
+        epochs.append([seen(batch) for batch in loader])
     return epochs
 
 
@@ -109,7 +117,19 @@ def by_workers(trainer: Trainer) -> Any:
     return loader_of(trainer).to_dataloader(num_workers=2, multiprocessing_context="fork")
 
 
-WAYS = [by_trainer, by_nothing, by_workers]
+def by_mixture(trainer: Any) -> MixedLoader:
+    loaders = {"large": loader_of(trainer), "small": loader_of(trainer, n_rows=24, seed=1)}
+    return MixedLoader(loaders, weights={"large": 2, "small": 1}, n_steps=N)
+
+
+def by_aligned(trainer: Any) -> AlignedLoader:
+    stores = {"rna": loader_of(trainer), "protein": loader_of(trainer)}
+    return AlignedLoader(stores, batch_sampler=stores["rna"].sampler)
+
+
+WAYS = [by_trainer, by_nothing, by_workers, by_mixture, by_aligned]
+#: One way of each kind of loader.
+KINDS = [by_nothing, by_workers, by_mixture, by_aligned]
 
 
 def failing(trainer: Trainer) -> None:
@@ -128,8 +148,8 @@ def saved(folder: Path) -> Callable[[Trainer], None]:
     ("how", "make"),
     [
         *(("by hand", make) for make in WAYS),
-        ("by an error", by_nothing),
-        *(("by slurm", make) for make in (by_trainer, by_workers)),
+        *(("by an error", make) for make in (by_nothing, by_mixture)),
+        *(("by slurm", make) for make in (by_trainer, by_workers, by_mixture)),
     ],
 )
 def test_a_checkpoint_that_is_saved_within_a_step_leads_to_its_batch(
@@ -154,7 +174,7 @@ def test_a_checkpoint_that_is_saved_within_a_step_leads_to_its_batch(
     monkeypatch.undo()
     trainer, rest = trainer_of(tmp_path), Module()
     trainer.fit(rest, make(trainer), ckpt_path=checkpoint)
-    whole = [(epoch, batch) for epoch, batches in enumerate(alone()) for batch in batches]
+    whole = [(epoch, batch) for epoch, batches in enumerate(alone(make)) for batch in batches]
     if make is by_workers:
         assert sorted(before + rest.read) == sorted(whole)
     else:
@@ -162,7 +182,7 @@ def test_a_checkpoint_that_is_saved_within_a_step_leads_to_its_batch(
 
 
 @pytest.mark.parametrize("at", [(1, 3), (0, N - 1)])
-@pytest.mark.parametrize("make", [by_nothing, by_workers])
+@pytest.mark.parametrize("make", KINDS)
 def test_a_checkpoint_that_is_saved_after_a_step_leads_to_the_next_batch(
     make: Callable[[Trainer], Any], at: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -172,10 +192,10 @@ def test_a_checkpoint_that_is_saved_after_a_step_leads_to_the_next_batch(
         trainer.fit(module, make(trainer), ckpt_path=checkpoint)
     epoch, step = at
     assert rest.read == first.read[epoch * N + step + 1 :]
-    assert [sorted(batches) for batches in epochs_of(first)] == [sorted(batches) for batches in alone()]
+    assert [sorted(batches) for batches in epochs_of(first)] == [sorted(batches) for batches in alone(make)]
 
 
-@pytest.mark.parametrize("make", [by_nothing, by_workers])
+@pytest.mark.parametrize("make", KINDS)
 def test_a_schedule_that_asks_for_the_number_of_steps_does_not_lose_the_state(
     make: Callable[[Trainer], Any], tmp_path: Path
 ) -> None:
@@ -189,7 +209,7 @@ def test_a_schedule_that_asks_for_the_number_of_steps_does_not_lose_the_state(
     assert fit(tmp_path / "within.ckpt").read == whole[N + 3 :]
 
 
-@pytest.mark.parametrize("make", [by_nothing, by_workers])
+@pytest.mark.parametrize("make", KINDS)
 def test_overfit_batches_gives_the_first_batches_in_every_epoch(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
     trainer, module = trainer_of(tmp_path, overfit_batches=3), Module()
     trainer.fit(module, make(trainer))
@@ -197,7 +217,7 @@ def test_overfit_batches_gives_the_first_batches_in_every_epoch(make: Callable[[
     assert first == second == third
     assert len(first) == 3
     if make is not by_workers:
-        assert first == alone()[0][:3]
+        assert first == alone(make)[0][:3]
 
 
 OPTIONS: list[tuple[dict[str, Any], list[int]]] = [
@@ -210,22 +230,42 @@ OPTIONS: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
+@pytest.mark.parametrize("make", [by_trainer, by_mixture, by_aligned])
 @pytest.mark.parametrize(("options", "n_batches"), OPTIONS, ids=str)
 def test_options_cut_epochs_short_and_change_nothing_else(
-    options: dict[str, Any], n_batches: list[int], tmp_path: Path
+    options: dict[str, Any], n_batches: list[int], make: Callable[[Trainer], Any], tmp_path: Path
 ) -> None:
     trainer, module = trainer_of(tmp_path, **options), Module()
-    trainer.fit(module, loader_of(trainer), loader_of(trainer) if "limit_val_batches" in options else None)
-    assert epochs_of(module) == [epoch[:n] for epoch, n in zip(alone(), n_batches, strict=True)]
+    trainer.fit(module, make(trainer), make(trainer) if "limit_val_batches" in options else None)
+    assert epochs_of(module) == [epoch[:n] for epoch, n in zip(alone(make), n_batches, strict=True)]
 
 
-def test_a_learning_rate_is_looked_for_on_batches_that_the_training_reads_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [by_trainer, by_mixture, by_aligned])
+def test_validations_are_whole_and_leave_the_training(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
+    """A sanity check takes nothing from the validation of epoch 0, and each epoch's validation is that of the epoch."""
+
+    class Validated(Module):
+        def on_validation_epoch_start(self) -> None:
+            self.validated = [*getattr(self, "validated", []), []]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.validated[-1].append(seen(batch))
+
+    trainer, module = trainer_of(tmp_path, num_sanity_val_steps=3, limit_train_batches=5), Validated()
+    trainer.fit(module, make(trainer), make(trainer))
+    whole = alone(make)
+    assert module.validated == [whole[0][:3], *whole]
+    assert epochs_of(module) == [epoch[:5] for epoch in whole]
+
+
+@pytest.mark.parametrize("make", [by_trainer, by_mixture, by_aligned])
+def test_lr_find_reads_batches_that_training_reads_again(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
     trainer, module = trainer_of(tmp_path, enable_checkpointing=True), Module()
-    loader = loader_of(trainer)
+    loader = make(trainer)
     Tuner(trainer).lr_find(module, loader, num_training=5, update_attr=False)
     module.read.clear()
     trainer.fit(module, loader)
-    assert epochs_of(module) == alone()
+    assert epochs_of(module) == alone(make)
 
 
 def test_predicting_takes_either_form_of_a_loader(tmp_path: Path) -> None:
@@ -279,27 +319,6 @@ def test_a_loader_within_something_else_counts_what_it_has_yielded(tmp_path: Pat
     trainer.fit(module, Pairs(loader))
     assert epochs_of(module)[0] == alone()[0][1::2]
     assert states[0]["segments"] == [[1, 1, 6]]
-
-
-def mixture_of(trainer: Trainer, n_steps: int = N) -> MixedLoader:
-    loaders = {"large": loader_of(trainer), "small": loader_of(trainer, n_rows=24, seed=1)}
-    return MixedLoader(loaders, weights={"large": 2, "small": 1}, n_steps=n_steps)
-
-
-def test_a_mixture_is_a_loader_whose_passes_are_epochs(tmp_path: Path) -> None:
-    def fit(checkpoint: Path | None, **options: Any) -> Module:
-        trainer = trainer_of(tmp_path, **options)
-        module = Module(saved(tmp_path) if checkpoint is None else None)
-        module.asks_for_steps = not options
-        trainer.fit(module, mixture_of(trainer), ckpt_path=checkpoint)
-        return module
-
-    whole = fit(None)
-    steps = [batch["index"].tolist() for batch in mixture_of(trainer_of(tmp_path), 3 * N)]
-    assert list(chain(*epochs_of(whole))) == steps
-    assert fit(tmp_path / "within.ckpt").read == whole.read[N + 3 :]
-    first, second, third = epochs_of(fit(None, overfit_batches=3))
-    assert first == second == third == steps[:3]
 
 
 class Cells(LightningDataModule):

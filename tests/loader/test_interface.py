@@ -125,6 +125,8 @@ def test_loader_has_interface(make: Make) -> None:
     assert loader.next_epoch == 3
     assert loader.n_obs > 0
     assert str(loader.plan())
+    if make not in (dataloader, workers):
+        assert loader.batch_sampler.batch_size == (8 if make is within_batch else 4)
 
 
 @every

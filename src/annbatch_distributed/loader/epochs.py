@@ -157,6 +157,11 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         """The sampler, where frameworks look for an object whose ``set_epoch`` they can call."""
         return self._sampler
 
+    @property
+    def batch_sampler(self) -> DistributedSampler:
+        """The sampler."""
+        return self._sampler
+
     def _check_cells(self) -> None:
         """Raise if a state is of other datasets, or the mask was made for cells in another order."""
         self._sampler.check_cells(self._cells, self._collection)

@@ -31,6 +31,10 @@ class TrainingLoader(Protocol):
         """The sampler, where frameworks look for an object whose ``set_epoch`` they can call."""
 
     @property
+    def batch_sampler(self) -> Any:  # noqa: ANN401 torch's DataLoader has None
+        """The sampler, if it isn't one of torch's; Lightning asks for it where there is a ``sampler``."""
+
+    @property
     def n_obs(self) -> int:
         """Number of cells, over all ranks."""
 

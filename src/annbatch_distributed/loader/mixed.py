@@ -314,6 +314,17 @@ class MixedLoader:
         """The mixture, where frameworks look for an object whose ``set_epoch`` they can call."""
         return self
 
+    @property
+    def batch_sampler(self) -> MixedLoader:
+        """The mixture, where frameworks look for a batch size."""
+        return self
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch on each rank: of all sources under ``within_batch``, else of the largest source."""
+        sizes = [source.sampler.batch_size or 0 for source in self._sources.values()]
+        return sum(sizes) if self._within_batch else max(sizes)
+
     def _check(self) -> None:
         """Raise if the loaders are of different ranks, or one has too little to read."""
         ranks = {name: (source.sampler.rank, source.sampler.world_size) for name, source in self._sources.items()}

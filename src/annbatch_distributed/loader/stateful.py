@@ -290,11 +290,6 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         take_data_of(loader, into=made, without=of_passes)
         return made
 
-    @property
-    def batch_sampler(self) -> DistributedSampler:
-        """The sampler."""
-        return self._sampler
-
     # Datasets
 
     @property
