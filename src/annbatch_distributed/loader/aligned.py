@@ -50,7 +50,7 @@ class AlignedLoader(EpochLoader):
         If there is a store that is no such loader, or ``batch_sampler`` is no :class:`DistributedSampler`.
     ValueError
         If the stores have different cells, or the same in another order: the first that differs is named. Cells are
-        compared by name. A warning says so if a store has no names.
+        compared by name. If a store has no names, a warning names it.
 
     Examples
     --------
@@ -83,8 +83,7 @@ class AlignedLoader(EpochLoader):
         batch_sampler: DistributedSampler,
         read_ahead: int | None = None,
     ) -> None:
-        if not stores:
-            raise ValueError("An AlignedLoader needs at least one store, got none.")
+        _check_there_are(stores)
         if not isinstance(batch_sampler, DistributedSampler):
             raise TypeError(f"AlignedLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}.")
         if read_ahead is None:
@@ -110,7 +109,7 @@ class AlignedLoader(EpochLoader):
         memory: int = 1 << 30,
         read_ahead: int = 1,
         load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
-        **options: Any,  # noqa: ANN401 those of DistributedSampler and annbatch's own
+        **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch
     ) -> Self:
         """Make a loader of several collections of the same cells, with sizes that fit into memory.
 
@@ -119,7 +118,7 @@ class AlignedLoader(EpochLoader):
         collections
             Collection of each store by its name. One collection can be several stores, with ``load_adata``.
         dist_info, batch_size, mask, seed, shuffle, memory, read_ahead
-            As for :meth:`StatefulLoader.from_collection`; ``memory`` is that of all stores together.
+            As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
         load_adata
             For stores by name, a function that loads the ``AnnData`` of each dataset, as for ``use_collection`` of
             :class:`annbatch.Loader`. Other stores load ``X``.
@@ -160,6 +159,7 @@ class AlignedLoader(EpochLoader):
         >>> batch["rna"]["X"].shape, batch["protein"]["X"].shape
         ((128, 5), (128, 3))
         """
+        _check_there_are(collections)
         load_adata = {} if load_adata is None else load_adata
         if unknown := load_adata.keys() - collections.keys():
             raise ValueError(f"load_adata must name stores, {', '.join(collections)}, got {', '.join(unknown)}.")
@@ -270,6 +270,11 @@ class AlignedLoader(EpochLoader):
 
     def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 of annbatch
         return {name: store._finish(request, split, batch[name]) for name, store in self._stores.items()}
+
+
+def _check_there_are(stores: Mapping[str, object]) -> None:
+    if not stores:
+        raise ValueError("An AlignedLoader needs at least one store, got none.")
 
 
 def _first_difference(first: Sequence[pd.Index[Any]], second: Sequence[pd.Index[Any]]) -> int | None:

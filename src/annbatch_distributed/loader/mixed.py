@@ -449,7 +449,7 @@ class MixedLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
 
-        Without :meth:`set_epoch`, the next pass is that of the next epoch. A mixture has one pass at a time: to begin
+        Without :meth:`set_epoch`, the next pass begins the next epoch. A mixture has one pass at a time: to begin
         another ends the one before. If a batch can't be read, the next pass resumes with it.
 
         Raises
@@ -472,7 +472,7 @@ class MixedLoader:
         try:
             for done in range(place.done + 1, begun.n_steps + 1):
                 batch = self._take(self._order.at(place.first + done - 1 - place.before))
-                steps.count()  # before it is yielded: whoever saves a state has this batch
+                steps.count()  # before it is yielded: a consumer who saves a state has this batch
                 if done == begun.n_steps:
                     self._end_pass(begun)
                 yield batch
@@ -515,7 +515,7 @@ class MixedLoader:
         objects = [source.sampler.framework_object for source in self._sources.values()]
         training = training_on(self, next((one for one in objects if one is not None), None))
         if training is not None:
-            # overfit_batches reads the first batches again in every epoch, which are those of epoch 0
+            # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self.batches_done:
                 self.set_epoch(0)
             place = self._next()
@@ -654,12 +654,12 @@ class MixedLoader:
         Parameters
         ----------
         steps, ranks, epoch, columns
-            As for :meth:`StatefulLoader.cells_of`; steps are those of the mixture's epoch.
+            As for :meth:`StatefulLoader.cells_of`; steps count within the mixture's epoch.
 
         Returns
         -------
         A table with the columns ``step``, ``source``, ``rank``, ``row`` (of the source's collection), ``data_set``,
-        ``cell`` and those of ``obs``, in the order of steps, sources and ranks.
+        ``cell`` and the columns of ``obs``, in the order of steps, sources and ranks.
 
         Raises
         ------

@@ -43,7 +43,7 @@ class SourceOrder(Protocol):
         """Return the steps of a range that take a batch of a source."""
 
     def step_after(self, step: int, name: str, n_batches: int) -> int:
-        """Return the step after the one in which a source has given so many batches, counted from a step on."""
+        """Return the step after a source's ``n_batches``-th batch, counted from a step on."""
 
 
 class RandomOrder:
@@ -98,7 +98,7 @@ class RandomOrder:
         return start + np.flatnonzero(self._first(stop)[start:] == self._names.index(name))
 
     def step_after(self, step: int, name: str, n_batches: int) -> int:
-        """Return the step after the one in which a source has given so many batches, counted from a step on."""
+        """Return the step after a source's ``n_batches``-th batch, counted from a step on."""
         stop = step + n_batches
         while len(steps := self.steps_of(name, step, stop)) < n_batches:
             stop += stop - step
@@ -142,7 +142,7 @@ class EveryStep:
         return np.arange(start, stop)
 
     def step_after(self, step: int, name: str, n_batches: int) -> int:  # noqa: ARG002 the same for every source
-        """Return the step after the one in which a source has given so many batches, counted from a step on."""
+        """Return the step after a source's ``n_batches``-th batch, counted from a step on."""
         return step + n_batches
 
 

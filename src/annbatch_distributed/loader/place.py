@@ -7,7 +7,7 @@ A state is the same on every rank:
 ``epoch``
     Epoch of the mixture.
 ``step``
-    Number of steps of the order of sources that are done, those of the epochs before included.
+    Number of steps of the order of sources that are done, earlier epochs included.
 ``done``
     Number of steps of this epoch that are done; ``before`` of them by a mixture with another order.
 ``finished``
@@ -73,7 +73,7 @@ class Place:
 
     @property
     def step(self) -> int:
-        """Number of steps of the order that are done, those of the epochs before included."""
+        """Number of steps of the order that are done, earlier epochs included."""
         return self.first + self.done - self.before
 
     def beginning(self) -> Place:
