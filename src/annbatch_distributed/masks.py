@@ -28,16 +28,21 @@ def check_names(what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]])
 
     Names that repeat are compared one by one too. Another number of names is for others to find.
     """
-    if len(names) != sum(map(len, cells)):
-        return
+    if len(names) == sum(map(len, cells)) and (found := first_difference(names, cells)) is not None:
+        raise ValueError(_difference(what, names, cells, *found))
+
+
+def first_difference(names: pd.Index[Any], cells: Sequence[pd.Index[Any]]) -> tuple[int, object, object] | None:
+    """Return the first row where as many names differ from those of datasets, and both names; None if none does."""
     # by dataset, since to join the names of 10^8 cells takes memory and time
     first = 0
     for own in cells:
         given = names[first : first + len(own)]
         if not given.equals(own):
             place = int(np.flatnonzero(np.asarray(given, dtype=object) != np.asarray(own, dtype=object))[0])
-            raise ValueError(_difference(what, names, cells, first + place, given[place], own[place]))
+            return first + place, given[place], own[place]
         first += len(own)
+    return None
 
 
 def _difference(

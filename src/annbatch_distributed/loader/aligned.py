@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from annbatch import DatasetCollection, Loader
@@ -19,7 +17,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch_distributed.loader._annbatch import collection_of
 from annbatch_distributed.loader.epochs import EpochLoader, common_n_var
 from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
-from annbatch_distributed.masks import AnyMask
+from annbatch_distributed.masks import AnyMask, first_difference
 from annbatch_distributed.ranks import Deferred, DistInfo
 from annbatch_distributed.sampler import DistributedSampler, warn
 from annbatch_distributed.stream import Request
@@ -194,18 +192,19 @@ class AlignedLoader(EpochLoader):
 
     def _check_stores(self) -> None:
         """Raise if the stores have different cells, or the same cells in another order."""
-        lead = self._lead
-        (of_lead,) = (name for name, store in self._stores.items() if store is lead)
+        lead = next(name for name, store in self._stores.items() if store is self._lead)
+        names = self._stores[lead]._cells
+        joined = None if names is None else names[0].append(list(names[1:]))
         for name, store in self._stores.items():
-            if store.n_obs != lead.n_obs:
-                problem = f"{of_lead} has {lead.n_obs:,} cells and {name} has {store.n_obs:,}"
-            elif lead._cells is None or store._cells is None:
-                if len(self._stores) > 1 and store is not lead:
-                    warn(f"The cells of {name} have no names, so only their number was compared with {of_lead}'s.")
+            if store.n_obs != self.n_obs:
+                problem = f"{lead} has {self.n_obs:,} cells and {name} has {store.n_obs:,}"
+            elif joined is None or store._cells is None:
+                if name != lead:
+                    warn(f"The cells of {name} have no names, so only their number was compared with {lead}'s.")
                 continue
-            elif (row := _first_difference(lead._cells, store._cells)) is not None:
-                cells = [_name_of(row, own._cells or ()) for own in (lead, store)]
-                problem = f"row {row:,} is {cells[0]!r} in {of_lead} and {cells[1]!r} in {name}"
+            elif (found := first_difference(joined, store._cells)) is not None:
+                row, here, there = found
+                problem = f"row {row:,} is {here!r} in {lead} and {there!r} in {name}"
             else:
                 continue
             raise ValueError(
@@ -275,28 +274,3 @@ class AlignedLoader(EpochLoader):
 def _check_there_are(stores: Mapping[str, object]) -> None:
     if not stores:
         raise ValueError("An AlignedLoader needs at least one store, got none.")
-
-
-def _first_difference(first: Sequence[pd.Index[Any]], second: Sequence[pd.Index[Any]]) -> int | None:
-    """Return the first row whose names differ in two stores of as many rows; None if there is none."""
-    # datasets of 3 and 2 rows next to one of 5 are compared in 0:3 and 3:5: to join 10^8 names takes memory
-    bounds = [np.cumsum([0, *map(len, names)]) for names in (first, second)]
-    edges = np.union1d(*bounds).tolist()
-    for start, stop in pairwise(edges):
-        parts = []
-        for names, own in zip((first, second), bounds, strict=True):
-            number = int(np.searchsorted(own, start, side="right")) - 1
-            parts.append(names[number][start - own[number] : stop - own[number]])
-        if not parts[0].equals(parts[1]):
-            differing = np.asarray(parts[0], dtype=object) != np.asarray(parts[1], dtype=object)
-            return int(start + np.flatnonzero(differing)[0])
-    return None
-
-
-def _name_of(row: int, names: Sequence[pd.Index[Any]]) -> Any:  # noqa: ANN401 whatever a name is
-    """Return the name of the cell in a row of a store."""
-    for own in names:
-        if row < len(own):
-            return own[row]
-        row -= len(own)
-    raise IndexError(row)

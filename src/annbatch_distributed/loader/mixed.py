@@ -325,6 +325,12 @@ class MixedLoader:
         sizes = [source.sampler.batch_size or 0 for source in self._sources.values()]
         return sum(sizes) if self._within_batch else max(sizes)
 
+    @property
+    def _framework_object(self) -> object:
+        """The trainer that a source's ``dist_info`` names; None if none does."""
+        objects = (source.sampler.framework_object for source in self._sources.values())
+        return next((one for one in objects if one is not None), None)
+
     def _check(self) -> None:
         """Raise if the loaders are of different ranks, or one has too little to read."""
         ranks = {name: (source.sampler.rank, source.sampler.world_size) for name, source in self._sources.items()}
@@ -414,7 +420,7 @@ class MixedLoader:
 
     def _after(self, place: Place) -> Place:
         """Return the beginning of the epoch after the one of a place."""
-        stop = place.step + self._length(place) - place.done
+        stop = place.first + self._length(place)
         tracks = {}
         for name, source in self._sources.items():
             position = source.position_after(place.tracks[name], len(self._order.steps_of(name, place.step, stop)))
@@ -430,7 +436,7 @@ class MixedLoader:
         if self._n_steps is not None:
             return max(self._n_steps, place.done)
         ends = [self._end(self._sources[name], place) for name in self._order.lasting]
-        return place.done + (min(ends) if self._until == "first" else max(ends)) - place.step
+        return (min(ends) if self._until == "first" else max(ends)) - place.first
 
     def _end(self, source: _Source, place: Place) -> int:
         """Return the step after which a source has been read once in the epoch of a place."""
@@ -462,7 +468,7 @@ class MixedLoader:
         self._check()
         steps = self._begin_steps()
         place = self._next()
-        begun = self._pass = _Pass(place, self._length(place))
+        begun = self._pass = self._pass_at(place)
         if place.done or place.epoch != self._reached:
             for name, source in self._sources.items():
                 source.go_to(place.tracks[name])
@@ -471,7 +477,7 @@ class MixedLoader:
         self._upcoming, self._resumes = (place, self._resumes) if place.done else (place.epoch + 1, False)
         try:
             for done in range(place.done + 1, begun.n_steps + 1):
-                batch = self._take(self._order.at(place.first + done - 1 - place.before))
+                batch = self._take(self._order.at(place.first + done - 1))
                 steps.count()  # before it is yielded: a consumer who saves a state has this batch
                 if done == begun.n_steps:
                     self._end_pass(begun)
@@ -491,6 +497,9 @@ class MixedLoader:
                 if not isinstance(error, GeneratorExit):  # which comes from a loop that was left
                     self._go_to(self._here(), resumes=self._resumes)
             raise
+
+    def _pass_at(self, place: Place) -> _Pass:
+        return _Pass(place, self._length(place))
 
     def _end_pass(self, ended: _Pass) -> None:
         """Take note that a pass has come to its end, unless an epoch was set since."""
@@ -512,8 +521,7 @@ class MixedLoader:
         """Begin to count the steps of a pass, as a training that reads it has it."""
         from annbatch_distributed.integrations.lightning import training_on
 
-        objects = [source.sampler.framework_object for source in self._sources.values()]
-        training = training_on(self, next((one for one in objects if one is not None), None))
+        training = training_on(self, self._framework_object)
         if training is not None:
             # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self.batches_done:
@@ -538,10 +546,12 @@ class MixedLoader:
 
     def _here(self, batches_done: int | None = None) -> Place:
         """Return the place after some steps of the epoch begun last; by default, those that are done."""
-        last = self._pass or _Pass(self._next(), BOUND)
+        if self._pass is None and batches_done is None:
+            return self._next()
+        last = self._pass or self._pass_at(self._next())
         place = last.place
         if batches_done is None:
-            batches_done = place.done + (0 if self._pass is None else self._steps.n_done)
+            batches_done = place.done + self._steps.n_done
         if not place.done <= batches_done <= last.n_steps:
             raise ValueError(
                 f"batches_done must be at least {place.done}, which were done before this pass, and at most "
@@ -549,10 +559,10 @@ class MixedLoader:
             )
         if batches_done == place.done and not last.has_ended:
             return place
-        tracks, stop = {}, place.step + batches_done - place.done
+        tracks = {}
         for name, source in self._sources.items():
             n_lanes, n_workers, _ = source.here(Position()).segments[-1]
-            n_batches = len(self._order.steps_of(name, place.step, stop))
+            n_batches = len(self._order.steps_of(name, place.step, place.first + batches_done))
             tracks[name] = place.tracks[name].after(Segment(n_lanes, n_workers, n_batches))
         return replace(place, tracks=tracks, done=batches_done, finished=batches_done == last.n_steps)
 
@@ -595,8 +605,7 @@ class MixedLoader:
         """
         from annbatch_distributed.integrations.lightning import errors_explained
 
-        objects = [source.sampler.framework_object for source in self._sources.values()]
-        with errors_explained(next((one for one in objects if one is not None), None)):
+        with errors_explained(self._framework_object):
             self._load(state, strict=strict)
 
     def _load(self, state: Mapping[str, Any], *, strict: bool) -> None:
@@ -620,7 +629,7 @@ class MixedLoader:
         if changed or any(len(track.since) >= MOST_SEGMENTS for track in tracks.values()):
             # the steps that are done had another order of sources: tracks begin here
             here = {name: Track(self._sources[name].position_after(track)) for name, track in tracks.items()}
-            place = Place(here, place.epoch, place.step, before=place.done, done=place.done, finished=place.finished)
+            place = replace(place, tracks=here, before=place.done)
         if notes:
             warn(
                 f"The state is of another mixture: {'; '.join(notes)}. Sources of the state resume where they were; "
@@ -681,9 +690,8 @@ class MixedLoader:
             )
         parts = []
         for name, source in self._sources.items():
-            # steps of the epoch that take this source: its batches 0, 1, ... in this epoch of the mixture
-            stop = place.first + n_steps - place.before
-            own = self._order.steps_of(name, place.first, stop) - place.first + place.before
+            # steps of the epoch that take this source: its batches 0, 1, ... since the tracks began
+            own = self._order.steps_of(name, place.first + place.before, place.first + n_steps) - place.first
             track, n_before = place.tracks[name], 0
             for position, n_entered in source.epochs(track, len(own) - track.n_batches):
                 here = own[n_before : n_before + position.done - n_entered]
@@ -721,9 +729,9 @@ class MixedLoader:
         """
         self._check()
         place = self._place_of(None)
-        if n_steps is None:
-            n_steps = self._length(place) - place.before
-        stop = place.first + integer("n_steps", n_steps, least=1, below=BOUND)
+        stop = place.first + integer(
+            "n_steps", self._length(place) if n_steps is None else n_steps, least=1, below=BOUND
+        )
         lines = []
         for name, source in self._sources.items():
             first = Position(place.tracks[name].start.epoch)

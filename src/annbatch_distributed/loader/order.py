@@ -9,7 +9,7 @@ So the order is random, and after any number of steps each source has had its sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,29 +25,8 @@ type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 _RANDOM_PART = 0.75
 
 
-class SourceOrder(Protocol):
-    """The sources of which each step takes a batch. Steps are counted over all epochs of the mixture."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the order follows from, as JSON."""
-
-    @property
-    def lasting(self) -> frozenset[str]:
-        """Names of the sources that are never left out for good."""
-
-    def at(self, step: int) -> list[str]:
-        """Return the names of the sources of a step."""
-
-    def steps_of(self, name: str, start: int, stop: int) -> npt.NDArray[np.intp]:
-        """Return the steps of a range that take a batch of a source."""
-
-    def step_after(self, step: int, name: str, n_batches: int) -> int:
-        """Return the step after a source's ``n_batches``-th batch, counted from a step on."""
-
-
 class RandomOrder:
-    """One source a step, by weights.
+    """One source a step, by weights. Steps are counted over all epochs of the mixture.
 
     Parameters
     ----------
@@ -144,6 +123,10 @@ class EveryStep:
     def step_after(self, step: int, name: str, n_batches: int) -> int:  # noqa: ARG002 the same for every source
         """Return the step after a source's ``n_batches``-th batch, counted from a step on."""
         return step + n_batches
+
+
+#: An order of sources.
+type SourceOrder = RandomOrder | EveryStep
 
 
 def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[np.float64]]]:

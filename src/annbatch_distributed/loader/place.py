@@ -63,9 +63,9 @@ class Place:
     epoch: int = 0
     """Epoch of the mixture."""
     first: int = 0
-    """Step of the order of sources at which the tracks begin."""
+    """Step of the order of sources at which the epoch begins."""
     before: int = 0
-    """Number of steps of the epoch that a mixture with another order has done, before the tracks begin."""
+    """Number of steps of the epoch that a mixture with another order has done; the tracks begin after them."""
     done: int = 0
     """Number of steps of the epoch that are done."""
     finished: bool = False
@@ -74,7 +74,7 @@ class Place:
     @property
     def step(self) -> int:
         """Number of steps of the order that are done, earlier epochs included."""
-        return self.first + self.done - self.before
+        return self.first + self.done
 
     def beginning(self) -> Place:
         """Return the beginning of the same epoch."""
@@ -118,7 +118,7 @@ def from_state(state: Mapping[str, Any]) -> tuple[Place, Identity, dict[str, Map
         as_integer("version", state["version"], least=VERSION, most=VERSION)
         epoch, step, done = (as_integer(name, state[name]) for name in ("epoch", "step", "done"))
         before = as_integer("before", state["before"], most=done)
-        first = as_integer("the step where the epoch began", step - done + before)
+        first = as_integer("the step where the epoch began", step - done)
         sources = dict(state["sources"])
         tracks = {str(name): Track(since=_since(source["since"])) for name, source in sources.items()}
         finished = bool(as_integer("finished", state["finished"], most=1))
