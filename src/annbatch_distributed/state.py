@@ -24,6 +24,7 @@ A state is the same on every rank, and small however large the collection is:
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -119,7 +120,7 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
         "segments": [list(segment) for segment in position.segments],
         "finished": position.finished,
         **({"unverified": True} if position.unverified else {}),
-        "identity": identity,
+        "identity": copy.deepcopy(identity),  # a sampler keeps its own
     }
 
 

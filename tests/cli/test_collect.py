@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from annbatch import DatasetCollection
 from annbatch.samplers import SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import AlignedLoader, DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.cli import main
 from tests.cli.page import PAGE
 from tests.processes.launch import ROOT
@@ -342,6 +342,8 @@ def test_batches_tell_which_genes_were_measured(tmp_path: Path, capsys: pytest.C
             assert "".join(loader.measured.columns[mask]) == {"one": "abcd", "two": "cdef"}[name]
         n_cells += len(names)
     assert n_cells == 2 * N
+    again = AlignedLoader({"rna": loader}, batch_sampler=loader.sampler)
+    assert "file" in next(iter(again))["rna"]
     plain = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8)
     assert "file" not in next(iter(plain))
     with pytest.raises(ValueError, match="Make the loader with measured=True"):

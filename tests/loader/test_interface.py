@@ -191,6 +191,23 @@ def test_state_counts_steps_that_are_done(make: Make) -> None:
 
 
 @every
+def test_state_is_its_owners(make: Make) -> None:
+    """Whatever is done to a state changes neither the loader nor later states."""
+
+    def spoil(part: dict[str, Any]) -> None:
+        for value in part.values():
+            if isinstance(value, dict):
+                spoil(value)
+        part.clear()
+
+    loader = make(Rank(0, 2))
+    state = loader.state_dict()
+    kept = copy.deepcopy(state)
+    spoil(state)
+    assert loader.state_dict() == kept
+
+
+@every
 def test_state_leads_to_the_batch_that_failed(make: Make) -> None:
     if make is workers:  # whose processes have the error
         return

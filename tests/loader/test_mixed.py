@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, EpochPlan, MixedLoader, Rank, StatefulLoader, deferred
 from annbatch_distributed.config import Config
-from annbatch_distributed.loader.order import source_order
-from tests.meeting import agreement, verdict
+from annbatch_distributed.loader.order import RandomOrder, source_order
+from tests.meeting import agreement, met_in_threads, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -496,6 +496,29 @@ def test_changed_mixture_resumes_known_sources(changed: dict[str, Any]) -> None:
         again.cells_of(3, epoch=1)
 
 
+def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an epoch that other versions began are not vouched for."""
+    ranks = [MixedLoader(loaders(rank, 2, "census"), weights={"census": 1}, n_steps=5) for rank in range(2)]
+    read(ranks[0], 2)
+    state = json.loads(json.dumps(ranks[0].state_dict()))
+    state["sources"]["census"]["identity"]["versions"]["numpy"] = "0.1"
+    for mixture in ranks:
+        with pytest.warns(UserWarning, match="census: the state was saved by numpy 0.1, and this is numpy"):
+            mixture.load_state_dict(state)
+        read(mixture)
+    (text,) = set(verdict(ranks))
+    assert text.endswith("The batches before were not checked")
+
+
+def test_weights_of_a_state_make_the_same_mixture() -> None:
+    """Weights in any unit are the same shares, and shares in a state are kept to the last digit."""
+    for weights in ({"tahoe": 7, "census": 4}, {"tahoe": 1e308, "census": 1e308}, {"tahoe": 0.1, "census": 0.7}):
+        shares = RandomOrder(weights, weights, 0).identity["weights"]
+        again = {name: share for name, [(_, share)] in shares.items()}
+        assert RandomOrder(again, weights, 0).identity["weights"] == shares
+        assert sum(again.values()) == pytest.approx(1)
+
+
 def test_once_steps_are_told_states_count_those_that_are_done() -> None:
     mixture, done = mixed(), 1  # nobody has said anything in the first step
     for number, _ in enumerate(islice(mixture, 8)):
@@ -586,6 +609,46 @@ def test_the_epochs_that_were_read_are_checked(n_workers: int | None) -> None:
     assert (
         text == "own, epoch 0: 2 ranks have read 240 rows in 60 batches, as planned. Each of the 240 rows was read once"
     )
+
+
+def test_epoch_entered_by_a_jump_is_not_vouched_for() -> None:
+    """Of an epoch of a source that a jump has entered, only the batches since are checked; later ones in full."""
+    options: dict[str, Any] = {"weights": {"tahoe": 1}, "n_steps": 8}
+
+    def ranks() -> list[MixedLoader]:
+        return [MixedLoader(loaders(rank, 2, "tahoe"), **options) for rank in range(2)]
+
+    def verdicts(own: list[MixedLoader]) -> list[str]:
+        (text,) = set(met_in_threads([mixture.check_epoch_read for mixture in own]))
+        return str(text).splitlines()
+
+    jumped = ranks()
+    for mixture in jumped:
+        mixture.set_epoch(1)  # in the middle of the source's epoch 0, of 12 batches
+        assert len(read(mixture) + read(mixture)) == 16
+    first, second = verdicts(jumped)
+    assert first.startswith("tahoe, rest of epoch 0: 2 ranks have read 32 rows in 8 batches, as planned. The batches")
+    assert first.endswith("before were not checked")
+    assert "was read once" not in first
+    assert second.startswith("tahoe, epoch 1: 2 ranks have read 96 rows in 24 batches, as planned. Each of the 96 rows")
+    # a state knows, and whoever loads it says no more of the epochs before it
+    cut = ranks()
+    for mixture in cut:
+        mixture.set_epoch(1)
+        read(mixture, 6)  # 4 to the end of epoch 0, 2 of epoch 1
+    resumed = ranks()
+    for mixture in resumed:
+        mixture.load_state_dict(cut[0].state_dict())
+        assert len(read(mixture) + read(mixture)) == 10
+    (only,) = verdicts(resumed)
+    assert only.startswith("tahoe, rest of epoch 1: ")
+    assert "was read once" not in only
+    # epochs that follow each other are known
+    whole = ranks()
+    for mixture in whole:
+        assert len(read(mixture) + read(mixture)) == 16
+    (text,) = verdicts(whole)
+    assert "epoch 0: 2 ranks have read 96 rows in 24 batches, as planned. Each of the 96 rows was read once" in text
 
 
 def test_what_cannot_be_mixed_is_an_error() -> None:

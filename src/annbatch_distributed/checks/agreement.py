@@ -507,7 +507,7 @@ def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *,
     ranks = f"{plural(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
     text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
     if is_rest and position.unverified:
-        return text + ". The batches before may be of another plan, by the state that was loaded"
+        return text + ". The batches before were not checked"
     # when the number of ranks changes, drop may lose whole batches
     if not reads_each_row or (is_rest and plan.remainder == "drop"):
         return text

@@ -286,7 +286,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         made = cls(batch_sampler=sampler, **options_of_loader | options)
         made._check_layouts(data_in(loader))
         # attributes that only this class has are those of passes, not of datasets
-        of_passes = vars(made).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names"}
+        of_passes = vars(made).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names", "_measured"}
         take_data_of(loader, into=made, without=of_passes)
         return made
 
