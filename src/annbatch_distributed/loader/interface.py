@@ -21,7 +21,7 @@ class HasEpochs(Protocol):
 
 @runtime_checkable
 class TrainingLoader(Protocol):
-    """A loader of this package: :class:`StatefulLoader`, :class:`MixedLoader` or another one.
+    """A loader of this package: :class:`.StatefulLoader`, :class:`.MixedLoader` or another one.
 
     The ``DataLoader`` that ``to_dataloader`` returns is one, too.
     """
