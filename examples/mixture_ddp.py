@@ -5,6 +5,9 @@ The first run makes the collections up. The second and third resume from the las
     torchrun --standalone --nproc-per-node 2 examples/mixture_ddp.py job/ --kill-at 35
     torchrun --standalone --nproc-per-node 1 examples/mixture_ddp.py job/ --kill-at 55
     torchrun --standalone --nproc-per-node 3 examples/mixture_ddp.py job/
+
+An epoch is ``--n-steps`` steps, and by default the job is one epoch. With each checkpoint, rank 0 writes to
+``job/cells/`` which cells every rank had in the steps since the last one.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def make_up(folder: Path) -> None:
         cells = pd.DataFrame(index=[f"cell {cell}" for cell in range(n_cells)])
         file = folder / f"{name}.h5ad"
         ad.AnnData(counts, obs=cells, var=genes).write_h5ad(file)
-        DatasetCollection(folder / f"{name}.zarr").add_adatas([file])
+        DatasetCollection(folder / f"{name}.zarr").add_adatas([file], rng=rng)
 
 
 def load(collection: Path) -> StatefulLoader:
@@ -81,13 +84,33 @@ def load(collection: Path) -> StatefulLoader:
     return loader.use_collection(DatasetCollection(collection, mode="r"))
 
 
-def main(folder: Path, n_steps: int, every: int, kill_at: int | None) -> None:
+def save(folder: Path, job: str, steps: range, parts: dict[str, Any]) -> None:
+    """Write a checkpoint, and a log of the cells of the steps since the last one."""
+    if (folder / "job").read_text() != job:
+        msg = f"a job that was started later writes to {folder}: end this one"
+        raise RuntimeError(msg)
+    states = {name: part.state_dict() for name, part in parts.items()}
+    epoch = states["mixture"]["epoch"]
+    cells = parts["mixture"].cells_of(steps).assign(epoch=epoch)  # of all ranks
+    columns = ["epoch", "step", "source", "rank", "cell"]
+    # the file is written before the checkpoint and named by its first step: if the job is
+    # killed in between, the next job overwrites it, and the log has each step once
+    log = folder / "cells" / f"epoch{epoch}-step{steps[0]:06}.csv"
+    cells.to_csv(log, columns=columns, index=False)
+    torch.save(states, folder / "unfinished")
+    (folder / "unfinished").replace(folder / "last.pt")
+
+
+def main(
+    folder: Path, epochs: int, n_steps: int, every: int, kill_at: int | None
+) -> None:
     """Run one rank."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     checkpoint = folder / "last.pt"
     if rank == 0 and not (folder / "census.zarr").exists():
         make_up(folder)
+    (folder / "cells").mkdir(exist_ok=True)
     dist.barrier()
 
     loaders = {name: load(folder / f"{name}.zarr") for name in SOURCES}
@@ -108,42 +131,40 @@ def main(folder: Path, n_steps: int, every: int, kill_at: int | None) -> None:
         states = torch.load(checkpoint, weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(states[name])
-        first = states["mixture"]["step"]
+        first = states["mixture"]["done"]
     mixture.check_ranks_agree()
-    owner, job = folder / "job", uuid4().hex  # the newest job owns the checkpoint
+    job = uuid4().hex  # the newest job owns the checkpoint
     if rank == 0:
-        owner.write_text(job)
+        (folder / "job").write_text(job)
         print(
             mixture.plan().round(2)
             if first == 0
-            else f"from step {first}, world size {world_size}"
+            else f"from step {first}, world size {world_size}",
+            flush=True,  # else a rank that is killed may not print it
         )
 
-    sources = []
-    for step, batch in enumerate(mixture, start=first):
-        counts = batch["X"].to_dense()
-        loss = mse_loss(model(batch["source"], counts), counts)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        sources.append(batch["source"])
-        if (step + 1) % every == 0 and rank == 0:
-            begun = step + 1 - len(sources)
-            print(f"steps {begun} to {step}: {' '.join(sources)}")
-            sources = []
-            if owner.read_text() != job:
-                msg = f"a job that was started later writes {checkpoint}: end this one"
-                raise RuntimeError(msg)
-            torch.save(
-                {name: part.state_dict() for name, part in parts.items()},
-                folder / "unfinished",
-            )
-            (folder / "unfinished").replace(checkpoint)
-        if step == kill_at and rank == world_size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-    read = mixture.check_epoch_read()  # an error, unless it is what was planned
-    if rank == 0:
-        print(read)
+    for epoch in range(mixture.next_epoch, epochs):
+        mixture.set_epoch(epoch)
+        sources = []  # of the steps since the last checkpoint
+        for step, batch in enumerate(mixture, start=mixture.batches_done):
+            counts = batch["X"].to_dense()
+            loss = mse_loss(model(batch["source"], counts), counts)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sources.append(batch["source"])
+            if (step + 1) % every == 0 or step + 1 == n_steps:
+                steps = range(step + 1 - len(sources), step + 1)
+                if rank == 0:
+                    line = f"steps {steps[0]} to {step}: {' '.join(sources)}"
+                    print(line, flush=True)
+                    save(folder, job, steps, parts)
+                sources = []
+            if step == kill_at and rank == world_size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        read = mixture.check_epoch_read()  # an error, unless it is what was planned
+        if rank == 0:
+            print(read)
     dist.destroy_process_group()
 
 
@@ -152,17 +173,20 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--n-steps", type=int, default=80)
+    parser.add_argument("--epochs", type=int, default=1, help="number of epochs")
+    parser.add_argument(
+        "--n-steps", type=int, default=80, help="number of steps of an epoch"
+    )
     parser.add_argument(
         "--every",
         type=int,
         default=10,
-        help="after how many steps to save a checkpoint",
+        help="number of steps between checkpoints",
     )
     parser.add_argument(
         "--kill-at",
         type=int,
-        help="at which step to kill the last rank, to see the job resume",
+        help="step of an epoch at which to kill the last rank, to see the job resume",
     )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:

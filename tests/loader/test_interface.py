@@ -140,9 +140,26 @@ def test_resumed_loader_reads_the_same(make: Make, n_read: int) -> None:
     assert after.next_epoch == 1 + (n_read > N_STEPS)
     for epoch in range(after.next_epoch, 3):
         after.set_epoch(epoch)
-        assert len(after) == len(whole[epoch])
-        first += read(after)
+        n_done = n_read if epoch == 1 else 0
+        assert after.batches_done == n_done
+        for batch in after:
+            assert len(after) == len(whole[epoch])  # also in the last step
+            first.append(seen(batch))
     assert first == whole[1] + whole[2]
+
+
+@every
+def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
+    """An epoch that fewer ranks resume has fewer steps than the next one, also in its last step."""
+    if make is workers:
+        return
+    loader, after = make(Rank(0, 3)), make(Rank(0, 1))
+    read(loader, 3)
+    after.load_state_dict(loader.state_dict())
+    n_steps = len(after)
+    assert [len(after) for _ in after] == [n_steps] * (n_steps - 3)
+    if make not in (mixed, within_batch, mixed_until):
+        assert len(after) > n_steps
 
 
 @every

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shutil
 import sys
 from collections import Counter
 from itertools import chain
@@ -107,22 +108,73 @@ def test_the_readmes_script_trains_and_validates_on_two_ranks(tmp_path: Path) ->
     assert float(told[-1][2]) > 90
 
 
-def test_a_mixture_that_is_killed_on_two_ranks_and_on_one_ends_on_three_as_the_page_says(tmp_path: Path) -> None:
+def test_mixture_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
+    """The job takes the same sources as an uninterrupted one, logs the cells of each step once, and prints the page."""
     job = "examples/mixture_ddp.py", tmp_path / "job"
     # the rank that is left fails, as it can't reach the other one
     first, _ = run(*forked_ranks(*job, "--kill-at", 35, ranks=2), expect=[1, -9])
+    # as if it had been killed after a log and before its checkpoint: these steps are lost
+    logs = tmp_path / "job/cells"
+    shutil.copy(logs / "epoch0-step000020.csv", logs / "epoch0-step000030.csv")
     (second,) = run(*forked_ranks(*job, "--kill-at", 55, ranks=1), expect=-9)
     third, *_ = run(*forked_ranks(*job, ranks=3))
-    whole, _ = run(*forked_ranks("examples/mixture_ddp.py", tmp_path / "whole", ranks=2))
+    # two epochs of 40 steps continue the order of the sources, as one epoch of 80 steps
+    options = "--epochs", 2, "--n-steps", 40
+    whole, _ = run(*forked_ranks("examples/mixture_ddp.py", tmp_path / "whole", *options, ranks=2))
 
-    said = [job.stdout.splitlines() for job in (first, second, third)]
-    steps, uninterrupted = (
-        [line for line in lines if line.startswith("steps ")] for lines in (chain(*said), whole.stdout.splitlines())
+    outputs = [job.stdout.splitlines() for job in (first, second, third)]
+    sources, uninterrupted = (
+        [source for line in lines if line.startswith("steps ") for source in line.partition(": ")[2].split()]
+        for lines in (chain(*outputs), whole.stdout.splitlines())
     )
-    assert steps == uninterrupted
+    assert len(sources) == 80
+    assert sources == uninterrupted
+
+    cells, of_whole = (
+        pd.concat(map(pd.read_csv, sorted((tmp_path / name / "cells").iterdir())), ignore_index=True)
+        for name in ("job", "whole")
+    )
+    assert cells[cells["step"] < 30].equals(of_whole.iloc[: (cells["step"] < 30).sum()])
+    for log, sizes, n_finished in (
+        (cells, [2] * 30 + [1] * 20 + [3] * 30, {"tahoe": 2, "census": 1}),
+        (of_whole, [2] * 80, {"tahoe": 1, "census": 1}),
+    ):
+        # the sources and ranks of all steps: tahoe 0, tahoe 1 in a step of two ranks
+        batches = log[["epoch", "step", "source", "rank"]].drop_duplicates()
+        expected = [(source, rank) for source, size in zip(sources, sizes, strict=True) for rank in range(size)]
+        assert [*zip(batches["source"], batches["rank"], strict=True)] == expected
+        for source, n_cells in (("tahoe", 2_000), ("census", 700)):
+            names = log.loc[log["source"] == source, "cell"].tolist()
+            assert len(names) // n_cells == n_finished[source]
+            # epochs of the source follow one another, and none has a cell twice
+            epochs = [names[start : start + n_cells] for start in range(0, len(names), n_cells)]
+            assert [len({*epoch}) for epoch in epochs] == [len(epoch) for epoch in epochs]
+
     page = (ROOT / "docs/mixtures.md").read_text()
-    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    assert [line for lines in said[1:] for line in lines] == shown.splitlines()
+    (shown,) = re.findall(r"```text\n(from step.*?)```", page, re.DOTALL)
+    assert [line for lines in outputs[1:] for line in lines] == shown.splitlines()
+
+
+def test_multiome_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
+    """Each cell of an epoch is read once, whichever ranks read it, with the RNA and the proteins of the same cell."""
+    job = "examples/multiome_ddp.py", tmp_path / "job"
+    run(*forked_ranks(*job, "--kill-at", 35, ranks=2), expect=[1, -9])
+    (second,) = run(*forked_ranks(*job, "--kill-at", 75, ranks=1), expect=-9)
+    third, *_ = run(*forked_ranks(*job, ranks=3))
+
+    *lines, last = (*second.stdout.splitlines(), *third.stdout.splitlines())
+    error, once = "squared error on rank 0: ", "With the batches before, each of the 3,000 rows was read once"
+    n_left = 3_000 - 30 * 2 * 32, 3_000 - 70 * 32
+    assert [error if line.startswith(error) else line for line in lines] == [
+        "epoch 0 from step 30, world size 1",
+        f"rest of epoch 0: 1 rank has read {n_left[0]:,} rows in 34 batches, as planned. {once}",
+        error,
+        "epoch 1 from step 0, world size 1",
+        "epoch 1 from step 70, world size 3",
+        f"rest of epoch 1: 3 ranks have read {n_left[1]:,} rows in 24 batches, as planned. {once}",
+    ]
+    # the proteins have a variance of 1: from the RNA of other cells, no model predicts them with less
+    assert float(last.removeprefix(error)) < 0.05
 
 
 def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_and_by_three(tmp_path: Path) -> None:
@@ -215,6 +267,8 @@ REFUSED = {
     "custom_ranks.py --ranks env . sums": "the variables of no launcher",
     "jax_pmap.py --collection . --num-processes 2 --coordinator 127.0.0.1:9 --process-id 2": "must be from 0 to 1",
     "lightning_ddp.py --collection .": "required: --hold-out",
+    "mixture_ddp.py job": "torchrun --standalone --nproc-per-node 2 mixture_ddp.py job/",
+    "multiome_ddp.py job": "torchrun --standalone --nproc-per-node 2 multiome_ddp.py job/",
     "scvi_ddp.py --collection .": "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py",
     "from_h5ad/train.py --collection . --checkpoint last.pt --hold-out d1": "--nproc-per-node 2 train.py ...",
     "from_h5ad/train.py --collection none.zarr --checkpoint last.pt": "--collection: 'none.zarr' is not there",

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,6 +97,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         # the pass of this loader that was begun last, and the rows of its batches that were yielded
         self._pass: Pass | None = None
         self._read = Tally()
+        # a pass whose iterator is in use, also in its last step
+        self._open: Pass | None = None
         self._steps = StepCounter()
 
     @property
@@ -183,9 +185,29 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         return self._sampler.next_epoch
 
     def __len__(self) -> int:
-        """Return how many batches the epoch has on this rank, those included that were done before a resume."""
+        """Return the number of batches of the epoch on this rank, those included that were done before a resume.
+
+        In a loop over the loader, it is that of the epoch that is read, also in the last step.
+        """
         self._check_cells()
-        return self._sampler.batches_done + self._sampler.n_batches(self.n_obs)
+        if self._open is not None and self._open is self._sampler.last_pass:
+            return self._open.position.done + self._open.n_due
+        return self.batches_done + self._sampler.n_batches(self.n_obs)
+
+    @property
+    def batches_done(self) -> int:
+        """Number of batches of the epoch that are done before the next pass: 0 unless an epoch is resumed."""
+        return self._sampler.batches_done
+
+    @contextmanager
+    def opened(self, begun: Pass) -> Iterator[None]:
+        """Note that the iterator of a pass is in use."""
+        self._open = begun
+        try:
+            yield
+        finally:
+            if self._open is begun:
+                self._open = None
 
     def plan(self) -> EpochPlan:
         """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
@@ -308,7 +330,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         steps = self._begin_steps()
         # in this thread, which may be the only one that a framework tells its rank
         begun = self._sampler.begin(self.n_obs)
-        with closing(self._batches_of(begun, readers)) as batches:
+        with self.opened(begun), closing(self._batches_of(begun, readers)) as batches:
             for batch in batches:
                 steps.count()  # before it is yielded: whoever saves a state has this batch
                 if steps.n_yielded == begun.n_due:

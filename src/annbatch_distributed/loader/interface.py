@@ -49,6 +49,10 @@ class TrainingLoader(Protocol):
     def next_epoch(self) -> int:
         """The epoch to resume or begin."""
 
+    @property
+    def batches_done(self) -> int:
+        """Number of batches of the epoch that are done before the next pass."""
+
     def __len__(self) -> int:
         """Return the number of batches of the epoch on this rank, those included that were done before a resume."""
 

@@ -177,7 +177,9 @@ class _Pass:
     n_steps: int
     """Number of steps of its epoch, those included that are done where it begins."""
     has_ended: bool = False
-    """True if it has been read to its end."""
+    """True if its last batch was yielded."""
+    is_open: bool = True
+    """True as long as its iterator is in use, also in its last step."""
 
 
 class MixedLoader:
@@ -448,7 +450,7 @@ class MixedLoader:
     def __len__(self) -> int:
         """Return the number of steps of the epoch, those included that were done before a resume."""
         self._check()
-        return self._length(self._next()) if self._pass is None or self._pass.has_ended else self._pass.n_steps
+        return self._pass.n_steps if self._pass is not None and self._pass.is_open else self._length(self._next())
 
     # Reading
 
@@ -497,6 +499,8 @@ class MixedLoader:
                 if not isinstance(error, GeneratorExit):  # which comes from a loop that was left
                     self._go_to(self._here(), resumes=self._resumes)
             raise
+        finally:
+            begun.is_open = False
 
     def _pass_at(self, place: Place) -> _Pass:
         return _Pass(place, self._length(place))

@@ -171,6 +171,11 @@ class WorkerDataLoader(DataLoader[Any]):
         """Say which epoch the next pass belongs to, on every rank: see :meth:`.DistributedSampler.set_epoch`."""
         self._loader.set_epoch(epoch)
 
+    @property
+    def batches_done(self) -> int:
+        """Number of batches of the epoch that are done before the next pass."""
+        return self._loader.batches_done
+
     def __len__(self) -> int:
         """Return how many batches the epoch has on this rank, those included that were done before a resume."""
         return len(self._loader)
@@ -235,18 +240,19 @@ class WorkerDataLoader(DataLoader[Any]):
         begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
         self._part.write(begun.position)
         self._read = Tally()
-        for batch in self._workers:
-            sampler.check_is_last(begun)
-            index = loader.rows_in(batch)
-            if index is None:
-                self._read = None
-            elif self._read is not None:
-                self._read.add(index)
-            steps.count()  # before it is yielded: whoever saves a state has been given this batch
-            if steps.n_yielded == begun.n_due:
-                sampler.end(begun)
-            yield batch
-            sampler.check_is_last(begun)
+        with loader.opened(begun):
+            for batch in self._workers:
+                sampler.check_is_last(begun)
+                index = loader.rows_in(batch)
+                if index is None:
+                    self._read = None
+                elif self._read is not None:
+                    self._read.add(index)
+                steps.count()  # before it is yielded: whoever saves a state has been given this batch
+                if steps.n_yielded == begun.n_due:
+                    sampler.end(begun)
+                yield batch
+                sampler.check_is_last(begun)
         sampler.end(begun)
 
     def check_epoch_read(
