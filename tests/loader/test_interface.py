@@ -163,6 +163,18 @@ def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
 
 
 @every
+def test_finished_epoch_set_again_has_nothing_left(make: Make) -> None:
+    """Frameworks set the epoch of a state that they have just loaded, also where it has been read to its end."""
+    whole, loader, after = epochs(make, 2), make(Rank(0, 2)), make(Rank(0, 2))
+    read(loader)
+    after.load_state_dict(loader.state_dict())
+    after.set_epoch(0)
+    assert read(after) == []
+    after.set_epoch(1)
+    assert read(after) == whole[1]
+
+
+@every
 def test_cut_pass_is_followed_by_a_whole_one(make: Make) -> None:
     whole, loader = epochs(make, 3), make(Rank(0, 2))
     for epoch, n_read in [(0, 5), (1, 10**3), (1, 3), (2, 10**3), (0, 10**3)]:

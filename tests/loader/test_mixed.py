@@ -16,7 +16,7 @@ import anndata as ad
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, EpochPlan, MixedLoader, Rank, StatefulLoader, deferred
@@ -307,6 +307,7 @@ HISTORY = st.one_of(
 )
 
 
+@example(2, 0, False, "exact", [("take", 3), ("load", 3, 0), ("take", 20), ("set_epoch", 0), ("take", 20)])
 @settings(phases=[Phase.explicit, Phase.reuse, Phase.generate], deadline=None)
 @given(
     st.integers(1, 3),
@@ -375,6 +376,30 @@ def test_mixture_passes_follow_each_other() -> None:
     assert read(mixture) == whole[40:60]
     mixture.set_epoch(1)
     assert read(mixture) == whole[20:40]
+
+
+def test_source_left_out_of_an_epoch_begins_later() -> None:
+    """Under until, a source that gave no batch in an epoch loses none of its cells."""
+    mixture = MixedLoader(loaders(0, 2, "census", "new"), weights={"census": 99, "new": 1}, until="first")
+    names = [[name for name, _ in read(mixture)] for _ in range(25)]
+    assert "new" not in names[0]
+    (first, *_) = (epoch for epoch, own in enumerate(names) if "new" in own)
+    mixture.set_epoch(first)
+    assert [rows for name, rows in read(mixture) if name == "new"] == epochs_of("new", 0, 1)[0][:1]
+
+
+def test_asking_for_cells_of_an_earlier_epoch_changes_nothing() -> None:
+    before, (after, other) = mixed(n_steps=20), (mixed(0, 3, n_steps=20) for _ in range(2))
+    before.set_epoch(2)
+    read(before, 5)
+    for mixture in (after, other):
+        mixture.load_state_dict(before.state_dict())
+    for epoch in (0, 1, 2, 4):
+        assert {*after.cells_of([0, 19], epoch=epoch)["step"]} == {0, 19}
+    for epoch in (2, 4, 3):
+        for mixture in (after, other):
+            mixture.set_epoch(epoch)
+        assert read(after) == read(other)
 
 
 class Failing(StatefulLoader):
@@ -643,6 +668,18 @@ def test_epoch_entered_by_a_jump_is_not_vouched_for() -> None:
     (only,) = verdicts(resumed)
     assert only.startswith("tahoe, rest of epoch 1: ")
     assert "was read once" not in only
+    # nor does a state of a later epoch of the mixture, while the source is in the same epoch
+    for mixture in jumped:
+        mixture.set_epoch(1)
+        read(mixture)
+        read(mixture, 2)
+    later = ranks()
+    for mixture in later:
+        mixture.load_state_dict(jumped[0].state_dict())
+        read(mixture)
+    (text,) = verdicts(later)
+    assert text.startswith("tahoe, rest of epoch 1: ")
+    assert "was read once" in text  # its batches before were read by the job that has begun it
     # epochs that follow each other are known
     whole = ranks()
     for mixture in whole:

@@ -274,8 +274,8 @@ class MixedLoader:
         self._resumes = self._is_set = False
         # the pass begun last, since an epoch was set or a state loaded
         self._pass: _Pass | None = None
-        # the epoch at whose beginning the open passes of the sources stand
-        self._reached: int | None = None
+        # the pass at whose end the open passes of the sources stand
+        self._reached: _Pass | None = None
         self._steps = StepCounter()
         # a process, with its threads in which all sources read ahead
         self._readers: tuple[int, Executor] | None = None
@@ -398,14 +398,18 @@ class MixedLoader:
             if not upcoming.finished or (self._resumes and self._is_set):
                 return upcoming
             upcoming = upcoming.epoch + 1
+        if (before := self._reached_before(upcoming)) is not None:
+            return self._after(before.place)
         start = self._start_of(upcoming)
-        if upcoming == self._reached:
-            return start
         # of the epochs that the sources are in, it isn't known whether the batches before were read
         tracks = {
             name: Track(replace(track.start, unverified=track.start.done > 0)) for name, track in start.tracks.items()
         }
         return replace(start, tracks=tracks)
+
+    def _reached_before(self, epoch: int) -> _Pass | None:
+        """Return the pass whose end the sources have reached, if it is of the epoch before; else None."""
+        return self._reached if self._reached is not None and self._reached.place.epoch + 1 == epoch else None
 
     def _start_of(self, epoch: int) -> Place:
         """Return the beginning of an epoch, to which a walk leads from the anchor, or from the first epoch."""
@@ -471,7 +475,7 @@ class MixedLoader:
         steps = self._begin_steps()
         place = self._next()
         begun = self._pass = self._pass_at(place)
-        if place.done or place.epoch != self._reached:
+        if place.done or self._reached_before(place.epoch) is None:
             for name, source in self._sources.items():
                 source.go_to(place.tracks[name])
         self._reached = None
@@ -511,7 +515,7 @@ class MixedLoader:
         if self._pass is ended:
             self._upcoming, self._resumes = ended.place.epoch + 1, False
             # under until, the next epoch begins elsewhere
-            self._reached = None if self._until else ended.place.epoch + 1
+            self._reached = None if self._until else ended
 
     def _take(self, names: list[str]) -> dict[str, Any]:
         """Return the batch of a step that takes some sources."""
