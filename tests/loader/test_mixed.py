@@ -367,6 +367,17 @@ def test_mixture_until_sources_end_resumes(until: str, n_read: int) -> None:
     assert first == steps[1] + steps[2]
 
 
+def test_resumed_mixture_ends_where_it_would_have() -> None:
+    """A source that has been read once needn't end the epoch that it is in."""
+    mixture = mixed(until="all")
+    n_steps, after = len(mixture), mixed(until="all")
+    for n_done, _ in enumerate(mixture, start=1):
+        if n_steps - 30 < n_done < n_steps:
+            after.load_state_dict(mixture.state_dict())
+            assert after.batches_done == n_done
+            assert len(after) == n_steps
+
+
 def test_mixture_passes_follow_each_other() -> None:
     """Without set_epoch, a pass is of the next epoch, also after a look at a batch."""
     whole = read(mixed(n_steps=80))

@@ -475,7 +475,7 @@ class MixedLoader:
         steps = self._begin_steps()
         place = self._next()
         begun = self._pass = self._pass_at(place)
-        if place.done or self._reached_before(place.epoch) is None:
+        if self._reached_before(place.epoch) is None:
             for name, source in self._sources.items():
                 source.go_to(place.tracks[name])
         self._reached = None
