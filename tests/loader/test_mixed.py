@@ -451,8 +451,22 @@ def test_mixture_resumes_after_a_failed_read(read_ahead: int, error: BaseExcepti
     Failing.error = error
     with pytest.raises(type(error)):
         read(mixture)
-    mixture.set_epoch(0)
+    read(mixture, 3)
+    mixture.set_epoch(0)  # begins the epoch again, whatever has failed
     assert read(mixture) == whole[:60]
+
+
+def test_pass_that_was_left_lets_go_of_its_sources() -> None:
+    """annbatch takes no datasets while a loader is iterated over, and takes them once the loop was left."""
+    sources = loaders()
+    more = ad.AnnData(np.zeros((4, SIZES["tahoe"][1])))
+    mixture = MixedLoader(sources, weights=WEIGHTS, n_steps=60, seed=1)
+    for number, _ in enumerate(mixture):
+        if number == 4:
+            with pytest.raises(RuntimeError, match="iterat"):
+                sources["tahoe"].add_adata(more)
+            break
+    sources["tahoe"].add_adata(more)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda mixture: pickle.loads(pickle.dumps(mixture))])
