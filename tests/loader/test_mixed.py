@@ -448,9 +448,11 @@ def test_mixture_resumes_after_a_failed_read(read_ahead: int, error: BaseExcepti
     assert steps + read(mixture) == whole[:60]
     assert read(mixture) == whole[60:]
     mixture.set_epoch(0)
+    batches = iter(mixture)
+    assert len([*islice(batches, 5)]) == 5
     Failing.error = error
     with pytest.raises(type(error)):
-        read(mixture)
+        list(batches)
     read(mixture, 3)
     mixture.set_epoch(0)  # begins the epoch again, whatever has failed
     assert read(mixture) == whole[:60]
