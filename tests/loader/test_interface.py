@@ -283,6 +283,19 @@ def test_pass_ends_the_one_before(make: Make) -> None:
 
 
 @every
+def test_end_of_an_open_pass_moves_no_epoch(make: Make) -> None:
+    """A pass that was open when another epoch was set ends without taking that epoch for read."""
+    loader, whole = make(Rank(0, 2)), epochs(make, 3)
+    batches = iter(loader)
+    next(batches)
+    loader.set_epoch(2)
+    assert len(list(batches)) == len(whole[0]) - 1
+    assert loader.next_epoch == 2
+    assert loader.state_dict()["epoch"] == 2
+    assert read(loader) == whole[2]
+
+
+@every
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_cells_of_steps_are_those_read(make: Make, world_size: int) -> None:
     """Every rank tells the cells of all ranks: before a resume on other ranks, after it, and those to come."""
