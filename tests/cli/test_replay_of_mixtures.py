@@ -15,7 +15,7 @@ import torch
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import MixedLoader
+from annbatch_distributed import AlignedLoader, MixedLoader
 from tests.cli.page import not_named
 from tests.cli.test_commands import said
 from tests.cli.test_past import made, saved
@@ -262,3 +262,20 @@ def test_state_that_cannot_be_replayed_is_refused(
         line = said(capsys, *arguments, "--steps", 1, code=2)
         assert message in line
         assert "strict=False" not in line
+
+
+def test_replay_takes_a_store_of_an_aligned_state(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The state of an AlignedLoader is replayed from the collection of any of its stores, also within a mixture."""
+    stores = {name: made(collection, rank=0, world_size=1) for name in ("rna", "protein")}
+    loader = AlignedLoader(stores, batch_sampler=stores["rna"].sampler)
+    batches = iter(loader)
+    read = [next(batches)["rna"]["index"].tolist() for _ in range(3)]
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    text = said(capsys, "replay", collection, "--state", tmp_path / "state.json", "--steps", "2", "--json")
+    assert [cell["row"] for cell in json.loads(text)["cells"]] == read[2]
+    mixture = MixedLoader({"both": loader}, weights={"both": 1}, n_steps=5)
+    read = [batch["rna"]["index"].tolist() for batch in mixture]
+    arguments = arguments_of({"both": collection}, mixture.state_dict(), tmp_path)
+    assert [row for *_, row in replayed(capsys, *arguments, "--steps", "4")] == read[4]

@@ -63,10 +63,12 @@ def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 w
             )
         _, identity, sources = from_mixture_state(state)
         settings = _settings_of(identity)
-    readers = {}
+    readers, states = {}, {}
     for name, cells in _collections(options, sources).items():
         with _reported(f"{file}: {name}"):
-            readers[name] = _reader(_loader(options, sources[name], cells), sources[name])
+            loader = _loader(options, sources[name], cells)
+            states[name] = _with_seed(options, _of_store(sources[name], loader))
+            readers[name] = _reader(loader, sources[name])
     # from the last segment of each state, which is of the job that has saved it; "since" may end at an earlier job
     ranks = {name: reader.sampler.world_size for name, reader in readers.items()}
     if len({*ranks.values()}) > 1:
@@ -77,7 +79,6 @@ def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 w
         )
     with _reported(file):
         mixture = MixedLoader(readers, **settings)
-        states = {name: _with_seed(options, source) for name, source in sources.items()}
         mixture.load_state_dict({**state, "sources": states})
     return mixture
 
