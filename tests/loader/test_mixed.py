@@ -15,13 +15,16 @@ from weakref import WeakSet
 import anndata as ad
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from annbatch.samplers import RandomSampler
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, EpochPlan, MixedLoader, Rank, StatefulLoader, deferred
 from annbatch_distributed.config import Config
-from annbatch_distributed.loader.order import RandomOrder, source_order
+from annbatch_distributed.loader.order import RandomOrder
+from annbatch_distributed.loader.order import source_order as endless_order
 from tests.meeting import agreement, met_in_threads, verdict
 
 if TYPE_CHECKING:
@@ -61,6 +64,11 @@ def mixed(
 def read(mixture: MixedLoader, n_steps: int | None = None) -> list[tuple[str, list[int]]]:
     """The source and the rows of each step."""
     return [(batch["source"], batch["index"].tolist()) for batch in islice(mixture, n_steps)]
+
+
+def source_order(weights: list[tuple[int, np.ndarray]], n_steps: int, seed: int) -> np.ndarray:
+    """The number of the source of each of the first steps."""
+    return np.fromiter(islice(endless_order(weights, seed), n_steps), int, n_steps)
 
 
 @st.composite
@@ -458,6 +466,140 @@ def test_mixture_resumes_after_a_failed_read(read_ahead: int, error: BaseExcepti
     assert read(mixture) == whole[:60]
 
 
+def test_open_pass_stays_when_a_state_is_loaded() -> None:
+    """A loop that loads a state goes on with its own pass; once another pass was begun, it ends."""
+    whole, mixture = read(mixed(n_steps=120)), mixed()
+    batches = iter(mixture)
+    steps = read(batches, 5)
+    state = mixture.state_dict()
+    steps += read(batches, 1)
+    mixture.load_state_dict(state)
+    assert mixture.state_dict() == state
+    assert steps + read(batches, 3) == whole[:9]
+    assert read(mixture, 2) == whole[5:7]
+    with pytest.raises(RuntimeError, match="Another pass over this mixture"):
+        next(batches)
+    older = iter(mixture)
+    assert read(older, 1) == whole[5:6]
+    mixture.set_epoch(1)
+    newer = iter(mixture)
+    assert read(newer, 2) == whole[60:62]
+    mixture.set_epoch(0)
+    assert read(newer, 2) == whole[62:64]
+    with pytest.raises(RuntimeError, match="Another pass over this mixture"):
+        next(older)
+
+
+def test_shallow_copy_of_a_mixture_ends_its_pass() -> None:
+    """A shallow copy has the same loaders, which have one pass at a time."""
+    mixture = mixed()
+    batches = iter(mixture)
+    read(batches, 3)
+    assert len(read(copy.copy(mixture))) == 60
+    with pytest.raises(RuntimeError, match="Another pass over this loader"):
+        read(batches)
+
+
+def test_read_source_ends_the_pass_of_its_mixture() -> None:
+    """Who reads a source outside of its mixture ends the pass, and the next one resumes it."""
+    sources, whole = loaders(), read(mixed())
+    mixture = MixedLoader(sources, weights=WEIGHTS, n_steps=60, seed=1)
+    batches = iter(mixture)
+    steps = read(batches, 5)
+    sources["census"].set_epoch(0)
+
+    def read_on() -> None:
+        steps.extend((batch["source"], batch["index"].tolist()) for batch in batches)
+
+    with pytest.raises(RuntimeError, match="The source census was read, or its epoch set, outside of its mixture"):
+        read_on()
+    assert steps + read(mixture) == whole
+    for wrong in (
+        {"a": sources["own"], "b": sources["own"]},
+        {"a": sources["own"], "b": sources["own"].to_dataloader()},
+    ):
+        with pytest.raises(ValueError, match="its own loader and its own sampler"):
+            MixedLoader(wrong, weights=dict.fromkeys("ab", 1), n_steps=3)
+
+
+def test_changed_source_ends_its_mixture() -> None:
+    sources = loaders()
+    mixture = MixedLoader(sources, weights=WEIGHTS, n_steps=60)
+    read(mixture, 1)
+    sources["own"].sampler.mask = slice(0, 80)
+    with pytest.raises(RuntimeError, match="the rng of the source own have changed since the mixture began"):
+        read(mixture)
+
+
+def test_check_says_what_ranks_read_in_parts() -> None:
+    """After a failed read on one rank, the epoch of that source isn't checked, and no rank waits for another."""
+    ranks = []
+    for rank in range(2):
+        sources = loaders(rank, 2, "census", "tahoe")
+        sources["tahoe"] = Failing.from_loader(sources["tahoe"])
+        ranks.append(MixedLoader(sources, n_steps=14, within_batch=True))
+    assert len(list(ranks[1])) == 14
+    steps = 0
+    while steps < 14:
+        try:
+            for _ in ranks[0]:
+                steps += 1
+                if steps == 4:  # the source census, which is read first, ends an epoch in the next step
+                    Failing.error = OSError()
+        except OSError:
+            assert steps == 4
+    texts = met_in_threads([mixture.check_epoch_read for mixture in ranks])
+    assert texts[0] == texts[1]
+    census, later, tahoe = texts[0].splitlines()
+    assert census == "census, epoch 0: not checked, since the ranks have read it in different parts"
+    assert later.startswith("census, epoch 1: 2 ranks have read 40 rows")
+    assert later.endswith("Each of the 40 rows was read once")
+    assert tahoe == "tahoe, epoch 0: not checked, since the ranks have read it in different parts"
+
+
+def test_state_of_an_epochs_end_is_kept() -> None:
+    """A state that is loaded and saved again is the same; batches of a source before it were read."""
+    options: dict[str, Any] = {"weights": {"tahoe": 1}, "n_steps": 8}
+    before, *ranks = (MixedLoader(loaders(rank, 2, "tahoe"), **options) for rank in (0, 0, 1))
+    read(before)
+    state = before.state_dict()
+    for mixture in ranks:
+        mixture.load_state_dict(state)
+        assert mixture.state_dict() == state
+        mixture.set_epoch(1)
+        read(mixture)
+    (text,) = set(met_in_threads([mixture.check_epoch_read for mixture in ranks]))
+    assert text.startswith("tahoe, rest of epoch 0: ")
+    assert text.endswith("each of the 96 rows was read once")
+
+
+def test_other_end_of_epochs_resumes_sources_where_they_were() -> None:
+    before, after = mixed(n_steps=20), mixed(until="all")
+    steps = read(before)
+    with pytest.warns(UserWarning, match="n_steps is 20 in the state and None here"):
+        after.load_state_dict(before.state_dict(), strict=False)
+    steps += read(after)
+    for name in WEIGHTS:
+        own = [rows for source, rows in steps if source == name]
+        assert own == list(chain(*epochs_of(name, 0, 20)))[: len(own)]
+
+
+def test_first_source_ends_a_mixture_early() -> None:
+    """The order isn't needed up to the end of sources that are read much later."""
+    big = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0, mask=slice(0, 10**6))
+    (own,) = loaders(0, 2, "own").values()
+    other = StatefulLoader(batch_sampler=big, preload_to_gpu=False)
+    other.add_adata(ad.AnnData(sp.csr_matrix((10**6, 1), dtype="float32")))
+    mixture = MixedLoader({"own": own, "big": other}, weights={"own": 1, "big": 0.05}, until="first")
+    assert len(mixture) == pytest.approx(31.5, abs=1.5)
+
+
+def test_mixture_in_a_worker_raises() -> None:
+    batches = DataLoader(mixed(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="can't be read by the workers of a DataLoader"):
+        next(iter(batches))
+
+
 def test_pass_that_was_left_lets_go_of_its_sources() -> None:
     """annbatch takes no datasets while a loader is iterated over, and takes them once the loop was left."""
     sources = loaders()
@@ -546,6 +688,9 @@ def test_changed_mixture_resumes_known_sources(changed: dict[str, Any]) -> None:
         assert own + later == list(chain(*epochs_of(name, 0, 9)))[: len(own + later)]
     order = [source for source, _ in read(MixedLoader(loaders(0, 2, *names), **options | {"n_steps": 90}))]
     assert [source for source, _ in rest] == order[29 : 29 + len(rest)]
+    if "n_steps" in changed:
+        assert again.cells_of(3, ranks=0, epoch=1)["row"].tolist() == steps[23][1]  # of the same order
+        return
     with pytest.raises(ValueError, match="Steps up to 8 of epoch 1 were done by a mixture with another order"):
         again.cells_of(3, epoch=1)
 
@@ -557,7 +702,7 @@ def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.Mo
     state = json.loads(json.dumps(ranks[0].state_dict()))
     state["sources"]["census"]["identity"]["versions"]["numpy"] = "0.1"
     for mixture in ranks:
-        with pytest.warns(UserWarning, match="census: the state was saved by numpy 0.1, and this is numpy"):
+        with pytest.warns(UserWarning, match="The state of census was saved by numpy 0.1, and this is numpy"):
             mixture.load_state_dict(state)
         read(mixture)
     (text,) = set(verdict(ranks))
@@ -566,6 +711,7 @@ def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.Mo
 
 def test_weights_of_a_state_make_the_same_mixture() -> None:
     """Weights in any unit are the same shares, and shares in a state are kept to the last digit."""
+    assert RandomOrder({"a": 3, "b": 1}, "ab", 0).identity == RandomOrder({"a": 0.3, "b": 0.1}, "ab", 0).identity
     for weights in ({"tahoe": 7, "census": 4}, {"tahoe": 1e308, "census": 1e308}, {"tahoe": 0.1, "census": 0.7}):
         shares = RandomOrder(weights, weights, 0).identity["weights"]
         again = {name: share for name, [(_, share)] in shares.items()}
@@ -657,7 +803,8 @@ def test_the_epochs_that_were_read_are_checked(n_workers: int | None) -> None:
         source = own if n_workers is None else own.to_dataloader(num_workers=n_workers, **options)
         ranks.append(MixedLoader({"own": source}, weights={"own": 1}, n_steps=20))
     assert [len(read(mixture)) for mixture in ranks] == [20, 20]
-    assert [mixture.check_epoch_read() for mixture in ranks] == ["no source has come to the end of an epoch"] * 2
+    nothing = met_in_threads([mixture.check_epoch_read for mixture in ranks])
+    assert nothing == ["no source has come to the end of an epoch"] * 2
     assert [len(read(mixture)) for mixture in ranks] == [20, 20]
     (text,) = set(verdict(ranks))
     assert (
@@ -764,7 +911,7 @@ def test_threads_of_a_mixture_end_with_it() -> None:
     mixture = mixed(read_ahead=1)
     batches = iter(mixture)
     next(batches)
-    started = {*threading.enumerate()} - before
+    started = {thread for thread in {*threading.enumerate()} - before if "annbatch-distributed" in thread.name}
     assert started
     del mixture, batches
     gc.collect()

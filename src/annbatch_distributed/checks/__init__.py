@@ -6,7 +6,15 @@ the stores in which processes meet; of how a pass runs it knows only that one ca
 
 from __future__ import annotations
 
-from annbatch_distributed.checks.agreement import Description, Read, Reading, Tally, epoch_read, ranks_agree
+from annbatch_distributed.checks.agreement import (
+    Description,
+    Read,
+    Reading,
+    Tally,
+    epoch_read,
+    epochs_read,
+    ranks_agree,
+)
 from annbatch_distributed.checks.exchange import Gather, Timeout
 
-__all__ = ["Description", "Gather", "Read", "Reading", "Tally", "Timeout", "epoch_read", "ranks_agree"]
+__all__ = ["Description", "Gather", "Read", "Reading", "Tally", "Timeout", "epoch_read", "epochs_read", "ranks_agree"]

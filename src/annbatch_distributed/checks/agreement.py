@@ -468,6 +468,40 @@ def epoch_read(
     return compare_readings(said, own[0].plan, own[0].position)
 
 
+def epochs_read(
+    place: Callable[[], Placement],
+    read: Callable[[Placement], tuple[Description, Mapping[str, Reading]]],
+    *,
+    timeout: Timeout,
+    gather: Gather | None,
+) -> list[str]:
+    """Return what all processes together have read in several passes, by names, a line for each; or raise in all.
+
+    All of them are compared in one exchange, since ranks may have ended different passes after a failed read.
+    """
+    own: dict[str, Reading] = {}
+
+    def describe(job: Placement) -> Description:
+        description, readings = read(job)
+        own.update(readings)
+        return replace(description, read={name: asdict(reading.description) for name, reading in readings.items()})
+
+    said = ranks_agree(place, describe, timeout=timeout, gather=gather, call="check_epoch_read")
+    lines = []
+    for name in dict.fromkeys(name for process in said.values() for name in process.read):
+        of_pass = {
+            number: Description(**process.read[name]) for number, process in said.items() if name in process.read
+        }
+        begins = {process.same["batches done"] for process in of_pass.values()}
+        if len(of_pass) < len(said) or len(begins) > 1:
+            lines.append(f"{name}: not checked, since the ranks have read it in different parts")
+            continue
+        compare(of_pass)
+        source, *_ = name.rpartition(", ")
+        lines.append(f"{source}, {compare_readings(of_pass, own[name].plan, own[name].position)}")
+    return lines
+
+
 def compare_readings(said: Mapping[int, Description], plan: EpochPlan, position: Position) -> str:
     """Return what processes, by number, have read by a plan; a ValueError if it isn't what was planned."""
     problems = []

@@ -81,7 +81,7 @@ class AlignedLoader(EpochLoader):
         batch_sampler: DistributedSampler,
         read_ahead: int | None = None,
     ) -> None:
-        _check_there_are(stores)
+        _check_names(stores)
         if not isinstance(batch_sampler, DistributedSampler):
             raise TypeError(f"AlignedLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}.")
         if read_ahead is None:
@@ -157,7 +157,7 @@ class AlignedLoader(EpochLoader):
         >>> batch["rna"]["X"].shape, batch["protein"]["X"].shape
         ((128, 5), (128, 3))
         """
-        _check_there_are(collections)
+        _check_names(collections)
         load_adata = {} if load_adata is None else load_adata
         if unknown := load_adata.keys() - collections.keys():
             raise ValueError(f"load_adata must name stores, {', '.join(collections)}, got {', '.join(unknown)}.")
@@ -248,8 +248,9 @@ class AlignedLoader(EpochLoader):
 
     def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
         """Return the rows of a batch, if it has them."""
-        name, store = next(iter(self._stores.items()))
-        return store.rows_in(batch.get(name)) if isinstance(batch, dict) else None
+        parts = batch if isinstance(batch, dict) else {}
+        known = (store.rows_in(parts.get(name)) for name, store in self._stores.items())
+        return next((rows for rows in known if rows is not None), None)
 
     @contextmanager
     def _iterated(self) -> Generator[None]:
@@ -271,6 +272,8 @@ class AlignedLoader(EpochLoader):
         return {name: store._finish(request, split, batch[name]) for name, store in self._stores.items()}
 
 
-def _check_there_are(stores: Mapping[str, object]) -> None:
+def _check_names(stores: Mapping[str, object]) -> None:
     if not stores:
         raise ValueError("An AlignedLoader needs at least one store, got none.")
+    if "source" in stores:
+        raise ValueError("No store can have the name 'source', which is a key of the batches of a MixedLoader.")

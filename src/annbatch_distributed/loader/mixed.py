@@ -10,18 +10,19 @@ The mixture sets the position of a source before it iterates over it. Nothing is
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
+from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # torch's, if there is torch
 
 from annbatch_distributed import checks
-from annbatch_distributed.checks import Description, Gather, Read, Reading, Timeout
+from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.loader.epochs import EpochLoader, StepCounter, common_n_var
 from annbatch_distributed.loader.order import EveryStep, RandomOrder, SourceOrder, Weights
@@ -29,9 +30,10 @@ from annbatch_distributed.loader.place import Place, Track, from_state, to_state
 from annbatch_distributed.loader.prefetch import threads
 from annbatch_distributed.planner import StepSelection, step_numbers
 from annbatch_distributed.ranks import Placement
+from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler, warn
-from annbatch_distributed.state import MOST_SEGMENTS, Identity, Position, check_identity, differences
+from annbatch_distributed.state import Identity, Position, check_identity, differences
 from annbatch_distributed.state import from_state as from_source_state
 
 if TYPE_CHECKING:
@@ -55,12 +57,14 @@ class _Source:
             )
         self.name, self.loader, self._reader = name, loader, reader
         self._n_workers = (getattr(reader, "num_workers", 0) or 1) if reader is not loader else 1
-        self._n_changes = loader.sampler.n_changes
+        # the number of rows, and how often a mask or rng was assigned, when the mixture first asked
+        self._noted: tuple[int, int] | None = None
         # where its next pass begins, and the batches of the pass that is open
         self._position = Position()
         self._batches: Iterator[Any] | None = None
+        self._has_ended = False
         #: Where its passes began that have ended since they were checked, and the rows that were read.
-        self.ended: list[tuple[Position, Read | None]] = []
+        self.ended: list[tuple[Position, Tally | None]] = []
 
     @property
     def sampler(self) -> DistributedSampler:
@@ -69,19 +73,26 @@ class _Source:
 
     def check(self) -> None:
         """Raise if the source has too little to read, or reads other rows than when the mixture was made."""
-        if self.sampler.n_changes != self._n_changes:
+        here = self.loader.n_obs, self.sampler.n_changes
+        if self._noted not in (None, here):
             raise RuntimeError(
-                f"The mask or rng of the source {self.name} was assigned after the mixture was made. Make the mixture "
-                "afterwards."
+                f"The datasets, the mask or the rng of the source {self.name} have changed since the mixture began. "
+                "Make another mixture."
             )
         try:
-            self.sampler.n_left(self.loader.n_obs, self.here(Position()))
+            if self._noted is None:
+                self.sampler.n_left(self.loader.n_obs, self.here(Position()))
         except ValueError as error:
             raise ValueError(f"The source {self.name}: {error}") from error
+        self._noted = here
 
     def here(self, position: Position) -> Position:
         """Return a position with a last segment of this job."""
         return self.sampler.here(position, self._n_workers)
+
+    def segment(self, n_batches: int) -> Segment:
+        """Return some batches of this job, as a segment."""
+        return self.here(Position()).segments[-1]._replace(done=n_batches)
 
     def epochs(self, track: Track, n_more: int = 0) -> Iterator[tuple[Position, int]]:
         """Walk along a track, and further by some batches of this job.
@@ -91,8 +102,7 @@ class _Source:
         (5 done of epoch 0, 3), (5 done of epoch 1, 0), (2 done of epoch 2, 0).
         """
         position, n_entered = track.start, track.start.done
-        own = self.here(Position()).segments[-1]
-        parts = (*track.since, own._replace(done=n_more))
+        parts = (*track.since, self.segment(n_more))
         for number, (n_lanes, n_workers, n_batches) in enumerate(parts, start=1):
             position = position.with_lanes(n_lanes, n_workers)
             while n_batches:
@@ -139,30 +149,41 @@ class _Source:
             # the mixture alone holds the threads, which end with it
             is_own = self._reader is self.loader
             self._batches = self.loader.iterate(readers) if is_own else iter(self._reader)
-        batch = next(self._batches)
-        if self.sampler.next_epoch != self.sampler.epoch:  # that was the last one of its epoch
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise RuntimeError(
+                f"The source {self.name} was read, or its epoch set, outside of its mixture. Iterate over the mixture "
+                "again, and leave the loaders of its sources alone."
+            ) from None
+        self._has_ended = self.sampler.next_epoch != self.sampler.epoch  # that was the last one of its epoch
+        return batch
+
+    def note_end(self) -> None:
+        """Take note of the pass that the batch that was taken last has ended, if it has."""
+        if self._has_ended and self._batches is not None:
             next(self._batches, None)
             last, read = self._reader.read_of_last_pass()
-            self.ended.append((last.position, read))
+            # the sum of two is made up of three numbers, without the rows that wait to be added up
+            self.ended.append((last.position, None if read is None else Tally() + Tally.of(read)))
             self._batches, self._position = None, Position(last.position.epoch + 1)
-        return batch
 
     def state(self, track: Track) -> dict[str, Any]:
         """Return the state of the source where a track begins."""
         return self.sampler.state_of(self.here(track.start), self.loader.n_obs, self.loader._collection)
 
     def track_of(self, state: Mapping[str, Any], since: Track, *, strict: bool) -> tuple[Track, list[str]]:
-        """Return the track of a state, and how its settings differ from those here; they mustn't if ``strict``."""
+        """Return the track of a state, and how its settings differ from those here, an error if ``strict``."""
         start, saved = from_source_state(state)
         start = replace(start, segments=tuple(segment for segment in start.segments if segment.done))
         is_within = bool(start.done or since.since)
         compared = self.sampler.compared(saved, self.loader.n_obs, self.loader._collection, is_within=is_within)
         if strict:
             check_identity(*compared)
-        differing = differences(*compared)
+        problems = [f"has other settings: {'; '.join(different)}"] if (different := differences(*compared)) else []
         if is_within and (changed := self.sampler.changed_versions(saved)):
-            differing.append(f"the state was saved by {changed}")
-        return replace(since, start=replace(start, unverified=start.unverified or bool(differing))), differing
+            problems.append(f"was saved by {changed}")
+        return replace(since, start=replace(start, unverified=start.unverified or bool(problems))), problems
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_batches": None}
@@ -182,7 +203,7 @@ class _Pass:
     """True as long as its iterator is in use, also in its last step."""
 
 
-class MixedLoader:
+class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
     """Loader of batches of several loaders, mixed in an order that is the same on all ranks.
 
     Each step takes a batch of one source, with the key ``"source"``, the name of its source. A source that has come to
@@ -260,21 +281,23 @@ class MixedLoader:
             raise ValueError("A mixture needs at least one loader, got none.")
         # sorted, so that the order in which a script names them makes no difference
         self._sources = {name: _Source(name, loaders[name]) for name in sorted(loaders)}
+        if len({source.sampler for source in self._sources.values()}) < len(self._sources):
+            raise ValueError("Each source of a mixture needs its own loader and its own sampler.")
         self._order = self._order_of(weights, seed, within_batch=within_batch)
         if (n_steps is None) == (until is None) or until not in (None, "first", "all"):
             raise ValueError(f"Pass n_steps, or until='first' or 'all', got n_steps={n_steps} and until={until!r}.")
         self._n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
         self._until, self._within_batch = until, within_batch
-        # where the walk to later epochs begins, and the beginnings of those that were asked for
-        self._anchor = self._first_place
-        self._starts: dict[int, Place] = {}
+        # where the walk to later epochs begins, and the beginning of an epoch that it has led to
+        self._anchor = self._known = self._first_place
         # the next place: a place, or the beginning of an epoch
         self._upcoming: Place | int = 0
         # True while the rest of a state's epoch is left, and once its epoch was set again
         self._resumes = self._is_set = False
         # the pass begun last, since an epoch was set or a state loaded
         self._pass: _Pass | None = None
-        # the pass at whose end the open passes of the sources stand
+        # the pass in which the open passes of the sources are, and the one at whose end they are
+        self._standing: _Pass | None = None
         self._reached: _Pass | None = None
         self._steps = StepCounter()
         # a process, with its threads in which all sources read ahead
@@ -285,12 +308,13 @@ class MixedLoader:
             if weights is None:
                 raise ValueError("Pass weights, the share of each source in the steps.")
             return RandomOrder(weights, self._sources, seed)
-        sizes = {name: source.sampler.batch_size for name, source in self._sources.items()}
-        if weights is not None and (not isinstance(weights, Mapping) or dict(weights) != sizes):
-            raise ValueError(
-                f"Under within_batch=True, weights must be the batch sizes of the sources' samplers, {sizes}, got "
-                f"{weights}. Make the samplers with these batch sizes, or leave weights out."
-            )
+        if weights is not None:
+            sizes = {name: source.sampler.batch_size for name, source in self._sources.items()}
+            if not isinstance(weights, Mapping) or dict(weights) != sizes:
+                raise ValueError(
+                    f"Under within_batch=True, weights must be the batch sizes of the sources' samplers, {sizes}, got "
+                    f"{weights}. Make the samplers with these batch sizes, or leave weights out."
+                )
         return EveryStep(self._sources)
 
     # What the sources have
@@ -323,7 +347,7 @@ class MixedLoader:
 
     @property
     def batch_size(self) -> int:
-        """Rows of a full batch on each rank: of all sources under ``within_batch``, else of the largest source."""
+        """Rows of a full batch on each rank: under ``within_batch`` of all sources, else the largest batch size."""
         sizes = [source.sampler.batch_size or 0 for source in self._sources.values()]
         return sum(sizes) if self._within_batch else max(sizes)
 
@@ -383,7 +407,7 @@ class MixedLoader:
         # frameworks set the epoch of a state that they have just loaded
         if loaded is None or epoch != loaded.epoch:
             if epoch <= self._anchor.epoch:  # again from its beginning, which those after it follow
-                self._anchor, self._starts = self._start_of(epoch), {}
+                self._anchor = self._known = self._start_of(epoch)
             self._go_to(epoch)
 
     def _go_to(self, upcoming: Place | int, *, resumes: bool = False) -> None:
@@ -398,8 +422,8 @@ class MixedLoader:
             if not upcoming.finished or (self._resumes and self._is_set):
                 return upcoming
             upcoming = upcoming.epoch + 1
-        if (before := self._reached_before(upcoming)) is not None:
-            return self._after(before.place)
+        if (before := self._place_before(upcoming)) is not None:
+            return self._after(before)
         start = self._start_of(upcoming)
         # of the epochs that the sources are in, it isn't known whether the batches before were read
         tracks = {
@@ -407,21 +431,25 @@ class MixedLoader:
         }
         return replace(start, tracks=tracks)
 
-    def _reached_before(self, epoch: int) -> _Pass | None:
-        """Return the pass whose end the sources have reached, if it is of the epoch before; else None."""
-        return self._reached if self._reached is not None and self._reached.place.epoch + 1 == epoch else None
+    def _place_before(self, epoch: int) -> Place | None:
+        """Return the place in the epoch before, if that is known to have been read to its end; else None."""
+        places = [self._anchor] if self._anchor.finished else []
+        if self._reached is not None:
+            places = [self._reached.place]
+        return next((place for place in places if place.epoch + 1 == epoch), None)
 
     def _start_of(self, epoch: int) -> Place:
         """Return the beginning of an epoch, to which a walk leads from the anchor, or from the first epoch."""
-        place = self._anchor if epoch >= self._anchor.epoch else self._first_place
+        is_later = epoch >= self._anchor.epoch
+        place = self._anchor if is_later else self._first_place
         if epoch == place.epoch:
             return place.beginning()
-        if place is self._anchor:
-            place = self._starts.get(max((known for known in self._starts if known <= epoch), default=-1), place)
+        if self._anchor.epoch < self._known.epoch <= epoch:
+            place = self._known
         while place.epoch < epoch:
             place = self._after(place)
-            if place.epoch > self._anchor.epoch:
-                self._starts[place.epoch] = place
+        if is_later:
+            self._known = place
         return place
 
     def _after(self, place: Place) -> Place:
@@ -441,20 +469,21 @@ class MixedLoader:
             return place.done
         if self._n_steps is not None:
             return max(self._n_steps, place.done)
-        ends = [self._end(self._sources[name], place) for name in self._order.lasting]
-        return (min(ends) if self._until == "first" else max(ends)) - place.first
-
-    def _end(self, source: _Source, place: Place) -> int:
-        """Return the step after which a source has been read once in the epoch of a place."""
-        track = place.tracks[source.name]
-        position = source.position_after(track)
-        n_left = source.n_left(position) if position.epoch == track.start.epoch else 0
-        return self._order.step_after(place.step, source.name, n_left) if n_left else place.step
+        assert self._until is not None
+        n_left = {}
+        for name in self._order.lasting:
+            source, track = self._sources[name], place.tracks[name]
+            position = source.position_after(track)
+            # none if it has been read once since the epoch began
+            n_left[name] = source.n_left(position) if position.epoch == track.start.epoch else 0
+        return self._order.end(place.step, n_left, self._until) - place.first
 
     def __len__(self) -> int:
         """Return the number of steps of the epoch, those included that were done before a resume."""
+        if self._pass is not None and self._pass.is_open:
+            return self._pass.n_steps
         self._check()
-        return self._pass.n_steps if self._pass is not None and self._pass.is_open else self._length(self._next())
+        return self._length(self._next())
 
     # Reading
 
@@ -471,14 +500,19 @@ class MixedLoader:
         RuntimeError
             While iterating, if another pass was begun since.
         """
+        if current_worker() is not None:
+            raise RuntimeError(
+                "A MixedLoader can't be read by the workers of a DataLoader. Give it as sources what "
+                "loader.to_dataloader(num_workers=...) returns, and iterate over the mixture itself."
+            )
         self._check()
         steps = self._begin_steps()
         place = self._next()
         begun = self._pass = self._pass_at(place)
-        if self._reached_before(place.epoch) is None:
+        if self._reached is None or self._reached.place.epoch + 1 != place.epoch:
             for name, source in self._sources.items():
                 source.go_to(place.tracks[name])
-        self._reached = None
+        self._standing, self._reached = begun, None
         # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
         self._upcoming, self._resumes = (place, self._resumes) if place.done else (place.epoch + 1, False)
         try:
@@ -489,7 +523,7 @@ class MixedLoader:
                     self._end_pass(begun)
                 yield batch
                 del batch  # else it would be held until the next one is read
-                if self._pass not in (None, begun):
+                if self._standing is not begun:
                     raise RuntimeError(
                         "Another pass over this mixture was begun, which has ended this one: a mixture has one pass at "
                         "a time. For a look at batches in the middle of an epoch, make another mixture."
@@ -497,10 +531,12 @@ class MixedLoader:
             if place.done == begun.n_steps:
                 self._end_pass(begun)
         except BaseException as error:
-            if self._pass is begun and not begun.has_ended:
+            if self._standing is begun and not begun.has_ended:
+                self._standing = None
                 for source in self._sources.values():
                     source.close()
-                if not isinstance(error, GeneratorExit):  # which comes from a loop that was left
+                # GeneratorExit comes from a loop that was left
+                if self._pass is begun and not isinstance(error, GeneratorExit):
                     self._go_to(self._here(), resumes=self._resumes)
             raise
         finally:
@@ -520,10 +556,9 @@ class MixedLoader:
     def _take(self, names: list[str]) -> dict[str, Any]:
         """Return the batch of a step that takes some sources."""
         batches = {name: self._sources[name].take(self._threads()) for name in names}
-        if self._within_batch:
-            return batches
-        ((name, batch),) = batches.items()
-        return {**batch, "source": name}
+        for name in names:  # once all of them are there
+            self._sources[name].note_end()
+        return batches if self._within_batch else {**batches[names[0]], "source": names[0]}
 
     def _begin_steps(self) -> StepCounter:
         """Begin to count the steps of a pass, as a training that reads it has it."""
@@ -555,7 +590,7 @@ class MixedLoader:
     def _here(self, batches_done: int | None = None) -> Place:
         """Return the place after some steps of the epoch begun last; by default, those that are done."""
         if self._pass is None and batches_done is None:
-            return self._next()
+            return self._upcoming if isinstance(self._upcoming, Place) else self._next()
         last = self._pass or self._pass_at(self._next())
         place = last.place
         if batches_done is None:
@@ -569,9 +604,8 @@ class MixedLoader:
             return place
         tracks = {}
         for name, source in self._sources.items():
-            n_lanes, n_workers, _ = source.here(Position()).segments[-1]
             n_batches = len(self._order.steps_of(name, place.step, place.first + batches_done))
-            tracks[name] = place.tracks[name].after(Segment(n_lanes, n_workers, n_batches))
+            tracks[name] = place.tracks[name].after(source.segment(n_batches))
         return replace(place, tracks=tracks, done=batches_done, finished=batches_done == last.n_steps)
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
@@ -618,36 +652,42 @@ class MixedLoader:
 
     def _load(self, state: Mapping[str, Any], *, strict: bool) -> None:
         place, saved, states = from_state(state)
-        changed = differences(saved, self._identity)
         if strict:
             check_identity(saved, self._identity, whose="a mixture", note=_NOTE)
-        tracks, notes = {}, list(changed)
+        tracks, notes = {}, list[str]()
         for name, source in self._sources.items():
             track = Track()
             if name in states:
                 try:
-                    track, differing = source.track_of(states[name], place.tracks[name], strict=strict)
+                    track, problems = source.track_of(states[name], place.tracks[name], strict=strict)
                     _ = source.n_left(source.position_after(track))  # raises if this number of ranks can't resume it
                 except (TypeError, ValueError) as error:
                     error.add_note(f"It is the state of the source {name!r}.")
                     raise
-                notes += [f"{name}: {difference}" for difference in differing]
+                notes += [f"The state of {name} {problem}." for problem in problems]
             tracks[name] = track
         place = replace(place, tracks=tracks)
-        if changed or any(len(track.since) >= MOST_SEGMENTS for track in tracks.values()):
-            # the steps that are done had another order of sources: tracks begin here
-            here = {name: Track(self._sources[name].position_after(track)) for name, track in tracks.items()}
-            place = replace(place, tracks=here, before=place.done)
-        if notes:
-            warn(
-                f"The state is of another mixture: {'; '.join(notes)}. Sources of the state resume where they were; "
+        if changed := differences(saved, self._identity):
+            place = self._taken_over(place, has_other_order=bool(differences(saved, saved | self._order.identity)))
+            notes.append(
+                f"The state is of another mixture: {'; '.join(changed)}. Sources of the state resume where they were; "
                 "others begin with their first epoch."
             )
+        if notes:
+            warn(" ".join(notes))
         for source in self._sources.values():
-            source.close()
             source.ended = []
-        self._anchor, self._starts, self._reached, self._is_set = place, {}, None, False
+        self._anchor = self._known = place
+        self._reached, self._is_set = None, False
         self._go_to(place, resumes=True)
+
+    def _taken_over(self, place: Place, *, has_other_order: bool) -> Place:
+        """Return the place of a mixture with other settings as a place of this one."""
+        here = {name: Track(self._sources[name].position_after(track)) for name, track in place.tracks.items()}
+        if place.finished:  # sources resume where they were, also where each epoch of this mixture begins new ones
+            return Place(here, place.epoch + 1, first=place.step)
+        # steps of another order aren't known here: tracks begin after them
+        return replace(place, tracks=here, before=place.done) if has_other_order else place
 
     # What was read
 
@@ -778,21 +818,33 @@ class MixedLoader:
         -------
         A line for each epoch that a source has come to the end of.
         """
-        lines = []
-        for name, source in self._sources.items():
-            for position, read in source.ended:
-                reading = partial(self._reading, source, position, read)
-                lines.append(
-                    f"{name}, {checks.epoch_read(source.sampler.agreeing, reading, timeout=timeout, gather=gather)}"
-                )
+        first = next(iter(self._sources.values()))
+        lines = checks.epochs_read(first.sampler.agreeing, self._readings, timeout=timeout, gather=gather)
+        for source in self._sources.values():
             source.ended = []
         return "\n".join(lines) or "no source has come to the end of an epoch"
 
-    @staticmethod
-    def _reading(source: _Source, position: Position, read: Read | None, place: Placement) -> Reading:
-        n_obs = source.loader.n_obs
-        return source.sampler.reading(place, n_obs, read, source.sampler.pass_at(n_obs, position))
+    def _readings(self, place: Placement) -> tuple[Description, dict[str, Reading]]:
+        """Return what this process says of the passes of sources that have ended."""
+        readings: dict[str, Reading] = {}
+        for name, source in self._sources.items():
+            n_obs = source.loader.n_obs
+            for position, read in source.ended:
+                key = f"{name}, epoch {position.epoch}"
+                while key in readings:  # an epoch that was set, and read, again
+                    key += " again"
+                last = source.sampler.pass_at(n_obs, position)
+                readings[key] = source.sampler.reading(place, n_obs, read, last)
+        same = {"sources": ", ".join(self._sources)}
+        return Description(place.rank.rank, place.rank.world_size, place.n_peers, same), readings
+
+    def __copy__(self) -> Self:
+        duplicate = object.__new__(type(self))
+        vars(duplicate).update(self.__getstate__())
+        duplicate._sources = {name: copy.copy(source) for name, source in self._sources.items()}
+        return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
         # open passes and threads stay where they are: the copy's sources begin at the place of its next pass
-        return vars(self) | {"_readers": None, "_reached": None}
+        last = None if self._pass is None else replace(self._pass, is_open=False)
+        return vars(self) | {"_pass": last, "_readers": None, "_standing": None, "_reached": None}

@@ -8,8 +8,9 @@ So the order is random, and after any number of steps each source has had its sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ class RandomOrder:
         self._seed = integer("seed", seed, least=0, below=BOUND)
         # the number of the source of each step, as far as it was asked for
         self._order = np.empty(0, dtype=np.intp)
+        self._later: Iterator[int] | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -76,18 +78,29 @@ class RandomOrder:
         """Return the steps of a range that take a batch of a source."""
         return start + np.flatnonzero(self._first(stop)[start:] == self._names.index(name))
 
-    def step_after(self, step: int, name: str, n_batches: int) -> int:
-        """Return the step after a source's ``n_batches``-th batch, counted from a step on."""
-        stop = step + n_batches
-        while len(steps := self.steps_of(name, step, stop)) < n_batches:
+    def end(self, step: int, n_left: Mapping[str, int], until: Literal["first", "all"]) -> int:
+        """Return the step after which the first source, or all of them, have given some batches, from a step on."""
+        stop = step + 1
+        while True:
+            # as far as the first source or all of them need: the others may have their batches much later
+            steps = {name: self.steps_of(name, step, stop) for name in n_left}
+            ends = [int(steps[name][n - 1]) + 1 if n else step for name, n in n_left.items() if len(steps[name]) >= n]
+            if ends and (until == "first" or len(ends) == len(n_left)):
+                return min(ends) if until == "first" else max(ends)
             stop += stop - step
-        return int(steps[n_batches - 1]) + 1
 
     def _first(self, n_steps: int) -> npt.NDArray[np.intp]:
         """Return the number of the source of each of the first steps."""
         if len(self._order) < n_steps:
-            self._order = source_order(self._shares, max(n_steps, 2 * len(self._order)), self._seed)
+            if self._later is None:
+                self._later = source_order(self._shares, self._seed)
+            n_more = max(n_steps - len(self._order), len(self._order))
+            self._order = np.append(self._order, np.fromiter(islice(self._later, n_more), np.intp, n_more))
         return self._order[:n_steps]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a generator can't be copied: a copy begins it again
+        return vars(self) | {"_order": np.empty(0, dtype=np.intp), "_later": None}
 
 
 class EveryStep:
@@ -120,9 +133,9 @@ class EveryStep:
         """Return the steps of a range that take a batch of a source."""
         return np.arange(start, stop)
 
-    def step_after(self, step: int, name: str, n_batches: int) -> int:  # noqa: ARG002 the same for every source
-        """Return the step after a source's ``n_batches``-th batch, counted from a step on."""
-        return step + n_batches
+    def end(self, step: int, n_left: Mapping[str, int], until: Literal["first", "all"]) -> int:
+        """Return the step after which the first source, or all of them, have given some batches, from a step on."""
+        return step + (min if until == "first" else max)(n_left.values())
 
 
 #: An order of sources.
@@ -150,27 +163,26 @@ def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[
         if not is_normalized:
             values /= values.max()  # the sum of the largest floats is infinite
             values /= values.sum()
+        values = values.round(12)  # the same shares of weights in any unit
         checked.append((step, values))
     return checked
 
 
-def source_order(weights: list[tuple[int, npt.NDArray[np.float64]]], n_steps: int, seed: int) -> npt.NDArray[np.intp]:
-    """Return the source of each step; the first steps are the same for any number of them."""
+def source_order(weights: list[tuple[int, npt.NDArray[np.float64]]], seed: int) -> Iterator[int]:
+    """Yield the number of the source of each step, without an end."""
     generator = np.random.default_rng(seed)
     n_sources = len(weights[0][1])
-    order = np.empty(n_steps, dtype=np.intp)
     # for each source, the batches by which it lags behind its share, and the random part of its next batch
     lag = np.zeros(n_sources)
     random_part = _RANDOM_PART * generator.random(n_sources)
-    ends = [*(start for start, _ in weights[1:]), n_steps]
+    ends = [*(start for start, _ in weights[1:]), None]
     for (start, shares), end in zip(weights, ends, strict=True):
-        for step in range(start, min(end, n_steps)):
+        for _ in count(start) if end is None else range(start, end):
             # for shares of 3/4 and 1/4 and no random part: (0.75, 0.25) takes source 0, then (0.5, 0.5) takes source 0,
             # (0.25, 0.75) takes source 1, (1, 0) takes source 0, and all begins again
             lag += shares
             priority = np.where(shares > 0, lag - random_part, -np.inf)  # a source of weight 0 is left out
             source = int(priority.argmax())
-            order[step] = source
+            yield source
             lag[source] -= 1
             random_part[source] = _RANDOM_PART * generator.random()
-    return order
