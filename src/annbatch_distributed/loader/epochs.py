@@ -563,7 +563,7 @@ def common_n_var(loaders: Mapping[str, EpochLoader]) -> int:
     numbers = {name: loader.n_var for name, loader in loaders.items()}
     if len({*numbers.values()}) > 1:
         each = ", ".join(f"{name} {number}" for name, number in numbers.items())
-        raise ValueError(f"There is no common number of genes: {each}. Ask each loader for its n_var.")
+        raise ValueError(f"There is no common number of genes: {each}. Ask the loader of each of them for its n_var.")
     return next(iter(numbers.values()))
 
 

@@ -772,8 +772,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         Returns
         -------
         A table with a line for each source: its ``share`` of the steps, its ``steps``, the ``batches`` of an epoch of
-        the source on each rank, the number of ``epochs`` of the source that the steps are, and the ``rows`` that one of
-        them has over all ranks. The rows of each rank are in the ``plan()`` of the source's loader.
+        the source on each rank, how many ``epochs`` of the source the steps make up, and the ``rows`` of such an epoch
+        over all ranks. The rows of each rank are in the ``plan()`` of the source's loader.
         """
         self._check()
         place = self._place_of(None)

@@ -59,7 +59,7 @@ class Place:
     """The place of a mixture in its epoch. How far each source is follows from it."""
 
     tracks: Mapping[str, Track]
-    """Way of each source, by name."""
+    """Track of each source, by name."""
     epoch: int = 0
     """Epoch of the mixture."""
     first: int = 0
