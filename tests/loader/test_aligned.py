@@ -106,6 +106,7 @@ def test_arguments_of_an_aligned_loader_are_checked() -> None:
         ({}, sampler(), ValueError, "at least one store, got none"),
         ({"rna": store()}, RandomSampler(4, 2, 4), TypeError, "needs a DistributedSampler"),
         ({"rna": [1, 2]}, sampler(), TypeError, "takes an annbatch Loader"),
+        ({"source": store()}, sampler(), ValueError, "No store can have the name 'source'"),
     ):
         with pytest.raises(error, match=message):
             AlignedLoader(stores, batch_sampler=batch_sampler)
@@ -132,6 +133,15 @@ def test_state_is_of_all_stores() -> None:
         other = AlignedLoader(stores, batch_sampler=sampler())
         with pytest.raises(ValueError, match=difference):
             other.load_state_dict(state)
+
+
+def test_rows_are_known_from_any_store() -> None:
+    """The check of what workers read needs the rows of one store alone."""
+    stores = {"rna": store(), "protein": store(return_index=True)}
+    loader = AlignedLoader(stores, batch_sampler=sampler(0, 1))
+    batches = loader.to_dataloader(num_workers=1, multiprocessing_context="fork", persistent_workers=False)
+    assert len(list(batches)) == len(loader)
+    assert "Each of the 60 rows was read once" in batches.check_epoch_read()
 
 
 def test_padded_rows_are_marked_in_each_store() -> None:
