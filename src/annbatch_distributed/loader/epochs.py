@@ -199,6 +199,12 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         """Number of batches of the epoch that are done before the next pass: 0 unless an epoch is resumed."""
         return self._sampler.batches_done
 
+    def end(self, ended: Pass) -> None:
+        """Take note that the last batch of a pass is about to be yielded."""
+        self._sampler.end(ended)
+        if self._steps.is_training:  # Lightning leaves its loop there, and asks for the length of the next epoch
+            self._open = None
+
     @contextmanager
     def opened(self, begun: Pass) -> Iterator[None]:
         """Note that the iterator of a pass is in use."""
@@ -334,7 +340,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
             for batch in batches:
                 steps.count()  # before it is yielded: whoever saves a state has this batch
                 if steps.n_yielded == begun.n_due:
-                    self._sampler.end(begun)  # a consumer who knows the number doesn't ask for more
+                    self.end(begun)  # a consumer who knows the number doesn't ask for more
                 yield batch
                 del batch  # else it would be held until the next one is read
             self._sampler.end(begun)

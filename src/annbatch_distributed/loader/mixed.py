@@ -548,6 +548,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     def _end_pass(self, ended: _Pass) -> None:
         """Take note that a pass has come to its end, unless an epoch was set since."""
         ended.has_ended = True
+        ended.is_open = not self._steps.is_training  # Lightning leaves its loop here, and asks for the next length
         if self._pass is ended:
             self._upcoming, self._resumes = ended.place.epoch + 1, False
             # under until, the next epoch begins elsewhere

@@ -250,7 +250,7 @@ class WorkerDataLoader(DataLoader[Any]):
                     self._read.add(index)
                 steps.count()  # before it is yielded: whoever saves a state has been given this batch
                 if steps.n_yielded == begun.n_due:
-                    sampler.end(begun)
+                    loader.end(begun)
                 yield batch
                 sampler.check_is_last(begun)
         sampler.end(begun)
