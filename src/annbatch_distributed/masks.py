@@ -33,7 +33,7 @@ def check_names(what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]])
 
 
 def first_difference(names: pd.Index[Any], cells: Sequence[pd.Index[Any]]) -> tuple[int, object, object] | None:
-    """Return the first row where as many names differ from those of datasets, and both names; None if none does."""
+    """Return the first row where names differ from the datasets' names, and both names; None if none does."""
     # by dataset, since to join the names of 10^8 cells takes memory and time
     first = 0
     for own in cells:

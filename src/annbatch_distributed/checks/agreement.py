@@ -222,7 +222,7 @@ class Description:
         """Return what a process says of several samplers, by their names, and of what mixes them."""
 
         def named(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-            # versions are those of the process
+            # a process has the same versions for all of them
             return {
                 what if what.startswith("version") else f"{name}: {what}": value
                 for name, own in values.items()

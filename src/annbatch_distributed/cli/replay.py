@@ -134,7 +134,7 @@ def _loader(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # 
 
 
 def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, Any]:
-    """Return the state of an AlignedLoader as that of one of its stores; any other state as it is."""
+    """Return the state of an AlignedLoader as the state of one of its stores; any other state as it is."""
     stores, here = state["identity"].get("datasets"), loader.state_dict()["identity"]["datasets"]
     # {"rna": [[rows, columns], ...], ...} of stores, or [[rows, columns], ...], or a digest of that
     if not isinstance(stores, dict) or "digest" in stores or here not in stores.values():

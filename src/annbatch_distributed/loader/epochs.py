@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import pandas as pd
-from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # torch's, if there is torch
+from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not exported; torch's, if there is torch
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Reading, Tally, Timeout
@@ -187,7 +187,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     def __len__(self) -> int:
         """Return the number of batches of the epoch on this rank, those included that were done before a resume.
 
-        In a loop over the loader, it is that of the epoch that is read, also in the last step.
+        In a loop over the loader, it belongs to the epoch that the loop reads, also in the last step.
         """
         self._check_cells()
         if self._open is not None and self._open is self._sampler.last_pass:
@@ -254,8 +254,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         Returns
         -------
         A table with the columns ``step``, ``rank``, ``row`` (of the collection), ``data_set`` (its number), ``cell``
-        (its name, None where the data set has no names) and those of ``obs``, in the order of the batches. A column of
-        ``obs`` that has one of these five names gets the suffix ``_obs``.
+        (its name, None where the data set has no names) and the columns of ``obs``, in the order of the batches. A
+        column of ``obs`` that has one of these five names gets the suffix ``_obs``.
 
         Raises
         ------
@@ -338,7 +338,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         begun = self._sampler.begin(self.n_obs)
         with self.opened(begun), closing(self._batches_of(begun, readers)) as batches:
             for batch in batches:
-                steps.count()  # before it is yielded: whoever saves a state has this batch
+                steps.count()  # before it is yielded: a consumer who saves a state has this batch
                 if steps.n_yielded == begun.n_due:
                     self.end(begun)  # a consumer who knows the number doesn't ask for more
                 yield batch
@@ -352,7 +352,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
         training = training_on(self, self._sampler.framework_object)
         if training is not None:
-            # overfit_batches reads the first batches again in every epoch, which are those of epoch 0
+            # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self._sampler.batches_done:
                 self._sampler.go_to(Position())
             training.check_all_are_read(len(self), self._sampler.batches_done)

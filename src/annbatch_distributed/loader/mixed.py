@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
-from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # torch's, if there is torch
+from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not exported; torch's, if there is torch
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout

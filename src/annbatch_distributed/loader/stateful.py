@@ -491,7 +491,7 @@ def sampler_for(
 ) -> DistributedSampler:
     """Return a sampler of collections of the same cells, with sizes that fit into memory.
 
-    It takes its own ``options`` out of those of a loader, by the names of its arguments.
+    It removes the sampler's arguments from ``options``, by their names, and leaves the loader's.
     """
     own = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
     if own.keys().isdisjoint({"remainder", "enforce_equal_batches"}):

@@ -248,7 +248,7 @@ class WorkerDataLoader(DataLoader[Any]):
                     self._read = None
                 elif self._read is not None:
                     self._read.add(index)
-                steps.count()  # before it is yielded: whoever saves a state has been given this batch
+                steps.count()  # before it is yielded: a consumer who saves a state has this batch
                 if steps.n_yielded == begun.n_due:
                     loader.end(begun)
                 yield batch
