@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import anndata as ad
 import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from tests.loaders import numbered
 from tests.samplers import batches, job, repeats
 from tests.strategies import jobs
@@ -467,3 +469,66 @@ def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_rando
     again = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=Rank(0, 2))
     again.load_state_dict(ordered[1].state_dict(batches_done=2))
     assert batches(again.sample(N_OBS)) == whole[2:]
+
+
+def test_sampler_is_resharded_where_its_caller_says() -> None:
+    """A sampler can't know how many batches of a pass are done."""
+    before, expected = random(), DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 3), seed=0)
+    begun = before.sample(N_OBS)
+    next(begun)
+    state = before.state_dict(batches_done=3)
+    expected.load_state_dict(state)
+    with pytest.raises(ValueError, match="Pass batches_done, or call reshard of the loader"):
+        before.reshard(Rank(0, 3))
+    before.reshard(Rank(0, 3), batches_done=3)
+    with pytest.raises(
+        RuntimeError, match=r"was Rank\(rank=0, world_size=2\), and is Rank\(rank=0, world_size=3\) now"
+    ):
+        next(begun)
+    assert before.state_dict(batches_done=3) == expected.state_dict(batches_done=3)
+    assert batches(before.sample(N_OBS)) == batches(expected.sample(N_OBS))
+
+
+def test_source_of_the_rank_stays_in_its_process() -> None:
+    """A function can't be pickled. A deferred source is asked by each process, and again by reshard."""
+    ranks = iter([Rank(0, 2), Rank(1, 2)])
+    before = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=lambda: next(ranks))
+    unpickled = pickle.loads(pickle.dumps(before))
+    with pytest.raises(ValueError, match="was pickled in another process, where its dist_info stayed"):
+        unpickled.reshard()
+    unpickled.reshard(Rank(2, 3))
+    unpickled.reshard()
+    assert (unpickled.rank, unpickled.world_size) == (2, 3)
+    duplicate = copy.deepcopy(before)
+    duplicate.reshard()
+    assert (before.rank, duplicate.rank) == (0, 1)
+    asked = deferred(_newest_place)
+    waiting = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=asked)
+    assert waiting.rank == 0
+    PLACES.append(Rank(1, 2))
+    other = pickle.loads(pickle.dumps(waiting))
+    for one in (waiting, other):
+        one.reshard()
+        assert one.rank == 1
+    assert asked.placement().rank == Rank(0, 2)
+    waiting.reshard(Rank(0, 1))
+    assert waiting.world_size == 1
+
+
+def test_state_of_other_cells_is_refused_after_the_ranks_have_changed() -> None:
+    """Datasets can be added after a state was loaded, and are then compared with those of the state."""
+    before = numbered(random(), N_OBS)
+    next(iter(before))
+    after = StatefulLoader(batch_sampler=random(), preload_to_gpu=False)
+    after.load_state_dict(before.state_dict())
+    after.reshard(Rank(0, 3))
+    after.add_adata(ad.AnnData(np.zeros((N_OBS, 3))))
+    with pytest.raises(ValueError, match=r"datasets is '\[\[96, 1\]\]' in the state and '\[\[96, 3\]\]' here"):
+        next(iter(after))
+
+
+PLACES = [Rank(0, 2)]
+
+
+def _newest_place() -> Rank:
+    return PLACES[-1]

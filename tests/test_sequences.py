@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, assume, event, given, settings
 from hypothesis import strategies as st
 
+from annbatch_distributed import Rank
 from tests.loaders import numbered
 from tests.meeting import agreement, verdict
 from tests.samplers import job
@@ -84,6 +85,7 @@ class History:
         self.done = self.steps
         self.n_streams = n_streams if steps else None
         self.iterators: list[Iterator[Any]] | None = None
+        self.still_open: dict[int, Iterator[Any]] = {}
         self.n_left: list[int] = []
         self.is_loaded = self.has_looked = self.is_finished = False
 
@@ -130,7 +132,8 @@ class History:
         assert [len(loader) for loader in self.ranks] == [n_done + n_left for n_left in self.n_left]
         samplers = [loader.sampler for loader in self.ranks]
         assert {*(agreement(samplers, self.drawn.n_obs) if self.kind == 2 else agreement(self.ranks))} == {""}
-        self.iterators = [iter(loader) for loader in self.ranks]
+        # a loop that was open when the ranks changed continues
+        self.iterators = [self.still_open.get(rank) or iter(loader) for rank, loader in enumerate(self.ranks)]
         for n_left, iterator in zip(self.n_left, self.iterators, strict=True):
             assert n_left or next(iterator, None) is None  # under keep, a rank that has none left ends at once
         self.n_streams = self.n_streams or len(self.ranks)
@@ -242,6 +245,46 @@ class History:
         if then == "look":
             self.look()
 
+    def reshard(self, which: int, is_open: bool) -> None:
+        """Change the number of ranks: those that were there go on, in the loop that is open or another one."""
+        if self.has_looked:  # a state is that of the pass begun last
+            return
+        ranks, messages, states = (
+            self.make_ranks(which),
+            set(),
+            {json.dumps(loader.state_dict()) for loader in self.ranks},
+        )
+        try:
+            ranks[0].sampler.validate(self.drawn.n_obs)  # so many ranks can have the epoch after it, too
+        except ValueError:
+            return
+        (state,) = states
+        survivors = [*zip(self.ranks, ranks, strict=False)]
+        for number, fresh in enumerate(ranks):
+            try:
+                if number < len(survivors):
+                    survivors[number][0].reshard(Rank(number, len(ranks)))
+                else:
+                    fresh.load_state_dict(json.loads(state))
+                messages.add("")
+            except ValueError as error:
+                messages.add(str(error))
+        assert len(messages) == 1
+        if messages != {""}:
+            assert {json.dumps(loader.state_dict()) for loader in self.ranks} == states
+            return
+        self.ranks = [old for old, _ in survivors] + ranks[len(survivors) :]
+        if self.is_told:
+            for loader in ranks[len(survivors) :]:
+                loader.step_done()
+        iterators, steps = self.iterators or [], self.done if self.is_told else self.steps
+        is_finished = self.is_finished
+        self.begin(self.epoch, self.passes, steps, self.n_streams)
+        self.is_loaded, self.is_finished = True, is_finished
+        assert len({json.dumps(loader.state_dict()) for loader in self.ranks}) == 1
+        if is_open:
+            self.still_open = dict(enumerate(iterators[: len(survivors)]))
+
     def set_epoch(self, epoch: int) -> None:
         """An epoch that was loaded goes on until it has been read, or another one is set that comes after it."""
         has_begun = self.has_looked or self.iterators is not None  # then nothing of the state is given up unread
@@ -266,6 +309,7 @@ class History:
         # who looks at the last batch of all has read it
         if self.iterators is not None or min(self.counts()) < 2:
             return
+        self.still_open = {}
         for loader in self.ranks:
             next(iter(loader), None)
         self.has_looked, self.is_finished = True, False
@@ -278,6 +322,7 @@ class History:
 ACTIONS = st.one_of(
     st.tuples(st.just("take"), st.sampled_from([1, 2, 3, TO_THE_END]), st.booleans()),
     st.tuples(st.just("load"), st.integers(0, 3), st.integers(0, 3), st.sampled_from(["", "set_epoch", "look"])),
+    st.tuples(st.just("reshard"), st.integers(0, 3), st.booleans()),
     st.tuples(st.sampled_from(["set_epoch", "ask_rows"]), st.integers(0, 2)),
     st.tuples(st.sampled_from(["save", "step_done", "look"])),
 )

@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from annbatch_distributed.lanes import Lane, Remainder, Worker
 from annbatch_distributed.masks import AnyMask, check_names, open_ended
 from annbatch_distributed.plan import Classes, EpochPlan
 from annbatch_distributed.planner import Planner, StepSelection, check_segments, rows_at
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement, placement_of
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement, placement_again, placement_of
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import SharedFlag, base_seed, current_worker, worker_info_hidden
 from annbatch_distributed.rows import BOUND, Rows, integer, integers, names_of
@@ -188,6 +189,8 @@ class DistributedSampler(Sampler):
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
         self._virtual_ranks = virtual_ranks
+        # asked again by reshard; it stays in this process
+        self._dist_info: DistInfo | Deferred | None = dist_info
         self._placement = placement_of(dist_info)
         if not isinstance(self._placement, Deferred):
             _ = self._own_lanes  # raises if this number of ranks can't run them
@@ -195,11 +198,13 @@ class DistributedSampler(Sampler):
         # where the next pass begins, and the pass begun last since that was set
         self._position = Position()
         self._pass: Pass | None = None
+        # the pass that reshard has cut, as long as the rest of it comes next
+        self._cut: Pass | None = None
         # True until a pass begins after a state was loaded; True once an epoch was set, which workers rely on
         self._is_loaded = self._is_set = False
         # set by the workers of a DataLoader, which this process doesn't hear of otherwise
         self._workers_flag = SharedFlag()
-        #: Number of times that a mask or rng was assigned, which persistent workers can't learn of.
+        #: Number of times that the mask, the rng or the rank was changed, which persistent workers can't learn of.
         self.n_changes = 0
         # the rows and datasets of the state that was loaded, and the names of the cells that a mask was made for, until
         # a loader has compared them with its own
@@ -374,6 +379,47 @@ class DistributedSampler(Sampler):
         """
         self.resume(state, strict=strict)
 
+    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
+        """Change the rank and the world size within an epoch, without a restart.
+
+        Every process of the new job calls it after the same step, before the next batch. It does what
+        :meth:`load_state_dict` would do after a restart: the batches that are left of the epoch are divided among the
+        new ranks. A process that joins the job loads the state of any other.
+
+        Parameters
+        ----------
+        dist_info
+            Source of the new rank and world size, as for :class:`DistributedSampler`. None asks the same source again.
+        batches_done
+            Number of batches of this epoch that every rank has done, as for :meth:`state_dict`. Required if a pass was
+            begun; loaders count them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the epoch can't be resumed on this number of ranks, or ``dist_info`` is none. The sampler is then as it
+            was.
+
+        Examples
+        --------
+        >>> from annbatch.samplers import SequentialSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank
+        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 3))
+        >>> sampler.n_batches(24)
+        4
+        >>> sampler.reshard(Rank(0, 2), batches_done=2)
+        >>> sampler.n_batches(24)
+        3
+        """
+        if batches_done is not None:
+            batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
+        elif self._pass is not None:
+            raise ValueError(
+                "A pass was begun, and the sampler can't know how many of its batches are done. Pass batches_done, or "
+                "call reshard of the loader, which counts them."
+            )
+        self.reshard_at(self.state_at(batches_done, {}), dist_info)
+
     def plan(self, n_obs: int) -> EpochPlan:
         """Return every rank's rows and batches in this epoch, the same on every rank; of virtual ranks, theirs.
 
@@ -535,7 +581,7 @@ class DistributedSampler(Sampler):
             self._workers_flag.set()
             position = self._position_in_worker(position)
         begun = self.begin(n_obs, position, worker)
-        begun.on_end = partial(self.end, begun)
+        begun.on_next, begun.on_end = partial(self.check_rank, begun), partial(self.end, begun)
         return begun
 
     def _sample(self, n_obs: int) -> Pass:
@@ -597,7 +643,8 @@ class DistributedSampler(Sampler):
     def _pass_of(self, plan: EpochPlan, lanes: list[Lane], position: Position, n_batches: int = 0) -> Pass:
         """Return a pass over some lanes."""
         config = self._config
-        return Pass(config.sampler, plan, lanes, config.root_seed, position, n_batches, self._read_through)
+        rank = self.placement.rank
+        return Pass(config.sampler, plan, lanes, config.root_seed, position, n_batches, self._read_through, rank)
 
     def n_left(self, n_obs: int, position: Position) -> int:
         """Return the number of batches that the longest lane of the job has left of the epoch of a position."""
@@ -641,7 +688,7 @@ class DistributedSampler(Sampler):
 
     def go_to(self, position: Position, *, is_loaded: bool = False) -> None:
         """Let the next pass begin at a position, whatever came before it."""
-        self._position, self._pass, self._is_loaded = position, None, is_loaded
+        self._position, self._pass, self._cut, self._is_loaded = position, None, None, is_loaded
         if not is_loaded:
             self._saved = {}
         if current_worker() is None:
@@ -714,13 +761,55 @@ class DistributedSampler(Sampler):
                 "make another loader, with a sampler of its own."
             )
 
+    def check_rank(self, begun: Pass) -> None:
+        """Raise a RuntimeError if the ranks have changed since a pass was begun."""
+        here = self.placement.rank
+        if begun.rank != here:
+            raise RuntimeError(
+                f"The ranks have changed since this pass was begun: this process was {begun.rank}, and is {here} now. "
+                "Iterate over the loader again."
+            )
+
+    @contextmanager
+    def resharded(self, dist_info: DistInfo | Deferred | None) -> Iterator[None]:
+        """Change the rank, and resume in this context; if that raises, the rank is as it was."""
+        before, dist_info = (self._placement, self._dist_info), self._dist_info if dist_info is None else dist_info
+        if dist_info is None:
+            raise ValueError(
+                "The sampler was pickled in another process, where its dist_info stayed. Pass reshard(dist_info=...)."
+            )
+        try:
+            self._placement, self._dist_info = placement_again(dist_info), dist_info
+            yield
+        except BaseException:
+            self._placement, self._dist_info = before
+            raise
+        self.n_changes += 1
+
+    def reshard_at(self, state: Mapping[str, Any], dist_info: DistInfo | Deferred | None) -> None:
+        """Change the rank, and resume at a state of this sampler."""
+        cut = self._pass or self._cut
+        saved = self._saved  # what a loader hasn't compared with its collection yet
+        with self.resharded(dist_info):
+            self.resume(state, strict=True)
+        self._cut = cut
+        self._saved |= {name: part for name, part in saved.items() if part is not None}
+
+    def has_cut(self, begun: Pass) -> bool:
+        """Return True if the ranks have changed within a pass, and no other epoch was set since."""
+        return begun is self._cut
+
+    def has_left(self, begun: Pass) -> bool:
+        """Return True if the ranks have changed within a pass, and the rest of it comes next."""
+        return self.has_cut(begun) and not self._position.finished
+
     def begin(self, n_obs: int, position: Position | None = None, worker: Worker | None = None) -> Pass:
         """Begin a pass of this rank, or of a worker's part of it, at the next position or at a given one."""
         position = position or self._next()
         begun = self.pass_at(integer("n_obs", n_obs, least=0, below=BOUND), position, worker)
         if worker is None or not worker.number:  # one warning is enough
             self._warn_of_second_pass(begun.plan, position)
-        self._pass, self._is_loaded = begun, False
+        self._pass, self._cut, self._is_loaded = begun, None, False
         # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
         self._position = position if position.done else position.after()
         return begun
@@ -915,6 +1004,11 @@ class DistributedSampler(Sampler):
             warn(message)
             self._warned.add(message)  # not before: a filter may have made an error of it
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a function or a process group stays in this process, which alone can ask it
+        dist_info = self._dist_info if isinstance(self._dist_info, Deferred) else None
+        return vars(self) | {"_dist_info": dist_info, "_cut": None}
+
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
         vars(duplicate).update(vars(self), _workers_flag=SharedFlag(), _planner=copy.copy(self._planner))
@@ -925,7 +1019,8 @@ class DistributedSampler(Sampler):
         duplicate = memo[id(self)] = copy.copy(self)
         # a subclass may hold anything; the pass becomes the same object as in the copy of its loader
         for name, value in vars(duplicate).items():
-            if name != "_mask_names":  # which may be of very many cells, and never change
+            # names may be those of very many cells; what tells the rank may be a trainer
+            if name not in ("_mask_names", "_dist_info"):
                 vars(duplicate)[name] = copy.deepcopy(value, memo)
         return duplicate
 

@@ -42,6 +42,7 @@ from annbatch.types import LoadRequest
 from annbatch_distributed import wrapped
 from annbatch_distributed.lanes import Lane, Numbers, SharedStep
 from annbatch_distributed.plan import EpochPlan, Shard, prepared
+from annbatch_distributed.ranks import Rank
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.rows import Int64Array, expand, integer, runs
 from annbatch_distributed.state import Position
@@ -446,17 +447,23 @@ class Pass(Iterator[LoadRequest]):
     """Number of batches that the epoch has in the longest lane of the job, those done before included."""
     longest_gap: int = 0
     """Largest gap between rows that is read too, in rows."""
+    rank: Rank | None = None
+    """Rank that reads it; None if nobody does."""
     is_by_workers: bool = False
     """True if the workers of a ``DataLoader`` read it, and this is what their process knows of it."""
     n_taken: int = 0
     """Number of load requests that were taken."""
     is_closed: bool = False
     """True if the pass was closed, and gives no more load requests."""
+    on_next: Callable[[], None] | None = field(default=None, repr=False)
+    """Function to call before a load request is taken; copies have none."""
     on_end: Callable[[], None] | None = field(default=None, repr=False)
     """Function to call when no load request is left; copies have none."""
     _requests: Iterator[Request] | None = field(default=None, repr=False)
 
     def __next__(self) -> LoadRequest:
+        if self.on_next is not None:
+            self.on_next()
         try:
             return self.take().to_annbatch()
         except StopIteration:
@@ -557,7 +564,7 @@ class Pass(Iterator[LoadRequest]):
         return [(stream, tuple(parts)) for stream, parts in streams]
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_requests": None, "on_end": None}
+        return vars(self) | {"_requests": None, "on_next": None, "on_end": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # nothing but the iterator, which a copy leaves out, ever changes in place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,13 @@ def seen(batch: Any) -> Any:
 
 def read(loader: Any, n_steps: int | None = None) -> list[Any]:
     return [seen(batch) for batch in islice(loader, n_steps)]
+
+
+def rows_in(batch: Any) -> list[int]:
+    """The rows in what `seen` returns."""
+    if isinstance(batch, list | tuple):
+        return [row for part in batch for row in rows_in(part)]
+    return [batch] if isinstance(batch, int) else []
 
 
 def epochs(make: Make, n_epochs: int) -> list[list[Any]]:
@@ -270,6 +278,91 @@ def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
     other.load_state_dict(other.state_dict())
     assert read(other) == whole[5:]
     assert first + [seen(batch) for batch in batches] == whole
+
+
+@every
+@pytest.mark.parametrize("rank", [Rank(1, 3), Rank(0, 1)], ids=["more ranks", "fewer ranks"])
+@pytest.mark.parametrize("n_read", [0, 1, 5, N_STEPS])
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "left"])
+def test_resharded_loader_reads_what_a_resumed_one_does(make: Make, rank: Rank, n_read: int, is_open: bool) -> None:
+    """Also if the last batch before isn't done, in the same loop as well as in the next one."""
+    loader, after = make(Rank(0, 2)), make(rank)
+    loader.set_epoch(1)
+    batches = iter(loader)
+    for step in range(n_read):
+        next(batches)
+        if step < n_read - 1:
+            loader.step_done()
+    state = loader.state_dict()
+    after.load_state_dict(state)
+    loader.reshard(rank)
+    assert loader.state_dict() == after.state_dict()
+    found = [seen(batch) for batch in (batches if is_open and n_read else loader)]
+    assert found == read(after)
+    for one in (loader, after):
+        one.step_done()
+    assert loader.next_epoch == after.next_epoch == 2
+    assert loader.state_dict() == after.state_dict()
+    assert read(loader) == read(after)  # without set_epoch
+
+
+@every
+def test_ranks_that_change_twice_read_each_cell_once(make: Make) -> None:
+    """3 ranks lose one, and get two others."""
+    expected = Counter(row for rank in range(3) for batch in read(make(Rank(rank, 3))) for row in rows_in(batch))
+    ranks, found = [make(Rank(rank, 3)) for rank in range(3)], Counter[int]()
+    iterators = [iter(loader) for loader in ranks]
+    for n_steps, n_ranks in ((2, 2), (3, 4), (10**3, 0)):
+        for _, *batches in zip(range(n_steps), *iterators, strict=False):
+            found.update(row for batch in batches for row in rows_in(seen(batch)))
+        del ranks[n_ranks or len(ranks) :], iterators[n_ranks or len(ranks) :]
+        for rank in range(n_ranks):
+            if rank < len(ranks):
+                ranks[rank].reshard(Rank(rank, n_ranks))
+                continue
+            ranks.append(make(Rank(rank, n_ranks)))
+            ranks[rank].load_state_dict(ranks[0].state_dict())
+            iterators.append(iter(ranks[rank]))
+        assert agreement(ranks) == [""] * len(ranks)
+    if not isinstance(ranks[0], MixedLoader):  # whose steps are as many on any number of ranks
+        assert found == expected
+
+
+@every
+def test_rank_is_asked_again(make: Make) -> None:
+    place = [Rank(0, 2)]
+    loader, after = make(lambda: place[0]), make(Rank(2, 3))
+    batches = iter(loader)
+    next(batches)
+    after.load_state_dict(loader.state_dict())
+    place[0] = Rank(2, 3)
+    loader.reshard()
+    assert [seen(batch) for batch in batches] == read(after)
+
+
+@every
+def test_loader_that_cannot_be_resharded_is_as_it_was(make: Make) -> None:
+    loader, options = make(Rank(0, 2), virtual_ranks=4), {"virtual_ranks": 4}
+    whole, batches = read(make(Rank(0, 2), **options)), iter(loader)
+    found = [seen(batch) for batch in islice(batches, 5)]
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match="must be a multiple of the world size, which is 3"):
+        loader.reshard(Rank(0, 3))
+    assert loader.state_dict() == state
+    assert found + [seen(batch) for batch in batches] == whole
+
+
+@every
+def test_ranks_that_change_after_set_epoch_end_an_open_pass(make: Make) -> None:
+    loader, after = make(Rank(0, 2)), make(Rank(0, 1))
+    batches = iter(loader)
+    next(batches)
+    loader.set_epoch(1)
+    after.load_state_dict(loader.state_dict())
+    loader.reshard(Rank(0, 1))
+    with pytest.raises(RuntimeError, match="ranks have changed since this pass was begun"):
+        list(batches)
+    assert read(loader) == read(after)
 
 
 @every

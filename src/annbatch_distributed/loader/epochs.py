@@ -30,7 +30,7 @@ from annbatch_distributed.checks import Description, Gather, Read, Reading, Tall
 from annbatch_distributed.loader.prefetch import prefetch
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Placement
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
@@ -333,17 +333,23 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         return self._batches_of(self._sampler.begin(self.n_obs, position, current_worker()))
 
     def _batches(self, readers: Executor | None) -> Generator[Any]:
-        steps = self._begin_steps()
-        # in this thread, which may be the only one that a framework tells its rank
-        begun = self._sampler.begin(self.n_obs)
-        with self.opened(begun), closing(self._batches_of(begun, readers)) as batches:
-            for batch in batches:
-                steps.count()  # before it is yielded: a consumer who saves a state has this batch
-                if steps.n_yielded == begun.n_due:
-                    self.end(begun)  # a consumer who knows the number doesn't ask for more
-                yield batch
-                del batch  # else it would be held until the next one is read
-            self._sampler.end(begun)
+        is_left = True
+        while is_left:  # once more each time that the ranks change
+            steps = self._begin_steps()
+            # in this thread, which may be the only one that a framework tells its rank
+            begun = self._sampler.begin(self.n_obs)
+            with self.opened(begun), closing(self._batches_of(begun, readers)) as batches:
+                for batch in batches:
+                    steps.count()  # before it is yielded: a consumer who saves a state has this batch
+                    if steps.n_yielded == begun.n_due:
+                        self.end(begun)  # a consumer who knows the number doesn't ask for more
+                    yield batch
+                    del batch  # else it would be held until the next one is read
+                    if self._sampler.has_cut(begun):
+                        break
+                else:
+                    self._sampler.end(begun)
+            is_left = self._sampler.has_left(begun)
 
     def _begin_steps(self) -> StepCounter:
         """Begin to count the steps of a pass, as a training that reads it has it."""
@@ -368,6 +374,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         def requests() -> Iterator[Request]:
             """Yield load requests, and note how to finish each of their batches."""
             while True:
+                self._sampler.check_rank(begun)
                 try:
                     request = begun.take()
                 except StopIteration:
@@ -503,6 +510,40 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
         with errors_explained(self._sampler.framework_object):
             self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
+
+    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+        """Change the rank and the world size within an epoch: see :meth:`DistributedSampler.reshard`.
+
+        An open iterator continues with the batches of the new rank. Batches whose step isn't done come again, on
+        whichever rank has them then.
+
+        Parameters
+        ----------
+        dist_info
+            Source of the new rank and world size, as for :class:`DistributedSampler`. None asks the same source again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the epoch can't be resumed on this number of ranks, or ``dist_info`` is none. The loader is then as it
+            was.
+
+        Examples
+        --------
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch.samplers import RandomSampler
+        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 3), seed=0)
+        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+        >>> for step, batch in enumerate(loader):  # 3 ranks have 4 batches each
+        ...     if step == 1:  # the third one is lost
+        ...         loader.reshard(Rank(0, 2))
+        >>> step + 1
+        5
+        """
+        self._sampler.reshard_at(self.state_dict(), dist_info)
 
     # Checks
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from annbatch_distributed.checks import Gather, Timeout
 from annbatch_distributed.planner import StepSelection
+from annbatch_distributed.ranks import Deferred, DistInfo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +68,9 @@ class TrainingLoader(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank."""
+
+    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+        """Change the rank and the world size within an epoch, without a restart."""
 
     def plan(self) -> object:
         """Return what is read in the epoch, as an object with a text."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -29,7 +30,7 @@ from annbatch_distributed.loader.order import EveryStep, RandomOrder, SourceOrde
 from annbatch_distributed.loader.place import Place, Track, from_state, to_state
 from annbatch_distributed.loader.prefetch import threads
 from annbatch_distributed.planner import StepSelection, step_numbers
-from annbatch_distributed.ranks import Placement
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler, warn
@@ -85,6 +86,15 @@ class _Source:
         except ValueError as error:
             raise ValueError(f"The source {self.name}: {error}") from error
         self._noted = here
+
+    @contextmanager
+    def resharded(self, dist_info: DistInfo | Deferred | None) -> Generator[None]:
+        """Change the rank, and resume in this context; if that raises, the rank is as it was."""
+        with self.sampler.resharded(dist_info):
+            yield
+        if self._noted is not None:
+            n_obs, n_changes = self._noted
+            self._noted = n_obs, n_changes + 1
 
     def here(self, position: Position) -> Position:
         """Return a position with a last segment of this job."""
@@ -296,6 +306,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         self._resumes = self._is_set = False
         # the pass begun last, since an epoch was set or a state loaded
         self._pass: _Pass | None = None
+        # the pass that reshard has cut, as long as the rest of it comes next
+        self._cut: _Pass | None = None
         # the pass in which the open passes of the sources are, and the one at whose end they are
         self._standing: _Pass | None = None
         self._reached: _Pass | None = None
@@ -412,7 +424,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     def _go_to(self, upcoming: Place | int, *, resumes: bool = False) -> None:
         """Let the next pass begin at a place, or at the beginning of an epoch."""
-        self._upcoming, self._resumes, self._pass = upcoming, resumes, None
+        self._upcoming, self._resumes, self._pass, self._cut = upcoming, resumes, None, None
 
     def _next(self) -> Place:
         """Return where the next pass begins."""
@@ -505,16 +517,28 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 "A MixedLoader can't be read by the workers of a DataLoader. Give it as sources what "
                 "loader.to_dataloader(num_workers=...) returns, and iterate over the mixture itself."
             )
-        self._check()
-        steps = self._begin_steps()
+        begun = None
+        while begun is None or (self._cut is begun and self.next_epoch == begun.place.epoch):
+            # once more each time that the ranks change
+            self._check()
+            steps = self._begin_steps()
+            begun = self._begin()
+            yield from self._batches_of(begun, steps)
+
+    def _begin(self) -> _Pass:
+        """Begin the next pass."""
         place = self._next()
         begun = self._pass = self._pass_at(place)
         if self._reached is None or self._reached.place.epoch + 1 != place.epoch:
             for name, source in self._sources.items():
                 source.go_to(place.tracks[name])
-        self._standing, self._reached = begun, None
+        self._standing, self._reached, self._cut = begun, None, None
         # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
         self._upcoming, self._resumes = (place, self._resumes) if place.done else (place.epoch + 1, False)
+        return begun
+
+    def _batches_of(self, begun: _Pass, steps: StepCounter) -> Iterator[dict[str, Any]]:
+        place = begun.place
         try:
             for done in range(place.done + 1, begun.n_steps + 1):
                 batch = self._take(self._order.at(place.first + done - 1))
@@ -523,6 +547,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                     self._end_pass(begun)
                 yield batch
                 del batch  # else it would be held until the next one is read
+                if self._cut is begun:
+                    return
                 if self._standing is not begun:
                     raise RuntimeError(
                         "Another pass over this mixture was begun, which has ended this one: a mixture has one pass at "
@@ -690,6 +716,28 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         # steps of another order aren't known here: tracks begin after them
         return replace(place, tracks=here, before=place.done) if has_other_order else place
 
+    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+        """Change the rank and the world size within an epoch, without a restart: see :meth:`StatefulLoader.reshard`.
+
+        Parameters
+        ----------
+        dist_info
+            Source of the new rank and world size, for all sources. None asks those that the samplers of the sources
+            have.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a source can't be resumed on this number of ranks, or ``dist_info`` is none. The mixture is then as it
+            was.
+        """
+        state, cut = self.state_dict(), self._pass or self._cut
+        with ExitStack() as stack:
+            for source in self._sources.values():
+                stack.enter_context(source.resharded(dist_info))
+            self._load(state, strict=True)
+        self._cut = cut
+
     # What was read
 
     def _place_of(self, epoch: int | None) -> Place:
@@ -848,4 +896,4 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     def __getstate__(self) -> dict[str, Any]:
         # open passes and threads stay where they are: the copy's sources begin at the place of its next pass
         last = None if self._pass is None else replace(self._pass, is_open=False)
-        return vars(self) | {"_pass": last, "_readers": None, "_standing": None, "_reached": None}
+        return vars(self) | {"_pass": last, "_cut": None, "_readers": None, "_standing": None, "_reached": None}

@@ -28,7 +28,7 @@ from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Placement
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import integer
 from annbatch_distributed.sampler import DistributedSampler
@@ -134,7 +134,7 @@ class WorkerDataLoader(DataLoader[Any]):
         # the pass that was begun last, and what its batches had, if they say which rows that is
         self._pass: Pass | None = None
         self._read: Tally | None = None
-        # how often a mask or rng had been assigned when workers were started that persist
+        # how often the sampler had been changed when these workers were started
         self._n_changes: int | None = None
 
     @property  # type: ignore[override]  # torch has an attribute
@@ -225,35 +225,36 @@ class WorkerDataLoader(DataLoader[Any]):
             return
         loader, sampler = self._loader, self._loader.sampler
         _check_guard(self._workers)
-        loader._check_cells()
-        steps = loader._begin_steps()
-        if self._n_changes not in (None, sampler.n_changes):
-            raise RuntimeError(
-                "The mask or rng of a sampler was assigned after persistent workers of a DataLoader were started, "
-                "which can't learn of it. Make a new DataLoader."
-            )
-        # others are started anew in each iteration, with the sampler as it is then
-        if self.persistent_workers:
+        is_left = True
+        while is_left:  # once more each time that the ranks change
+            loader._check_cells()
+            steps = loader._begin_steps()
+            # persistent workers can't learn of a change, and control-C in a terminal ends them
+            if self._n_changes not in (None, sampler.n_changes) or _have_died(self._workers):
+                self._workers = self._make_workers()
             self._n_changes = sampler.n_changes
-        if _have_died(self._workers):  # of control-C, which a terminal sends them, too
-            self._workers = self._make_workers()
-        begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
-        self._part.write(begun.position)
-        self._read = Tally()
-        with loader.opened(begun):
-            for batch in self._workers:
-                sampler.check_is_last(begun)
-                index = loader.rows_in(batch)
-                if index is None:
-                    self._read = None
-                elif self._read is not None:
-                    self._read.add(index)
-                steps.count()  # before it is yielded: a consumer who saves a state has this batch
-                if steps.n_yielded == begun.n_due:
-                    loader.end(begun)
-                yield batch
-                sampler.check_is_last(begun)
-        sampler.end(begun)
+            begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
+            self._part.write(begun.position)
+            self._read = Tally()
+            with loader.opened(begun):
+                for batch in self._workers:
+                    sampler.check_rank(begun)
+                    sampler.check_is_last(begun)
+                    index = loader.rows_in(batch)
+                    if index is None:
+                        self._read = None
+                    elif self._read is not None:
+                        self._read.add(index)
+                    steps.count()  # before it is yielded: a consumer who saves a state has this batch
+                    if steps.n_yielded == begun.n_due:
+                        loader.end(begun)
+                    yield batch
+                    if sampler.has_cut(begun):
+                        break
+                    sampler.check_is_last(begun)
+                else:
+                    sampler.end(begun)
+            is_left = sampler.has_left(begun)
 
     def check_epoch_read(
         self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -316,6 +317,13 @@ class WorkerDataLoader(DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)
+
+    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+        """Change the rank and the world size within an epoch: see :meth:`.StatefulLoader.reshard`.
+
+        The next batch is read by new workers.
+        """
+        self.sampler.reshard_at(self.state_dict(), dist_info)
 
 
 def _have_died(workers: DataLoader[Any]) -> bool:

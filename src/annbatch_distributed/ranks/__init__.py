@@ -6,7 +6,15 @@
 from __future__ import annotations
 
 from annbatch_distributed.ranks.rank import Placement, Rank
-from annbatch_distributed.ranks.resolve import Deferred, DistInfo, deferred, mesh_ranks, placement_of, resolve
+from annbatch_distributed.ranks.resolve import (
+    Deferred,
+    DistInfo,
+    deferred,
+    mesh_ranks,
+    placement_again,
+    placement_of,
+    resolve,
+)
 
 __all__ = [
     "Deferred",
@@ -15,6 +23,7 @@ __all__ = [
     "Rank",
     "deferred",
     "mesh_ranks",
+    "placement_again",
     "placement_of",
     "resolve",
 ]

@@ -327,6 +327,10 @@ class Deferred:
             self._answer = (self._answer_of_parent if current_worker() is not None else None) or self._ask()
         return self._answer
 
+    def unanswered(self) -> Deferred:
+        """Return another one that hasn't asked yet."""
+        return Deferred(self._ask)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
@@ -373,3 +377,8 @@ def placement_of(dist_info: DistInfo | Deferred) -> Placement | Deferred:
     if isinstance(dist_info, Deferred):
         return dist_info
     return deferred(dist_info) if _asker_of(dist_info) is not None else resolve(dist_info)
+
+
+def placement_again(dist_info: DistInfo | Deferred) -> Placement | Deferred:
+    """Ask a ``dist_info`` that may have been asked before; copies of a deferred one keep the answer they have."""
+    return placement_of(dist_info.unanswered() if isinstance(dist_info, Deferred) else dist_info)
