@@ -17,7 +17,7 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 #: Highest first: a room imports from itself and from those below it.
 ROOMS = [
     *("cli", "integrations", "loader", "sampler", "checks", "picture", "report", "planner"),
-    *("stream", "config", "plan", "wrapped", "state", "ranks", "lanes", "sharding", "masks", "rows"),
+    *("stream", "config", "plan", "wrapped", "sets", "state", "ranks", "lanes", "sharding", "masks", "rows"),
 ]
 #: What knows neither samplers nor what frameworks make of batches.
 PURE = ["lanes", "masks", "ranks", "rows", "sharding"]
@@ -95,6 +95,7 @@ def test_the_public_names_are_these() -> None:
         "MixedLoader",
         "Rank",
         "Rows",
+        "Sets",
         "Shuffled",
         "StatefulLoader",
     ]

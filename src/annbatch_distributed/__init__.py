@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
     from annbatch_distributed.rows import Rows
     from annbatch_distributed.sampler import DistributedSampler
+    from annbatch_distributed.sets import Sets
     from annbatch_distributed.sharding import Shuffled
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "MixedLoader",
     "Rank",
     "Rows",
+    "Sets",
     "Shuffled",
     "StatefulLoader",
     "deferred",
@@ -41,6 +43,7 @@ _HOMES = {
     "DistributedSampler": "sampler",
     "EpochPlan": "plan",
     "Rows": "rows",
+    "Sets": "sets",
 }
 
 

@@ -15,8 +15,9 @@ from annbatch.abc import Sampler
 from annbatch.samplers import DistributedSampler
 
 from annbatch_distributed.lanes import POLICIES, Remainder
-from annbatch_distributed.masks import AnyMask, Mask, open_ended, resolve_mask
-from annbatch_distributed.rows import BOUND, integer
+from annbatch_distributed.masks import ALL, AnyMask, Mask, open_ended, resolve_mask
+from annbatch_distributed.rows import BOUND, Rows, integer
+from annbatch_distributed.sets import Sets
 from annbatch_distributed.sharding import Contiguous, Independent, Sharding, Shuffled, checked_sharding
 from annbatch_distributed.state import Identity
 from annbatch_distributed.wrapped import (
@@ -61,6 +62,8 @@ class Config:
     """The rows that the wrapped sampler's own mask selects."""
     mask: Mask
     """The rows that are shared out."""
+    sets: Sets | None
+    """What the sampler samples in place of rows; None if rows."""
 
     @classmethod
     def of(
@@ -73,6 +76,7 @@ class Config:
         mask: AnyMask | None,
         seed: int | None,
         align: int | None,
+        sets: Sets | None,
     ) -> Self:
         """Validate the arguments of a :class:`.DistributedSampler`."""
         # what needs no copy of the sampler first: a copy may be large
@@ -86,6 +90,8 @@ class Config:
         # a seed takes the place of the wrapped sampler's generator
         rng = _checked_rng(first_generator(sampler)) if seed is None else None
         resolved = _sharding(sharding, sampler, seed)
+        selected = resolve_mask(slice(None) if mask is None else mask, allowed)
+        _check_sets(sets, selected, seed)
         return cls(
             sampler,
             remainder,
@@ -95,12 +101,15 @@ class Config:
             rng,
             _chunk_grid(sampler, align, resolved),
             allowed,
-            resolve_mask(slice(None) if mask is None else mask, allowed),
+            selected,
+            sets,
         )
 
     def with_mask(self, mask: AnyMask) -> Self:
         """Return the same, with another mask."""
-        return replace(self, mask=resolve_mask(mask, self.allowed))
+        selected = resolve_mask(mask, self.allowed)
+        _check_sets(self.sets, selected, self.seed)
+        return replace(self, mask=selected)
 
     def with_rng(self, rng: object) -> Self:
         """Return the same, with randomness that begins from another generator."""
@@ -144,7 +153,8 @@ class Config:
 
     def identity(self, n_obs: int | None) -> Identity:
         """Return what the rows of a collection and their order follow from, as JSON."""
-        return {**self._identity, "n_obs": n_obs, "rows": open_ended(self._rows, n_obs)}
+        sets = {} if self.sets is None else {"sets": self.sets.identity}
+        return {**self._identity, "n_obs": n_obs, "rows": open_ended(self._rows, n_obs), **sets}
 
 
 def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:
@@ -173,6 +183,25 @@ def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:
                 'this is: dist_info=mesh_ranks(mesh, ("node", "local")), or a callable that returns it.'
             )
     return [warning for within in held if (warning := _rank_warning(within))]
+
+
+def _check_sets(sets: object, mask: Mask, seed: int | None) -> None:
+    """Raise if sets are none, are to be narrowed down by a mask, or have no seed that all ranks have."""
+    if sets is None:
+        return
+    if not isinstance(sets, Sets):
+        raise TypeError(f"sets must be Sets, got {sets!r}. Make them with Sets.from_obs(...).")
+    # class samplers have the mask of all sets, for each of which they have a label
+    if mask is not ALL and mask.rows != Rows((range(len(sets)),)):
+        raise ValueError(
+            "A sampler of sets takes no mask, and neither does the one that it wraps, which samples the numbers of "
+            "sets. Select cells by Sets.from_obs(mask=...)."
+        )
+    if sets.seed is None and seed is None:
+        raise ValueError(
+            "Sets must be the same on every rank, so they need a seed: pass seed=... to DistributedSampler or to "
+            "Sets.from_obs."
+        )
 
 
 def _sharding(sharding: ShardingName | Sharding, sampler: Sampler, seed: int | None) -> Sharding:

@@ -40,6 +40,7 @@ from annbatch.samplers import RandomSampler
 from annbatch_distributed.lanes import Remainder
 from annbatch_distributed.masks import check_names
 from annbatch_distributed.rows import BOUND, Rows, integer, names_of, whole_chunks_first
+from annbatch_distributed.sets import EpochSets
 from annbatch_distributed.sharding import Contiguous, Sharding, ordered
 from annbatch_distributed.wrapped import (
     drawable_classes,
@@ -102,7 +103,7 @@ class EpochPlan:
     """
 
     n_obs: int
-    """Rows of the whole collection."""
+    """Rows of the whole collection; or number of sets, if the sampler samples sets of cells."""
     epoch: int
     """Which epoch this is the plan of."""
     n_streams: int
@@ -141,6 +142,19 @@ class EpochPlan:
     cells: tuple[pd.Index[Any], ...] | None = field(default=None, repr=False, compare=False)
     """The names of the cells of each data set, where a loader has made the plan and knows them."""
 
+    sets: EpochSets | None = field(default=None, repr=False, compare=False)
+    """Sets of this epoch, if the sampler samples sets: rows are then numbers of sets everywhere in the plan."""
+
+    @property
+    def unit(self) -> str:
+        """Word for what the ranks share out."""
+        return "row" if self.sets is None else "set"
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells of the whole collection."""
+        return self.n_obs if self.sets is None else self.sets.sets.n_obs
+
     def with_order(self, *, rotates: bool, align: int | None) -> Self:
         """Return the same plan with the dropped rows, and the others in the order of the sharding.
 
@@ -176,7 +190,7 @@ class EpochPlan:
         """
         n_rows, world_size, size = self._n_shared, self.n_streams, self.batch_size
         drawn = f"The wrapped sampler draws {n_rows:,} samples"
-        what = f"The window has {n_rows:,} rows" if self.n_draws is None else drawn
+        what = f"The window has {n_rows:,} {self.unit}s" if self.n_draws is None else drawn
         if self.remainder == "drop":
             assert size is not None
             if n_rows < world_size * size:
@@ -291,9 +305,10 @@ class EpochPlan:
             return None
         # a process runs an equal number of virtual ranks, side by side
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
-        return min(self.rows_per_request, max(self.sizes)) * n_own
+        n_cells = 1 if self.sets is None else self.sets.sets.most_cells
+        return min(self.rows_per_request, max(self.sizes)) * n_own * n_cells
 
-    def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical) -> pd.DataFrame:
+    def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical | None = None) -> pd.DataFrame:
         """Return how many rows of each label every rank has, and how far that is from the window's mix.
 
         Parameters
@@ -301,13 +316,14 @@ class EpochPlan:
         labels
             A value for each row of the collection in order, such as its donor or cell type: an array, a Categorical or
             a Series, whose names are compared with those of the cells if a loader has made the plan. Missing values are
-            a label of their own, NaN. A Categorical is counted fastest.
+            a label of their own, NaN. A Categorical is counted fastest. Of sets, a value for each set; None stands for
+            their groups.
 
         Returns
         -------
-        A table with a line for each rank: under ``"rows"`` how many rows of each label it reads, repeats included, or
-        draws from; and ``"distance"``, the total variation distance of its mix of labels to that of the window: the
-        part of its rows that would have to be others, from 0 to 1 (0.5 of a rank without rows).
+        A table with a line for each rank: under ``"rows"`` (or ``"sets"``) how many rows of each label it reads,
+        repeats included, or draws from; and ``"distance"``, the total variation distance of its mix of labels to that
+        of the window: the part of its rows that would have to be others, from 0 to 1 (0.5 of a rank without rows).
 
         Raises
         ------
@@ -333,12 +349,16 @@ class EpochPlan:
 
         from annbatch_distributed.report import composition
 
+        if labels is None and self.sets is not None:
+            labels = self.sets.sets.groups
         labels_names = names_of("labels", labels)
         if labels_names is not None and self.cells is not None:
             check_names("labels", labels_names, self.cells)
         counted, names = composition(self, labels)
         ranks = pd.RangeIndex(self.n_streams, name="rank" if self.n_processes is None else "virtual rank")
-        table = pd.DataFrame(counted.counts, index=ranks, columns=pd.MultiIndex.from_product([["rows"], names]))
+        table = pd.DataFrame(
+            counted.counts, index=ranks, columns=pd.MultiIndex.from_product([[f"{self.unit}s"], names])
+        )
         table["distance", ""] = counted.distances
         return table
 
@@ -395,7 +415,7 @@ class EpochPlan:
         return draw([self, *others])
 
     def __repr__(self) -> str:
-        what = "rows" if self.n_draws is None else "samples drawn"
+        what = f"{self.unit}s" if self.n_draws is None else "samples drawn"
         dropped = f", {self.n_dropped} dropped" if self.n_dropped else ""
         repeated = f", {self.n_repeated} repeated" if self.n_repeated else ""
         ranks = f"{self.n_streams} {'ranks' if self.n_processes is None else 'virtual ranks'}"
@@ -478,7 +498,7 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
 
 def _what(plan: EpochPlan) -> str:
     """Return what ranks share out."""
-    return "rows" if plan.n_draws is None else "samples"
+    return f"{plan.unit}s" if plan.n_draws is None else "samples"
 
 
 def _check_equal(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ...]) -> None:

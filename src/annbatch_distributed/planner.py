@@ -121,11 +121,13 @@ class Planner:
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
         config = self._config
         sampler, sharding = config.sampler, config.sharding
-        if self._window is None or self._window[0] != n_obs:
-            self._window = n_obs, config.mask.window(n_obs)
+        sets = None if config.sets is None else config.sets.in_epoch(n_obs, epoch, config.seed)
+        n_units = n_obs if sets is None else len(sets)
+        if self._window is None or self._window[0] != n_units:
+            self._window = n_units, config.mask.window(n_units)
         window = self._window[1]
         plan = EpochPlan(
-            n_obs=n_obs,
+            n_obs=n_units,
             epoch=epoch,
             n_streams=n_streams,
             window=window,
@@ -135,6 +137,7 @@ class Planner:
             seed=config.seed,
             n_draws=n_draws(sampler, len(window)) if isinstance(sharding, Independent) else None,
             rows_per_request=rows_per_request(sampler),
+            sets=sets,
         ).with_order(rotates=self._rotates, align=config.align)
         # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
         moves = not self._rotates and not isinstance(sharding, Contiguous | Independent)

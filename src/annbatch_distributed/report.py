@@ -35,7 +35,7 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
 
     ``labels`` has a value for each row of the collection.
     """
-    categorical = _categorical(labels, plan.n_obs)
+    categorical = _categorical(labels, plan.n_obs, plan.unit)
     codes, names = categorical.codes, [*categorical.categories]
     if codes.min() < 0:
         names.append(np.nan)
@@ -58,10 +58,10 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
     return Composition(counts, np.abs(shares - window / window.sum()).sum(axis=1) / 2), names
 
 
-def _categorical(labels: object, n_obs: int) -> pd.Categorical:
+def _categorical(labels: object, n_obs: int, unit: str) -> pd.Categorical:
     import pandas as pd
 
-    expected = f"labels must have a value for each of the {n_obs} rows, got"
+    expected = f"labels must have a value for each of the {plural(n_obs, unit)}, got"
     values: Any = getattr(labels, "array", labels) if isinstance(labels, pd.Series | pd.Index) else labels
     if not hasattr(values, "__len__") or isinstance(values, str | bytes) or getattr(values, "ndim", 1) != 1:
         raise ValueError(f"{expected} {shortened(labels)} in {getattr(values, 'ndim', 'no')} dimensions.")
@@ -93,7 +93,7 @@ def title(plan: EpochPlan) -> str:
         who = f"{plural(plan.n_streams, 'virtual rank')} on {plural(plan.n_processes, 'rank')}"
     ending = "s" * (plan.n_streams == 1)
     what = f"share{ending}" if plan.n_draws is None else f"draw{ending} {plural(sum(plan.sizes), 'sample')} from"
-    rows = f"{len(plan.window):,} of {plural(plan.n_obs, 'row')}"
+    rows = f"{len(plan.window):,} of {plural(plan.n_obs, plan.unit)}"
     return f"epoch {plan.epoch}: {who} {what} {rows} ({', '.join(settings)})"
 
 
@@ -128,7 +128,8 @@ def as_frame(plan: EpochPlan) -> pd.DataFrame:
 
 def _names(plan: EpochPlan) -> tuple[str, ...]:
     ranks = ("rank",) if plan.n_processes is None else ("rank", "virtual")
-    return *ranks, "batches", "rows" if plan.n_draws is None else "samples", "repeated", "global rows"
+    what = f"{plan.unit}s" if plan.n_draws is None else "samples"
+    return *ranks, "batches", what, "repeated", "global rows" if plan.sets is None else "numbers"
 
 
 def _cells(plan: EpochPlan, rank: int) -> tuple[int | str, ...]:
@@ -148,7 +149,7 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
     if plan.n_draws is not None:
         yield f"alone, the wrapped sampler draws {plural(plan.n_draws, 'sample')}"
     else:
-        lost = f"dropped in this epoch: {plural(plan.n_dropped, 'row')}"
+        lost = f"dropped in this epoch: {plural(plan.n_dropped, plan.unit)}"
         lost += f", {percent(plan)} ({plan.dropped.format(_MOST_STRETCHES)})" if plan.n_dropped else ""
         yield lost + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
     if plan.n_dropped and plan.remaining is None:

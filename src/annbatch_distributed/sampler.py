@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import annbatch.samplers
 import numpy as np
+import numpy.typing as npt
 from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
@@ -36,6 +37,7 @@ from annbatch_distributed.ranks import Deferred, DistInfo, Placement, placement_
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import SharedFlag, base_seed, current_worker, worker_info_hidden
 from annbatch_distributed.rows import BOUND, Rows, integer, integers, names_of
+from annbatch_distributed.sets import Sets
 from annbatch_distributed.sharding import Sharding
 from annbatch_distributed.state import Identity, Position, check_identity, from_state, to_state
 from annbatch_distributed.stream import LONGEST_GAP, Pass
@@ -115,6 +117,10 @@ class DistributedSampler(Sampler):
     read_through
         Holes of at most so many rows between rows that are asked for are read as well and left out of the batches,
         since to read a row takes less time than to begin another read. 0 reads no row that is in no batch.
+    sets
+        Sets of cells, which the wrapped sampler samples in place of cells: ``batch_size``, ``chunk_size`` and the like
+        are then numbers of sets, and what is said of rows here is true of sets. Cells are selected by the mask of
+        :meth:`Sets.from_obs`.
 
     Raises
     ------
@@ -173,6 +179,7 @@ class DistributedSampler(Sampler):
         virtual_ranks: int | None = None,
         align: int | None = None,
         read_through: int = LONGEST_GAP,
+        sets: Sets | None = None,
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
             warn(warning)
@@ -184,6 +191,7 @@ class DistributedSampler(Sampler):
             mask=mask,
             seed=seed,
             align=align,
+            sets=sets,
         )
         self._read_through = integer("read_through", read_through, least=0, below=BOUND)
         if virtual_ranks is not None:
@@ -209,7 +217,7 @@ class DistributedSampler(Sampler):
         # the rows and datasets of the state that was loaded, and the names of the cells that a mask was made for, until
         # a loader has compared them with its own
         self._saved: Identity = {}
-        self._mask_names = self._names_of(mask)
+        self._mask_names = self._names_of(mask) if sets is None else sets.names
         self._warned: set[str] = set()
 
     @property
@@ -680,9 +688,16 @@ class DistributedSampler(Sampler):
             ):
                 places.append((read.step, rank_of(read.lane, read.n_lanes)))
                 rows.append(read.rows)
+        of_sets: dict[str, list[npt.NDArray[Any]]] = {}
+        if plan.sets is not None:
+            cells = [plan.sets.cells_of(numbers) for numbers in rows[1:]]
+            rows[1:] = [own.rows for own, _ in cells]
+            of_sets["set"] = [np.arange(0), *(which for _, which in cells)]
+            of_sets["is_control"] = [np.zeros(0, dtype=np.bool_), *(own.are_controls for own, _ in cells)]
         # (batches, 2), repeated to (rows, 2): the step and the rank of each row
         of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
-        return pd.DataFrame({"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)})
+        columns = {"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)}
+        return pd.DataFrame(columns | {name: np.concatenate(parts) for name, parts in of_sets.items()})
 
     # Of the position
 
@@ -878,7 +893,7 @@ class DistributedSampler(Sampler):
     @property
     def _n_obs(self) -> Any:  # noqa: ANN401 a state may have anything
         """Number of rows of the collection, as far as a pass or a state says."""
-        return self._saved.get("n_obs") if self._pass is None else self._pass.plan.n_obs
+        return self._saved.get("n_obs") if self._pass is None else self._pass.plan.n_cells
 
     def resume(
         self,
@@ -957,7 +972,7 @@ class DistributedSampler(Sampler):
             saved = {name: self._saved.get(name) for name in ("datasets", "cells")}
             check_identity(saved, dict(collection))
         if self._mask_names is not None and names is not None:
-            check_names("mask", self._mask_names, names)
+            check_names("mask" if self._config.sets is None else "obs", self._mask_names, names)
             self._mask_names = None
 
     # Of checks
@@ -984,8 +999,8 @@ class DistributedSampler(Sampler):
         if last is None:
             self._check_workers_have_not_read()
             raise ValueError("no pass was begun since the epoch was set or a state loaded; check before set_epoch")
-        if last.plan.n_obs != n_obs:
-            raise ValueError(f"n_obs must be that of the last pass, {last.plan.n_obs}, got {n_obs}")
+        if last.plan.n_cells != n_obs:
+            raise ValueError(f"n_obs must be that of the last pass, {last.plan.n_cells}, got {n_obs}")
         return Reading.of(self.describe_at(place, n_obs, last.position, {}), last, read, self._own_lanes)
 
     # Of warnings

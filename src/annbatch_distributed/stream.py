@@ -14,6 +14,7 @@ A stream is the numbered batches that the wrapped sampler makes of one shard:
 4. Batches that aren't due are left out, and with them the rows that only they need.
 5. Local rows become global ones. annbatch reads each run of consecutive rows by itself, and to begin one costs about as
    much as some dozens of rows: short gaps between rows are read too, and no split points to them.
+6. If the sampler samples sets, their numbers become cells. Each is read once for a load request.
 
 A pass is what one rank reads: its lane, or the lanes of its virtual ranks, joined batch by batch. It holds all that it
 depends on, so setting another mask or epoch on the sampler changes nothing in it. In a worker of a ``DataLoader``, the
@@ -45,6 +46,7 @@ from annbatch_distributed.plan import EpochPlan, Shard, prepared
 from annbatch_distributed.ranks import Rank
 from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
 from annbatch_distributed.rows import Int64Array, expand, integer, runs
+from annbatch_distributed.sets import EpochSets
 from annbatch_distributed.state import Position
 
 
@@ -71,6 +73,7 @@ def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np
 
 type Split = npt.NDArray[np.integer[Any]]
 type Flags = npt.NDArray[np.bool_]
+type Marks = dict[str, npt.NDArray[Any]]
 
 #: How many rows a hole has at most that is read through, if users don't say otherwise: see benchmarks/holes.py.
 LONGEST_GAP = 64
@@ -89,6 +92,8 @@ class Request(NamedTuple):
     """For each row, whether it is a repeat; None if none is known to be one."""
     is_narrowed: bool = False
     """Whether no other load request of the sampler reads what lies between the ranges."""
+    of_sets: Sequence[Marks] = ()
+    """For each batch, what is said of its cells, if they are those of sets."""
 
     def rows(self) -> Int64Array:
         """Return every row that is read, in order."""
@@ -133,17 +138,52 @@ class Request(NamedTuple):
             are_repeats = np.zeros(lengths.sum(), dtype=np.bool_)
             are_repeats[places] = self.are_repeats
         splits = [places[split] for split in self.splits]
-        return Request(stretch_starts, stretch_stops, splits, are_repeats, self.is_narrowed)
+        return Request(stretch_starts, stretch_stops, splits, are_repeats, self.is_narrowed, self.of_sets)
 
     def to_annbatch(self) -> LoadRequest:
-        """Return it as annbatch's ``Loader`` takes it, with a key ``repeated`` where it is known which rows are."""
+        """Return it as annbatch's ``Loader`` takes it, with further keys.
+
+        ``repeated`` says for each row whether it is a repeat, where that is known. Of sets, ``set``, ``is_control`` and
+        ``repeated`` are lists of arrays as ``splits`` is, since several sets of a load request can share a control.
+        """
         request: dict[str, Any] = {
             "requests": list(map(slice, self.starts.tolist(), self.stops.tolist())),
             "splits": list(self.splits),
         }
         if self.are_repeats is not None:
             request["repeated"] = self.are_repeats
+        for name in self.of_sets[0] if self.of_sets else ():
+            request[name] = [marks[name] for marks in self.of_sets]
         return cast("LoadRequest", request)
+
+    def marks(self) -> Sequence[Marks]:
+        """Return for each batch what is said of its rows, by name, beside what is read."""
+        if self.of_sets:
+            return self.of_sets
+        return [{} if self.are_repeats is None else {"repeated": self.are_repeats[split]} for split in self.splits]
+
+
+def of_cells(request: Request, sets: EpochSets, *, tells_repeats: bool, longest_gap: int) -> Request:
+    """Return a load request of the cells of sets, for one of their numbers.
+
+    Each cell is read once, in the order of the collection, however many of the sets have it. ``tells_repeats`` says
+    whether batches tell which of their cells are repeats.
+    """
+    batches = [sets.cells_of(request.rows_at(split)) for split in request.splits]
+    # sets of cells 4 5 7 and 9 5 are read as 4 5 7 9: positions 0 1 2 and 3 1
+    rows, positions = np.unique(np.concatenate([cells.rows for cells, _ in batches]), return_inverse=True)
+    starts, stops = runs(rows)
+    splits = np.split(positions, np.cumsum([len(cells.rows) for cells, _ in batches])[:-1])
+    marks = []
+    for split, (cells, which) in zip(request.splits, batches, strict=True):
+        marks.append({"set": which, "is_control": cells.are_controls})
+        if tells_repeats:
+            are_repeats = cells.are_repeats
+            if request.are_repeats is not None:  # whole sets
+                are_repeats = are_repeats | request.are_repeats[split][which]
+            marks[-1]["repeated"] = are_repeats
+    gaps = starts[1:] - stops[:-1]
+    return Request(starts, stops, splits, of_sets=marks).read_through((gaps > 0) & (gaps <= longest_gap))
 
 
 def concatenated(requests: Sequence[Request]) -> Request:
@@ -477,8 +517,23 @@ class Pass(Iterator[LoadRequest]):
             if self._requests is None:
                 self._requests = iter(()) if self.is_closed else islice(self._joined(), self.n_taken, None)
             request = next(self._requests)
+            if self.plan.sets is not None:
+                request = of_cells(
+                    request, self.plan.sets, tells_repeats=self._tells_repeats, longest_gap=self.longest_gap
+                )
         self.n_taken += 1
         return request
+
+    @property
+    def _tells_repeats(self) -> bool:
+        """Whether batches tell which of their rows are repeats."""
+        sets = self.plan.sets
+        return self.plan.remainder == "pad" or (sets is not None and sets.sets.tail == "fill")
+
+    @property
+    def _longest_gap(self) -> int:
+        """Largest gap that is read too, between what the sampler samples: a gap between sets is none between cells."""
+        return 0 if self.plan.sets is not None else self.longest_gap
 
     def close(self) -> None:
         """End the pass."""
@@ -497,10 +552,15 @@ class Pass(Iterator[LoadRequest]):
         return self.n_batches if n_yielded == self.n_due else self.position.done + n_yielded
 
     def batches(self) -> Iterator[Int64Array]:
-        """Yield the rows of each batch, and read nothing."""
+        """Yield the rows of each batch, or the numbers of its sets, and read nothing."""
         for request in self._joined():
             rows = request.rows()
             yield from (rows[split] for split in request.splits)
+
+    def rows(self) -> Iterator[Int64Array]:
+        """Yield the rows of each batch, and read nothing."""
+        sets = self.plan.sets
+        return self.batches() if sets is None else (sets.cells_of(numbers)[0].rows for numbers in self.batches())
 
     def _joined(self) -> Iterator[Request]:
         """Yield the load requests of all lanes together; a lane that has fewer batches is missing in the last ones."""
@@ -532,7 +592,7 @@ class Pass(Iterator[LoadRequest]):
         """Return a load request for some batches of another one, of global rows."""
         part = request.narrowed(splits)
         gaps = part.starts[1:] - part.stops[:-1]
-        return part.read_through((gaps > 0) & (gaps <= self.longest_gap))
+        return part.read_through((gaps > 0) & (gaps <= self._longest_gap))
 
     def _of_lane(self, lane: Lane) -> Iterator[Request]:
         for stream, numbers in self._by_stream(lane.numbers):
@@ -543,7 +603,7 @@ class Pass(Iterator[LoadRequest]):
 
     def _of_stream(self, number: int, numbers: Numbers, step: SharedStep | None = None) -> Iterator[Request]:
         stream = Stream(self.sampler, self.plan, number, self.root_seed, self.position.passes)
-        return stream.requests(numbers, step=step, longest_gap=self.longest_gap)
+        return stream.requests(numbers, step=step, longest_gap=self._longest_gap)
 
     def _by_stream(self, numbers: Numbers) -> list[tuple[int, Numbers]]:
         """Return the streams that some numbers are of, and the numbers of each as it counts them, ascending."""

@@ -12,7 +12,7 @@ import torch
 from annbatch import DatasetCollection
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank, Shuffled, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, Sets, Shuffled, StatefulLoader
 from tests.cli.page import not_named
 from tests.cli.test_commands import said
 from tests.processes.configurations import CLASSES, DONORS
@@ -43,6 +43,13 @@ def saved(loader: StatefulLoader, folder: Path, n_done: int = 3) -> Path:
     return path
 
 
+def sets(**options: Any) -> Sets:
+    """Sets of cells of a donor, with cells of type 3 as controls."""
+    obs = pd.DataFrame({"donor": DONORS, "cell_type": CLASSES.astype(str)})
+    defaults = {"by": "donor", "size": 2, "chunk": 1, "controls": {"cell_type": "3"}, "tail": "short"}
+    return Sets.from_obs(obs, **defaults | options)
+
+
 JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
     "random": (RandomSampler(4, 4, 8), {}),
     "drawn": (RandomSampler(8, 2, 4, replacement=True, num_samples=40), {"sharding": "independent"}),
@@ -50,6 +57,8 @@ JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
     "shuffled": (RandomSampler(4, 4, 8), {"sharding": Shuffled(6), "remainder": "exact", "align": 3}),
     "drawn root": (RandomSampler(4, 4, 8, rng=np.random.default_rng(5)), {"seed": None, "remainder": "pad"}),
     "virtual ranks": (RandomSampler(4, 4, 8), {"virtual_ranks": 4}),
+    "sets": (RandomSampler(1, 4, 2), {"sets": sets(), "sharding": "shuffled"}),
+    "sets with a mask": (RandomSampler(1, 4, 2), {"sets": sets(mask=slice(40, 300), match=["donor"], seed=4)}),
 }
 
 
@@ -66,7 +75,8 @@ def test_a_job_is_told_of_from_its_state_alone(
     pd.testing.assert_frame_equal(pd.DataFrame(cells["cells"]), expected, check_dtype=False, check_categorical=False)
     assert not_named(cells) <= {"donor"}
     text = said(capsys, "replay", *arguments, "--steps", 1)
-    assert text.splitlines()[0].split() == ["step", "rank", "row", "data_set", "cell"]
+    of_sets = ["set", "is_control"] if "sets" in options else []
+    assert text.splitlines()[0].split() == ["step", "rank", "row", *of_sets, "data_set", "cell"]
     assert len(text.splitlines()) == 1 + len(loader.cells_of(1))
     other = json.loads(said(capsys, "replay", *arguments, "--steps", 1, "--epoch", 0, "--json"))
     assert [cell["row"] for cell in other["cells"]] == loader.cells_of(1, [], epoch=0)["row"].tolist()
@@ -101,6 +111,22 @@ def test_cells_are_counted_beside_the_epochs_share(
     assert len(text.splitlines()) == 3 + len(counted["labels"])
     line = said(capsys, "replay", *arguments[:-2], code=2)
     assert "rows." in line
+
+
+def test_sets_that_a_state_does_not_describe_are_refused(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = CLASSES.astype(str) == "3"
+    loader = made(collection, RandomSampler(1, 4, 2), sets=sets(controls=flags))
+    line = said(capsys, "replay", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
+    assert "only a digest of which cells are controls: ask loader.cells_of" in line
+    mask = DONORS != "d4"
+    state = saved(made(collection, RandomSampler(1, 4, 2), sets=sets(mask=mask)), tmp_path)
+    assert "has only a digest of its mask" in said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
+    named = [part for donor in sorted(set(DONORS[mask])) for part in ("--where", f"donor={donor}")]
+    assert said(capsys, "replay", collection, "--state", state, "--steps", 1, *named)
+    line = said(capsys, "replay", collection, "--state", state, "--steps", 1, *named, "--by", "donor", code=2)
+    assert "--by counts cells that are sampled one by one, and these are sets: pass --obs" in line
 
 
 def test_what_a_state_does_not_hold_or_contradicts_is_said(

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, StatefulLoader
+from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, Sets, StatefulLoader
 from annbatch_distributed.loader import TrainingLoader
 from tests.meeting import agreement, met_in_threads
 
@@ -59,6 +59,20 @@ def prefetching(rank: Rank, **options: Any) -> StatefulLoader:
     return source(rank, read_ahead=2, **options)
 
 
+def of_sets(rank: Rank, n_sets: int = 96, read_ahead: int = 1, **options: Any) -> StatefulLoader:
+    """A loader of sets of two cells with two controls."""
+    n_rows, first = 2 * n_sets + 10, options.pop("mask", slice(0, None)).stop
+    obs = pd.DataFrame({"donor": np.arange(n_rows) % 3, "drug": ["a", "b"] * n_sets + ["DMSO"] * 10})
+    mask = np.arange(n_rows) % (2 * n_sets) < (first or 2 * n_sets)
+    sets = Sets.from_obs(obs, by="drug", size=2, chunk=1, controls={"drug": "DMSO"}, mask=mask, seed=0)
+    sampler = DistributedSampler(
+        RandomSampler(1, 8, 4), dist_info=rank, sets=sets, **{"seed": 0, "remainder": "exact"} | options
+    )
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+    obs.index = pd.Index([f"cell {row}" for row in range(n_rows)])
+    return loader.add_adata(ad.AnnData(np.arange(float(n_rows))[:, None], obs=obs))
+
+
 def dataloader(rank: Rank, **options: Any) -> Any:
     return source(rank, **options).to_dataloader()
 
@@ -66,6 +80,11 @@ def dataloader(rank: Rank, **options: Any) -> Any:
 def workers(rank: Rank, **options: Any) -> Any:
     forked = {"multiprocessing_context": "fork", "persistent_workers": False}
     return source(rank, **options).to_dataloader(num_workers=2, **forked)
+
+
+def sets_by_workers(rank: Rank, **options: Any) -> Any:
+    forked = {"multiprocessing_context": "fork", "persistent_workers": True}
+    return of_sets(rank, read_ahead=0, **options).to_dataloader(num_workers=2, **forked)
 
 
 def mixed(rank: Rank, **options: Any) -> MixedLoader:
@@ -78,6 +97,11 @@ def mixed_until(rank: Rank, **options: Any) -> MixedLoader:
     return MixedLoader(sources, weights={"tahoe": 2, "census": 1}, until="first")
 
 
+def mixed_with_sets(rank: Rank, **options: Any) -> MixedLoader:
+    sources = {"tahoe": source(rank, 40, name="tahoe", **options), "census": of_sets(rank, 24, **options)}
+    return MixedLoader(sources, weights={"tahoe": 2, "census": 1}, n_steps=N_STEPS)
+
+
 def within_batch(rank: Rank, **options: Any) -> MixedLoader:
     sources = {"tahoe": source(rank, 40, name="tahoe", **options), "census": source(rank, **options)}
     return MixedLoader(sources, n_steps=N_STEPS, within_batch=True)
@@ -88,13 +112,17 @@ def aligned(rank: Rank, **options: Any) -> AlignedLoader:
     return AlignedLoader(stores, batch_sampler=stores["rna"].sampler)
 
 
-MAKERS = [stateful, prefetching, dataloader, workers, mixed, mixed_until, within_batch, aligned]
+MAKERS = [
+    *(stateful, prefetching, of_sets, dataloader, workers, sets_by_workers),
+    *(mixed, mixed_until, mixed_with_sets, within_batch, aligned),
+]
+BY_WORKERS = workers, sets_by_workers
 every = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 in_process = pytest.mark.parametrize(  # an error that is raised here isn't raised in workers
-    "make", [make for make in MAKERS if make is not workers], ids=lambda make: make.__name__
+    "make", [make for make in MAKERS if make not in BY_WORKERS], ids=lambda make: make.__name__
 )
 can_be_copied = pytest.mark.parametrize(  # torch's DataLoader can't be copied
-    "make", [make for make in MAKERS if make not in (dataloader, workers)], ids=lambda make: make.__name__
+    "make", [make for make in MAKERS if make not in (dataloader, *BY_WORKERS)], ids=lambda make: make.__name__
 )
 type Make = Callable[..., Any]
 
@@ -139,7 +167,7 @@ def test_loader_has_interface(make: Make) -> None:
     assert loader.next_epoch == 3
     assert loader.n_obs > 0
     assert str(loader.plan())
-    if make not in (dataloader, workers):
+    if make not in (dataloader, *BY_WORKERS):
         assert loader.batch_sampler.batch_size == (8 if make is within_batch else 4)
 
 
@@ -170,7 +198,7 @@ def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
     after.load_state_dict(loader.state_dict())
     n_steps = len(after)
     assert [len(after) for _ in after] == [n_steps] * (n_steps - 3)
-    if make not in (mixed, within_batch, mixed_until):
+    if make not in (mixed, mixed_until, mixed_with_sets, within_batch):
         assert len(after) > n_steps
 
 
@@ -435,7 +463,7 @@ def test_ranks_that_differ_are_named(make: Make) -> None:
     assert "done" in message
     assert "on rank 0" in message
     (message,) = set(agreement([ranks[0], make(Rank(1, 2), mask=slice(0, 32))]))
-    assert "rows" in message
+    assert "rows" in message or "sets.mask" in message
 
 
 @every

@@ -19,6 +19,7 @@ from annbatch_distributed import (
     EpochPlan,
     Rank,
     Rows,
+    Sets,
     Shuffled,
     StatefulLoader,
     deferred,
@@ -46,6 +47,15 @@ def lazy_names_are_those_of_their_modules() -> None:
     assert_type(annbatch_distributed.Shuffled(64), ShuffledThere)
     assert_type(annbatch_distributed.Rank(0, 2), Rank)
     annbatch_distributed.Distributed  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018  # no such name
+
+
+def sets_are_made_of_a_table(obs: pd.DataFrame, sampler: Sampler) -> None:
+    sets = Sets.from_obs(obs, by="donor", size=64, controls={"drug": ["DMSO"]}, mask=obs["drug"].notna(), tail="fill")
+    assert_type(sets, Sets)
+    assert_type(len(sets), int)
+    assert_type(sets.groups, pd.Categorical)
+    Sets.from_obs(obs, by="donor", size=64, tail="keep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    DistributedSampler(sampler, dist_info="torch", sets=sets)
 
 
 def a_rank_comes_from_anything_that_says_it(

@@ -418,14 +418,16 @@ class Reading:
 
         plan, sampler = last.plan, last.sampler
         # the batches that were due: the sampler is run again, and nothing is read
-        planned = _counted(last)
+        planned = Tally.of(last.rows())
         # the shards of this rank: a resumed epoch may have more or fewer streams than lanes
         n_lanes = last.position.segments[-1].n_lanes
         streams = [stream for stream in range(plan.n_streams) if stream % n_lanes in own]
         share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
         # all batches of these shards, those before a resume included
         numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
-        whole = _counted(replace(last, lanes=[Lane(numbers)])) if last.position.done else planned
+        of_shares = replace(last, lanes=[Lane(numbers)]) if last.position.done else last
+        # of sets, their numbers are counted: a cell can be a control of several
+        whole = planned if of_shares is last and plan.sets is None else Tally.of(of_shares.batches())
         has_draws = n_draws(sampler, share.n_rows) is not None
         if share != whole and not has_draws and plan.remainder != "drop" and not is_annbatchs_own(sampler):
             raise ValueError(
@@ -440,14 +442,6 @@ class Reading:
 
 def _tally(rows: Rows) -> Tally:
     return Tally(0, len(rows), rows.mixed_sum())
-
-
-def _counted(requests: Pass) -> Tally:
-    """Count the rows of all batches of a pass, without reading them."""
-    tally = Tally()
-    for rows in requests.batches():
-        tally.add(rows)
-    return tally
 
 
 def epoch_read(
@@ -522,7 +516,7 @@ def compare_readings(said: Mapping[int, Description], plan: EpochPlan, position:
     if not problems and plan.n_draws is None:
         repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.n_streams) if plan.n_repeated)
         if shares + _tally(plan.dropped) != sum(repeated, _tally(plan.window)):
-            problems = [f"the shares of all ranks, {plural(shares.n_rows, 'row')}, differ from the plan"]
+            problems = [f"the shares of all ranks, {plural(shares.n_rows, plan.unit)}, differ from the plan"]
     if problems:
         masked = f" ({_masked(plan)})" if _masked(plan) else ""
         raise disagreement(f"What the ranks have read in epoch {plan.epoch} is not what was planned{masked}:", problems)
@@ -546,7 +540,7 @@ def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *,
     if not reads_each_row or (is_rest and plan.remainder == "drop"):
         return text
     text += ". " + ("With the batches before, each" if is_rest else "Each")
-    text += f" of the {plural(len(plan.window) - plan.n_dropped, 'row')} was read once"
+    text += f" of the {plural(len(plan.window) - plan.n_dropped, plan.unit)} was read once"
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
     text += f", {plan.n_dropped:,} of the {len(plan.window):,} are dropped in this epoch" if plan.n_dropped else ""
     return text + (f"; {_masked(plan)}" if _masked(plan) else "")

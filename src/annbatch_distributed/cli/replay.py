@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, MixedLoader, Rank, Shuffled, StatefulLoader
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank, Sets, Shuffled, StatefulLoader
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.cells import Cells
 from annbatch_distributed.loader.place import from_state as from_mixture_state
@@ -200,13 +200,11 @@ def _states_in(part: object, path: str = "") -> Iterator[tuple[str, dict[str, An
 
 
 def _sampler(options: Namespace, cells: Cells, position: Position, identity: Identity) -> DistributedSampler:
-    mask = cells.mask(options.mask, options.where)
-    if mask is None:
-        rows = identity["rows"]
-        if "ranges" not in rows:
-            how = "ask mixture.cells_of in the script" if options.source else "name its rows by --mask or --where"
-            raise ValueError(f"the state has only a digest of its mask, {rows}: {how}")
-        mask = [slice(start, stop) for start, stop in rows["ranges"]]
+    sets, mask = None, None
+    if "sets" in identity:
+        sets = _sets(options, cells, identity["sets"])
+    else:
+        mask = _mask(options, cells, identity["rows"])
     sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
     # a rank for each lane, unless --ranks says that the lanes were virtual ranks
     n_lanes = position.segments[-1].n_lanes
@@ -220,6 +218,36 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
         virtual_ranks=options.virtual_ranks or (None if ranks == n_lanes else n_lanes),
         align=identity["align"],
         mask=mask,
+        sets=sets,
+    )
+
+
+def _mask(options: Namespace, cells: Cells, rows: Mapping[str, Any]) -> Any:  # noqa: ANN401 any mask
+    """Return the mask that options name, or else the one that a state describes."""
+    if (mask := cells.mask(options.mask, options.where)) is not None:
+        return mask
+    if "ranges" not in rows:
+        how = "ask mixture.cells_of in the script" if options.source else "name its rows by --mask or --where"
+        raise ValueError(f"the state has only a digest of its mask, {rows}: {how}")
+    return [slice(start, stop) for start, stop in rows["ranges"]]
+
+
+def _sets(options: Namespace, cells: Cells, described: Mapping[str, Any]) -> Sets:
+    """Return the sets that a state describes."""
+    controls = described["controls"]
+    if controls is not None and "digest" in controls:
+        raise ValueError(
+            "the state has only a digest of which cells are controls: ask loader.cells_of in the script that makes the "
+            "sets"
+        )
+    settings = {name: described[name] for name in ("by", "size", "chunk", "tail", "seed")}
+    columns = dict.fromkeys([*described["by"], *(controls or ())])
+    return Sets.from_obs(
+        pd.DataFrame({name: cells.labels(name) for name in columns}),
+        controls=controls,
+        match=described["match"] or None,
+        mask=_mask(options, cells, described["mask"]),
+        **settings,
     )
 
 
@@ -256,6 +284,8 @@ def run(options: Namespace) -> int:
     epoch = int(state["epoch"]) if options.epoch is None else options.epoch
     columns = dict.fromkeys(options.obs or ())
     if options.by is not None:
+        if isinstance(loader, StatefulLoader) and loader.plan().sets is not None:
+            raise CommandError("--by counts cells that are sampled one by one, and these are sets: pass --obs")
         columns[options.by] = None
     try:
         frame = loader.cells_of(options.steps, list(columns), epoch=options.epoch)

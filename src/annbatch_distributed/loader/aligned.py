@@ -20,7 +20,8 @@ from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
 from annbatch_distributed.masks import AnyMask, first_difference
 from annbatch_distributed.ranks import Deferred, DistInfo
 from annbatch_distributed.sampler import DistributedSampler, warn
-from annbatch_distributed.stream import Request
+from annbatch_distributed.sets import Sets
+from annbatch_distributed.stream import Marks, Request
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -104,6 +105,7 @@ class AlignedLoader(EpochLoader):
         mask: AnyMask | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        sets: Sets | None = None,
         memory: int = 1 << 30,
         read_ahead: int = 1,
         load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
@@ -115,7 +117,7 @@ class AlignedLoader(EpochLoader):
         ----------
         collections
             Collection of each store by its name. One collection can be several stores, with ``load_adata``.
-        dist_info, batch_size, mask, seed, shuffle, memory, read_ahead
+        dist_info, batch_size, mask, seed, shuffle, sets, memory, read_ahead
             As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
         load_adata
             For stores by name, a function that loads the ``AnnData`` of each dataset, as for ``use_collection`` of
@@ -169,6 +171,7 @@ class AlignedLoader(EpochLoader):
             mask=mask,
             seed=seed,
             shuffle=shuffle,
+            sets=sets,
             memory=memory,
             read_ahead=read_ahead,
         )
@@ -268,8 +271,8 @@ class AlignedLoader(EpochLoader):
         for batches in zip(*reads, strict=True):
             yield dict(zip(self._stores, batches, strict=True))
 
-    def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 of annbatch
-        return {name: store._finish(request, split, batch[name]) for name, store in self._stores.items()}
+    def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 of annbatch
+        return {name: store._finish(batch[name], marks) for name, store in self._stores.items()}
 
 
 def _check_names(stores: Mapping[str, object]) -> None:

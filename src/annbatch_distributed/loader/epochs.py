@@ -35,7 +35,7 @@ from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.state import Position
-from annbatch_distributed.stream import Pass, Request
+from annbatch_distributed.stream import Marks, Pass, Request
 
 if TYPE_CHECKING:
     from annbatch_distributed.integrations.lightning import Training
@@ -137,7 +137,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         """Read a load request, and yield its batches."""
 
     @abstractmethod
-    def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 whatever was read
+    def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 whatever was read
         """Return a batch that is about to be yielded, in the form in which its consumer gets it."""
 
     @abstractmethod
@@ -379,7 +379,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
                     request = begun.take()
                 except StopIteration:
                     return
-                due.extend(partial(self._yielded, request, split) for split in request.splits)
+                due.extend(map(partial(partial, self._yielded, request), request.splits, request.marks()))
                 yield request
 
         read = prefetch(requests(), self._read_request, self._read_ahead, readers)
@@ -390,11 +390,11 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
                 # the consumer has the other pass's batches by now, and would count these as its own
                 self._sampler.check_is_last(begun)
 
-    def _yielded(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 whatever was read
+    def _yielded(self, request: Request, split: npt.NDArray[Any], marks: Marks, batch: Any) -> Any:  # noqa: ANN401 whatever was read
         """Return a batch that is about to be yielded, and add its rows to those that were read."""
         index = self.rows_in(batch)
         self._read.add(request.rows_at(split) if index is None else index)
-        return self._finish(request, split, batch)
+        return self._finish(batch, marks)
 
     def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.

@@ -12,6 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,7 +50,8 @@ from annbatch_distributed.loader.sizes import stored, suggest_sizes
 from annbatch_distributed.masks import AnyMask
 from annbatch_distributed.ranks import Deferred, DistInfo
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.stream import LONGEST_GAP, Request
+from annbatch_distributed.sets import Sets
+from annbatch_distributed.stream import LONGEST_GAP, Marks, Request
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -154,6 +156,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         mask: AnyMask | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        sets: Sets | None = None,
         memory: int = 1 << 30,
         read_ahead: int = 1,
         load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
@@ -178,6 +181,9 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             Of the order; the same on every rank.
         shuffle
             Whether each epoch has an order of its own; False keeps that of the collection, with ``SequentialSampler``.
+        sets
+            Sets of cells to read in place of cells; ``batch_size`` is then a number of sets. Unless ``sharding`` is
+            given, they are dealt to the ranks again in each epoch (``"shuffled"``).
         memory
             How many bytes the loader may take on each rank, where it reads ``X`` of the collection; pass less if
             ``load_adata`` loads larger values.
@@ -221,6 +227,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             mask=mask,
             seed=seed,
             shuffle=shuffle,
+            sets=sets,
             memory=memory,
             read_ahead=read_ahead,
         )
@@ -438,12 +445,12 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         """Return True if batches are moved to a GPU where they are read."""
         return preloads_to_gpu(self)
 
-    def _finish(self, request: Request, split: npt.NDArray[Any], batch: Any) -> Any:  # noqa: ANN401 annbatch's own
+    def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 annbatch's own
         if self._to_be is not None:
             batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
         if self._measured is not None:
             batch = {**batch, "file": self._measured.index.get_indexer(batch["obs"]["src_path"].astype(object))}
-        return batch if request.are_repeats is None else {**batch, "repeated": request.are_repeats[split]}
+        return {**batch, **marks} if marks else batch
 
     def _read_request(self, request: Request) -> Generator[Any]:
         """Read a load request as annbatch does."""
@@ -486,6 +493,7 @@ def sampler_for(
     mask: AnyMask | None,
     seed: int,
     shuffle: bool,
+    sets: Sets | None = None,
     memory: int,
     read_ahead: int,
 ) -> DistributedSampler:
@@ -497,17 +505,23 @@ def sampler_for(
     if own.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
         own["remainder"] = "exact"
     n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
+    n_units, n_cells, store_chunk = n_rows[0], 1, max(chunks)
+    if sets is not None:
+        n_units, n_cells, store_chunk = len(sets), sets.most_cells, 1
+        own = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | own
     sizes = suggest_sizes(
-        n_rows[0],
-        row_bytes=sum(row_bytes),
-        store_chunk=max(chunks),
-        mask=mask,
+        n_units,
+        row_bytes=sum(row_bytes) * n_cells,
+        store_chunk=store_chunk,
+        mask=mask if sets is None else None,
         memory=memory // (own.get("virtual_ranks") or 1),  # a rank may run all of them
         batch_size=batch_size,
         read_ahead=read_ahead,
         read_through=own.get("read_through", LONGEST_GAP),
     )
     kind = RandomSampler if shuffle else SequentialSampler
+    if sets is not None:  # sets that follow each other are of one group, and are not to come together
+        sizes = replace(sizes, chunk_size=1, preload_nchunks=sizes.chunk_size * sizes.preload_nchunks)
     return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **own)
 
 

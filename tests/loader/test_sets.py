@@ -1,0 +1,157 @@
+"""Loaders of sets of cells: what their batches hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch import DatasetCollection
+
+from annbatch_distributed import AlignedLoader, Rank, Sets, StatefulLoader
+from tests.meeting import verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZE, N_LINES, N_DRUGS, N_EACH = 8, 3, 4, 41
+N_CELLS = N_LINES * N_DRUGS * N_EACH
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
+    """Two datasets of 3 lines x 4 drugs, DMSO among them, with 41 cells of each, shuffled; a cell holds its number."""
+    folder: Path = tmp_path_factory.mktemp("cells")
+    obs = pd.DataFrame(
+        {
+            "line": np.repeat([*"ABC"], N_CELLS // N_LINES),
+            "drug": np.tile(np.repeat(["DMSO", "x", "y", "z"], N_EACH), N_LINES),
+        },
+        index=[f"cell {number}" for number in range(N_CELLS)],
+    )
+    cells = ad.AnnData(np.repeat(np.arange(N_CELLS, dtype=np.float32)[:, None], 2, axis=1), obs=obs)
+    cells.write_h5ad(folder / "cells.h5ad")
+    written = DatasetCollection(folder / "cells.zarr").add_adatas(
+        [folder / "cells.h5ad"], shuffle=True, rng=np.random.default_rng(0), dataset_size=300, shuffle_chunk_size=20
+    )
+    assert len([*written]) == 2
+    return DatasetCollection(folder / "cells.zarr", mode="r")
+
+
+def sets_of(collection: DatasetCollection, **options: Any) -> Sets:
+    defaults = {"by": ["line", "drug"], "size": SIZE, "chunk": 4, "controls": {"drug": "DMSO"}, "match": ["line"]}
+    return Sets.from_obs(collection.obs(["line", "drug"]), **defaults | options)
+
+
+def ranks(collection: DatasetCollection, n_ranks: int = 2, tail: str = "drop", **options: Any) -> list[StatefulLoader]:
+    sets = sets_of(collection, tail=tail)
+    defaults = {"batch_size": 2, "return_index": True, "sets": sets}
+    return [
+        StatefulLoader.from_collection(collection, dist_info=Rank(rank, n_ranks), **defaults | options)
+        for rank in range(n_ranks)
+    ]
+
+
+@pytest.mark.parametrize("tail", ["drop", "short", "fill"])
+def test_batch_has_its_sets_and_their_controls_in_turn(collection: DatasetCollection, tail: str) -> None:
+    treated, n_batches = list[str](), 0
+    for loader in ranks(collection, tail=tail):
+        for batch in loader:
+            obs, number, is_control = batch["obs"], batch["set"], batch["is_control"]
+            n_batches += 1
+            # what was read is what obs and the index say
+            assert [f"cell {int(value)}" for value in batch["X"][:, 0]] == obs.index.tolist()
+            assert ("repeated" in batch) == (tail == "fill")
+            for which in range(number.max() + 1):
+                is_here = number == which
+                n_each = is_here.sum() // 2
+                assert n_each == SIZE or (tail == "short" and n_each == N_EACH % SIZE)
+                assert is_control[is_here].tolist() == [False] * n_each + [True] * n_each
+                own, controls = obs[is_here & ~is_control], obs[is_here & is_control]
+                assert len(own[["line", "drug"]].drop_duplicates()) == 1
+                assert set(controls["drug"]) == {"DMSO"}
+                assert set(controls["line"]) == set(own["line"])
+            is_first = ~is_control & ~batch.get("repeated", np.zeros(len(obs), dtype=bool))
+            treated += obs.index[is_first].tolist()
+    n_sets = {"drop": N_EACH // SIZE}.get(tail, -(-N_EACH // SIZE)) * N_LINES * (N_DRUGS - 1)
+    assert n_batches == 2 * -(-n_sets // 4)
+    expected = n_sets * SIZE if tail == "drop" else N_EACH * N_LINES * (N_DRUGS - 1)
+    assert len(treated) == len(set(treated)) == expected
+
+
+def test_sets_can_be_reshaped(collection: DatasetCollection) -> None:
+    for loader in ranks(collection, to="torch"):
+        for batch in loader:
+            n_sets = batch["set"].max() + 1
+            x = batch["X"].reshape(n_sets, 2, SIZE, -1)  # set, (treated, control), cell, gene
+            drugs = batch["obs"]["drug"].to_numpy().reshape(n_sets, 2, SIZE)
+            assert (drugs[:, 1] == "DMSO").all()
+            assert (drugs[:, 0] == drugs[:, 0, :1]).all()
+            assert x.shape == (n_sets, 2, SIZE, 2)
+
+
+def test_ranks_share_out_sets_anew_in_each_epoch(collection: DatasetCollection) -> None:
+    loaders = ranks(collection)
+    of_rank_0 = []
+    for epoch in range(2):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        cells = loaders[0].cells_of(slice(None), "drug")
+        assert [*cells] == ["step", "rank", "row", "set", "is_control", "data_set", "cell", "drug"]
+        own = cells[~cells["is_control"]]
+        assert not own["cell"].duplicated().any()
+        of_rank_0.append({*own[own["rank"] == 0]["cell"]})
+        for rank, loader in enumerate(loaders):
+            for step, batch in enumerate(loader):
+                here = cells[(cells["step"] == step) & (cells["rank"] == rank)]
+                assert here["row"].tolist() == batch["index"].tolist()
+                assert here["set"].tolist() == batch["set"].tolist()
+                assert here["is_control"].tolist() == batch["is_control"].tolist()
+    assert of_rank_0[0] != of_rank_0[1]
+    assert loaders[0].cells_of([]).empty
+
+
+def test_epoch_of_sets_is_checked_by_its_cells(collection: DatasetCollection) -> None:
+    loaders = ranks(collection)
+    for loader in loaders:
+        assert sum(1 for _ in loader) == len(loader)
+    assert set(verdict(loaders)) == {
+        "epoch 0: 2 ranks have read 720 rows in 24 batches, as planned. Each of the 45 sets was read once"
+    }
+    (loader,) = ranks(collection, 1)
+    read = [batch["index"] for batch in loader]
+    read[3][0] += 1
+    with pytest.raises(ValueError, match="720 rows in 23 batches as planned, but other rows"):
+        loader.check_epoch_read(read)
+
+
+def test_validation_has_the_same_sets_each_time(collection: DatasetCollection) -> None:
+    (loader,) = ranks(collection, 1, tail="short", shuffle=False)
+    seen = []
+    for _ in range(2):
+        loader.set_epoch(0)
+        seen.append([batch["index"].tolist() for batch in loader])
+    assert seen[0] == seen[1]
+
+
+def test_sets_of_aligned_stores(collection: DatasetCollection) -> None:
+    loader = AlignedLoader.from_collections(
+        {"rna": collection, "protein": collection}, sets=sets_of(collection), dist_info=Rank(0, 2), batch_size=2
+    )
+    for batch in loader:
+        for name in ("set", "is_control"):
+            assert batch["rna"][name].tolist() == batch["protein"][name].tolist()
+        assert batch["rna"]["X"].tolist() == batch["protein"]["X"].tolist()
+        assert len(batch["rna"]["set"]) in (2 * SIZE, 4 * SIZE)
+
+
+def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
+    """A row of 2 values takes 8 bytes; a set has 16 rows, and 4 times as much is held."""
+    (loader,) = ranks(collection, 1, memory=16 * 8 * 4 * 6)
+    assert loader.plan().rows_in_memory == 2 * 6 * 16
+    with pytest.raises(ValueError, match="Pass more memory"):
+        ranks(collection, 1, memory=600)
+    with pytest.raises(ValueError, match=r"takes no mask, .*Sets.from_obs\(mask="):
+        ranks(collection, 1, mask=slice(0, 10))

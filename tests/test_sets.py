@@ -1,0 +1,472 @@
+"""Sets of cells: which cells a set has, and that a set is to the sampler what a row is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from annbatch_distributed import DistributedSampler, Rank, Sets, StatefulLoader
+from tests.samplers import batches, job, request_rows
+from tests.strategies import jobs
+from tests.test_laws import drops_rows, runnable
+
+if TYPE_CHECKING:
+    from annbatch_distributed.sets import Cells
+    from tests.strategies import Job
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Cells of some lines and drugs, and how sets of them are made."""
+
+    obs: pd.DataFrame
+    arguments: dict[str, Any]
+    epoch: int
+
+    def sets(self) -> Sets:
+        return Sets.from_obs(self.obs, **self.arguments)
+
+    def in_epoch(self, epoch: int) -> list[Cells]:
+        """The cells of each set of an epoch."""
+        sets = self.sets()
+        return list(map(sets.in_epoch(len(self.obs), epoch, None).cells, range(len(sets))))
+
+    @property
+    def groups(self) -> dict[tuple[str, str], list[int]]:
+        """The treated cells that are used, by line and drug, enumerated."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for row in self.used:
+            if self.obs["drug"].iloc[row] != "DMSO" or self.arguments["controls"] is None:
+                found.setdefault((self.obs["line"].iloc[row], self.obs["drug"].iloc[row]), []).append(row)
+        return found
+
+    @property
+    def used(self) -> list[int]:
+        mask = self.arguments["mask"]
+        return [row for row in range(len(self.obs)) if mask is None or mask[row]]
+
+    def pool(self, line: str) -> list[int]:
+        """The controls of a line, enumerated."""
+        is_matched = bool(self.arguments["match"])
+        return [
+            row
+            for row in self.used
+            if self.obs["drug"].iloc[row] == "DMSO" and (not is_matched or self.obs["line"].iloc[row] == line)
+        ]
+
+
+@st.composite
+def drawn_sets(draw: st.DrawFn) -> Drawn:
+    chunk = draw(st.integers(1, 4))
+    size = chunk * draw(st.integers(1, 4))
+    # cells of each line and drug, among them a group that is large enough and a control for each line
+    numbers = {("A", "x"): draw(st.integers(size, 5 * size))}
+    for line in ("A", "B"):
+        numbers[line, "DMSO"] = draw(st.integers(2, 3 * size))
+        for drug in ("y", "z"):
+            numbers[line, drug] = draw(st.integers(0, 4 * size))
+    pairs = [pair for pair, number in numbers.items() for _ in range(number)]
+    if draw(st.booleans()):
+        pairs = [pairs[place] for place in np.random.default_rng(draw(st.integers(0, 3))).permutation(len(pairs))]
+    obs = pd.DataFrame(pairs, columns=["line", "drug"])
+    has_controls = draw(st.booleans())
+    mask = None
+    if draw(st.booleans()):  # it leaves out a cell of the large groups
+        mask = np.ones(len(obs), dtype=np.bool_)
+        mask[(obs["drug"] == "y").to_numpy().nonzero()[0][:1]] = False
+    arguments = {
+        "by": ["line", "drug"],
+        "size": size,
+        "chunk": chunk,
+        "controls": {"drug": "DMSO"} if has_controls else None,
+        "match": draw(st.sampled_from([None, ["line"]])) if has_controls else None,
+        "mask": mask,
+        "tail": draw(st.sampled_from(["drop", "short", "fill"])),
+        "seed": draw(st.integers(0, 3)),
+    }
+    return Drawn(obs, arguments, draw(st.integers(0, 4)))
+
+
+quiet = pytest.mark.filterwarnings("ignore:tail=.drop. leaves out")
+
+
+@quiet
+@given(drawn_sets())
+def test_each_cell_is_in_one_set_of_its_group_but_for_the_tail(drawn: Drawn) -> None:
+    size, tail = drawn.arguments["size"], drawn.arguments["tail"]
+    in_sets = dict.fromkeys(drawn.groups, 0)
+    for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
+        rows, group = cells.rows[~cells.are_controls].tolist(), tuple(name.split(", "))
+        own = cells.rows[~cells.are_controls & ~cells.are_repeats].tolist()
+        assert set(rows) <= set(drawn.groups[group])
+        assert len(rows) == size or (tail == "short" and len(rows) == len(drawn.groups[group]) % size)
+        assert len(set(own)) == len(own)
+        assert tail == "fill" or own == rows
+        in_sets[group] += len(own)
+    for group, rows in drawn.groups.items():
+        assert in_sets[group] == len(rows) - (len(rows) % size if tail == "drop" else 0)
+    own = [
+        row for cells in drawn.in_epoch(drawn.epoch) for row in cells.rows[~(cells.are_controls | cells.are_repeats)]
+    ]
+    assert len(set(own)) == len(own)
+
+
+@quiet
+@given(drawn_sets())
+def test_two_consecutive_epochs_have_every_cell_in_a_set(drawn: Drawn) -> None:
+    first, second = (
+        {int(row) for cells in drawn.in_epoch(epoch) for row in cells.rows[~cells.are_controls]}
+        for epoch in (drawn.epoch, drawn.epoch + 1)
+    )
+    for rows in drawn.groups.values():
+        if len(rows) >= drawn.arguments["size"]:
+            assert set(rows) <= first | second
+
+
+@quiet
+@given(drawn_sets())
+def test_controls_match_their_set_and_differ_where_there_are_enough(drawn: Drawn) -> None:
+    for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
+        treated, controls = cells.rows[~cells.are_controls], cells.rows[cells.are_controls].tolist()
+        if drawn.arguments["controls"] is None:
+            assert controls == []
+            continue
+        pool = drawn.pool(name.split(", ")[0])
+        assert cells.are_controls.tolist() == [False] * len(treated) + [True] * len(treated)
+        assert set(controls) <= set(pool)
+        counts = Counter(controls)
+        assert len(pool) >= len(controls) or len(counts) == len(pool)
+        assert max(counts.values()) <= -(-len(controls) // len(pool))
+
+
+@quiet
+@given(drawn_sets())
+def test_chunks_of_a_group_stay_together(drawn: Drawn) -> None:
+    """So do those of a pool, unless a set has controls of nearly all of it."""
+    chunk, size = drawn.arguments["chunk"], drawn.arguments["size"]
+    for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
+        line, drug = name.split(", ")
+        parts = [(cells.rows[~cells.are_controls], drawn.groups[line, drug])]
+        if drawn.arguments["controls"] is not None and len(drawn.pool(line)) >= size:
+            parts.append((cells.rows[cells.are_controls], drawn.pool(line)))
+        for rows, order in parts:
+            if len(rows) == size and not cells.are_repeats.any():
+                places = np.array([order.index(row) for row in rows]).reshape(-1, chunk)
+                assert (np.diff(places) == 1).all()
+
+
+def example(**options: Any) -> Sets:
+    """40 sets of 4 cells of 8 groups, with controls: for each of 2 lines, 4 drugs of 20 cells and 20 controls."""
+    drugs = ["DMSO", "a", "b", "c", "d"]
+    pairs = [(line, drug) for line in ("A", "B") for drug in drugs for _ in range(20)]
+    defaults = {"by": ["line", "drug"], "size": 4, "chunk": 2, "seed": 0, "controls": {"drug": "DMSO"}, "match": "line"}
+    return Sets.from_obs(pd.DataFrame(pairs, columns=["line", "drug"]), **defaults | options)
+
+
+N_CELLS, N_SETS = 200, 40
+
+
+def cells(sets: Sets, epoch: int, seed: int | None = None) -> list[list[int]]:
+    numbers = range(len(sets))
+    return [sets.in_epoch(N_CELLS, epoch, seed).cells(number).rows.tolist() for number in numbers]
+
+
+def test_sets_are_fresh_in_each_epoch_and_the_same_anywhere() -> None:
+    assert len(example()) == N_SETS
+    assert cells(example(), 3) == cells(pickle.loads(pickle.dumps(copy.deepcopy(example()))), 3)
+    assert cells(example(seed=None), 0, seed=5) == cells(example(seed=5), 0) != cells(example(), 0)
+    # sets and controls of an epoch hardly ever come again
+    memberships = [{frozenset(rows[half]) for rows in cells(example(), epoch)} for epoch in range(4) for half in PARTS]
+    assert not set.intersection(*memberships)
+
+
+PARTS = [slice(0, 4), slice(4, 8)]
+
+
+def test_every_control_is_drawn_at_some_time() -> None:
+    """A pool of 23 cells has chunks of 2 from its front or its back."""
+    obs = pd.DataFrame({"drug": 23 * ["DMSO"] + 40 * ["a"]})
+    sets = Sets.from_obs(obs, by="drug", size=4, chunk=4, controls={"drug": "DMSO"}, seed=0)
+    found = {int(row) for epoch in range(12) for n in range(10) for row in sets.in_epoch(63, epoch, None).cells(n).rows}
+    assert found == set(range(63))
+
+
+def test_set_keeps_its_cells_when_other_groups_come_or_go() -> None:
+    """A group that sorts behind the others changes none of them."""
+    obs = pd.DataFrame({"drug": 20 * ["a"] + 20 * ["b"] + 20 * ["c"]})
+    few, many = (Sets.from_obs(obs, by="drug", size=4, chunk=2, seed=0, mask=slice(0, stop)) for stop in (40, 60))
+    for number in range(10):
+        assert np.array_equal(*(sets.in_epoch(60, 1, None).cells(number).rows for sets in (few, many)))
+
+
+# A set is to the sampler what a row is
+
+
+def sets_like_rows(n_sets: int, **options: Any) -> Sets:
+    """As many sets of two cells and two controls as a collection has rows; the last set may be of one cell."""
+    obs = pd.DataFrame({"drug": ["a"] * (2 * n_sets - 1) + ["DMSO"] * 5})
+    defaults = {"by": "drug", "size": 2, "chunk": 1, "controls": {"drug": "DMSO"}, "tail": "short", "seed": 1}
+    sets = Sets.from_obs(obs, **defaults | options)
+    assert len(sets) == n_sets
+    return sets
+
+
+def expected(sets: Sets, epoch: int, numbers: list[list[int]]) -> list[list[int]]:
+    """The cells of the sets in each batch."""
+    in_epoch = sets.in_epoch(sets.n_obs, epoch, None)
+    return [[row for number in batch for row in in_epoch.cells(number).rows.tolist()] for batch in numbers]
+
+
+@given(jobs(), st.integers(0, 2), st.integers(1, 4), st.integers(0, 3), st.booleans())
+def test_batches_are_the_cells_of_the_sets_that_the_sampler_samples(
+    drawn: Job, epoch: int, world_size: int, n_done: int, is_virtual: bool
+) -> None:
+    """So what is true of rows is true of sets: remainders, shardings, samplers, virtual ranks, resumes."""
+    options = {**drawn.options, "mask": None, "seed": int(drawn.options["seed"] or 0)}
+    if is_virtual:
+        options["virtual_ranks"], world_size = drawn.world_size, drawn.world_size
+    drawn, sets = replace(drawn, options=options), sets_like_rows(drawn.n_obs)
+    plain = runnable(drawn, epoch)
+    ours = [drawn.rank(rank, sets=sets) for rank in range(drawn.world_size)]
+    for rows, cells in zip(plain, ours, strict=True):
+        cells.set_epoch(epoch)
+        assert cells.n_batches(sets.n_obs) == rows.n_batches(drawn.n_obs)
+        numbers = batches(rows.sample(drawn.n_obs))
+        assert batches(cells.sample(sets.n_obs)) == expected(sets, epoch, numbers)
+    n_done = min(n_done, *(sampler.n_batches(drawn.n_obs) for sampler in plain))
+    states = [sampler.state_dict(batches_done=n_done) for sampler in (plain[0], ours[0])]
+    assert states[0]["segments"] == states[1]["segments"]
+    drawn = replace(drawn, world_size=world_size)
+    try:
+        plain, ours = drawn.ranks(), [drawn.rank(rank, sets=sets) for rank in range(drawn.world_size)]
+        for rows in plain:
+            rows.load_state_dict(states[0])
+            rows.n_batches(drawn.n_obs)
+    except ValueError:
+        assume(False)
+    for rows, cells in zip(plain, ours, strict=True):
+        cells.load_state_dict(states[1])
+        numbers = batches(rows.sample(drawn.n_obs))
+        assert batches(cells.sample(sets.n_obs)) == expected(sets, epoch, numbers)
+        told = [sampler.rows_of(n, slice(None)) for sampler, n in ((rows, drawn.n_obs), (cells, sets.n_obs))]
+        of_batches = [[group["row"].tolist() for _, group in frame.groupby(["step", "rank"])] for frame in told]
+        assert of_batches[1] == expected(sets, epoch, of_batches[0])
+
+
+@given(jobs(kinds=("random", "sequential")), st.sampled_from(["short", "fill"]))
+def test_load_requests_say_what_each_cell_is(drawn: Job, tail: str) -> None:
+    """Which set of the batch it is of, whether it is a control, and whether it is repeated."""
+    drawn = replace(drawn, options={**drawn.options, "mask": None, "seed": 0})
+    sets = sets_like_rows(drawn.n_obs, tail=tail)
+    n_repeated = 0
+    for plain in runnable(drawn):
+        ours = drawn.rank(plain.rank, sets=sets)
+        for of_rows, request in zip(plain.sample(drawn.n_obs), ours.sample(sets.n_obs), strict=True):
+            is_pad = drawn.options["remainder"] == "pad"
+            assert ("repeated" in request) == (is_pad or tail == "fill")
+            for number, (split, numbers) in enumerate(zip(of_rows["splits"], batches([of_rows]), strict=True)):
+                parts = [sets.in_epoch(sets.n_obs, 0, None).cells(number) for number in numbers]
+                sizes = [len(part.rows) for part in parts]
+                key: Any = request
+                assert key["set"][number].tolist() == np.repeat(np.arange(len(parts)), sizes).tolist()
+                assert key["is_control"][number].tolist() == [flag for part in parts for flag in part.are_controls]
+                if "repeated" in request:
+                    marks = of_rows["repeated"][split] if is_pad else [False] * len(parts)  # type: ignore[typeddict-item]  # our key
+                    fills = [flags.tolist() for flags in (part.are_repeats for part in parts)]
+                    wanted = [flag or bool(mark) for mark, flags in zip(marks, fills, strict=True) for flag in flags]
+                    assert key["repeated"][number].tolist() == wanted
+                    n_repeated += sum(wanted)
+    assert n_repeated or tail == "short" or drawn.options["remainder"] == "drop" or drops_rows(drawn)
+
+
+def test_shared_controls_are_read_once() -> None:
+    """All sets of a load request draw from the same two chunks of a pool."""
+    obs = pd.DataFrame({"drug": ["DMSO"] * 8 + ["a"] * 80})
+    sets = Sets.from_obs(obs, by="drug", size=8, chunk=4, controls={"drug": "DMSO"}, seed=0)
+    sampler = DistributedSampler(
+        RandomSampler(1, 10, 2, rng=np.random.default_rng(0)), dist_info=Rank(0, 1), sets=sets, seed=0, read_through=0
+    )
+    (request,) = sampler.sample(88)
+    assert request_rows(request) == list(range(88))
+    assert [len(split) for split in request["splits"]] == [32] * 5
+
+
+def test_gaps_between_cells_are_read_through() -> None:
+    """Gaps between the numbers of sets are none between cells."""
+    sets = example(controls=None, match=None, mask=slice(0, 40))
+    for read_through, n_read in ((0, 8), (64, None)):
+        sampler = DistributedSampler(
+            SequentialSampler(1, 2, 2), dist_info=Rank(0, 1), sets=sets, seed=0, read_through=read_through
+        )
+        requests = list(sampler.sample(N_CELLS))
+        assert [len(request_rows(request)) for request in requests] == [
+            n_read or request["requests"][-1].stop - request["requests"][0].start for request in requests
+        ]
+
+
+def test_plan_speaks_of_sets_and_composition_of_groups() -> None:
+    sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=example(), seed=0)
+    plan = sampler.plan(N_CELLS)
+    assert str(plan).splitlines() == [
+        'epoch 0: 2 ranks share 40 of 40 sets (remainder="drop", batch size 4)',
+        "rank  batches  sets  repeated  numbers",
+        "   0        5    20         0  0:20",
+        "   1        5    20         0  20:40",
+        "dropped in this epoch: 0 sets",
+        "in memory: up to 64 rows on each rank",
+    ]
+    assert repr(plan) == "<EpochPlan of epoch 0: 2 ranks, 40 sets of 40, up to 5 batches each>"
+    table = plan.composition()
+    assert table["sets"].loc[0].to_dict() == {f"A, {drug}": 5 for drug in "abcd"} | {f"B, {drug}": 0 for drug in "abcd"}
+    assert table.equals(plan.composition(example().groups))
+
+
+def test_class_samplers_draw_sets_by_their_groups() -> None:
+    """A set has one group, so a sampler of classes draws groups by weights."""
+    sets = example()
+    classes = pd.Categorical([name[:1] for name in sets.groups])
+    wrapped = ClassSampler(4, 2, 4, classes=classes, num_samples=40, class_weights=np.array([0.0, 1.0]))
+    ranks = job(wrapped, 2, sets=sets, seed=0, sharding="independent")
+    for sampler in ranks:
+        rows = sampler.rows_of(N_CELLS, slice(None))
+        assert set(rows["row"]) <= set(range(100, 200))
+
+
+def test_state_is_of_these_sets() -> None:
+    """Membership follows from the arguments, which a state has; another seed of the sampler makes other sets, too."""
+
+    def sampler(sets: Sets | None, seed: int = 0) -> DistributedSampler:
+        return DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets, seed=seed)
+
+    before = sampler(example())
+    before.sample(N_CELLS)
+    state = json.loads(json.dumps(before.state_dict(batches_done=2)))
+    assert state["identity"]["n_obs"] == N_CELLS
+    sampler(example()).load_state_dict(state)
+    others = [
+        (example(seed=1), r"sets\.seed is 0 in the state and 1 here"),
+        (example(tail="fill"), r"sets\.tail is 'drop' in the state and 'fill' here"),
+        (example(controls=None, match=None), r"sets\.pools is '\w+' in the state and None here"),
+        (example(mask=slice(0, 180)), r"sets\.cells is "),
+        (None, r"sets\.size is 4 in the state and None here"),
+    ]
+    for sets, message in others:
+        with pytest.raises(ValueError, match=message):
+            sampler(sets).load_state_dict(state)
+    begun = sampler(example(seed=None), seed=5)
+    begun.sample(N_CELLS)
+    with pytest.raises(ValueError, match=r"seed is 5 in the state and 6 here"):
+        sampler(example(seed=None), seed=6).load_state_dict(begun.state_dict(batches_done=2))
+
+
+# Errors
+
+OBS = pd.DataFrame(
+    {"line": [*"AAAAAABBBBBB"], "drug": [*"xxxxDDxxyyyD"], "plate": ["1"] * 11 + [None]},
+    index=[f"cell {number}" for number in range(12)],
+)
+GIVEN = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"}, "match": ["line"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"by": ["line", "batch"]}, ValueError, r"obs has no column batch, only line, drug, plate"),
+        ({"controls": {"dose": 0}}, ValueError, r"obs has no column dose, only"),
+        ({"by": 3}, TypeError, r"by must be the name of a column of obs, or a list of names, got 3"),
+        ({"size": 0}, ValueError, r"size must be at least 1"),
+        ({"size": 8, "chunk": 3}, ValueError, r"chunk must divide size, got chunk=3 and size=8. Pass chunk=2, say"),
+        ({"tail": "keep"}, ValueError, r"tail must be one of 'drop', 'short', 'fill', got 'keep'"),
+        ({"seed": -1}, ValueError, r"seed must be at least 0"),
+        ({"match": ["plate"]}, ValueError, r"match names columns of by .* match=\['plate'\] with by="),
+        ({"controls": None}, ValueError, r"match names columns of by .* and no controls"),
+        (
+            {"size": 5},
+            ValueError,
+            r"leaves out 3 of 3 groups .* fewer than size=5 cells, 9 in all",
+        ),
+        ({"by": ["plate", "drug"], "match": []}, TypeError, r"match must be the name of a column"),
+        ({"by": ["plate"], "match": "plate"}, ValueError, r"plate is missing in 1 cell to use"),
+        ({"controls": {"drug": "E"}}, ValueError, r"No cell is a control: none has \{'drug': 'E'\}"),
+        ({"controls": np.zeros(3, dtype=bool)}, ValueError, r"controls must have a boolean for each of the 12 cells"),
+        ({"mask": slice(0, 11)}, ValueError, r"No control has the line of 2 groups: B, x; B, y"),
+        ({"mask": slice(0, 4)}, ValueError, r"No control is left: the mask selects none"),
+        ({"mask": slice(4, 6)}, ValueError, r"No cells are left for sets"),
+        ({"mask": pd.Series(True, index=OBS.index[::-1])}, ValueError, r"have the names of the collection's cells in"),
+        ({"controls": (OBS["drug"] == "D")[::-1]}, ValueError, r"have the names of the collection's cells in another"),
+    ],
+)
+def test_arguments_that_make_no_sets_are_refused(arguments: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        Sets.from_obs(OBS, **GIVEN | arguments)
+
+
+def test_obs_must_be_a_table() -> None:
+    with pytest.raises(TypeError, match=r"obs must be a pandas DataFrame, got dict"):
+        Sets.from_obs({"drug": [*"abc"]}, by="drug", size=1, chunk=1)
+
+
+def test_groups_that_are_too_small_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"2 of 3 groups .* size=4 cells, 5 in all: B, x \(2 cells\), B, y"):
+        sets = Sets.from_obs(OBS, **GIVEN | {"size": 4})
+    assert len(sets) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mask": slice(0, 5)}, ValueError, r"A sampler of sets takes no mask, .* Sets.from_obs\(mask="),
+        ({"sets": example(seed=None), "seed": None}, ValueError, r"so they need a seed: pass seed="),
+        ({"sets": "sets"}, TypeError, r"sets must be Sets, got 'sets'. Make them with Sets.from_obs"),
+    ],
+)
+def test_sampler_refuses_what_sets_cannot_have(options: dict[str, Any], error: type, message: str) -> None:
+    arguments = {"dist_info": Rank(0, 2), "sets": example(), "seed": 0} | options
+    with pytest.raises(error, match=message):
+        DistributedSampler(RandomSampler(1, 8, 4), **arguments)
+
+
+def test_mask_is_refused_wherever_it_is_given() -> None:
+    with pytest.raises(ValueError, match="takes no mask, and neither does the one that it wraps"):
+        DistributedSampler(RandomSampler(1, 8, 4, mask=slice(0, 9)), dist_info=Rank(0, 1), sets=example(), seed=0)
+    sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 1), sets=example(), seed=0)
+    with pytest.raises(ValueError, match="takes no mask"):
+        sampler.mask = slice(0, 9)
+    sampler.mask = slice(0, None)
+    assert sampler.n_batches(N_CELLS) == 10
+
+
+def test_another_collection_is_refused_by_every_rank() -> None:
+    for sampler in job(RandomSampler(1, 8, 4), 2, sets=example(), seed=0):
+        with pytest.raises(ValueError, match=r"The sets are of a collection of 200 cells, and this one has 100"):
+            sampler.plan(100)
+
+
+def test_names_in_another_order_are_refused() -> None:
+    names = [f"cell {number}" for number in range(N_CELLS)]
+    obs = pd.DataFrame({"drug": 20 * [*"abcdefghij"]}, index=names)
+    for order, expectation in (
+        (slice(None), None),
+        (slice(None, None, -1), "have the names of the collection's cells"),
+    ):
+        sets = Sets.from_obs(obs[order], by="drug", size=4, chunk=4, seed=0)
+        sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets, seed=0)
+        loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        loader.add_adata(ad.AnnData(np.zeros((N_CELLS, 1)), obs=obs))
+        if expectation is None:
+            assert len(list(loader)) == 6
+            continue
+        with pytest.raises(ValueError, match=expectation):
+            next(iter(loader))
