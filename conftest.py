@@ -91,14 +91,36 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def perturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Path to a collection of 18,000 cells with 50 genes, of 3 cell lines, 5 drugs and DMSO, and 12 donors."""
+    import anndata as ad
+    import numpy as np
+    import pandas as pd
+    import scipy.sparse as sp
+    from annbatch import DatasetCollection
+
+    rng = np.random.default_rng(0)
+    drugs = ["DMSO", "afatinib", "bosutinib", "cisplatin", "dasatinib", "erlotinib"]
+    columns = {"cell_line": ["A549", "HeLa", "K562"], "drug": drugs, "donor": [f"d{number}" for number in range(12)]}
+    obs = pd.DataFrame({name: rng.choice(values, 18_000) for name, values in columns.items()}).astype("category")
+    obs.index = pd.Index([f"cell {number}" for number in range(len(obs))])
+    counts = sp.csr_matrix(rng.poisson(0.5, size=(len(obs), 50)).astype("float32"))
+    folder = tmp_path_factory.mktemp("perturbed")
+    ad.AnnData(counts, obs=obs).write_h5ad(folder / "perturbed.h5ad")
+    path = folder / "perturbed.zarr"
+    DatasetCollection(path).add_adatas([folder / "perturbed.h5ad"], groupby=["cell_line", "drug"], rng=rng)
+    return path
+
+
 @pytest.fixture(scope="module")
-def launched_beside_the_cells(cells: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def launched_beside_the_cells(cells: Path, perturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Set what torchrun and Slurm set for the only rank of a job, beside the collection, and leave no job behind."""
     import zarr
 
     # of its own, because a page reads all h5ad files that are there, and others write some
     folder = tmp_path_factory.mktemp("page")
-    for path in (cells, cells.with_suffix(".h5ad")):
+    for path in (cells, cells.with_suffix(".h5ad"), perturbed):
         (folder / path.name).symlink_to(path)
     port = free_port()
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}

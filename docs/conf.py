@@ -116,6 +116,7 @@ autosummary_context = {
             "set_epoch",
             "state_dict",
             "load_state_dict",
+            "reshard",
             "check_ranks_agree",
             "check_epoch_read",
         ],
@@ -131,6 +132,7 @@ autosummary_context = {
             "step_done",
             "state_dict",
             "load_state_dict",
+            "reshard",
             "to_dataloader",
             "check_ranks_agree",
             "check_epoch_read",
@@ -142,6 +144,7 @@ autosummary_context = {
             "n_dropped",
             "bytes_in_memory",
         ],
+        "annbatch_distributed.Sets": ["from_obs", "groups", "n_obs", "size"],
         "annbatch_distributed.Shuffled": ["block_size"],
         "annbatch_distributed.Rows": [
             "of",
@@ -217,6 +220,7 @@ def _bring_back(
 
 _GIVEN = {
     "annbatch_distributed.EpochPlan",
+    "annbatch_distributed.Sets",
     "annbatch_distributed.loader.Sizes",
 }
 

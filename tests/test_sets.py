@@ -325,7 +325,6 @@ def test_plan_speaks_of_sets_and_composition_of_groups() -> None:
         "   0        5    20         0  0:20",
         "   1        5    20         0  20:40",
         "dropped in this epoch: 0 sets",
-        "in memory: up to 64 rows on each rank",
     ]
     assert repr(plan) == "<EpochPlan of epoch 0: 2 ranks, 40 sets of 40, up to 5 batches each>"
     table = plan.composition()

@@ -298,15 +298,14 @@ class EpochPlan:
     def rows_in_memory(self) -> int | None:
         """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
 
-        To read takes about as much memory again. None if the size of a load request isn't known, or the window has
-        holes, of which short ones are read as well.
+        To read takes about as much memory again. None if the size of a load request isn't known, or if short gaps are
+        read as well: between the rows of a window, or between the cells of sets.
         """
-        if self.rows_per_request is None or not self.window.is_stretch:
+        if self.rows_per_request is None or not self.window.is_stretch or self.sets is not None:
             return None
         # a process runs an equal number of virtual ranks, side by side
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
-        n_cells = 1 if self.sets is None else self.sets.sets.most_cells
-        return min(self.rows_per_request, max(self.sizes)) * n_own * n_cells
+        return min(self.rows_per_request, max(self.sizes)) * n_own
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical | None = None) -> pd.DataFrame:
         """Return how many rows of each label every rank has, and how far that is from the window's mix.

@@ -31,10 +31,9 @@ import pandas as pd
 from annbatch_distributed.masks import AnyMask, check_names, resolve_mask
 from annbatch_distributed.rows import BOUND, Int64Array, Rows, integer, names_of, plural, runs
 
-type Tail = Literal["drop", "short", "fill"]
 type Flags = npt.NDArray[np.bool_]
 
-TAILS: tuple[Tail, ...] = ("drop", "short", "fill")
+_TAILS = "drop", "short", "fill"
 
 #: Most groups that a message names.
 _MOST = 5
@@ -64,9 +63,9 @@ class Grouped(NamedTuple):
         """Number of cells of each group."""
         return np.diff(self.firsts)
 
-    def take(self, group: int, positions: Int64Array) -> Int64Array:
-        """Return the rows at some positions of a group."""
-        return self.rows.to_global(self.firsts[group] + positions)
+    def size_of(self, group: int) -> int:
+        """Return the number of cells of a group."""
+        return int(self.firsts[group + 1] - self.firsts[group])
 
     def digest(self) -> str:
         """Return what tells these cells and groups from others."""
@@ -87,12 +86,12 @@ class Cells(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sets:
-    """Sets of cells of one group, with matched control cells; :meth:`from_obs` makes them.
+    """Sets of cells of one group, with matched control cells.
 
-    Pass them as ``sets=`` to :class:`DistributedSampler` or :meth:`StatefulLoader.from_collection`. ``batch_size`` is
-    then a number of sets. A batch has the cells of its first set, then the controls of that set, then the cells of its
-    second set, and so on; ``batch["set"]`` is the number of each cell's set within the batch, and
-    ``batch["is_control"]`` is True for controls.
+    :meth:`from_obs` makes them. Pass them as ``sets=`` to :class:`DistributedSampler` or
+    :meth:`StatefulLoader.from_collection`. ``batch_size`` is then a number of sets. A batch has the cells of its first
+    set, then the controls of that set, then the cells of its second set, and so on; ``batch["set"]`` is the number of
+    each cell's set within the batch, and ``batch["is_control"]`` is True for controls.
     """
 
     labels: tuple[str, ...]
@@ -109,7 +108,7 @@ class Sets:
     """Cells of a set, without its controls."""
     chunk: int
     """Number of consecutive cells of a group that stay together."""
-    tail: Tail
+    tail: str
     """What becomes of the cells of a group that are no multiple of ``size``."""
     seed: int | None
     """Seed of the sets; None takes the sampler's."""
@@ -129,7 +128,7 @@ class Sets:
         match: str | Sequence[str] | None = None,
         mask: AnyMask | None = None,
         chunk: int = 16,
-        tail: Tail = "drop",
+        tail: Literal["drop", "short", "fill"] = "drop",
         seed: int | None = None,
     ) -> Self:
         """Make sets of the cells of a collection, by columns of its ``obs``.
@@ -211,8 +210,8 @@ class Sets:
            step  rank  row  set  is_control
         0     0     0    6    0       False
         1     0     0    7    0       False
-        2     0     0    0    0        True
-        3     0     0    1    0        True
+        2     0     0    2    0        True
+        3     0     0    3    0        True
         """
         if not isinstance(obs, pd.DataFrame):
             raise TypeError(f"obs must be a pandas DataFrame, got {type(obs).__name__}: pass collection.obs([...]).")
@@ -222,8 +221,8 @@ class Sets:
         if size % chunk:
             fitting = max(number for number in range(1, min(chunk, size) + 1) if size % number == 0)
             raise ValueError(f"chunk must divide size, got chunk={chunk} and size={size}. Pass chunk={fitting}, say.")
-        if tail not in TAILS:
-            raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, got {tail!r}.")
+        if tail not in _TAILS:
+            raise ValueError(f"tail must be one of {', '.join(map(repr, _TAILS))}, got {tail!r}.")
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         if match is not None and (controls is None or not set(matched) <= set(columns)):
             raise ValueError(
@@ -329,42 +328,54 @@ class EpochSets:
     def __len__(self) -> int:
         return len(self.sets)
 
-    def _generator(self, *key: int) -> np.random.Generator:
-        return np.random.default_rng(np.random.SeedSequence([self.seed, self.epoch], spawn_key=key))
+    def _generator(self, kind: int, number: int) -> np.random.Generator:
+        # Philox has a stream for each counter, of which the first of four words counts what is drawn
+        return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, number, kind, self.epoch]))
 
     def cells(self, number: int) -> Cells:
         """Return the cells of a set."""
-        sets = self.sets
-        group = int(np.searchsorted(sets.firsts, number, side="right")) - 1
-        positions, n_own = self._positions(group, number - int(sets.firsts[group]))
-        rows = sets.treated.take(group, positions)
-        n_controls = 0
-        if sets.pools is not None:
-            n_controls = len(rows)
-            rows = np.append(rows, self._controls(number, int(sets.pool_of[group]), n_controls))
-        places = np.arange(len(rows))
-        is_control = places >= len(rows) - n_controls
-        return Cells(rows, is_control, (places >= n_own) & ~is_control)
+        return self.cells_of(np.array([number]))[0]
 
     def cells_of(self, numbers: Int64Array) -> tuple[Cells, Int64Array]:
         """Return the cells of some sets, one set after the other, and for each cell which of these sets it is of."""
-        parts = [self.cells(number) for number in numbers.tolist()]
-        which = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
-        return Cells(*(np.concatenate(column) for column in zip(*parts, strict=True))), which
+        sets = self.sets
+        groups = (np.searchsorted(sets.firsts, numbers, side="right") - 1).tolist()
+        places = [self._places(group, number) for group, number in zip(groups, numbers.tolist(), strict=True)]
+        rows = sets.treated.rows.to_global(np.concatenate([own for own, _ in places]))
+        lengths, n_own = [len(own) for own, _ in places], [number for _, number in places]
+        # sets of 3 and 2 cells, of which 2 and 2 are no repeats: 0 0 0 1 1, and 0 0 1 0 0
+        which = np.repeat(np.arange(len(places)), lengths)
+        are_repeats = np.arange(len(rows)) - np.repeat(np.cumsum([0, *lengths[:-1]]), lengths) >= np.repeat(
+            n_own, lengths
+        )
+        if sets.pools is None:
+            return Cells(rows, np.zeros(len(rows), dtype=np.bool_), are_repeats), which
+        drawn = [
+            self._control_places(number, int(sets.pool_of[group]), length)
+            for number, group, length in zip(numbers.tolist(), groups, lengths, strict=True)
+        ]
+        rows = np.append(rows, sets.pools.rows.to_global(np.concatenate(drawn)))
+        # controls after their set: of 0 0 0 1 1, and the same of controls, the order is 0 1 2 5 6 7 3 4 8 9
+        order = np.argsort(np.append(2 * which, 2 * which + 1), kind="stable")
+        are_controls = order >= len(which)
+        return Cells(rows[order], are_controls, np.tile(are_repeats, 2)[order] & ~are_controls), np.tile(which, 2)[
+            order
+        ]
 
-    def _positions(self, group: int, place: int) -> tuple[Int64Array, int]:
-        """Return the positions in a group of the cells of its set at a place, and how many of them are no repeats."""
-        sets, n_rows = self.sets, int(self.sets.treated.sizes[group])
+    def _places(self, group: int, number: int) -> tuple[Int64Array, int]:
+        """Return the positions of the cells of a set, and how many of them are no repeats."""
+        sets, n_rows = self.sets, self.sets.treated.size_of(group)
         if group not in self._chunks:
             self._chunks[group] = self._permuted(group, n_rows)
         tail, chunks = self._chunks[group]
+        first, place = sets.treated.firsts[group], number - int(sets.firsts[group])
         n_chunks = sets.size // sets.chunk
         if place < n_rows // sets.size:
             own = chunks[place * n_chunks : (place + 1) * n_chunks]
-            return (own[:, np.newaxis] + np.arange(sets.chunk)).ravel(), sets.size
+            return (first + own[:, np.newaxis] + np.arange(sets.chunk)).ravel(), sets.size
         # the last set is the tail; cells that follow it, from the front again behind the end, fill it up
         n_left = n_rows % sets.size
-        return (tail + np.arange(n_left if sets.tail == "short" else sets.size)) % n_rows, n_left
+        return first + (tail + np.arange(n_left if sets.tail == "short" else sets.size)) % n_rows, n_left
 
     def _permuted(self, group: int, n_rows: int) -> tuple[int, Int64Array]:
         """Return the position of the tail of a group, and those of its chunks in the order of this epoch."""
@@ -381,11 +392,11 @@ class EpochSets:
         # chunks after the tail: with a tail 2:4, chunks begin at 0 4 6 8 and not at 0 2 4 6
         return tail, starts + np.where(starts < tail, 0, n_left)
 
-    def _controls(self, number: int, pool: int, n_controls: int) -> Int64Array:
-        """Return the rows of the controls of a set."""
+    def _control_places(self, number: int, pool: int, n_controls: int) -> Int64Array:
+        """Return the positions of the controls of a set."""
         sets, chunk = self.sets, self.sets.chunk
         assert sets.pools is not None
-        n_rows, n_chunks = int(sets.pools.sizes[pool]), -(-n_controls // chunk)
+        n_rows, n_chunks = sets.pools.size_of(pool), -(-n_controls // chunk)
         rng = self._generator(1, number)
         if n_rows // chunk >= n_chunks:
             # 11 cells in chunks of 4 begin at 0 4 in even epochs, and at 3 7 in odd ones
@@ -394,7 +405,7 @@ class EpochSets:
             positions = (starts[:, np.newaxis] + np.arange(chunk)).ravel()[:n_controls]
         else:  # too few for whole chunks; each comes equally often, or once more
             positions = np.resize(rng.permutation(n_rows), n_controls)
-        return sets.pools.take(pool, positions)
+        return positions + int(sets.pools.firsts[pool])
 
 
 def _columns(name: str, given: object) -> list[str]:

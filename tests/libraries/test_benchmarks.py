@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -59,6 +60,14 @@ def test_the_holes_benchmark_compares_every_way_to_read_what_was_selected() -> N
         name for kind in ("sparse", "dense") for name in (kind, "all", "90%", "50%", "20%", "10%", "2%")
     ]
     assert all(line.count("(") == 4 for line in lines if "selected" in line)
+
+
+def test_sets_benchmark_compares_chunks_in_both_collections() -> None:
+    title, *lines = lines_of("sets.py", "--small")
+    assert title.startswith("15,000 cells")
+    assert [line.split(":")[0].strip() for line in lines] == ["grouped", "shuffled"]
+    for line in lines:
+        assert re.findall(r"(\S+) [\d.]+", line) == ["cells", "chunk=4", "chunk=16", "chunk=64"]
 
 
 def test_the_virtual_ranks_benchmark_measures_their_cost_and_draws_losses_that_agree(tmp_path: Path) -> None:

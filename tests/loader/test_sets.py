@@ -148,10 +148,18 @@ def test_sets_of_aligned_stores(collection: DatasetCollection) -> None:
 
 
 def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
-    """A row of 2 values takes 8 bytes; a set has 16 rows, and 4 times as much is held."""
-    (loader,) = ranks(collection, 1, memory=16 * 8 * 4 * 6)
-    assert loader.plan().rows_in_memory == 2 * 6 * 16
-    with pytest.raises(ValueError, match="Pass more memory"):
-        ranks(collection, 1, memory=600)
+    """A load request reads gaps between its cells, too. A row of 2 values takes 8 bytes, of which 4 times is held."""
+    for read_through in (0, 64):
+        sizes = []
+        for n_rows in (300, 10_000):
+            (loader,) = ranks(collection, 1, memory=n_rows * 8 * 4, read_through=read_through)
+            requests = list(loader.sampler.sample(N_CELLS))
+            sizes.append(max(sum(part.stop - part.start for part in request["requests"]) for request in requests))
+            assert sizes[-1] <= 1.3 * n_rows
+        assert sizes[0] < sizes[1]
+    assert ranks(collection, 1, memory=40 * 8 * 4, read_through=0)[0].plan().rows_in_memory is None
+    message = "one batch read .* rows, gaps between their cells included, which .* --group-by.* or read_through=0"
+    with pytest.raises(ValueError, match=message):
+        ranks(collection, 1, memory=40 * 8 * 4)
     with pytest.raises(ValueError, match=r"takes no mask, .*Sets.from_obs\(mask="):
         ranks(collection, 1, mask=slice(0, 10))

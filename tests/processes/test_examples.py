@@ -177,6 +177,34 @@ def test_multiome_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
     assert float(last.removeprefix(error)) < 0.05
 
 
+def test_sets_killed_on_two_ranks_end_on_three(tmp_path: Path) -> None:
+    """Each treated cell is in one set of an epoch, with controls of its line, whichever ranks read it."""
+    job = "examples/perturbation_sets.py", tmp_path / "job"
+    run(*forked_ranks(*job, "--kill-at", 5, ranks=2), expect=[1, -9])
+    done, *_ = run(*forked_ranks(*job, ranks=3))
+
+    cells = pd.concat(map(pd.read_csv, sorted((tmp_path / "job/cells").iterdir())), ignore_index=True)
+    obs = DatasetCollection(tmp_path / "job/cells.zarr", mode="r").obs(["line", "drug"])
+    treated = sorted(obs.index[obs["drug"] != "DMSO"])
+    for epoch, own in cells.groupby("epoch"):
+        # steps 0 to 5 of the first epoch were run by two ranks
+        n_ranks = own.groupby("step")["rank"].nunique()
+        assert n_ranks.tolist() == [2] * 6 * (epoch == 0) + [3] * (len(n_ranks) - 6 * (epoch == 0))
+        assert sorted(own.loc[~own["is_control"], "cell"]) == treated
+        for _, one in own.groupby(["step", "rank", "set"]):
+            controls = one[one["is_control"]]
+            assert len(controls) == len(one) - len(controls) <= 16
+            assert set(controls["drug"]) == {"DMSO"}
+            assert one["line"].nunique() == one.loc[~one["is_control"], "drug"].nunique() == 1
+    assert cells["epoch"].unique().tolist() == [0, 1, 2, 3]
+
+    lines = done.stdout.splitlines()
+    (shown,) = re.findall(r"```text\n(epoch 0 from step 6.*?)```", (ROOT / "docs/sets.md").read_text(), re.DOTALL)
+    assert lines[: len(shown.splitlines())] == shown.splitlines()
+    # a set of 16 cells has an error of about 0.05, whatever the model
+    assert float(lines[-1].removeprefix("squared error on rank 0: ")) < 0.15
+
+
 def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_and_by_three(tmp_path: Path) -> None:
     n_rows, checkpoint = 12_000, tmp_path / "last.pt"
     obs = pd.DataFrame(index=[f"cell {number}" for number in range(n_rows)])
@@ -268,6 +296,7 @@ REFUSED = {
     "jax_pmap.py --collection . --num-processes 2 --coordinator 127.0.0.1:9 --process-id 2": "must be from 0 to 1",
     "lightning_ddp.py --collection .": "required: --hold-out",
     "mixture_ddp.py job": "torchrun --standalone --nproc-per-node 2 mixture_ddp.py job/",
+    "perturbation_sets.py job": "torchrun --standalone --nproc-per-node 2 perturbation_sets.py job/",
     "multiome_ddp.py job": "torchrun --standalone --nproc-per-node 2 multiome_ddp.py job/",
     "scvi_ddp.py --collection .": "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py",
     "from_h5ad/train.py --collection . --checkpoint last.pt --hold-out d1": "--nproc-per-node 2 train.py ...",

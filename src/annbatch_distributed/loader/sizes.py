@@ -12,13 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import zarr
 from annbatch import DatasetCollection
 
 from annbatch_distributed.loader._annbatch import n_rows_of
 from annbatch_distributed.masks import AnyMask, resolve_mask
 from annbatch_distributed.rows import integer, plural
-from annbatch_distributed.stream import LONGEST_GAP
+from annbatch_distributed.sets import Sets
+from annbatch_distributed.stream import LONGEST_GAP, Request, of_cells
 
 _ARGUMENTS = "chunk_size", "preload_nchunks", "batch_size"
 #: Rows of a store's chunk if no collection is given: annbatch's default.
@@ -27,6 +29,8 @@ _STORE_CHUNK = 64
 _MOST_ROWS_OF_CHUNK, _LEAST_CHUNKS = 512, 32
 #: Load requests in memory at the peak: without prefetching, and in addition for each that is prefetched.
 _HELD, _HELD_AHEAD = 2.5, 1.5
+#: Sets of a load request at most: more don't shuffle better.
+_MOST_SETS = 1_024
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,39 @@ def suggest_sizes(
     n_request = most_rows // step * step
     n_dropped = n_rows % (world_size * batch_size)
     return Sizes(chunk_size, n_request // chunk_size, batch_size, n_dropped, int(n_request * bytes_held))
+
+
+def sizes_of_sets(
+    sets: Sets, seed: int, *, row_bytes: float, memory: int, batch_size: int, read_ahead: int, read_through: int
+) -> Sizes:
+    """Suggest sizes for a sampler of sets, whose load requests read the gaps between cells too.
+
+    Each set is a chunk, as sets that follow each other are of one group. A ValueError if the sets of a single batch
+    don't fit into the memory.
+    """
+    batch_size = integer("batch_size", batch_size, least=1)
+    bytes_held = row_bytes * (_HELD + _HELD_AHEAD * integer("read_ahead", read_ahead, least=0))
+    most_rows = int(integer("memory", memory, least=1) / bytes_held)
+    in_epoch = sets.in_epoch(sets.n_obs, 0, seed)
+    order = np.random.default_rng(0).permutation(len(sets))[: max(batch_size, _MOST_SETS)]
+    n_batches = max(1, min(len(order), most_rows // sets.most_cells) // batch_size)
+    while True:
+        # how many rows some sets read follows from how far apart their cells lie
+        numbers = order[: n_batches * batch_size]
+        request = Request(numbers, numbers + 1, [np.arange(len(numbers))])
+        read = of_cells(request, in_epoch, tells_repeats=False, longest_gap=read_through)
+        n_rows = int((read.stops - read.starts).sum())
+        if n_rows <= most_rows:
+            n_bytes = int(n_rows * bytes_held)
+            return Sizes(1, n_batches * batch_size, batch_size, len(sets) % batch_size, n_bytes)
+        if n_batches == 1:
+            raise ValueError(
+                f"The sets of one batch read {plural(n_rows, 'row')}, gaps between their cells included, which take up "
+                f"to {n_rows * bytes_held / 1e6:,.2f} MB, more than memory={memory / 1e6:,.2f} MB. Write the cells of "
+                "each group together (annbatch-distributed collect --group-by), or pass more memory, a smaller "
+                "batch_size or read_through=0."
+            )
+        n_batches = max(1, min(n_batches - 1, n_batches * most_rows // n_rows))
 
 
 def stored(collection: object) -> tuple[int, float, int]:

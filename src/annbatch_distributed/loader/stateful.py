@@ -12,7 +12,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
@@ -46,7 +45,7 @@ from annbatch_distributed.loader._annbatch import (
     take_data_of,
 )
 from annbatch_distributed.loader.epochs import EpochLoader
-from annbatch_distributed.loader.sizes import stored, suggest_sizes
+from annbatch_distributed.loader.sizes import sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.masks import AnyMask
 from annbatch_distributed.ranks import Deferred, DistInfo
 from annbatch_distributed.sampler import DistributedSampler
@@ -505,23 +504,15 @@ def sampler_for(
     if own.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
         own["remainder"] = "exact"
     n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
-    n_units, n_cells, store_chunk = n_rows[0], 1, max(chunks)
-    if sets is not None:
-        n_units, n_cells, store_chunk = len(sets), sets.most_cells, 1
-        own = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | own
-    sizes = suggest_sizes(
-        n_units,
-        row_bytes=sum(row_bytes) * n_cells,
-        store_chunk=store_chunk,
-        mask=mask if sets is None else None,
-        memory=memory // (own.get("virtual_ranks") or 1),  # a rank may run all of them
-        batch_size=batch_size,
-        read_ahead=read_ahead,
-        read_through=own.get("read_through", LONGEST_GAP),
-    )
+    memory //= own.get("virtual_ranks") or 1  # a rank may run all of them
+    read_through = own.get("read_through", LONGEST_GAP)
     kind = RandomSampler if shuffle else SequentialSampler
-    if sets is not None:  # sets that follow each other are of one group, and are not to come together
-        sizes = replace(sizes, chunk_size=1, preload_nchunks=sizes.chunk_size * sizes.preload_nchunks)
+    limits = {"memory": memory, "batch_size": batch_size, "read_ahead": read_ahead, "read_through": read_through}
+    if sets is None:
+        sizes = suggest_sizes(n_rows[0], row_bytes=sum(row_bytes), store_chunk=max(chunks), mask=mask, **limits)
+    else:
+        own = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | own
+        sizes = sizes_of_sets(sets, seed, row_bytes=sum(row_bytes), **limits)
     return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **own)
 
 

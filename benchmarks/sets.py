@@ -1,0 +1,99 @@
+"""Rows per second of sets with matched controls, compared with a plain pass over the same collection.
+
+A made-up collection of cell lines and drugs is written with the cells of each line and drug together (grouped), and
+once more shuffled, as annbatch writes cells by default. Each is read by a loader of cells, in chunks of 64 rows, and by
+loaders of sets of 64 cells with 64 controls of the same line, in chunks of 4, 16 and 64 cells. Every round reads each
+once; reported are the medians of the ratios within a round, after a first round that isn't counted.
+
+    python -m benchmarks.sets            # 60,000 cells, some minutes
+    python -m benchmarks.sets --small    # the same at a size for tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+import zarr
+import zarrs  # noqa: F401 registers the codecs that annbatch recommends
+from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
+
+from annbatch_distributed import DistributedSampler, Rank, Sets, StatefulLoader
+
+N_LINES, N_DRUGS, SIZE = 10, 20, 64
+CHUNKS = 4, 16, 64
+
+
+def write(folder: Path, n_cells: int, n_genes: int) -> dict[str, DatasetCollection]:
+    """Write the collections, grouped and shuffled."""
+    rng = np.random.default_rng(0)
+    lines, drugs = rng.integers(N_LINES, size=n_cells), rng.integers(N_DRUGS, size=n_cells)
+    obs = pd.DataFrame({"line": lines.astype(str), "drug": drugs.astype(str)}).astype("category")
+    obs.index = pd.Index([f"cell {cell}" for cell in range(n_cells)])
+    cells = sp.random_array((n_cells, n_genes), density=0.1, format="csr", dtype=np.float32, rng=rng)
+    ad.AnnData(cells, obs=obs).write_h5ad(folder / "cells.h5ad")
+    collections = {}
+    for name, options in (("grouped", {"groupby": ["line", "drug"]}), ("shuffled", {"shuffle": True})):
+        collection = DatasetCollection(folder / f"{name}.zarr")
+        collections[name] = collection.add_adatas([folder / "cells.h5ad"], rng=rng, **options)
+    return collections
+
+
+def loaders(collection: DatasetCollection) -> dict[str, StatefulLoader]:
+    """Return a loader of cells, and loaders of sets by the cells of a chunk."""
+
+    def loader(sampler: RandomSampler, sets: Sets | None = None) -> StatefulLoader:
+        distributed = DistributedSampler(sampler, dist_info=Rank(0, 1), sets=sets, seed=0, remainder="exact")
+        return StatefulLoader(batch_sampler=distributed, preload_to_gpu=False).use_collection(collection)
+
+    obs = collection.obs(["line", "drug"])
+    made = {"cells": loader(RandomSampler(64, 128, 1_024))}
+    for chunk in CHUNKS:
+        sets = Sets.from_obs(
+            obs, by=["line", "drug"], size=SIZE, controls={"drug": "0"}, match=["line"], chunk=chunk, seed=0
+        )
+        # as many rows in a load request and in a batch as above
+        made[f"chunk={chunk}"] = loader(RandomSampler(1, 64, 8), sets)
+    return made
+
+
+def seconds_for_a_row(loader: StatefulLoader) -> float:
+    """Read an epoch."""
+    n_rows, start = 0, time.perf_counter()
+    for batch in loader:
+        n_rows += batch["X"].shape[0]
+    return (time.perf_counter() - start) / n_rows
+
+
+def main() -> None:
+    """Measure both collections."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="run in seconds, to see whether it works")
+    arguments = parser.parse_args()
+    n_cells, n_genes, n_rounds = (15_000, 1_000, 1) if arguments.small else (60_000, 10_000, 9)
+    warnings.simplefilter("ignore")  # of anndata and of zarr
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    with tempfile.TemporaryDirectory() as folder:
+        print(f"{n_cells:,} cells: rows per second relative to a loader of cells; medians of {n_rounds} rounds")
+        for name, collection in write(Path(folder), n_cells, n_genes).items():
+            ways = loaders(collection)
+            ratios: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(1 + n_rounds):
+                times = {way: seconds_for_a_row(loader) for way, loader in ways.items()}
+                for way, seconds in times.items():
+                    ratios[way].append(times["cells"] / seconds)
+            medians = {way: statistics.median(values[1:]) for way, values in ratios.items()}
+            print(f"{name:>9}: " + ", ".join(f"{way} {median:.2f}" for way, median in medians.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
