@@ -25,6 +25,7 @@ from annbatch_distributed import DistributedSampler, EpochPlan, MixedLoader, Ran
 from annbatch_distributed.config import Config
 from annbatch_distributed.loader.order import RandomOrder
 from annbatch_distributed.loader.order import source_order as endless_order
+from tests.loaders import numbered
 from tests.meeting import agreement, met_in_threads, verdict
 
 if TYPE_CHECKING:
@@ -623,6 +624,54 @@ def test_copy_of_mixture_resumes_alone(duplicate: Any) -> None:
     assert read(other) == whole[60:]
     steps += [(batch["source"], batch["index"].tolist()) for batch in batches]
     assert steps == whole[:60]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda mixture: pickle.loads(pickle.dumps(mixture))])
+def test_copy_at_the_end_of_an_epoch_reads_the_next_one(duplicate: Any) -> None:
+    """The sources are within their epochs there, and the copy begins new passes of them."""
+    mixture, whole = mixed(), mixed()
+    expected = [read(whole), read(whole)][1]
+    read(mixture)
+    assert read(duplicate(mixture)) == expected
+
+
+def test_length_after_a_loop_that_was_left_is_of_the_next_pass() -> None:
+    """Epochs of a mixture until its largest source ends have different lengths."""
+    lengths = []
+    for epoch in range(4):
+        mixture = mixed_in(epoch)
+        next(iter(mixture))
+        lengths.append(len(mixture))
+    assert len(set(lengths)) > 1
+    assert lengths == [sum(1 for _ in mixed_in(epoch)) for epoch in range(1, 5)]
+
+
+def mixed_in(epoch: int) -> MixedLoader:
+    mixture = mixed(until="all")
+    mixture.set_epoch(epoch)
+    return mixture
+
+
+def test_state_that_more_ranks_cannot_resume_is_refused() -> None:
+    """One batch of one row is left of a source, which two ranks can't share."""
+    alone, pair = (
+        MixedLoader(
+            {"tahoe": numbered(sampler_of(rank), 4), **loaders(rank.rank, rank.world_size, "census")},
+            weights={"tahoe": 1, "census": 0.001},
+            n_steps=10,
+        )
+        for rank in (Rank(0, 1), Rank(0, 2))
+    )
+    read(alone, 3)
+    before = pair.state_dict()
+    with pytest.raises(ValueError, match=r"1 batches left, of which 2 ranks can't have equally many") as raised:
+        pair.load_state_dict(alone.state_dict())
+    assert "It is the state of the source 'tahoe'." in raised.value.__notes__
+    assert pair.state_dict() == before
+
+
+def sampler_of(rank: Rank) -> DistributedSampler:
+    return DistributedSampler(RandomSampler(1, 4, 1), dist_info=rank, seed=0, remainder="exact")
 
 
 def test_step_of_mixture_digests_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -452,16 +452,14 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     def _start_of(self, epoch: int) -> Place:
         """Return the beginning of an epoch, to which a walk leads from the anchor, or from the first epoch."""
-        is_later = epoch >= self._anchor.epoch
-        place = self._anchor if is_later else self._first_place
+        place = self._anchor if epoch >= self._anchor.epoch else self._first_place
         if epoch == place.epoch:
             return place.beginning()
         if self._anchor.epoch < self._known.epoch <= epoch:
             place = self._known
         while place.epoch < epoch:
             place = self._after(place)
-        if is_later:
-            self._known = place
+        self._known = place
         return place
 
     def _after(self, place: Place) -> Place:
