@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from tests.loaders import numbered
+from tests.meeting import agreement
 from tests.samplers import batches, job, repeats
 from tests.strategies import jobs
 from tests.test_state import DAMAGED, NO_STATES
@@ -487,6 +488,60 @@ def test_sampler_is_resharded_where_its_caller_says() -> None:
         next(begun)
     assert before.state_dict(batches_done=3) == expected.state_dict(batches_done=3)
     assert batches(before.sample(N_OBS)) == batches(expected.sample(N_OBS))
+
+
+def test_pass_whose_rank_changes_unnoticed_raises() -> None:
+    """The process group was made again, and nobody called reshard: no rows of the old shard are read."""
+    places = [(0, 2)]
+    for dist_info in (lambda: places[-1], deferred(lambda: places[-1])):
+        del places[1:]
+        sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=dist_info, seed=0)
+        loader = numbered(sampler, N_OBS, read_ahead=1)
+        batches, begun = iter(loader), None
+        next(batches)
+        state = loader.state_dict(batches_done=1)
+        places.append((0, 3))
+        with pytest.raises(RuntimeError, match=r"world_size=2\), and is .*3\) now. Call loader.reshard\(\) in every"):
+            list(batches)
+        loader.load_state_dict(state)
+        begun = sampler.sample(N_OBS)
+        with pytest.raises(RuntimeError, match=r"Call loader.reshard\(\) in every process"):
+            next(begun)
+
+
+def test_rank_that_a_group_gave_is_not_asked_for_again() -> None:
+    """A callable may make a group, which all processes do together."""
+    asked = []
+
+    def make_group() -> Rank:
+        asked.append(1)
+        return Rank(0, 2)
+
+    list(DistributedSampler(RandomSampler(4, 2, 4), dist_info=make_group, seed=0).sample(N_OBS))
+    assert len(asked) == 1
+
+
+def test_rank_that_is_ahead_goes_back_after_the_ranks_have_changed() -> None:
+    """The step that a dead rank broke off was finished by some."""
+    ranks = [numbered(random_on(rank, 4), N_OBS) for rank in range(3)]
+    for loader, n_done in zip(ranks, (3, 4, 3), strict=True):
+        list(zip(range(n_done), loader, strict=False))
+    for rank, loader in enumerate(ranks):
+        loader.reshard(Rank(rank, 3))
+    (message,) = set(agreement(ranks))
+    assert "batches done: 3 on 4 ranks on ranks 0 and 2; 4 on 4 ranks on rank 1" in message
+    assert "Rank 1 can go back to the last step that all have done: " in message
+    assert "loader.reshard(batches_done=3)" in message
+    ranks[1].reshard(batches_done=3)
+    assert agreement(ranks) == ["", "", ""]
+    assert len({json.dumps(loader.state_dict()) for loader in ranks}) == 1
+    next(iter(ranks[0]))
+    with pytest.raises(ValueError, match="batches_done must be at least 3, which were done before this pass"):
+        ranks[0].state_dict(batches_done=2)
+
+
+def random_on(rank: int, world_size: int) -> DistributedSampler:
+    return DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(rank, world_size), seed=0, remainder="exact")
 
 
 def test_source_of_the_rank_stays_in_its_process() -> None:

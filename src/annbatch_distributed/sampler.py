@@ -33,7 +33,7 @@ from annbatch_distributed.lanes import Lane, Remainder, Worker
 from annbatch_distributed.masks import AnyMask, check_names, open_ended
 from annbatch_distributed.plan import Classes, EpochPlan
 from annbatch_distributed.planner import Planner, StepSelection, check_segments, rows_at
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement, placement_again, placement_of
+from annbatch_distributed.ranks import Deferred, DistInfo, Placement, placement_again, placement_of, rank_now
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import SharedFlag, base_seed, current_worker, worker_info_hidden
 from annbatch_distributed.rows import BOUND, Rows, integer, integers, names_of
@@ -768,7 +768,9 @@ class DistributedSampler(Sampler):
         return self._pass
 
     def check_is_last(self, begun: Pass) -> None:
-        """Raise a RuntimeError if another pass was begun since one that is being read."""
+        """Raise a RuntimeError if another pass was begun since one that is being read, or this is another rank now."""
+        if begun.rank != self.placement.rank:
+            self.check_rank(begun)
         if self._pass not in (None, begun):  # None after set_epoch, which leaves open passes as they are
             raise RuntimeError(
                 "Another pass over this loader was begun, which has ended this one: a loader and what its "
@@ -778,11 +780,14 @@ class DistributedSampler(Sampler):
 
     def check_rank(self, begun: Pass) -> None:
         """Raise a RuntimeError if the ranks have changed since a pass was begun."""
-        here = self.placement.rank
+        here, remedy = self.placement.rank, "Iterate over the loader again."
+        if begun.rank == here and current_worker() is None:
+            here = rank_now(self._dist_info, self.placement)
+            remedy = "Call loader.reshard() in every process after the same step."
         if begun.rank != here:
             raise RuntimeError(
                 f"The ranks have changed since this pass was begun: this process was {begun.rank}, and is {here} now. "
-                "Iterate over the loader again."
+                f"{remedy}"
             )
 
     @contextmanager
@@ -867,15 +872,16 @@ class DistributedSampler(Sampler):
         if self._pass is None and (batches_done is None or (self._position.finished and not batches_done)):
             return self._state(self._position.with_lanes(self._n_lanes), collection)
         assert batches_done is not None  # a loader that has begun a pass knows how far it is
-        position, n_batches = self._next(), BOUND
+        # before a pass is begun, it may go back to an earlier number of ranks
+        position, least, n_batches = self._next(), 0, BOUND
         if self._pass is not None:
-            position, n_batches = self._pass.position, self._pass.n_batches
+            position, least, n_batches = self._pass.position, self._pass.position.done_before, self._pass.n_batches
         elif batches_done > position.done:
             self._check_workers_have_not_read()
-        if not position.done_before <= batches_done <= n_batches:
+        if not least <= batches_done <= n_batches:
             raise ValueError(
-                f"batches_done must be at least {position.done_before}, which were done before this pass, and at most "
-                f"{n_batches}, the batches of its epoch, got {batches_done}."
+                f"batches_done must be at least {least}, which were done before this pass, and at most {n_batches}, "
+                f"the batches of its epoch, got {batches_done}."
             )
         return self._state(position.at(batches_done, n_batches), collection)
 

@@ -90,9 +90,20 @@ class Position:
         return replace(self, segments=segments)
 
     def at(self, done: int, n_batches: int) -> Position:
-        """Return the position after ``done`` of the ``n_batches`` batches that each lane has in this epoch."""
+        """Return the position after ``done`` of the ``n_batches`` batches that each lane has in this epoch.
+
+        It may be in an earlier segment.
+
+        >>> position = Position(segments=(Segment(4, 1, 6), Segment(3, 1, 2)))
+        >>> position.at(9, 20).segments
+        (Segment(n_lanes=4, n_workers=1, done=6), Segment(n_lanes=3, n_workers=1, done=3))
+        >>> position.at(5, 20).segments
+        (Segment(n_lanes=4, n_workers=1, done=5),)
+        """
         *segments, last = self.segments
-        last = last._replace(done=done - self.done_before)
+        while segments and done < sum(segment.done for segment in segments):
+            last = segments.pop()
+        last = last._replace(done=done - sum(segment.done for segment in segments))
         return replace(self, segments=(*segments, last), finished=done == n_batches)
 
     def after(self) -> Position:

@@ -187,6 +187,8 @@ class Description:
     """What tells plans apart; they follow from those, unless a sampler or sharding of a user's own does otherwise."""
     same_for_peers: dict[str, Any] = field(default_factory=dict)
     """What must be the same in all processes that have the same share."""
+    done: tuple[int, int] = (0, 0)
+    """Its epoch, and the number of batches, or steps of a mixture, that are done of it."""
     read: dict[str, Any] = field(default_factory=dict)
     """What it has read and what was planned for it, if that is asked."""
     problem: str = ""
@@ -215,10 +217,18 @@ class Description:
         same |= {"epoch": position.epoch, "batches done": bounded(", ".join(done) or "none")}
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
         peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
-        return cls(job.rank.rank, job.rank.world_size, job.n_peers, same | flat(dict(more)), _digest(plan), peers)
+        return cls(
+            job.rank.rank,
+            job.rank.world_size,
+            job.n_peers,
+            same | flat(dict(more)),
+            _digest(plan),
+            peers,
+            (position.epoch, position.done),
+        )
 
     @classmethod
-    def joined(cls, parts: Mapping[str, Description], more: Values) -> Self:
+    def joined(cls, parts: Mapping[str, Description], more: Values, done: tuple[int, int]) -> Self:
         """Return what a process says of several samplers, by their names, and of what mixes them."""
 
         def named(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -237,6 +247,7 @@ class Description:
             flat(dict(more)) | named({name: part.same for name, part in parts.items()}),
             " ".join(part.plan for part in parts.values()),
             named({name: part.same_for_peers for name, part in parts.items()}),
+            done,
         )
 
 
@@ -348,6 +359,13 @@ def compare(described: Mapping[int, Description]) -> None:
             problems += _unequal(own, "process", f", of rank {rank}")
     if problems:
         advice = "Every process must make its sampler with the same arguments, and be in the same epoch."
+        epochs, numbers = zip(*(process.done for process in named.values()), strict=True)
+        if len(set(epochs)) == 1 and len(set(numbers)) > 1:
+            ahead = [name for name, process in named.items() if process.done[1] > min(numbers)]
+            advice = (
+                f"{listed(kind, ahead).capitalize()} can go back to the last step that all have done: "
+                f"loader.reshard(batches_done={min(numbers)})."
+            )
         raise disagreement("The ranks of this job don't agree:", problems, advice)
 
 

@@ -511,7 +511,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         with errors_explained(self._sampler.framework_object):
             self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch: see :meth:`DistributedSampler.reshard`.
 
         An open iterator continues with the batches of the new rank. Batches whose step isn't done come again, on
@@ -521,6 +521,9 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         ----------
         dist_info
             Source of the new rank and world size, as for :class:`DistributedSampler`. None asks the same source again.
+        batches_done
+            Number of batches of this epoch that every rank has done, as for :meth:`state_dict`. None takes the number
+            of this process.
 
         Raises
         ------
@@ -543,7 +546,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         >>> step + 1
         5
         """
-        self._sampler.reshard_at(self.state_dict(), dist_info)
+        self._sampler.reshard_at(self.state_dict(batches_done=batches_done), dist_info)
 
     # Checks
 

@@ -69,7 +69,7 @@ class TrainingLoader(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume where a state was saved, on every rank."""
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart."""
 
     def plan(self) -> object:

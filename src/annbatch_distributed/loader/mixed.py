@@ -618,19 +618,24 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             return self._upcoming if isinstance(self._upcoming, Place) else self._next()
         last = self._pass or self._pass_at(self._next())
         place = last.place
+        # before a pass is begun, it may go back to an earlier number of ranks
+        least = place.before if self._pass is None else place.done
         if batches_done is None:
             batches_done = place.done + self._steps.n_done
-        if not place.done <= batches_done <= last.n_steps:
+        if not least <= batches_done <= last.n_steps:
             raise ValueError(
-                f"batches_done must be at least {place.done}, which were done before this pass, and at most "
-                f"{last.n_steps}, the steps of its epoch, got {batches_done}."
+                f"batches_done must be at least {least}, which were done before this pass, and at most {last.n_steps}, "
+                f"the steps of its epoch, got {batches_done}."
             )
         if batches_done == place.done and not last.has_ended:
             return place
-        tracks = {}
+        tracks, step = {}, place.first + batches_done
         for name, source in self._sources.items():
-            n_batches = len(self._order.steps_of(name, place.step, place.first + batches_done))
-            tracks[name] = place.tracks[name].after(source.segment(n_batches))
+            track = place.tracks[name]
+            if batches_done < place.done:
+                tracks[name] = track.before(len(self._order.steps_of(name, step, place.step)))
+            else:
+                tracks[name] = track.after(source.segment(len(self._order.steps_of(name, place.step, step))))
         return replace(place, tracks=tracks, done=batches_done, finished=batches_done == last.n_steps)
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
@@ -714,7 +719,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         # steps of another order aren't known here: tracks begin after them
         return replace(place, tracks=here, before=place.done) if has_other_order else place
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart: see :meth:`StatefulLoader.reshard`.
 
         Parameters
@@ -722,6 +727,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         dist_info
             Source of the new rank and world size, for all sources. None asks those that the samplers of the sources
             have.
+        batches_done
+            Number of steps of this epoch that every rank has done. None takes the number of this process.
 
         Raises
         ------
@@ -729,7 +736,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             If a source can't be resumed on this number of ranks, or ``dist_info`` is none. The mixture is then as it
             was.
         """
-        state, cut = self.state_dict(), self._pass or self._cut
+        state, cut = self.state_dict(batches_done=batches_done), self._pass or self._cut
         with ExitStack() as stack:
             for source in self._sources.values():
                 stack.enter_context(source.resharded(dist_info))
@@ -853,7 +860,11 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             at = source.here(source.position_after(upcoming.tracks[name]))
             parts[name] = source.sampler.describe_at(place, source.loader.n_obs, at, source.loader._collection)
         mine = {"sources": ", ".join(self._sources), **self._identity}
-        return Description.joined(parts, {**mine, "epoch": upcoming.epoch, "steps done": upcoming.done})
+        return Description.joined(
+            parts,
+            {**mine, "epoch": upcoming.epoch, "steps done": upcoming.done},
+            (upcoming.epoch, upcoming.done),
+        )
 
     def check_epoch_read(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> str:
         """Check that all ranks together have read what was planned in the epochs of sources that have ended.

@@ -44,6 +44,14 @@ class Track:
         """Number of batches that it has given since."""
         return sum(segment.done for segment in self.since)
 
+    def before(self, n_batches: int) -> Track:
+        """Return the same track without its last batches."""
+        *others, last = self.since or (Segment(1, 1, 0),)
+        if n_batches <= last.done:
+            since = (*others, last._replace(done=last.done - n_batches))
+            return replace(self, since=tuple(part for part in since if part.done))
+        return replace(self, since=tuple(others)).before(n_batches - last.done)
+
     def after(self, segment: Segment) -> Track:
         """Return the same track after some more batches."""
         *others, last = self.since or (segment._replace(done=0),)

@@ -318,12 +318,12 @@ class WorkerDataLoader(DataLoader[Any]):
         """Resume where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch: see :meth:`.StatefulLoader.reshard`.
 
         The next batch is read by new workers.
         """
-        self.sampler.reshard_at(self.state_dict(), dist_info)
+        self.sampler.reshard_at(self.state_dict(batches_done=batches_done), dist_info)
 
 
 def _have_died(workers: DataLoader[Any]) -> bool:

@@ -13,6 +13,7 @@ from annbatch_distributed.ranks.resolve import (
     mesh_ranks,
     placement_again,
     placement_of,
+    rank_now,
     resolve,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "mesh_ranks",
     "placement_again",
     "placement_of",
+    "rank_now",
     "resolve",
 ]

@@ -87,6 +87,8 @@ class Placement:
     """Whose numbers the processes have; None if no framework was asked."""
     processes: tuple[int, ...] | None = None
     """The processes of the job, in ascending order, as the framework numbers them; None means all of them."""
+    can_be_asked: bool = False
+    """True if its source can be asked at any time, by one process alone."""
     n_peers: int | None = 1
     """How many processes have the same share, this one included: those that split up a model, not the data. None where
     it follows from how many processes there are."""

@@ -297,7 +297,7 @@ def _call(function: Callable[[], object]) -> Placement:
     if len(answer) != 2:
         raise ValueError(f"{expected}, got {len(answer)} values: {answer!r}.")
     try:
-        return Placement(Rank(*answer), source="a callable")
+        return Placement(Rank(*answer), source="a callable", can_be_asked=True)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{expected} with 0 <= rank < world_size, got {answer!r}: {error}") from None
 
@@ -382,3 +382,11 @@ def placement_of(dist_info: DistInfo | Deferred) -> Placement | Deferred:
 def placement_again(dist_info: DistInfo | Deferred) -> Placement | Deferred:
     """Ask a ``dist_info`` that may have been asked before; copies of a deferred one keep the answer they have."""
     return placement_of(dist_info.unanswered() if isinstance(dist_info, Deferred) else dist_info)
+
+
+def rank_now(dist_info: DistInfo | Deferred | None, known: Placement) -> Rank:
+    """Return the rank that a ``dist_info`` gives now, if it can be asked at any time; else the known one."""
+    if dist_info is None or not known.can_be_asked or (known.framework == "torch" and not torch.is_initialized()):
+        return known.rank
+    answer = placement_again(dist_info)
+    return (answer.placement() if isinstance(answer, Deferred) else answer).rank

@@ -33,7 +33,7 @@ def default_group() -> Placement:
             "accelerate's Accelerator or PartialState, or Ray Train's context."
         )
     rank = Rank(dist.get_rank(), dist.get_world_size())
-    return Placement(rank, source="torch's default process group", framework="torch")
+    return Placement(rank, source="torch's default process group", framework="torch", can_be_asked=True)
 
 
 def _distributed() -> Any:  # noqa: ANN401 a module
