@@ -195,6 +195,40 @@ def test_sets_are_fresh_in_each_epoch_and_the_same_anywhere() -> None:
 PARTS = [slice(0, 4), slice(4, 8)]
 
 
+def test_identity_depends_on_no_order_of_values() -> None:
+    """Nor on the order of categories, how controls are given, or a mask that selects every cell."""
+    obs = pd.DataFrame({"drug": 8 * [*"abcd"], "line": 32 * ["A"]})
+    reordered = obs.assign(drug=pd.Categorical(obs["drug"], categories=[*"dxcba"]))
+    expected = Sets.from_obs(obs, by="drug", size=2, chunk=1, controls={"drug": ["a", "b"]}, seed=0)
+    same = [
+        (reordered, ["b", "a"], None),
+        (obs, {"a", "b"}, slice(0, 32)),
+        (obs, pd.Index(["b", "a"]), np.ones(32, bool)),
+    ]
+    for table, controls, mask in [*same, (obs, np.array(["a", "b"]), None)]:
+        sets = Sets.from_obs(table, by="drug", size=2, chunk=1, controls={"drug": controls}, mask=mask, seed=0)
+        assert sets.identity == expected.identity
+        assert [*sets.groups] == [*expected.groups]
+
+
+def test_groups_are_told_apart_whatever_their_values() -> None:
+    obs = pd.DataFrame({"p": ["a, b"] * 8 + ["a"] * 8 + ["1"] * 8, "q": ["c"] * 8 + ["b, c"] * 8 + [1] * 8})
+    sets = Sets.from_obs(obs, by=["p", "q"], size=4, chunk=2, seed=0)
+    assert [*dict.fromkeys(sets.groups)] == ["'1', 1", "'a', 'b, c'", "'a, b', 'c'"]
+    # many columns of many categories, most of them unused
+    many = pd.Categorical(["v0"] * 24, categories=[f"v{number}" for number in range(2**16)])
+    wide = obs.assign(**{f"k{number}": many for number in range(4)})
+    assert len(set(Sets.from_obs(wide, by=[*wide], size=4, chunk=2, seed=0).groups)) == 3
+
+
+def test_group_without_sets_needs_no_controls() -> None:
+    """A group that is too small has none under drop."""
+    obs = pd.DataFrame({"line": ["A"] * 40 + ["B"] * 2, "drug": ["D"] * 20 + ["x"] * 22})
+    with pytest.warns(UserWarning, match=r"leaves out 1 of 2 groups"):
+        sets = Sets.from_obs(obs, by=["line", "drug"], size=16, controls={"drug": "D"}, match="line", seed=0)
+    assert len(sets) == 1
+
+
 def test_every_control_is_drawn_at_some_time() -> None:
     """A pool of 23 cells has chunks of 2 from its front or its back."""
     obs = pd.DataFrame({"drug": 23 * ["DMSO"] + 40 * ["a"]})
@@ -259,7 +293,12 @@ def test_batches_are_the_cells_of_the_sets_that_the_sampler_samples(
     for rows, cells in zip(plain, ours, strict=True):
         cells.load_state_dict(states[1])
         numbers = batches(rows.sample(drawn.n_obs))
-        assert batches(cells.sample(sets.n_obs)) == expected(sets, epoch, numbers)
+        first, requests = cells.batches_done, list(cells.sample(sets.n_obs))
+        assert batches(requests) == expected(sets, epoch, numbers)
+        # sets are numbered through the batch of a rank, also of several virtual ranks
+        marks: list[Any] = [split.tolist() for request in requests for split in request["set"]]  # type: ignore[typeddict-item]  # our key
+        of_steps = cells.rows_of(sets.n_obs, slice(first, None), ranks=cells.rank).groupby("step")["set"]
+        assert [own.tolist() for _, own in of_steps] == marks
         told = [sampler.rows_of(n, slice(None)) for sampler, n in ((rows, drawn.n_obs), (cells, sets.n_obs))]
         of_batches = [[group["row"].tolist() for _, group in frame.groupby(["step", "rank"])] for frame in told]
         assert of_batches[1] == expected(sets, epoch, of_batches[0])
@@ -389,8 +428,8 @@ GIVEN = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"
         ({"size": 8, "chunk": 3}, ValueError, r"chunk must divide size, got chunk=3 and size=8. Pass chunk=2, say"),
         ({"tail": "keep"}, ValueError, r"tail must be one of 'drop', 'short', 'fill', got 'keep'"),
         ({"seed": -1}, ValueError, r"seed must be at least 0"),
-        ({"match": ["plate"]}, ValueError, r"match names columns of by .* match=\['plate'\] with by="),
-        ({"controls": None}, ValueError, r"match names columns of by .* and no controls"),
+        ({"match": ["plate"]}, ValueError, r"match must name columns of by .* match=\['plate'\] with by="),
+        ({"controls": None}, ValueError, r"match must name columns of by .* and no controls"),
         (
             {"size": 5},
             ValueError,
@@ -398,10 +437,19 @@ GIVEN = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"
         ),
         ({"by": ["plate", "drug"], "match": []}, TypeError, r"match must be the name of a column"),
         ({"by": ["plate"], "match": "plate"}, ValueError, r"plate is missing in 1 cell to use"),
-        ({"controls": {"drug": "E"}}, ValueError, r"No cell is a control: none has \{'drug': 'E'\}"),
-        ({"controls": np.zeros(3, dtype=bool)}, ValueError, r"controls must have a boolean for each of the 12 cells"),
+        ({"controls": {"drug": "E"}}, ValueError, r"controls must name values of drug, and no cell has 'E'"),
+        ({"controls": {"drug": ["D", "E"]}}, ValueError, r"controls must name values of drug, and no cell has 'E'"),
+        ({"controls": {}, "match": None}, ValueError, r"controls must be a dict of columns .*, got \{\}"),
+        (
+            {"controls": "D"},
+            ValueError,
+            r"controls must be a dict of columns and their values, such as \{'drug': 'DMSO'\}",
+        ),
+        ({"controls": np.zeros(3, dtype=bool)}, ValueError, r"or have a boolean for each of the 12 cells"),
+        ({"controls": np.zeros(12, dtype=bool)}, ValueError, r"No cell to use is a control"),
+        ({"by": ["line"], "controls": {"plate": "1"}, "match": None}, ValueError, r"plate is missing in 1 cell to use"),
         ({"mask": slice(0, 11)}, ValueError, r"No control has the line of 2 groups: B, x; B, y"),
-        ({"mask": slice(0, 4)}, ValueError, r"No control is left: the mask selects none"),
+        ({"mask": slice(0, 4)}, ValueError, r"No cell to use is a control. Widen the mask"),
         ({"mask": slice(4, 6)}, ValueError, r"No cells are left for sets"),
         ({"mask": pd.Series(True, index=OBS.index[::-1])}, ValueError, r"have the names of the collection's cells in"),
         ({"controls": (OBS["drug"] == "D")[::-1]}, ValueError, r"have the names of the collection's cells in another"),
@@ -410,6 +458,16 @@ GIVEN = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"
 def test_arguments_that_make_no_sets_are_refused(arguments: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         Sets.from_obs(OBS, **GIVEN | arguments)
+
+
+def test_columns_must_be_labels() -> None:
+    with pytest.raises(ValueError, match=r"obs must have a single column drug, and has 2"):
+        Sets.from_obs(OBS[["drug", "drug"]], by="drug", size=1, chunk=1)
+    lists = OBS.assign(drug=[[drug] for drug in OBS["drug"]])
+    with pytest.raises(TypeError, match=r"The column drug of obs must have labels: unhashable"):
+        Sets.from_obs(lists, by="drug", size=1, chunk=1)
+    with pytest.raises(ValueError, match="obs has no cells"):
+        Sets.from_obs(OBS[:0], by="drug", size=1, chunk=1)
 
 
 def test_obs_must_be_a_table() -> None:

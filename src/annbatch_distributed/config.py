@@ -102,7 +102,7 @@ class Config:
             _chunk_grid(sampler, align, resolved),
             allowed,
             selected,
-            sets,
+            None if sets is None else replace(sets, names=None),  # of very many cells, and compared by the sampler
         )
 
     def with_mask(self, mask: AnyMask) -> Self:
@@ -189,8 +189,7 @@ def _check_sets(sets: object, mask: Mask, seed: int | None) -> None:
     """Raise if sets are none, are to be narrowed down by a mask, or have no seed that all ranks have."""
     if sets is None:
         return
-    if not isinstance(sets, Sets):
-        raise TypeError(f"sets must be Sets, got {sets!r}. Make them with Sets.from_obs(...).")
+    sets = Sets.checked(sets)
     # class samplers have the mask of all sets, for each of which they have a label
     if mask is not ALL and mask.rows != Rows((range(len(sets)),)):
         raise ValueError(

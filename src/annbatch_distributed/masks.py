@@ -59,9 +59,10 @@ def _difference(
         remedy = f"Names repeat, so make {what} of collection.obs() itself"
     else:
         remedy = f"Take them by name: {what}.reindex(collection.obs().index)"
+    by_position = f"{what}.reset_index(drop=True)" if what == "obs" else f"{what}.to_numpy()"
     return (
         f"The values of {what} {problem}: row {row} of the collection is {own!r}, and {what} has {given!r} there. "
-        f"{remedy}; or, if they are right by position, pass {what}.to_numpy()."
+        f"{remedy}; or, if they are right by position, pass {by_position}."
     )
 
 

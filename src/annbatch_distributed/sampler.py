@@ -13,12 +13,14 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import annbatch.samplers
@@ -584,6 +586,11 @@ class DistributedSampler(Sampler):
         ValueError, RuntimeError
             As for :meth:`plan`; or, while iterating, if the wrapped sampler doesn't keep its ``n_batches`` or its rows.
         """
+        if self._config.sets is not None and _is_annbatchs(sys._getframe(1)):
+            raise RuntimeError(
+                "annbatch's Loader doesn't say which cells are of which set, or controls. Read sets with a "
+                "StatefulLoader, which takes the same arguments."
+            )
         worker, position = current_worker(), self._next()
         if worker is not None:
             self._workers_flag.set()
@@ -690,9 +697,13 @@ class DistributedSampler(Sampler):
                 rows.append(read.rows)
         of_sets: dict[str, list[npt.NDArray[Any]]] = {}
         if plan.sets is not None:
-            cells = [plan.sets.cells_of(numbers) for numbers in rows[1:]]
+            cells, n_before = [plan.sets.cells_of(numbers) for numbers in rows[1:]], Counter[tuple[int, int]]()
+            of_sets["set"] = [np.arange(0)]
+            for place, numbers, (_, which) in zip(places, rows[1:], cells, strict=True):
+                # behind those of the rank's other lanes, as in its batch
+                of_sets["set"].append(n_before[place] + which)
+                n_before[place] += len(numbers)
             rows[1:] = [own.rows for own, _ in cells]
-            of_sets["set"] = [np.arange(0), *(which for _, which in cells)]
             of_sets["is_control"] = [np.zeros(0, dtype=np.bool_), *(own.are_controls for own, _ in cells)]
         # (batches, 2), repeated to (rows, 2): the step and the rank of each row
         of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
@@ -1047,6 +1058,7 @@ class DistributedSampler(Sampler):
 
     def __repr__(self) -> str:
         config = self._config
+        sets = "" if config.sets is None else f"sets={config.sets!r}, "
         virtual = "" if self._virtual_ranks is None else f"virtual_ranks={self._virtual_ranks}, "
         who, source = "rank=?, world_size=?", "deferred"
         if not isinstance(self._placement, Deferred) or self._placement.is_known:
@@ -1054,11 +1066,16 @@ class DistributedSampler(Sampler):
         return (
             f"{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder={config.remainder!r}, "
             f"sharding={getattr(config.sharding, '__name__', config.sharding)}, mask={shortened(self.mask)}, "
-            f"seed={config.seed}, {virtual}epoch={self.epoch}, source={source!r})"
+            f"seed={config.seed}, {sets}{virtual}epoch={self.epoch}, source={source!r})"
         )
 
 
 _PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
+
+
+def _is_annbatchs(frame: FrameType) -> bool:
+    """Return True if code of annbatch has called."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "annbatch"
 
 
 def warn(message: str) -> None:

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
+from reprlib import repr as shortened
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from annbatch_distributed.masks import AnyMask, check_names, resolve_mask
+from annbatch_distributed.masks import AnyMask, check_names, open_ended, resolve_mask
 from annbatch_distributed.rows import BOUND, Int64Array, Rows, integer, names_of, plural, runs
 
 type Flags = npt.NDArray[np.bool_]
@@ -79,9 +80,9 @@ class Cells(NamedTuple):
     rows: Int64Array
     """Row of each cell: those of the group, then its controls."""
     are_controls: Flags
-    """For each, whether it is a control."""
+    """True for controls, for each cell."""
     are_repeats: Flags
-    """For each, whether it fills up a set, and is in a set of this epoch already."""
+    """True for cells that fill up a set, for each cell: they are in another set of this epoch, or in this one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,7 +110,7 @@ class Sets:
     chunk: int
     """Number of consecutive cells of a group that stay together."""
     tail: str
-    """What becomes of the cells of a group that are no multiple of ``size``."""
+    """Place of the remaining cells of a group: one of ``_TAILS``."""
     seed: int | None
     """Seed of the sets; None takes the sampler's."""
     identity: dict[str, Any] = field(default_factory=dict)
@@ -142,33 +143,33 @@ class Sets:
         size
             Number of cells of a set, without its controls.
         controls
-            Which cells are controls: a dict of a column and its value or values, such as ``{"drug": "DMSO"}`` (cells
-            for which all columns fit), or a boolean for each cell. Each set gets as many controls as it has cells.
-            None (default) makes sets without controls.
+            Control cells: a dict of columns and their values, such as ``{"drug": "DMSO"}``, or a boolean for each cell.
+            Each set gets as many controls as it has cells; if fewer match, they repeat. None (default) makes sets
+            without controls.
         match
             Columns, among those of ``by``, in which controls have the values of their set. None lets every control
             match.
         mask
             Cells to use, treated and controls alike, as for :class:`DistributedSampler`. None uses all.
         chunk
-            Number of consecutive cells of a group that stay together (default 16), which must divide ``size``. More
-            are read faster, fewer mix better.
+            Number of consecutive cells of a group that stay together (default 16). It must divide ``size``. Larger
+            chunks are read faster; smaller chunks mix the cells of a group better.
         tail
-            What becomes of the cells of a group that are left over when it is cut into sets:
+            Place of the remaining cells of a group whose number is no multiple of ``size``:
 
             ``"drop"``
-                They are in no set of this epoch (default). Others are left over in the next one: any two consecutive
-                epochs have every cell in a set. Groups of fewer than ``size`` cells have no set.
+                in no set of this epoch (default). The next epoch drops different cells. Groups of fewer than ``size``
+                cells have no sets.
             ``"short"``
-                They are a smaller set.
+                in a smaller set, with as many controls.
             ``"fill"``
-                They are a set, which other cells of the group fill up, marked in ``batch["repeated"]``.
+                in a set with other cells of the group, which are marked in ``batch["repeated"]``.
         seed
             Seed of the sets, within ``[0, 2**63)``. None (default) takes the sampler's, which must have one.
 
         Returns
         -------
-        The sets, which are drawn again in each epoch. Every cell of the groups is in at most one set of an epoch.
+        The sets. Each epoch has different ones, and a cell is in at most one set of an epoch.
 
         Raises
         ------
@@ -176,7 +177,7 @@ class Sets:
             If an argument has the wrong type.
         ValueError
             If ``obs`` lacks a column, a cell to use has no value in one, ``chunk`` doesn't divide ``size``, no group is
-            large enough, a group has no control that matches, or names differ.
+            large enough, no control matches a group, or ``mask`` or ``controls`` have the cells in another order.
 
         Warns
         -----
@@ -226,33 +227,36 @@ class Sets:
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         if match is not None and (controls is None or not set(matched) <= set(columns)):
             raise ValueError(
-                f"match names columns of by in which controls have the values of their set, got match={matched} with "
-                f"by={columns} and {'no ' if controls is None else ''}controls."
+                f"match must name columns of by in which controls have the values of their set, got match={matched} "
+                f"with by={columns}{' and no controls' if controls is None else ''}."
             )
         settings = {"by": columns, "match": matched, "size": size, "chunk": chunk, "tail": tail, "seed": seed}
+        if not len(obs):
+            raise ValueError("obs has no cells.")
+        _check_columns(obs, [*columns, *matched])
         names = names_of("obs", pd.Series(0, index=obs.index))
         is_used, mask_identity = _used(obs, mask, names)
-        is_control, controls_identity = _controls(obs, controls, names)
+        is_control, controls_identity = _controls(obs, controls, names, is_used)
 
         rows = np.flatnonzero(is_used & ~is_control)
         if not len(rows):
             raise ValueError("No cells are left for sets: the mask selects none, or all of them are controls.")
-        _check_columns(obs, [*columns, *matched])
-        keys = _keys(obs, columns, rows)
-        # of keys 5 9 5, groups 0 1 0
-        present, groups = np.unique(keys, return_inverse=True)
+        groups = _numbered(obs, columns, rows)
         # the first cell of each group stands for it
-        stands = rows[np.unique(groups, return_index=True)[1]]
-        labels = tuple(", ".join(map(str, values)) for values in obs[columns].iloc[stands].itertuples(index=False))
-        treated = Grouped.of(rows, groups, len(present))
-        pools, pool_of = None, np.zeros(len(present), dtype=np.int64)
-        if controls is not None:
-            pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), stands, labels)
+        first_cells = rows[np.unique(groups, return_index=True)[1]]
+        labels = _labels(obs[columns].iloc[first_cells])
+        # in the order of their names, which the order of a column's categories doesn't change
+        order = np.argsort(labels)
+        groups, first_cells = np.argsort(order)[groups], first_cells[order]
+        treated = Grouped.of(rows, groups, len(labels))
         identity = settings | {"mask": mask_identity, "controls": controls_identity, "cells": treated.digest()}
-        identity["pools"] = None if pools is None else pools.digest()
-        made = cls(labels, len(obs), treated, pools, pool_of, size, chunk, tail, seed, identity, names)
-        made._check_sizes()
-        return made
+        sets = cls(tuple(labels[order]), len(obs), treated, None, groups[:0], size, chunk, tail, seed, identity, names)
+        sets._check_sizes()
+        if controls is None:
+            return sets
+        pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), first_cells)
+        sets._check_pools(pools.sizes[pool_of], matched)
+        return replace(sets, pools=pools, pool_of=pool_of, identity=identity | {"pools": pools.digest()})
 
     def _check_sizes(self) -> None:
         """Warn of groups that are too small for a set, or raise if all are."""
@@ -261,14 +265,23 @@ class Sets:
             return
         sizes = self.treated.sizes
         named = ", ".join(f"{self.labels[group]} ({plural(int(sizes[group]), 'cell')})" for group in small[:_MOST])
-        few = (
+        message = (
             f"tail='drop' leaves out {len(small):,} of {plural(len(sizes), 'group')} in every epoch, since they have "
             f"fewer than size={self.size} cells, {int(sizes[small].sum()):,} in all: {named}"
             f"{', ...' if len(small) > _MOST else ''}. Pass a smaller size, or tail='short' or 'fill'."
         )
         if len(small) == len(sizes):
-            raise ValueError(few)
-        warnings.warn(few, UserWarning, stacklevel=3)
+            raise ValueError(message)
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+    def _check_pools(self, sizes: Int64Array, matched: Sequence[str]) -> None:
+        """Raise if a group with sets has no controls; ``sizes`` is the number of them for each group."""
+        empty = [self.labels[group] for group in np.flatnonzero((sizes == 0) & (self._n_sets > 0)).tolist()]
+        if empty:
+            raise ValueError(
+                f"No control has the {', '.join(matched)} of {plural(len(empty), 'group')}: {'; '.join(empty[:_MOST])}"
+                f"{'; ...' if len(empty) > _MOST else ''}. Leave these groups out by mask, or match fewer columns."
+            )
 
     @cached_property
     def _n_sets(self) -> Int64Array:
@@ -292,7 +305,14 @@ class Sets:
     @property
     def most_cells(self) -> int:
         """Largest number of cells of a set, its controls included."""
-        return self.size * (1 if self.pools is None else 2)
+        return min(self.size, int(self.treated.sizes.max())) * (1 if self.pools is None else 2)
+
+    @staticmethod
+    def checked(sets: object) -> Sets:
+        """Return sets; a TypeError if they are none."""
+        if not isinstance(sets, Sets):
+            raise TypeError(f"sets must be Sets, got {shortened(sets)}. Make them with Sets.from_obs(...).")
+        return sets
 
     def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochSets:
         """Return the sets of an epoch of a collection of ``n_obs`` cells; ``seed`` is the sampler's."""
@@ -310,7 +330,8 @@ class Sets:
 
     def __repr__(self) -> str:
         controls = "" if self.pools is None else f" and {self.size} controls"
-        return f"<Sets: {len(self):,} of {plural(len(self.labels), 'group')}, of {self.size} cells{controls} each>"
+        groups = plural(len(self.labels), "group")
+        return f"<Sets: {plural(len(self), 'set')} of {groups}, {self.size} cells{controls} each>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +339,7 @@ class EpochSets:
     """The sets of one epoch: which cells each has, by its number."""
 
     sets: Sets
-    """How they are made."""
+    """Sets of all epochs."""
     epoch: int
     """The epoch."""
     seed: int
@@ -417,20 +438,13 @@ def _columns(name: str, given: object) -> list[str]:
 
 
 def _check_columns(obs: pd.DataFrame, columns: Sequence[str]) -> None:
+    if several := [name for name in columns if (obs.columns == name).sum() > 1]:
+        raise ValueError(f"obs must have a single column {several[0]}, and has {(obs.columns == several[0]).sum()}.")
     if missing := [name for name in columns if name not in obs]:
         raise ValueError(
             f"obs has no column {', '.join(missing)}, only {', '.join(map(str, obs.columns))}. Ask for it: "
             f"collection.obs({list(dict.fromkeys(columns))})."
         )
-
-
-def _flags(name: str, given: Any, n_obs: int) -> Flags:  # noqa: ANN401 whatever a user passes
-    flags = np.asarray(given)
-    if flags.shape != (n_obs,) or flags.dtype != np.bool_:
-        raise ValueError(
-            f"{name} must have a boolean for each of the {n_obs:,} cells, got {flags.dtype} of shape {flags.shape}."
-        )
-    return flags
 
 
 def _used(obs: pd.DataFrame, mask: AnyMask | None, names: pd.Index[Any] | None) -> tuple[Flags, dict[str, Any]]:
@@ -442,26 +456,38 @@ def _used(obs: pd.DataFrame, mask: AnyMask | None, names: pd.Index[Any] | None) 
     window = resolved.window(len(obs))
     for start, stop in zip(window.starts.tolist(), window.stops.tolist(), strict=True):
         flags[start:stop] = True
-    return flags, resolved.to_json()
+    return flags, open_ended(resolved.to_json(), len(obs))
 
 
-def _controls(obs: pd.DataFrame, controls: Any, names: pd.Index[Any] | None) -> tuple[Flags, Any]:  # noqa: ANN401
+def _controls(
+    obs: pd.DataFrame,
+    controls: Any,  # noqa: ANN401 a dict, or booleans in any form
+    names: pd.Index[Any] | None,
+    is_used: Flags,
+) -> tuple[Flags, Any]:
     """Return which cells are controls, as flags and as JSON."""
     if controls is None:
         return np.zeros(len(obs), dtype=np.bool_), None
-    if not isinstance(controls, Mapping):
+    if not isinstance(controls, Mapping) or not controls:
+        flags = np.asarray(controls)
+        if flags.shape != (len(obs),) or flags.dtype != np.bool_:
+            raise ValueError(
+                f"controls must be a dict of columns and their values, such as {{'drug': 'DMSO'}}, or have a boolean "
+                f"for each of the {len(obs):,} cells, got {shortened(controls)}."
+            )
         if names is not None and (given := names_of("controls", controls)) is not None:
             check_names("controls", given, (names,))
-        flags = _flags("controls", controls, len(obs))
         return flags, {"digest": blake2b(np.packbits(flags).tobytes(), digest_size=16).hexdigest()}
     _check_columns(obs, list(controls))
     flags, values = np.ones(len(obs), dtype=np.bool_), {}
     for name, value in controls.items():
-        values[str(name)] = list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
-        flags &= obs[name].isin(values[name]).to_numpy()
-    if not flags.any():
-        raise ValueError(f"No cell is a control: none has {dict(controls)!r}.")
-    return flags, {name: [_as_json(value) for value in own] for name, own in values.items()}
+        _check_no_missing(name, obs[name][is_used])
+        own = list(value) if pd.api.types.is_list_like(value) else [value]
+        if unknown := [one for one in own if not obs[name].isin([one]).any()]:
+            raise ValueError(f"controls must name values of {name}, and no cell has {', '.join(map(repr, unknown))}.")
+        flags &= obs[name].isin(own).to_numpy()
+        values[name] = sorted(map(_as_json, own), key=repr)
+    return flags, values
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401 a value of obs
@@ -469,34 +495,43 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401 a value of obs
     return value if isinstance(value, str | int | float) else str(value)
 
 
-def _keys(obs: pd.DataFrame, columns: Sequence[str], rows: Int64Array) -> Int64Array:
-    """Return for each of some cells a number that is equal for equal values of all columns."""
-    keys = np.zeros(len(rows), dtype=np.int64)
+def _numbered(obs: pd.DataFrame, columns: Sequence[str], rows: Int64Array) -> Int64Array:
+    """Return the number of each cell's group, which is equal for equal values of all columns."""
+    numbers = np.zeros(len(rows), dtype=np.int64)
     for name in columns:
-        values = pd.Categorical(obs[name].iloc[rows])
-        if lacking := int((values.codes < 0).sum()):
-            raise ValueError(
-                f"{name} is missing in {plural(lacking, 'cell')} to use. Leave them out: mask=obs[{name!r}].notna()."
-            )
-        # of 3 and 2 values: 0 to 5, in the order of the first column's values, then of the second's
-        keys = keys * len(values.categories) + values.codes
-    return keys
+        _check_no_missing(name, obs[name].iloc[rows])
+        try:
+            values = pd.Categorical(obs[name].iloc[rows])
+        except TypeError as error:
+            raise TypeError(f"The column {name} of obs must have labels: {error}.") from error
+        # of 3 and 2 values: 0 to 5, in the order of the first column's values, then of the second's; 0 2 5 become 0 1 2
+        pairs = numbers * len(values.categories) + values.codes
+        numbers = np.unique(pairs, return_inverse=True)[1]
+    return numbers
+
+
+def _check_no_missing(name: str, values: pd.Series[Any]) -> None:
+    if n_missing := int(values.isna().sum()):
+        raise ValueError(
+            f"{name} is missing in {plural(n_missing, 'cell')} to use. Leave them out: mask=obs[{name!r}].notna()."
+        )
+
+
+def _labels(values: pd.DataFrame) -> npt.NDArray[Any]:
+    """Return the name of each group, from its values; names of different groups differ."""
+    lines = list(values.itertuples(index=False, name=None))
+    labels = [", ".join(map(str, line)) for line in lines]
+    if len(set(labels)) < len(labels):  # values with a comma, or 1 and "1"
+        labels = [", ".join(map(repr, line)) for line in lines]
+    return np.array(labels, dtype=object)
 
 
 def _pools(
-    obs: pd.DataFrame, matched: list[str], controls: Int64Array, stands: Int64Array, labels: Sequence[str]
+    obs: pd.DataFrame, matched: list[str], controls: Int64Array, first_cells: Int64Array
 ) -> tuple[Grouped, Int64Array]:
-    """Return controls by pool, and the pool of each group, for which one of its cells stands."""
+    """Return controls by pool, and the pool of each group, which has the values of the group's first cell."""
     if not len(controls):
-        raise ValueError("No control is left: the mask selects none.")
-    # cells that stand for the groups, behind the controls, have the key of their pool
-    keys = _keys(obs, matched, np.append(controls, stands))
-    present, pools = np.unique(keys, return_inverse=True)
-    made = Grouped.of(controls, pools[: len(controls)], len(present))
-    pool_of = pools[len(controls) :]
-    if empty := [labels[group] for group in np.flatnonzero(made.sizes[pool_of] == 0).tolist()]:
-        raise ValueError(
-            f"No control has the {', '.join(matched)} of {plural(len(empty), 'group')}: {'; '.join(empty[:_MOST])}"
-            f"{'; ...' if len(empty) > _MOST else ''}. Leave these groups out by mask, or match fewer columns."
-        )
-    return made, pool_of
+        raise ValueError("No cell to use is a control. Widen the mask, or check controls.")
+    # of the controls, and of the groups behind them
+    pools = _numbered(obs, matched, np.append(controls, first_cells))
+    return Grouped.of(controls, pools[: len(controls)], int(pools.max()) + 1), pools[len(controls) :]

@@ -8,9 +8,10 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from annbatch import DatasetCollection
+from annbatch import DatasetCollection, Loader
+from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import AlignedLoader, Rank, Sets, StatefulLoader
+from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, Sets, StatefulLoader
 from tests.meeting import verdict
 
 if TYPE_CHECKING:
@@ -134,6 +135,27 @@ def test_validation_has_the_same_sets_each_time(collection: DatasetCollection) -
         loader.set_epoch(0)
         seen.append([batch["index"].tolist() for batch in loader])
     assert seen[0] == seen[1]
+
+
+def test_annbatchs_loader_is_refused(collection: DatasetCollection) -> None:
+    """It would leave out which cells are controls."""
+    sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets_of(collection), seed=0)
+    loader = Loader(batch_sampler=sampler, preload_to_gpu=False).use_collection(collection)
+    with pytest.raises(RuntimeError, match="Read sets with a StatefulLoader"):
+        next(iter(loader))
+    assert "sets=<Sets: 45 sets of 9 groups, 8 cells and 8 controls each>" in repr(sampler)
+    wrong: Any
+    for wrong in (collection.obs(["drug"]), "sets"):
+        with pytest.raises(TypeError, match=r"sets must be Sets, got .* Make them with Sets.from_obs"):
+            StatefulLoader.from_collection(collection, dist_info=Rank(0, 2), sets=wrong)
+
+
+def test_cells_of_a_mixture_have_sets_where_a_source_has(collection: DatasetCollection) -> None:
+    plain = StatefulLoader.from_collection(collection, dist_info=Rank(0, 2))
+    mixture = MixedLoader({"sets": ranks(collection)[0], "cells": plain}, weights={"sets": 1, "cells": 1}, n_steps=4)
+    cells = mixture.cells_of(slice(None), "drug")
+    assert cells.loc[cells["source"] == "cells", "set"].isna().all()
+    assert (cells[(cells["source"] == "sets") & cells["is_control"]]["drug"] == "DMSO").all()
 
 
 def test_sets_of_aligned_stores(collection: DatasetCollection) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
+from torch._C._distributed_c10d import FileStore
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
 from tests.processes.configurations import CHUNKS
@@ -37,7 +38,7 @@ def meet(folder: Path, name: str, generation: int, n_processes: int) -> None:
     (place / name).touch()
     while len(names := sorted(path.name for path in place.iterdir())) < n_processes:
         time.sleep(0.05)
-    store = dist.FileStore(str(folder / f"store{generation}"), n_processes)
+    store = FileStore(str(folder / f"store{generation}"), n_processes)
     dist.init_process_group(
         "gloo",
         store=store,

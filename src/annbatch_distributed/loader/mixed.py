@@ -810,10 +810,11 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 n_before += len(here)
         if not parts:
             return pd.DataFrame(columns=["step", "source", "rank", "row", "data_set", "cell"])
+        cells = pd.concat(parts, ignore_index=True)
+        if "set" in cells:  # which sources without sets lack
+            cells = cells.astype({"set": "Int64", "is_control": "boolean"})
         # stable, so that rows of a batch stay in order
-        return pd.concat(parts, ignore_index=True).sort_values(
-            ["step", "source", "rank"], kind="stable", ignore_index=True
-        )
+        return cells.sort_values(["step", "source", "rank"], kind="stable", ignore_index=True)
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
         """Return how often each source is read in the epoch.

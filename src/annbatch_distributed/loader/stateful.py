@@ -512,7 +512,7 @@ def sampler_for(
         sizes = suggest_sizes(n_rows[0], row_bytes=sum(row_bytes), store_chunk=max(chunks), mask=mask, **limits)
     else:
         own = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | own
-        sizes = sizes_of_sets(sets, seed, row_bytes=sum(row_bytes), **limits)
+        sizes = sizes_of_sets(Sets.checked(sets), seed, row_bytes=sum(row_bytes), **limits)
     return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **own)
 
 
