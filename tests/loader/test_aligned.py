@@ -184,8 +184,9 @@ def test_collections_are_aligned_with_sizes_that_fit(multiome: Path) -> None:
             assert (batch["rna"]["X"].max(axis=1).toarray()[:, 0] == numbers).all()
             rows += numbers.tolist()
         half = AlignedLoader.from_collections(collections(multiome), memory=1 << 17, **options)
-        requests = [made.plan().rows_per_request or 0 for made in (loader, half)]
-        assert 0 < requests[1] < requests[0]
+        alone = StatefulLoader.from_collection(collections(multiome)["rna"], memory=1 << 17, **options)
+        requests = [made.plan().rows_per_request or 0 for made in (half, alone, loader)]
+        assert 0 < requests[0] < requests[1] <= requests[2]
     assert sorted(rows) == list(range(1, 3_001))
 
 

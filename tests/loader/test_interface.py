@@ -380,6 +380,47 @@ def test_loader_goes_back_to_a_step_of_earlier_ranks(make: Make) -> None:
 
 
 @every
+def test_ranks_that_change_in_the_last_step_end_the_loop(make: Make) -> None:
+    """If that step is done, nothing is left of the epoch."""
+    loader, n_steps = make(Rank(0, 2)), len(epochs(make, 1)[0])
+    found = []
+    for batch in loader:
+        found.append(seen(batch))
+        loader.step_done()
+        if len(found) == n_steps:
+            loader.reshard(Rank(0, 1))
+    assert len(found) == n_steps
+    assert loader.next_epoch == 1
+
+
+@every
+def test_loop_that_another_one_follows_does_not_continue(make: Make) -> None:
+    """Once the ranks have changed, only the first pass continues."""
+    loader, after = make(Rank(0, 2)), make(Rank(0, 1))
+    older = iter(loader)
+    next(older)
+    after.load_state_dict(loader.state_dict())
+    loader.reshard(Rank(0, 1))
+    newer = iter(loader)
+    first = seen(next(newer))
+    with pytest.raises(RuntimeError, match=r"ranks have changed|Another pass over this"):
+        next(older)
+    assert [first, *map(seen, newer)] == read(after)
+
+
+@every
+def test_pass_whose_rank_changes_unnoticed_raises(make: Make) -> None:
+    """A process group was made again, and nobody called reshard: at most a load request is read of the old share."""
+    places = [Rank(0, 2)]
+    loader = make(lambda: (places[-1].rank, places[-1].world_size))
+    batches = iter(loader)
+    next(batches)
+    places.append(Rank(0, 3))
+    with pytest.raises(RuntimeError, match=r"and is .*world_size=3\) now. Call loader.reshard\(\) in every process"):
+        list(batches)
+
+
+@every
 def test_rank_is_asked_again(make: Make) -> None:
     place = [Rank(0, 2)]
     loader, after = make(lambda: place[0]), make(Rank(2, 3))

@@ -652,6 +652,17 @@ def mixed_in(epoch: int) -> MixedLoader:
     return mixture
 
 
+def test_state_grows_by_changes_of_ranks_alone() -> None:
+    """However often the same ranks resume."""
+    state = mixed().state_dict()
+    for _ in range(3):
+        mixture = mixed()
+        mixture.load_state_dict(state)
+        read(mixture, 5)
+        state = mixture.state_dict()
+    assert [len(source["since"]) for source in state["sources"].values()] == [1, 1, 1]
+
+
 def test_state_that_more_ranks_cannot_resume_is_refused() -> None:
     """One batch of one row is left of a source, which two ranks can't share."""
     alone, pair = (
