@@ -367,6 +367,8 @@ def test_loader_goes_back_to_a_step_of_earlier_ranks(make: Make) -> None:
         states.append(loader.state_dict())
     loader.reshard(Rank(0, 2))
     next(batches)
+    with pytest.raises(ValueError, match="batches_done must be at least 3"):
+        loader.state_dict(batches_done=1)
     loader.reshard(Rank(0, 1))
     for n_done in (1, 3):
         loaded = []
