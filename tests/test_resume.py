@@ -14,6 +14,8 @@ import pytest
 from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import event, given
 from hypothesis import strategies as st
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from tests.loaders import numbered
@@ -507,6 +509,18 @@ def test_pass_whose_rank_changes_unnoticed_raises() -> None:
         begun = sampler.sample(N_OBS)
         with pytest.raises(RuntimeError, match=r"Call loader.reshard\(\) in every process"):
             next(begun)
+
+
+def test_pass_outlives_its_process_group() -> None:
+    """A job can end its group before it has read all: that says nothing of another rank."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        loader = numbered(DistributedSampler(RandomSampler(4, 2, 4), dist_info="torch", seed=0), N_OBS)
+        batches = iter(loader)
+        next(batches)
+    finally:
+        dist.destroy_process_group()
+    assert sum(1 for _ in batches) == N_OBS // 4 - 1
 
 
 def test_rank_that_a_group_gave_is_not_asked_for_again() -> None:
