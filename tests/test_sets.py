@@ -187,10 +187,10 @@ def test_sets_are_fresh_in_each_epoch_and_the_same_anywhere() -> None:
     assert len(example()) == N_SETS
     assert cells(example(), 3) == cells(pickle.loads(pickle.dumps(copy.deepcopy(example()))), 3)
     assert cells(example(seed=None), 0, seed=5) == cells(example(seed=5), 0) != cells(example(), 0)
-    # hardly any set or its controls are those of another epoch
+    # hardly any set has the cells, or the controls, that the set of its number has in another epoch with the same tails
     for half in (slice(0, 4), slice(4, 8)):
-        memberships = [{frozenset(rows[half]) for rows in cells(example(), epoch)} for epoch in range(4)]
-        assert not set.intersection(*memberships)
+        first, second = ([sorted(rows[half]) for rows in cells(example(), epoch)] for epoch in (0, 2))
+        assert sum(one == other for one, other in zip(first, second, strict=True)) < N_SETS / 4
 
 
 def test_identity_depends_on_no_order_of_values() -> None:
