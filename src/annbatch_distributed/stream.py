@@ -166,8 +166,8 @@ class Request(NamedTuple):
 def of_cells(request: Request, sets: EpochSets, *, tells_repeats: bool, longest_gap: int) -> Request:
     """Return a load request of the cells of sets, for one of their numbers.
 
-    Each cell is read once, in the order of the collection, however many of the sets have it. ``tells_repeats`` says
-    whether batches tell which of their cells are repeats.
+    Each cell is read once, in the order of the collection, however many of the sets have it. Numbers in no batch are
+    left out. ``tells_repeats`` says whether batches tell which of their cells are repeats.
     """
     batches = [sets.cells_of(request.rows_at(split)) for split in request.splits]
     # sets of cells 4 5 7 and 9 5 are read as 4 5 7 9: positions 0 1 2 and 3 1
@@ -530,11 +530,6 @@ class Pass(Iterator[LoadRequest]):
         sets = self.plan.sets
         return self.plan.remainder == "pad" or (sets is not None and sets.sets.tail == "fill")
 
-    @property
-    def _longest_gap(self) -> int:
-        """Largest gap that is read too, between what the sampler samples: a gap between sets is none between cells."""
-        return 0 if self.plan.sets is not None else self.longest_gap
-
     def close(self) -> None:
         """End the pass."""
         self.is_closed, self._requests = True, None
@@ -592,7 +587,7 @@ class Pass(Iterator[LoadRequest]):
         """Return a load request for some batches of another one, of global rows."""
         part = request.narrowed(splits)
         gaps = part.starts[1:] - part.stops[:-1]
-        return part.read_through((gaps > 0) & (gaps <= self._longest_gap))
+        return part.read_through((gaps > 0) & (gaps <= self.longest_gap))
 
     def _of_lane(self, lane: Lane) -> Iterator[Request]:
         for stream, numbers in self._by_stream(lane.numbers):
@@ -603,7 +598,7 @@ class Pass(Iterator[LoadRequest]):
 
     def _of_stream(self, number: int, numbers: Numbers, step: SharedStep | None = None) -> Iterator[Request]:
         stream = Stream(self.sampler, self.plan, number, self.root_seed, self.position.passes)
-        return stream.requests(numbers, step=step, longest_gap=self._longest_gap)
+        return stream.requests(numbers, step=step, longest_gap=self.longest_gap)
 
     def _by_stream(self, numbers: Numbers) -> list[tuple[int, Numbers]]:
         """Return the streams that some numbers are of, and the numbers of each as it counts them, ascending."""
