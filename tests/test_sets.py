@@ -267,9 +267,12 @@ def test_batches_are_the_cells_of_the_sets_that_the_sampler_samples(
 ) -> None:
     """So what is true of rows is true of sets: remainders, shardings, samplers, virtual ranks, resumes."""
     options = {**drawn.options, "mask": None, "seed": int(drawn.options["seed"] or 0)}
-    if is_virtual:
-        options["virtual_ranks"], world_size = drawn.world_size, drawn.world_size
-    drawn, sets = replace(drawn, options=options), sets_like_rows(drawn.n_obs)
+    n_ranks = drawn.world_size
+    if is_virtual:  # on as many ranks, or on fewer
+        options["virtual_ranks"] = drawn.world_size
+        fitting = [number for number in range(1, drawn.world_size + 1) if drawn.world_size % number == 0]
+        n_ranks, world_size = fitting[n_done % len(fitting)], fitting[world_size % len(fitting)]
+    drawn, sets = replace(drawn, options=options, world_size=n_ranks), sets_like_rows(drawn.n_obs)
     plain = runnable(drawn, epoch)
     ours = [drawn.rank(rank, sets=sets) for rank in range(drawn.world_size)]
     for rows, cells in zip(plain, ours, strict=True):
