@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -19,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from demo.cells import PBMC_CELLS, PBMC_LABEL, UnusableCellsError, check_collection, check_h5ad, pbmc  # noqa: E402 needs the path
-from demo.job import Job  # noqa: E402 needs the path
-from demo.report import report  # noqa: E402 needs the path
+from demo.job import KILLED_ON, RESUMED_ON, Job  # noqa: E402 needs the path
+from demo.report import report, report_resume  # noqa: E402 needs the path
 
 
 def demo(
@@ -66,6 +67,13 @@ def demo(
         )
         if not (_torchrun(job, ranks) and report(job, ranks, console)):
             raise typer.Exit(1)
+        if h5ad is None and collection is None and cells is None:
+            console.print(
+                f"\nOne more epoch: of {KILLED_ON} ranks, the last is killed halfway, and {RESUMED_ON} ranks resume"
+            )
+            _torchrun(job, KILLED_ON, "demo.resume", is_killed=True)
+            if not (_torchrun(job, RESUMED_ON, "demo.resume") and report_resume(job, console)):
+                raise typer.Exit(1)
 
 
 def _job(
@@ -93,8 +101,11 @@ def _job(
     )
 
 
-def _torchrun(job: Job, ranks: int) -> bool:
-    """Run the job with torch's own launcher, in this process, and return whether all ranks have ended well."""
+def _torchrun(job: Job, ranks: int, module: str = "demo.train", *, is_killed: bool = False) -> bool:
+    """Run the job with torch's own launcher, in this process, and return whether all ranks have ended well.
+
+    If ``is_killed``, a rank is killed on purpose, and torchrun's account of it is left out.
+    """
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
@@ -121,9 +132,10 @@ def _torchrun(job: Job, ranks: int) -> bool:
         multi_tenant=True,
         master_listen_fd=listener.detach(),
     )
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL if is_killed else logging.NOTSET)
     options = [f"--master-addr={store.host}", f"--master-port={port}", f"--log-dir={job.results}"]
     try:
-        main([*options, f"--nproc-per-node={ranks}", "-m", "demo.train", str(path)])
+        main([*options, f"--nproc-per-node={ranks}", "-m", module, str(path)])
     except ChildFailedError:  # the rank has said why, and torchrun which
         return False
     return True

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: Ranks of the job that is killed in the middle of an epoch, and of the one that resumes it.
+KILLED_ON, RESUMED_ON = 2, 3
+
+
 @dataclass(frozen=True)
 class Job:
     """What to train on, how, and where the ranks leave what they read.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from rich.table import Table
 
+from demo.job import KILLED_ON, RESUMED_ON
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -93,6 +95,30 @@ def report(job: Job, n_ranks: int, console: Console) -> bool:
     speed = sum(sum(map(len, epoch)) for epoch in training.rows) / sum(epoch["seconds"] for epoch in history)
     console.print(f"  {speed:,.0f} cells/s were trained on, all ranks together")
     return all(checks.values())
+
+
+def report_resume(job: Job, console: Console) -> bool:
+    """Show which steps of an epoch were run before and after a kill, and return whether each row was read once."""
+    resumed = _steps(job, RESUMED_ON)
+    first = min(resumed)
+    # steps that no checkpoint knows of were run again
+    killed = {step: rows for step, rows in _steps(job, KILLED_ON).items() if step < first}
+    rows = np.concatenate([*killed.values(), *resumed.values()])
+    console.print(f"  steps 0 to {first - 1} on {KILLED_ON} ranks, {first} to {max(resumed)} on {RESUMED_ON} ranks")
+    holds = np.array_equal(np.sort(rows), np.arange(job.n_train))
+    check = f"each of the {job.n_train:,} training cells of that epoch was read once"
+    console.print("[green]✓[/]" if holds else "[red]✗[/]", check)
+    return holds
+
+
+def _steps(job: Job, n_ranks: int) -> dict[int, np.ndarray]:
+    """Return the rows of all ranks in each step."""
+    rows: dict[int, list[int]] = {}
+    for rank in range(n_ranks):
+        for line in (Path(job.results) / f"{n_ranks}ranks-{rank}.jsonl").read_text().splitlines():
+            step = json.loads(line)
+            rows.setdefault(step["step"], []).extend(step["rows"])
+    return {step: np.array(own) for step, own in rows.items()}
 
 
 def _shares(training: Read, validation: Read) -> Table:

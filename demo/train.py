@@ -97,7 +97,7 @@ def run(job: Job) -> None:
             began = time.perf_counter()
             read, losses = [], []
             for batch in train_loader:
-                cells, labels = _tensors(batch, job.label, classes)
+                cells, labels = tensors(batch, job.label, classes)
                 loss = cross_entropy(model(cells), labels)
                 optimizer.zero_grad()
                 loss.backward()
@@ -112,7 +112,7 @@ def run(job: Job) -> None:
             read = []
             counts = torch.zeros(2, dtype=torch.int64)  # cells that the model is right about, cells
             for batch in validation_loader:
-                cells, labels = _tensors(batch, job.label, classes)
+                cells, labels = tensors(batch, job.label, classes)
                 with torch.no_grad():
                     right = model(cells).argmax(dim=1) == labels
                 counts += torch.tensor([right.sum(), len(right)])
@@ -134,7 +134,7 @@ def _mean(loss: torch.Tensor) -> float:
     return float(total) / dist.get_world_size()
 
 
-def _tensors(batch: LoaderOutput, label: str, classes: pd.Index) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors(batch: LoaderOutput, label: str, classes: pd.Index) -> tuple[torch.Tensor, torch.Tensor]:
     """Give a batch's cells as a dense matrix, and their labels as numbers of classes."""
     codes = pd.Categorical(batch["obs"][label], categories=classes).codes
     return batch["X"].to_dense().float(), torch.tensor(codes, dtype=torch.int64)

@@ -232,19 +232,21 @@ def _made_elsewhere(
     return ("", "") if name in _GIVEN else None
 
 
-def _check_drawing(app: Sphinx) -> None:
-    """Warn if the drawing of the glossary isn't what its script draws."""
+def _check_drawings(app: Sphinx) -> None:
+    """Warn if a drawing isn't what its script draws."""
     folder = Path(app.srcdir)
-    drawn = runpy.run_path(str(folder / "terms.py"))["drawing"]()
-    if (folder / "_static" / "terms.svg").read_text() != drawn:
-        getLogger(__name__).warning(
-            "_static/terms.svg isn't what terms.py draws. Run python docs/terms.py."
-        )
+    drawn = {"terms.svg": runpy.run_path(str(folder / "terms.py"))["drawing"]}
+    drawn |= runpy.run_path(str(folder / "pictures.py"))["PICTURES"]
+    for name, draw in drawn.items():
+        if (folder / "_static" / name).read_text() != draw():
+            getLogger(__name__).warning(
+                "_static/%s isn't what its script draws. Run the script in docs.", name
+            )
 
 
 def setup(app: Sphinx) -> None:
-    """Check the drawing, and step in before and after napoleon, whose priority is 500."""
-    app.connect("builder-inited", _check_drawing)
+    """Check the drawings, and step in before and after napoleon, whose priority is 500."""
+    app.connect("builder-inited", _check_drawings)
     app.connect("autodoc-process-docstring", _set_aside, priority=400)
     app.connect("autodoc-process-docstring", _bring_back, priority=600)
     app.connect("autodoc-process-signature", _made_elsewhere, priority=400)

@@ -43,8 +43,10 @@ def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() ->
     (done,) = run(python("-m", "demo", "--epochs", 2))
 
     assert "700 cells: 560 to train on, 140 held out; 2 gloo ranks" in done.stdout
-    assert done.stdout.count("✓") == 5
+    assert done.stdout.count("✓") == 6
     assert "✗" not in done.stdout
+    assert re.search(r"steps 0 to \d+ on 2 ranks, \d+ to 14 on 3 ranks", done.stdout)
+    assert "each of the 560 training cells of that epoch was read once" in done.stdout
     assert "560 of 560 training rows were covered" in done.stdout
     accuracies = [float(percent) for percent in re.findall(r"([\d.]+)%", done.stdout)]
     assert len(accuracies) == 2
