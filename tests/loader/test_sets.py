@@ -171,14 +171,18 @@ def test_sets_of_aligned_stores(collection: DatasetCollection) -> None:
 
 def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
     """A load request reads gaps between its cells, too. A row of 2 values takes 8 bytes, of which 4 times is held."""
-    for read_through in (0, 64):
+    for read_through in (0, 3, 64):
         sizes = []
         for n_rows in (300, 10_000):
             (loader,) = ranks(collection, 1, memory=n_rows * 8 * 4, read_through=read_through)
             requests = list(loader.sampler.sample(N_CELLS))
             sizes.append(max(sum(part.stop - part.start for part in request["requests"]) for request in requests))
             assert sizes[-1] <= 1.3 * n_rows
-        assert sizes[0] < sizes[1]
+        assert 150 < sizes[0] < sizes[1]
+    # groups are smaller than a set may be
+    bags = sets_of(collection, size=400, tail="short")
+    (loader,) = ranks(collection, 1, sets=bags, batch_size=1, memory=300 * 8 * 4, read_through=0)
+    assert loader.plan().rows_per_request == 2 * 3
     assert ranks(collection, 1, memory=40 * 8 * 4, read_through=0)[0].plan().rows_in_memory is None
     message = "one batch read .* rows, gaps between their cells included, which .* --group-by.* or read_through=0"
     with pytest.raises(ValueError, match=message):
