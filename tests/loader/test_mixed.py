@@ -558,6 +558,18 @@ def test_check_says_what_ranks_read_in_parts() -> None:
     assert tahoe == "tahoe, epoch 0: not checked, since the ranks have read it in different parts"
 
 
+def test_check_says_what_only_some_ranks_have_ended() -> None:
+    ranks = [MixedLoader(loaders(rank, 2, "census", "tahoe"), n_steps=7, within_batch=True) for rank in range(2)]
+    assert len(read_parts(ranks[0], 3)) == 3
+    assert len(read_parts(ranks[1], 7)) == 7
+    (text,) = set(met_in_threads([mixture.check_epoch_read for mixture in ranks]))
+    assert text == "census, epoch 0: not checked, since the ranks have read it in different parts"
+
+
+def read_parts(mixture: MixedLoader, n_steps: int) -> list[Any]:
+    return list(islice(mixture, n_steps))
+
+
 def test_state_of_an_epochs_end_is_kept() -> None:
     """A state that is loaded and saved again is the same; batches of a source before it were read."""
     options: dict[str, Any] = {"weights": {"tahoe": 1}, "n_steps": 8}
@@ -753,6 +765,8 @@ def test_changed_mixture_resumes_known_sources(changed: dict[str, Any]) -> None:
         return
     with pytest.raises(ValueError, match="Steps up to 8 of epoch 1 were done by a mixture with another order"):
         again.cells_of(3, epoch=1)
+    after.set_epoch(1)  # of which this order knows the later steps
+    assert read(after) == rest[:n_rest]
 
 
 def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -922,6 +936,12 @@ def test_epoch_entered_by_a_jump_is_not_vouched_for() -> None:
         assert len(read(mixture) + read(mixture)) == 16
     (text,) = verdicts(whole)
     assert "epoch 0: 2 ranks have read 96 rows in 24 batches, as planned. Each of the 96 rows was read once" in text
+
+
+@pytest.mark.parametrize("weight", [10**400, -1, np.inf, np.nan])
+def test_weights_must_be_finite(weight: float) -> None:
+    with pytest.raises(ValueError, match="Weights must be finite and not negative"):
+        MixedLoader(loaders(0, 2, "tahoe", "census"), weights={"tahoe": weight, "census": 1}, n_steps=3)
 
 
 def test_what_cannot_be_mixed_is_an_error() -> None:
