@@ -147,7 +147,7 @@ class EpochPlan:
 
     @property
     def unit(self) -> str:
-        """Word for what the ranks share out."""
+        """Noun for what the plan counts: row, or set."""
         return "row" if self.sets is None else "set"
 
     @property

@@ -700,7 +700,7 @@ class DistributedSampler(Sampler):
             cells, n_before = [plan.sets.cells_of(numbers) for numbers in rows[1:]], Counter[tuple[int, int]]()
             of_sets["set"] = [np.arange(0)]
             for place, numbers, (_, which) in zip(places, rows[1:], cells, strict=True):
-                # behind those of the rank's other lanes, as in its batch
+                # behind the sets of the rank's other lanes, as in its batch
                 of_sets["set"].append(n_before[place] + which)
                 n_before[place] += len(numbers)
             rows[1:] = [own.rows for own, _ in cells]
@@ -1051,7 +1051,7 @@ class DistributedSampler(Sampler):
         duplicate = memo[id(self)] = copy.copy(self)
         # a subclass may hold anything; the pass becomes the same object as in the copy of its loader
         for name, value in vars(duplicate).items():
-            # names may be those of very many cells; what tells the rank may be a trainer
+            # names may belong to very many cells, and dist_info may be a trainer
             if name not in ("_mask_names", "_dist_info"):
                 vars(duplicate)[name] = copy.deepcopy(value, memo)
         return duplicate

@@ -78,7 +78,7 @@ class Cells(NamedTuple):
     """Cells of one set, or of several."""
 
     rows: Int64Array
-    """Row of each cell: those of the group, then its controls."""
+    """Row of each cell: cells of a set, then their controls."""
     are_controls: Flags
     """True for controls, for each cell."""
     are_repeats: Flags
@@ -147,7 +147,7 @@ class Sets:
             Each set gets as many controls as it has cells; if fewer match, they repeat. None (default) makes sets
             without controls.
         match
-            Columns, among those of ``by``, in which controls have the values of their set. None lets every control
+            Columns of ``by`` in which controls have the values of their set. None lets every control
             match.
         mask
             Cells to use, treated and controls alike, as for :class:`DistributedSampler`. None uses all.
@@ -399,7 +399,7 @@ class EpochSets:
         return first + (tail + np.arange(n_left if sets.tail == "short" else sets.size)) % n_rows, n_left
 
     def _permuted(self, group: int, n_rows: int) -> tuple[int, Int64Array]:
-        """Return the position of the tail of a group, and those of its chunks in the order of this epoch."""
+        """Return the position of the tail of a group, and of each of its chunks in the order of this epoch."""
         size, chunk = self.sets.size, self.sets.chunk
         n_left = n_rows % size
         n_chunks = (n_rows - n_left) // chunk

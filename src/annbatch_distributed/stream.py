@@ -93,7 +93,7 @@ class Request(NamedTuple):
     is_narrowed: bool = False
     """Whether no other load request of the sampler reads what lies between the ranges."""
     of_sets: Sequence[Marks] = ()
-    """For each batch, what is said of its cells, if they are those of sets."""
+    """Arrays about the cells of each batch, by name, if they are cells of sets."""
 
     def rows(self) -> Int64Array:
         """Return every row that is read, in order."""
@@ -157,7 +157,7 @@ class Request(NamedTuple):
         return cast("LoadRequest", request)
 
     def marks(self) -> Sequence[Marks]:
-        """Return for each batch what is said of its rows, by name, beside what is read."""
+        """Return the arrays about the rows of each batch, by name, that batches have in addition to what is read."""
         if self.of_sets:
             return self.of_sets
         return [{} if self.are_repeats is None else {"repeated": self.are_repeats[split]} for split in self.splits]

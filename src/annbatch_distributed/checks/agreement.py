@@ -362,8 +362,8 @@ def compare(described: Mapping[int, Description]) -> None:
         epochs, numbers = zip(*(process.done for process in named.values()), strict=True)
         if len(set(epochs)) == 1 and len(set(numbers)) > 1:
             ahead = [name for name, process in named.items() if process.done[1] > min(numbers)]
-            advice = (
-                f"{listed(kind, ahead).capitalize()} can go back to the last step that all have done: "
+            advice += (
+                f" {listed(kind, ahead).capitalize()} can go back to the last step that all have done: "
                 f"loader.reshard(batches_done={min(numbers)})."
             )
         raise disagreement("The ranks of this job don't agree:", problems, advice)

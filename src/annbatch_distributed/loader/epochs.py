@@ -514,8 +514,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch: see :meth:`DistributedSampler.reshard`.
 
-        An open iterator continues with the batches of the new rank. Batches whose step isn't done come again, on
-        whichever rank has them then.
+        An open iterator continues with the batches of the new rank. Batches whose step isn't done are read
+        again, by the ranks that they are assigned to then.
 
         Parameters
         ----------
