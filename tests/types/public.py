@@ -54,7 +54,7 @@ def sets_are_made_of_a_table(obs: pd.DataFrame, sampler: Sampler) -> None:
     assert_type(sets, Sets)
     assert_type(len(sets), int)
     assert_type(sets.groups, pd.Categorical)
-    Sets.from_obs(obs, by="donor", size=64, tail="keep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Sets.from_obs(obs, by="donor", size=64, tail="keep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such tail
     DistributedSampler(sampler, dist_info="torch", sets=sets)
 
 
