@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from sybil import Sybil
+from sybil import Region, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import PythonCodeBlockParser
 from sybil.parsers.myst import CodeBlockParser
@@ -25,6 +25,8 @@ from tests.processes.launch import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from sybil import Document, Example
 
 # tests run on CPUs, also on a machine with a GPU; for some, JAX makes up several CPUs
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
@@ -38,7 +40,42 @@ pages = Sybil(
     patterns=["README.md", "docs/*.md", "docs/frameworks/*.md"],
     fixtures=["launched_beside_the_cells"],
 )
-docstrings = Sybil(name="docstrings", parsers=[DocTestParser()], path="src", patterns=["*.py"])
+
+
+def shared_names(document: Document) -> Iterator[Region]:
+    """Yield a region at the start of a docstring with examples, which makes the names that its examples share."""
+    # Sybil parses each docstring of a Python file as a document of its own, whose namespace is that of the file
+    if ">>>" in document.text:
+        yield Region(0, 0, evaluator=_make_shared_names)
+
+
+def _make_shared_names(example: Example) -> None:
+    """Make ``sampler``, ``loader`` and ``obs``, and import what examples need; docs/api.md lists these names."""
+    # imported here because they take seconds
+    import anndata as ad
+    import numpy as np
+    import pandas as pd
+    from annbatch.samplers import RandomSampler, SequentialSampler
+
+    import annbatch_distributed
+
+    public = {name: getattr(annbatch_distributed, name) for name in annbatch_distributed.__all__}
+    example.namespace.update(public, ad=ad, np=np, pd=pd)
+    example.namespace |= {"RandomSampler": RandomSampler, "SequentialSampler": SequentialSampler}
+    # 50 cells: 10 of each donor, in order, with two cell types in turn
+    obs = pd.DataFrame({"donor": np.repeat([*"abcde"], 10), "cell_type": 25 * ["B cell", "T cell"]})
+    obs.index = pd.Index([f"cell {number}" for number in range(50)])
+    sampler = annbatch_distributed.DistributedSampler(
+        RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4),
+        dist_info=annbatch_distributed.Rank(0, 2),
+        seed=0,
+    )
+    loader = annbatch_distributed.StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    loader.add_adata(ad.AnnData(np.arange(50, dtype="float32").reshape(50, 1), obs=obs))
+    example.namespace |= {"obs": obs, "sampler": sampler, "loader": loader}
+
+
+docstrings = Sybil(name="docstrings", parsers=[shared_names, DocTestParser()], path="src", patterns=["*.py"])
 
 pytest_collect_file = (pages + docstrings).pytest()
 
