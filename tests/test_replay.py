@@ -109,14 +109,14 @@ def test_cells_are_named_with_their_data_set_and_columns() -> None:
     made = loader()
     found = made.cells_of(slice(2, 5), ["donor"])
     rows = made.sampler.rows_of(N_OBS, slice(2, 5))
-    assert list(found) == ["step", "rank", "row", "data_set", "cell", "donor"]
+    assert list(found) == ["step", "rank", "row", "dataset", "cell", "donor"]
     pd.testing.assert_frame_equal(found[["step", "rank", "row"]], rows)
     assert found["cell"].tolist() == [f"cell {row}" for row in found["row"]]
-    assert found["data_set"].tolist() == [int(row >= 40) for row in found["row"]]
+    assert found["dataset"].tolist() == [int(row >= 40) for row in found["row"]]
     assert found["donor"].tolist() == ["c" if row >= 40 else "ab"[row % 2] for row in found["row"]]
     assert list(made.cells_of(0))[5:] == ["donor", "depth"]
     assert list(made.cells_of(0, []))[5:] == []
-    assert list(made.cells_of([]))[:5] == ["step", "rank", "row", "data_set", "cell"]
+    assert list(made.cells_of([]))[:5] == ["step", "rank", "row", "dataset", "cell"]
     with pytest.raises(KeyError, match="no columns depth of obs in data set 1, which has donor"):
         made.cells_of(slice(None), "depth")
 
@@ -126,5 +126,5 @@ def test_cells_without_names_have_none() -> None:
         np.zeros((N_OBS, 2), dtype="float32")
     )
     found = made.cells_of(0)
-    assert list(found) == ["step", "rank", "row", "data_set", "cell"]
+    assert list(found) == ["step", "rank", "row", "dataset", "cell"]
     assert found["cell"].isna().all()

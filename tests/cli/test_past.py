@@ -76,7 +76,7 @@ def test_a_job_is_told_of_from_its_state_alone(
     assert not_named(cells) <= {"donor"}
     text = said(capsys, "replay", *arguments, "--steps", 1)
     of_sets = ["set", "is_control"] if "sets" in options else []
-    assert text.splitlines()[0].split() == ["step", "rank", "row", *of_sets, "data_set", "cell"]
+    assert text.splitlines()[0].split() == ["step", "rank", "row", *of_sets, "dataset", "cell"]
     assert len(text.splitlines()) == 1 + len(loader.cells_of(1))
     other = json.loads(said(capsys, "replay", *arguments, "--steps", 1, "--epoch", 0, "--json"))
     assert [cell["row"] for cell in other["cells"]] == loader.cells_of(1, [], epoch=0)["row"].tolist()

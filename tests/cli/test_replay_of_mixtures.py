@@ -136,7 +136,7 @@ def test_replay_names_cells_of_each_source(
         assert (cell["cell"], cell["donor"]) == (own.name, own["donor"])
     assert not_named(replay) <= {"donor"}
     header, *lines = said(capsys, *arguments).splitlines()
-    assert header.split() == ["step", "source", "rank", "row", "data_set", "cell", "donor"]
+    assert header.split() == ["step", "source", "rank", "row", "dataset", "cell", "donor"]
     assert len(lines) == len(replay["cells"])
 
 

@@ -100,7 +100,7 @@ def test_ranks_share_out_sets_anew_in_each_epoch(collection: DatasetCollection) 
         for loader in loaders:
             loader.set_epoch(epoch)
         cells = loaders[0].cells_of(slice(None), "drug")
-        assert [*cells] == ["step", "rank", "row", "set", "is_control", "data_set", "cell", "drug"]
+        assert [*cells] == ["step", "rank", "row", "set", "is_control", "dataset", "cell", "drug"]
         own = cells[~cells["is_control"]]
         assert not own["cell"].duplicated().any()
         of_rank_0.append({*own[own["rank"] == 0]["cell"]})

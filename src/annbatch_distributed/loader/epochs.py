@@ -253,7 +253,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
         Returns
         -------
-        A table with the columns ``step``, ``rank``, ``row`` (of the collection), ``data_set`` (its number), ``cell``
+        A table with the columns ``step``, ``rank``, ``row`` (of the collection), ``dataset`` (its number), ``cell``
         (its name, None where the data set has no names) and the columns of ``obs``, in the order of the batches. A
         column of ``obs`` that has one of these five names gets the suffix ``_obs``.
 
@@ -276,11 +276,11 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         >>> obs = pd.DataFrame({"donor": [*"aabb"]}, index=[*"wxyz"])
         >>> loader = loader.add_adata(ad.AnnData(np.zeros((4, 1)), obs=obs))
         >>> loader.cells_of(0, "donor")
-           step  rank  row  data_set cell donor
-        0     0     0    0         0    w     a
-        1     0     0    1         0    x     a
-        2     0     1    2         0    y     b
-        3     0     1    3         0    z     b
+           step  rank  row  dataset cell donor
+        0     0     0    0        0    w     a
+        1     0     0    1        0    x     a
+        2     0     1    2        0    y     b
+        3     0     1    3        0    z     b
         """
         self._check_cells()
         return self._annotated(self._sampler.rows_of(self.n_obs, steps, ranks, epoch), columns)

@@ -1,4 +1,4 @@
-"""What a training loop and frameworks ask of a loader, whichever kind it is."""
+"""The interface of all loaders: what training loops and frameworks call."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ if TYPE_CHECKING:
 
 
 class HasEpochs(Protocol):
-    """An object whose epoch frameworks set."""
+    """Object whose epoch frameworks set."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass."""
+        """Set the epoch of the next iteration."""
 
 
 @runtime_checkable
 class TrainingLoader(Protocol):
-    """A loader of this package: :class:`.StatefulLoader`, :class:`.MixedLoader` or another one.
+    """Interface of :class:`.StatefulLoader`, :class:`.MixedLoader` and :class:`.AlignedLoader`.
 
-    The ``DataLoader`` that ``to_dataloader`` returns is one, too.
+    The ``DataLoader`` that ``to_dataloader`` returns has it, too.
+
+    Examples
+    --------
+    >>> from annbatch_distributed.loader import TrainingLoader
+    >>> isinstance(loader, TrainingLoader)
+    True
     """
 
     @property
     def sampler(self) -> HasEpochs:
-        """The sampler, where frameworks look for an object whose ``set_epoch`` they can call."""
+        """Object whose ``set_epoch`` frameworks call."""
 
     @property
     def batch_sampler(self) -> Any:  # noqa: ANN401 torch's DataLoader has None
-        """The sampler, if it isn't one of torch's; Lightning asks for it where there is a ``sampler``."""
+        """Sampler, which Lightning asks for; None for a ``DataLoader``."""
 
     @property
     def n_obs(self) -> int:
@@ -41,39 +47,39 @@ class TrainingLoader(Protocol):
 
     @property
     def n_var(self) -> int:
-        """Number of genes; a ValueError if there is no common one."""
+        """Number of genes; raises a ValueError if it differs between sources or stores."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, on every rank."""
+        """Set the epoch of the next iteration, on every rank."""
 
     @property
     def next_epoch(self) -> int:
-        """The epoch to resume or begin."""
+        """Epoch of the next iteration: the epoch to resume or to begin."""
 
     @property
     def batches_done(self) -> int:
-        """Number of batches of the epoch that are done before the next pass."""
+        """Number of batches of the epoch that were done before a resume."""
 
     def __len__(self) -> int:
-        """Return the number of batches of the epoch on this rank, those included that were done before a resume."""
+        """Return the number of batches of the whole epoch on this rank."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the batches of a pass."""
+        """Return an iterator over the remaining batches of the epoch."""
 
     def step_done(self) -> None:
-        """Say that the step of the batch that was yielded last is done."""
+        """Mark the step of the last yielded batch as done."""
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
-        """Return how far the epoch is, the same on every rank."""
+        """Return the position in the epoch, the same on every rank."""
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume where a state was saved, on every rank."""
+        """Resume from a saved state, on every rank."""
 
     def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart."""
 
     def plan(self) -> object:
-        """Return what is read in the epoch, as an object with a text."""
+        """Return the plan of the epoch, as an object that can be printed."""
 
     def cells_of(
         self,
@@ -82,13 +88,13 @@ class TrainingLoader(Protocol):
         ranks: int | Sequence[int] | None = None,
         epoch: int | None = None,
     ) -> pd.DataFrame:
-        """Return which cells each rank has read in some steps of an epoch, or will read."""
+        """Return the cells of each rank in some steps of an epoch, as a table."""
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks have the same configuration."""
 
     def check_epoch_read(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> str:
-        """Check that all ranks together have read what was planned."""
+        """Check that all ranks together have read the rows of the plan."""
 
 
 if TYPE_CHECKING:
@@ -97,8 +103,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader.stateful import StatefulLoader
     from annbatch_distributed.loader.workers import WorkerDataLoader
 
-    def _are_held(
+    def _satisfy_protocol(
         stateful: StatefulLoader, workers: WorkerDataLoader, mixed: MixedLoader, aligned: AlignedLoader
     ) -> tuple[TrainingLoader, ...]:
-        """Have a type checker compare the loaders with the protocol."""
+        """Let a type checker compare the loaders with the protocol."""
         return stateful, workers, mixed, aligned

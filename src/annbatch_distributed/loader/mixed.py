@@ -769,7 +769,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
         Returns
         -------
-        A table with the columns ``step``, ``source``, ``rank``, ``row`` (of the source's collection), ``data_set``,
+        A table with the columns ``step``, ``source``, ``rank``, ``row`` (of the source's collection), ``dataset``,
         ``cell`` and the columns of ``obs``, in the order of steps, sources and ranks.
 
         Raises
@@ -809,7 +809,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                     parts.append(cells)
                 n_before += len(here)
         if not parts:
-            return pd.DataFrame(columns=["step", "source", "rank", "row", "data_set", "cell"])
+            return pd.DataFrame(columns=["step", "source", "rank", "row", "dataset", "cell"])
         cells = pd.concat(parts, ignore_index=True)
         if "set" in cells:  # which sources without sets lack
             cells = cells.astype({"set": "Int64", "is_control": "boolean"})

@@ -409,7 +409,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         # datasets of 3 and 2 rows have the bounds 0 3 5: row 4 is in dataset 1, at place 1
         bounds = np.cumsum([0, *(n_rows for n_rows, *_ in shapes_of(self))])
         numbers = np.searchsorted(bounds, cells["row"], side="right") - 1
-        cells["data_set"], cells["cell"] = numbers, None
+        cells["dataset"], cells["cell"] = numbers, None
         obs, names = obs_of(self), self._cells
         wanted = [columns] if isinstance(columns, str) else columns
         parts = []
