@@ -192,7 +192,7 @@ def test_a_plain_dataloader_of_a_stateful_loader_is_an_error(n_passes: int) -> N
     made = loader()
     for _ in range(n_passes):
         rows(made)
-    with pytest.raises(RuntimeError, match=r"can't be read by the workers .* loader.to_dataloader\(num_workers="):
+    with pytest.raises(RuntimeError, match="to_dataloader"):
         rows(torchs(made))
     assert len(rows(made)) == len(made)
 
@@ -333,7 +333,7 @@ def test_what_workers_have_read_is_checked_by_the_index_of_the_batches() -> None
         assert len(rows(made)) == len(made)
     (said,) = set(verdict(ranks))
     assert said.startswith("epoch 1: 2 ranks have read")
-    with pytest.raises(RuntimeError, match=r"its state_dict\(\) and check_epoch_read\(\) know"):
+    with pytest.raises(RuntimeError, match="iterated by DataLoader workers"):
         loaders[0].check_epoch_read()
     list(islice(ranks[0], 3))
     assert "rank 0 has read" in verdict(ranks)[1]

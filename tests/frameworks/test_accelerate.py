@@ -67,7 +67,7 @@ def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
     loader = loader_of(8, Rank(0, 1))
     accelerator.dataloader_config.dispatch_batches = dispatch
     prepared = accelerator.prepare(DataLoader(loader, batch_size=None))
-    with pytest.raises(RuntimeError, match=r"accelerate's DataLoader(Dispatcher|Shard), .* is about to shard"):
+    with pytest.raises(RuntimeError, match="a second time"):
         next(iter(prepared))
     loader.set_epoch(1)
     assert len(list(loader)) == len(list(DataLoader(loader, batch_size=None))) == 4
@@ -142,7 +142,7 @@ def test_a_dataloader_that_was_prepared_raises_on_every_rank_before_a_row_is_rea
     assert len(errors) == 4
     for name, error in errors.items():
         taker = "IterableDatasetShard" if name.endswith("False") else "DataLoaderDispatcher"
-        assert f"accelerate's {taker}, which comes from" in error
+        assert f"Accelerate's {taker}" in error
         assert error.endswith("prepare(loader) returns it unchanged.")
     assert [rank["passes that wrong ways began"] for rank in told] == [0, 0]
 

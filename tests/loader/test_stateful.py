@@ -267,7 +267,7 @@ def test_a_pass_of_another_loader_with_the_same_sampler_is_none_of_this_one() ->
     list(islice(one, 4))
     next(iter(other))
     assert other.state_dict()["segments"] == [[2, 1, 1]]
-    with pytest.raises(RuntimeError, match=r"is not one of this loader.*Give each loader a sampler of its own"):
+    with pytest.raises(RuntimeError, match="its own sampler"):
         one.state_dict()
 
 

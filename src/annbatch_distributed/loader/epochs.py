@@ -1,12 +1,11 @@
-"""The EpochLoader: what is the same of all loaders with one sampler, whatever they read.
+"""The EpochLoader: the base class of all loaders with one sampler, whatever they read.
 
-It begins passes, counts the batches that its consumer has taken, and says how far an epoch is. A batch is done when it
-is yielded, unless the loop calls ``step_done()`` after each step, or Lightning's ``Trainer`` counts: a state that is
-saved within a step, by a signal or an error, then leads to its batch.
+It begins passes, counts the batches that its consumer has taken, and saves the position in the epoch. A batch is done
+when it is yielded, unless the loop calls ``step_done()`` after each step, or Lightning's ``Trainer`` counts steps. A
+state that is saved within a step, by a signal or an error, then resumes with the batch of that step.
 
-A sampler can't know which batches were trained on: a loader takes one load request and yields many batches of it. One
-load request is read at a time, here or in a thread that prefetches. The rows of each batch that was yielded are added
-up, for the check at the end of an epoch.
+Only the loader can count batches: it takes one load request from the sampler and yields many batches of it. It adds up
+the rows of each yielded batch, for the check at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
 
 
 class StepCounter:
-    """Numbers of batches of one pass: those that were yielded, and those that are done."""
+    """Numbers of yielded and of done batches of one pass."""
 
-    def __init__(self, training: Training | None = None, *, is_told: bool = False) -> None:
+    def __init__(self, training: Training | None = None, *, uses_step_done: bool = False) -> None:
         self.n_yielded = 0
         self._training = training
-        self._is_told, self._n_told = is_told, 0
+        self._uses_step_done, self._n_reported = uses_step_done, 0
 
     def next(self, training: Training | None) -> StepCounter:
-        """Return the counter of the next pass: a loop that has called ``step_done()`` will do so again."""
-        return StepCounter(training, is_told=self._is_told)
+        """Return the counter of the next pass; a loop that has called ``step_done()`` will call it again."""
+        return StepCounter(training, uses_step_done=self._uses_step_done)
 
     def count(self) -> None:
         """Count a batch that is about to be yielded."""
@@ -61,8 +60,8 @@ class StepCounter:
             self._training.note_step()
 
     def done(self) -> None:
-        """Note that the step of the batch that was yielded last is done."""
-        self._is_told, self._n_told = True, self.n_yielded
+        """Mark the step of the last yielded batch as done."""
+        self._uses_step_done, self._n_reported = True, self.n_yielded
 
     @property
     def is_training(self) -> bool:
@@ -71,9 +70,9 @@ class StepCounter:
 
     @property
     def n_done(self) -> int:
-        """Number of batches that are done."""
-        if self._is_told:
-            return self._n_told
+        """Number of done batches."""
+        if self._uses_step_done:
+            return self._n_reported
         return self.n_yielded - (self._training is not None and self._training.is_within_step)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,7 +80,7 @@ class StepCounter:
 
 
 class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without torch, it has no parameters
-    """A loader whose epochs can be saved and resumed, on any number of ranks; :class:`StatefulLoader` is one.
+    """Loader whose epochs can be saved and resumed on any number of ranks, such as :class:`StatefulLoader`.
 
     Parameters
     ----------
@@ -94,19 +93,19 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     def __init__(self, sampler: DistributedSampler, read_ahead: int) -> None:
         self._sampler = sampler
         self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
-        # the pass of this loader that was begun last, and the rows of its batches that were yielded
+        # the last pass of this loader, and the rows of its yielded batches
         self._pass: Pass | None = None
         self._read = Tally()
-        # a pass whose iterator is in use, also in its last step
+        # the pass whose iterator is in use, its last step included
         self._open: Pass | None = None
         self._steps = StepCounter()
 
     @property
     def read_ahead(self) -> int:
-        """Number of load requests that are prefetched."""
+        """Number of load requests to prefetch."""
         return self._read_ahead
 
-    # The data, which a subclass has
+    # The data, from a subclass
 
     @property
     @abstractmethod
@@ -121,7 +120,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     @property
     @abstractmethod
     def _cells(self) -> tuple[pd.Index[Any], ...] | None:
-        """Names of the cells of each dataset; None if they aren't known of all."""
+        """Names of the cells of each dataset; None if a dataset has no names."""
 
     @property
     @abstractmethod
@@ -130,7 +129,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
     @abstractmethod
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
-        """Return a table of rows with the dataset and the name of each cell, and its columns of ``obs``."""
+        """Return a table of rows with the dataset, name and columns of ``obs`` of each cell."""
 
     @abstractmethod
     def _read_request(self, request: Request) -> Generator[Any]:
@@ -138,56 +137,72 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
     @abstractmethod
     def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 whatever was read
-        """Return a batch that is about to be yielded, in the form in which its consumer gets it."""
+        """Return a batch in the form in which the consumer gets it."""
 
     @abstractmethod
     def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
-        """Return the rows of a batch, if it has them; a ``collate_fn`` may have made anything of it."""
+        """Return the rows of a batch; None if it has none, as after a ``collate_fn``."""
 
     @abstractmethod
     def _iterated(self) -> AbstractContextManager[None]:
-        """Let nobody add datasets meanwhile."""
+        """Return a context in which no datasets can be added."""
 
     @abstractmethod
     def preloads_to_gpu(self) -> bool:
-        """Return True if batches are moved to a GPU where they are read."""
+        """Return True if the reader moves batches to a GPU."""
 
     # Epochs
 
     @property
     def sampler(self) -> DistributedSampler:
-        """The sampler, where frameworks look for an object whose ``set_epoch`` they can call."""
+        """Sampler of the loader; frameworks call its ``set_epoch``."""
         return self._sampler
 
     @property
     def batch_sampler(self) -> DistributedSampler:
-        """The sampler."""
+        """Sampler of the loader, under annbatch's name for it."""
         return self._sampler
 
     def _check_cells(self) -> None:
-        """Raise if a state is of other datasets, or the mask was made for cells in another order."""
+        """Raise if the loaded state is of different datasets, or the mask of cells in a different order."""
         self._sampler.check_cells(self._cells, self._collection)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, on every rank: see :meth:`DistributedSampler.set_epoch`.
+        """Set the epoch of the next iteration, on every rank.
 
         Raises
         ------
+        ValueError
+            If ``epoch`` is negative, or earlier than the epoch of a state that was just loaded.
         RuntimeError
-            If accelerate calls it, for a ``DataLoader`` that it has prepared and would shard once more.
+            If Accelerate calls it, for a ``DataLoader`` whose batches it would shard a second time.
+
+        See Also
+        --------
+        DistributedSampler.set_epoch
+
+        Examples
+        --------
+        >>> first = []
+        >>> for epoch in range(2):
+        ...     loader.set_epoch(epoch)
+        ...     first.append(next(iter(loader))["index"].tolist())
+        >>> first
+        [[9, 14, 8, 11], [6, 4, 5, 17]]
         """
         _check_not_dispatched()
         self._sampler.set_epoch(epoch)
 
     @property
     def next_epoch(self) -> int:
-        """The epoch to resume or begin: see :attr:`DistributedSampler.next_epoch`."""
+        """Epoch to resume or to begin, as :attr:`DistributedSampler.next_epoch`."""
         return self._sampler.next_epoch
 
     def __len__(self) -> int:
-        """Return the number of batches of the epoch on this rank, those included that were done before a resume.
+        """Return the number of batches of the whole epoch on this rank.
 
-        In a loop over the loader, it belongs to the epoch that the loop reads, also in the last step.
+        Batches that were done before a resume are included. Within a loop over the loader, it is the length of the
+        epoch that the loop reads.
         """
         self._check_cells()
         if self._open is not None and self._open is self._sampler.last_pass:
@@ -196,44 +211,43 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
     @property
     def batches_done(self) -> int:
-        """Number of batches of the epoch that are done before the next pass: 0 unless an epoch is resumed."""
+        """Number of batches of the epoch that were done before a resume; else 0."""
         return self._sampler.batches_done
 
     def end(self, ended: Pass) -> None:
-        """Take note that the last batch of a pass is about to be yielded."""
+        """Note that the last batch of a pass is about to be yielded."""
         self._sampler.end(ended)
-        if self._steps.is_training:  # Lightning leaves its loop there, and asks for the length of the next epoch
+        if self._steps.is_training:  # Lightning leaves its loop here, and asks for the length of the next epoch
             self._open = None
 
     @contextmanager
-    def opened(self, begun: Pass) -> Iterator[None]:
-        """Note that the iterator of a pass is in use."""
-        self._open = begun
+    def opened(self, current: Pass) -> Iterator[None]:
+        """Note in this context that the iterator of a pass is in use."""
+        self._open = current
         try:
             yield
         finally:
-            if self._open is begun:
+            if self._open is current:
                 self._open = None
 
     def plan(self) -> EpochPlan:
-        """Return every rank's rows and batches of the next pass: see :meth:`DistributedSampler.plan`.
+        """Return the rows and batches of every rank in the next iteration.
+
+        Returns
+        -------
+        EpochPlan
+            The plan of :meth:`DistributedSampler.plan`, with the number of rows in memory under ``read_ahead``.
 
         Examples
         --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=1)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((50, 1))))
         >>> loader.plan()
         <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 dropped>
         """
         self._sampler.check_cells(self._cells)
         plan = self._sampler.plan(self.n_obs)
-        held = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
-        return replace(plan, rows_per_request=held, cells=self._cells)
+        # the current load request, and each one that is prefetched
+        n_rows = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
+        return replace(plan, rows_per_request=n_rows, cells=self._cells)
 
     def cells_of(
         self,
@@ -242,20 +256,28 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         ranks: int | Sequence[int] | None = None,
         epoch: int | None = None,
     ) -> pd.DataFrame:
-        """Return which cells each rank has read in some steps of an epoch, or will read; nothing is read for it.
+        """Return the cells of each rank in some steps of an epoch, as a table.
+
+        It works for steps in the past and in the future, and reads no data.
 
         Parameters
         ----------
-        steps, ranks, epoch
-            As for :meth:`DistributedSampler.rows_of`.
+        steps
+            Number of a step, a slice of steps, or a list of steps, as for :meth:`DistributedSampler.rows_of`.
         columns
-            Which columns of ``obs``; None for all that the loader has.
+            Name or names of columns of ``obs``. None takes all that the loader has (default).
+        ranks
+            Rank or ranks to list. None lists all ranks (default).
+        epoch
+            Number of the epoch. None takes the epoch of the last iteration, or else of the next one (default).
 
         Returns
         -------
-        A table with the columns ``step``, ``rank``, ``row`` (of the collection), ``dataset`` (its number), ``cell``
-        (its name, None where the data set has no names) and the columns of ``obs``, in the order of the batches. A
-        column of ``obs`` that has one of these five names gets the suffix ``_obs``.
+        pandas.DataFrame
+            One line for each cell, in the order of the batches. The columns are the integers ``step``, ``rank``,
+            ``row`` (in the collection) and ``dataset`` (its number), the name ``cell`` (None if the dataset has no
+            names), and the columns of ``obs``. A column of ``obs`` that is named as one of the first five gets the
+            suffix ``_obs``.
 
         Raises
         ------
@@ -266,21 +288,12 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
         Examples
         --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> import pandas as pd
-        >>> from annbatch.samplers import SequentialSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> obs = pd.DataFrame({"donor": [*"aabb"]}, index=[*"wxyz"])
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((4, 1)), obs=obs))
-        >>> loader.cells_of(0, "donor")
-           step  rank  row  dataset cell donor
-        0     0     0    0        0    w     a
-        1     0     0    1        0    x     a
-        2     0     1    2        0    y     b
-        3     0     1    3        0    z     b
+        >>> loader.cells_of(0, "donor", ranks=1)
+           step  rank  row  dataset     cell donor
+        0     0     1   42        0  cell 42     e
+        1     0     1   43        0  cell 43     e
+        2     0     1   24        0  cell 24     c
+        3     0     1   27        0  cell 27     c
         """
         self._check_cells()
         return self._annotated(self._sampler.rows_of(self.n_obs, steps, ranks, epoch), columns)
@@ -292,68 +305,69 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         columns: str | Sequence[str] | None,
         ranks: int | Sequence[int] | None,
     ) -> pd.DataFrame:
-        """Return which cells each rank has in some steps of the epoch of a position, as :meth:`cells_of` does."""
+        """Return the table of :meth:`cells_of` for the epoch of a position."""
         return self._annotated(self._sampler.rows_in_epoch(self.n_obs, position, steps, ranks), columns)
 
     # Reading
 
     def __iter__(self) -> Generator[Any]:
-        """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
+        """Return an iterator over the batches of the epoch, or the remaining batches of a resumed epoch.
 
-        A loader has one pass at a time: to begin another ends the one before.
+        A loader has one iterator at a time: taking the first batch of a new one ends the previous one.
 
-        Returns
-        -------
-        An iterator of batches as :class:`annbatch.Loader` yields them, with the key ``"repeated"`` under
-        ``remainder="pad"``.
+        Yields
+        ------
+        dict
+            Batch as :class:`annbatch.Loader` yields it. Under ``remainder="pad"`` it has the key ``"repeated"``, a
+            boolean array of shape ``(batch_size,)``.
 
         Raises
         ------
         ValueError
-            If the mask has the names of the cells in another order, or a state is of other datasets.
+            If the mask has the names of the cells in a different order, or the loaded state is of different datasets.
         RuntimeError
-            If a worker of a ``DataLoader`` asks that :meth:`to_dataloader` hasn't made; or, while iterating, if another
-            pass was begun since.
+            If a worker of a ``DataLoader`` that :meth:`to_dataloader` hasn't made iterates. While iterating, if a newer
+            iterator exists.
         """
         return self.iterate()
 
     def iterate(self, readers: Executor | None = None) -> Generator[Any]:
-        """Return the batches of a pass, prefetched by threads that several loaders share, or by threads of its own."""
+        """Iterate over a pass; ``readers`` are threads that several loaders share to prefetch."""
         if current_worker() is not None:
             raise RuntimeError(
-                "A StatefulLoader can't be read by the workers of a DataLoader that it knows nothing of: its epoch and "
-                "state would be lost. Make the DataLoader with loader.to_dataloader(num_workers=...)."
+                "A DataLoader that you make yourself can't iterate over a StatefulLoader in its workers, because the "
+                "epoch and the state would be lost. Make the DataLoader with loader.to_dataloader(num_workers=...)."
             )
         self._check_cells()
         return self._batches(readers)
 
     def batches_in_worker(self, position: Position) -> Generator[Any]:
-        """Return this worker's part of the batches of a pass that the process of the rank has begun."""
+        """Return this worker's batches of a pass that begins at a position."""
         self._sampler.go_to(position)
         return self._batches_of(self._sampler.begin(self.n_obs, position, current_worker()))
 
     def _batches(self, readers: Executor | None) -> Generator[Any]:
-        is_left = True
-        while is_left:  # once more each time that the ranks change
+        has_rest = True
+        while has_rest:  # once more after each reshard()
             steps = self._begin_steps()
-            # in this thread, which may be the only one that a framework tells its rank
-            begun = self._sampler.begin(self.n_obs)
-            with self.opened(begun), closing(self._batches_of(begun, readers)) as batches:
+            # in this thread, since some frameworks give the rank to one thread only
+            current = self._sampler.begin(self.n_obs)
+            with self.opened(current), closing(self._batches_of(current, readers)) as batches:
                 for batch in batches:
-                    steps.count()  # before it is yielded: a consumer who saves a state has this batch
-                    if steps.n_yielded == begun.n_due:
-                        self.end(begun)  # a consumer who knows the number doesn't ask for more
+                    steps.count()  # before the yield: a consumer that saves a state has this batch
+                    if steps.n_yielded == current.n_due:
+                        self.end(current)  # a consumer that knows the number doesn't ask for more
                     yield batch
-                    del batch  # else it would be held until the next one is read
-                    if self._sampler.has_cut(begun):
+                    del batch  # else it would stay in memory until the next one is read
+                    if self._sampler.has_cut(current):
                         break
                 else:
-                    self._sampler.end(begun)
-            is_left = self._sampler.has_left(begun)
+                    self._sampler.end(current)
+            has_rest = self._sampler.has_left(current)
 
     def _begin_steps(self) -> StepCounter:
-        """Begin to count the steps of a pass, as a training that reads it has it."""
-        # the room above this one, so it is imported here; it imports nothing of Lightning
+        """Return the step counter of the next pass, after the checks of a Lightning training."""
+        # a layer above this one, so it is imported here; it imports nothing of Lightning
         from annbatch_distributed.integrations.lightning import training_on
 
         training = training_on(self, self._sampler.framework_object)
@@ -365,74 +379,72 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         self._steps = self._steps.next(training)
         return self._steps
 
-    def _batches_of(self, begun: Pass, readers: Executor | None = None) -> Generator[Any]:
-        """Read the batches of a pass, in threads that prefetch if there are any."""
-        self._pass, self._read = begun, Tally()
-        # batches come out in the order of requests and splits, however many requests are prefetched
+    def _batches_of(self, current: Pass, readers: Executor | None = None) -> Generator[Any]:
+        """Read the batches of a pass, with prefetching if ``read_ahead`` is above 0."""
+        self._pass, self._read = current, Tally()
+        # one function per batch, in the order of requests and splits, in which batches come out of any prefetching
         due: deque[Callable[[Any], Any]] = deque()
 
         def requests() -> Iterator[Request]:
-            """Yield load requests, and note how to finish each of their batches."""
+            """Yield load requests, and append a function to ``due`` for each of their batches."""
             while True:
-                self._sampler.check_rank(begun)
+                self._sampler.check_rank(current)
                 try:
-                    request = begun.take()
+                    request = current.take()
                 except StopIteration:
                     return
                 due.extend(map(partial(partial, self._yielded, request), request.splits, request.marks()))
                 yield request
 
         read = prefetch(requests(), self._read_request, self._read_ahead, readers)
-        with self._iterated(), closing(begun), closing(read) as batches:
+        with self._iterated(), closing(current), closing(read) as batches:
             for batch in batches:
                 yield due.popleft()(batch)
                 del batch
-                # the consumer has the other pass's batches by now, and would count these as its own
-                self._sampler.check_is_last(begun)
+                # after a newer pass has begun, its step counter would count these batches
+                self._sampler.check_is_last(current)
 
     def _yielded(self, request: Request, split: npt.NDArray[Any], marks: Marks, batch: Any) -> Any:  # noqa: ANN401 whatever was read
-        """Return a batch that is about to be yielded, and add its rows to those that were read."""
+        """Add the rows of a batch to the rows read, and return the batch as its consumer gets it."""
         index = self.rows_in(batch)
         self._read.add(request.rows_at(split) if index is None else index)
         return self._finish(batch, marks)
 
     def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
-        """Return a ``DataLoader`` of torch whose workers read the batches, with the epoch and the state in front.
+        """Return a PyTorch ``DataLoader`` whose worker processes read the batches.
 
-        Lightning, accelerate and a plain loop find its ``set_epoch``, ``state_dict``, ``load_state_dict``, ``len()``
-        and ``sampler``, which torch's own hides. Its state counts the batches that came out of the workers.
+        It has the ``set_epoch``, ``state_dict``, ``load_state_dict``, ``len()`` and ``sampler`` of this loader, which a
+        plain ``DataLoader`` would hide from Lightning, Accelerate and your own loop. Its state counts the batches that
+        the workers have delivered.
 
         Parameters
         ----------
         num_workers
-            How many processes read for this rank; 0 reads in this one.
+            Number of worker processes of this rank (default 0, which reads in this process).
         options
-            Further ones of torch's ``DataLoader``, but for those that would divide the rows once more. If not given,
-            ``multiprocessing_context`` is ``"spawn"``, since threads of zarrs don't survive a fork, and
-            ``persistent_workers`` is True. Spawned workers import the script, which therefore begins its work under
+            Other options of PyTorch's ``DataLoader``, except those that select or reorder rows. The defaults are
+            ``multiprocessing_context="spawn"``, since threads of zarrs don't survive a fork, and
+            ``persistent_workers=True``. Spawned workers import the script, so put its code under
             ``if __name__ == "__main__":``.
+
+        Returns
+        -------
+        ~annbatch_distributed.loader.WorkerDataLoader
+            The ``DataLoader``, to iterate over instead of this loader.
 
         Raises
         ------
         TypeError
-            If an option would divide the rows once more, or have batches come out of order.
+            If an option such as ``batch_size``, ``shuffle`` or ``in_order`` would select or reorder rows.
+        ValueError
+            If ``num_workers`` is above 0 and the loader has ``preload_to_gpu=True``.
 
         Examples
         --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(
-        ...     batch_sampler=sampler, return_index=True, preload_to_gpu=False
-        ... )
-        >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
         >>> batches = loader.to_dataloader(num_workers=0)
         >>> batches.set_epoch(1)
-        >>> taken = next(iter(batches))
-        >>> batches.state_dict()["epoch"], batches.state_dict()["segments"]
-        (1, [[2, 1, 1]])
+        >>> batch = next(iter(batches))
+        >>> state = batches.state_dict()
         """
         from annbatch_distributed.loader.workers import WorkerDataLoader
 
@@ -441,43 +453,55 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     # States
 
     def step_done(self) -> None:
-        """Say that the step of the batch that was yielded last is done.
+        """Mark the step of the last yielded batch as done.
 
-        A batch counts as done when it is yielded, unless this is called after each step. A state that is saved within a
-        step, by a signal's handler or after an error, then leads to the batch of that step.
+        Without this method, a batch counts as done as soon as it is yielded. Call it after each step if the state may
+        be saved within a step, in a signal handler or after an error. The state then resumes with the batch of that
+        step.
 
         Examples
         --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
         >>> for step, batch in enumerate(loader):
-        ...     if step == 3:
+        ...     if step == 3:  # stopped within the fourth step
         ...         break
         ...     loader.step_done()
-        >>> loader.state_dict()["segments"]
-        [[2, 1, 3]]
+        >>> loader.load_state_dict(loader.state_dict())
+        >>> loader.batches_done
+        3
         """
         self._steps.done()
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
-        """Return how far the epoch is: see :meth:`DistributedSampler.state_dict`.
+        """Return the position in the epoch, the same on every rank.
 
         Parameters
         ----------
         batches_done
-            Number of batches of this epoch that every rank has done. None takes the number that was yielded, or told by
-            :meth:`step_done`.
+            Number of batches of this epoch that every rank has done. None takes the number of batches that were
+            yielded, or marked by :meth:`step_done` (default).
+
+        Returns
+        -------
+        dict
+            State for :meth:`load_state_dict`, on any number of ranks. It can be written as JSON.
 
         Raises
         ------
         RuntimeError
-            If the pass that was begun last is not one of this loader, but one of its :meth:`to_dataloader`, whose
-            ``state_dict()`` knows; or one of another loader with the same sampler.
+            If the ``DataLoader`` of :meth:`to_dataloader` was iterated over last, whose ``state_dict()`` must be called
+            instead; or another loader with the same sampler.
+
+        See Also
+        --------
+        DistributedSampler.state_dict
+
+        Examples
+        --------
+        >>> batches = iter(loader)
+        >>> _ = next(batches), next(batches)
+        >>> state = loader.state_dict()
+        >>> state["epoch"]
+        0
         """
         if batches_done is not None:
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
@@ -486,25 +510,50 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         return self._sampler.state_at(batches_done, self._collection)
 
     def _own_pass(self) -> Pass | None:
-        """Return the pass that was begun last, if this loader knows how far it is; None if none was begun."""
+        """Return the last pass, if this loader counts its batches; None if there is none."""
         last = self._sampler.last_pass
         if last is not None and last.is_by_workers:
             raise RuntimeError(
-                "The workers of a DataLoader take the batches, so that it isn't known here which were trained on. Ask "
-                "what loader.to_dataloader(num_workers=...) has returned: its state_dict() and check_epoch_read() know."
+                "This loader is iterated by DataLoader workers, so it can't know which batches were trained on. Call "
+                "state_dict() and check_epoch_read() of the object that loader.to_dataloader(num_workers=...) returned."
             )
         if last is not None and last is not self._pass:
             raise RuntimeError(
-                "The pass that was begun last is not one of this loader, but of another loader with the same sampler, "
-                "or of sampler.sample(...). Give each loader a sampler of its own."
+                "The last iteration was not over this loader, but over a different loader with the same sampler, or "
+                "sampler.sample(...). Give each loader its own sampler."
             )
         return last
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume where a state was saved, on every rank: see :meth:`DistributedSampler.load_state_dict`.
+        """Resume from a saved state, on every rank and on any number of ranks.
 
-        Add all datasets before, in the order that they had, so that a state that doesn't fit is refused here, and not
-        when the next pass begins.
+        Add all datasets first, in the same order as in the saved job. A state of different datasets then raises here,
+        and not when the next iteration begins.
+
+        Parameters
+        ----------
+        state
+            State that :meth:`state_dict` has returned on any rank.
+        strict
+            True to raise if a setting that determines the batches has changed (default). False warns and resumes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`DistributedSampler.load_state_dict`. The loader is then unchanged.
+
+        See Also
+        --------
+        DistributedSampler.load_state_dict
+
+        Examples
+        --------
+        >>> batches = iter(loader)
+        >>> _ = next(batches), next(batches)
+        >>> state = loader.state_dict()
+        >>> loader.load_state_dict(state)  # usually in a new process
+        >>> loader.batches_done, len([batch for batch in loader])
+        (2, 4)
         """
         from annbatch_distributed.integrations.lightning import errors_explained
 
@@ -512,125 +561,161 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
             self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
     def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
-        """Change the rank and the world size within an epoch: see :meth:`DistributedSampler.reshard`.
+        """Change the rank and the world size within an epoch, without a restart.
 
-        An open iterator continues with the batches of the new rank. Batches whose step isn't done are read
-        again, by the ranks that they are assigned to then.
+        A running iterator continues with the batches of the new rank. Batches whose step isn't done are read again, by
+        the ranks to which they are then assigned.
 
         Parameters
         ----------
         dist_info
-            Source of the new rank and world size, as for :class:`DistributedSampler`. None asks the same source again.
+            Source of the new rank and world size, as for :class:`DistributedSampler`. None asks the same source again
+            (default).
         batches_done
             Number of batches of this epoch that every rank has done, as for :meth:`state_dict`. None takes the number
-            of this process.
+            of this process (default).
 
         Raises
         ------
         TypeError, ValueError
-            If the epoch can't be resumed on this number of ranks, or ``dist_info`` is none. The loader is then as it
-            was.
+            If the epoch can't be resumed on this number of ranks, or ``dist_info`` is invalid. The loader is then
+            unchanged.
+
+        See Also
+        --------
+        DistributedSampler.reshard
 
         Examples
         --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 3), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> for step, batch in enumerate(loader):  # 3 ranks have 4 batches each
-        ...     if step == 1:  # the third one is lost
-        ...         loader.reshard(Rank(0, 2))
+        >>> for step, batch in enumerate(loader):  # 2 ranks have 6 batches each
+        ...     if step == 1:  # rank 1 has failed
+        ...         loader.reshard(Rank(0, 1))
         >>> step + 1
-        5
+        10
         """
         self._sampler.reshard_at(self.state_dict(batches_done=batches_done), dist_info)
 
     # Checks
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
-        """Check that all ranks of the job have the same configuration, and as many rows of as many data sets in order.
+        """Check that all ranks have the same configuration and the same datasets.
 
-        See :meth:`DistributedSampler.check_ranks_agree`, which knows the number of rows only.
+        Unlike :meth:`DistributedSampler.check_ranks_agree`, it compares the shape of each dataset and the names of its
+        cells.
+
+        Parameters
+        ----------
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if ranks differ. The message lists all differences.
+        TimeoutError
+            If a process doesn't call it within ``timeout`` seconds.
+
+        Examples
+        --------
+        ``gather`` returns the strings of all ranks. This one makes up rank 1, with a different seed:
+
+        >>> def gather(text):
+        ...     other = text.replace('"rank": 0', '"rank": 1')
+        ...     return [text, other.replace('"seed": 0', '"seed": 1')]
+        >>> loader.check_ranks_agree(gather=gather)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: The ranks of this job don't agree:
+          seed: 0 on rank 0; 1 on rank 1
+        ...
         """
         checks.ranks_agree(self._sampler.agreeing, self._description, timeout=timeout, gather=gather)
 
     def _description(self, place: Placement) -> Description:
-        """Return what this process says of its sampler and its datasets."""
+        """Return the description of this process's sampler and datasets."""
         self._sampler.check_cells(self._cells)
         return self._sampler.describe(place, self.n_obs, self._collection)
 
     def check_epoch_read(
         self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
-        """Check that all ranks together have read in the last pass what was planned.
+        """Check that all ranks together have read the rows of the plan.
 
-        See :meth:`DistributedSampler.check_epoch_read`.
+        It is about the last iteration.
 
         Parameters
         ----------
         read
-            The rows of each batch that this process was given in the pass. None takes the rows of the batches that the
-            loader has yielded: their ``"index"``, or without ``return_index=True`` what was asked of annbatch. They are
-            known where the loader itself is iterated over. Where the workers of a ``DataLoader`` do so, what
-            :meth:`to_dataloader` returns knows them.
+            Rows of each batch that this process has read, as integer arrays. None takes the ``"index"`` of each batch
+            that this loader has yielded, or the requested rows without ``return_index=True`` (default). If workers
+            read, call this method of the ``DataLoader`` that :meth:`to_dataloader` returned.
         timeout, gather
             As for :meth:`DistributedSampler.check_ranks_agree`.
 
+        Returns
+        -------
+        str
+            Summary of the rows that were read.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if a rank has read other rows than planned. The message lists all differences.
+        TimeoutError
+            If a process doesn't call it within ``timeout`` seconds.
+
+        See Also
+        --------
+        DistributedSampler.check_epoch_read
+
         Examples
         --------
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-        >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
-        >>> loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-        >>> n_batches = sum(1 for _ in loader)
-        >>> loader.check_epoch_read()
-        'epoch 0: 1 rank has read 48 rows in 12 batches, as planned. Each of the 48 rows was read once'
+        >>> loader.reshard(Rank(0, 1))  # this process is the only rank
+        >>> for batch in loader:
+        ...     pass
+        >>> for sentence in loader.check_epoch_read().split(". "):
+        ...     print(sentence)
+        epoch 0: 1 rank has read 48 rows in 12 batches, as planned
+        Each of the 48 rows was read once, 2 of the 50 are dropped in this epoch
         """
         reading = partial(self._reading, read=read)
         return checks.epoch_read(self._sampler.agreeing, reading, timeout=timeout, gather=gather)
 
     def _reading(self, place: Placement, read: Read | None = None) -> Reading:
-        """Return what this process says of its last pass."""
+        """Return the rows that this process has read in its last pass, with their description."""
         if read is None:
             read = self._read if self._own_pass() is not None else Tally()
         return self._sampler.reading(place, self.n_obs, read)
 
     def read_of_last_pass(self) -> tuple[Pass, Read]:
-        """Return the pass that was begun last, and the rows of its batches that were yielded."""
+        """Return the last pass, and the rows of its yielded batches."""
         last = self._own_pass()
         assert last is not None
         return last, self._read
 
 
 def common_n_var(loaders: Mapping[str, EpochLoader]) -> int:
-    """Return the number of genes of some loaders, by name; a ValueError if they have different ones."""
+    """Return the number of genes of some loaders; a ValueError if they have different numbers."""
     numbers = {name: loader.n_var for name, loader in loaders.items()}
     if len({*numbers.values()}) > 1:
         each = ", ".join(f"{name} {number}" for name, number in numbers.items())
-        raise ValueError(f"There is no common number of genes: {each}. Ask the loader of each of them for its n_var.")
+        raise ValueError(f"n_var must be the same for all loaders, got {each}. Use the n_var of a single loader.")
     return next(iter(numbers.values()))
 
 
 def _check_not_dispatched() -> None:
-    """Raise a RuntimeError if accelerate calls, for a ``DataLoader`` that it has prepared.
+    """Raise a RuntimeError if Accelerate calls ``set_epoch`` for a ``DataLoader`` that it has prepared.
 
-    It would read an ``IterableDataset`` on rank 0 alone and cut up the batches, or read on every rank and keep a part
-    of them. Rows would silently be missing. accelerate passes nothing that it could be known by, but for who calls.
+    Accelerate reads an ``IterableDataset`` on rank 0 and splits its batches, or reads on every rank and keeps a part of
+    the batches. Rows would silently be missing. Only the caller's frame tells that Accelerate calls.
     """
-    # frame 0 is this function, 1 is set_epoch, 2 is who calls that
+    # frame 0 is this function, 1 is set_epoch, 2 is its caller
     caller = sys._getframe(2)
     if caller.f_globals.get("__name__") != "accelerate.data_loader":
         return
-    arrived = type(caller.f_locals.get("self")).__name__
+    class_name = type(caller.f_locals.get("self")).__name__
     raise RuntimeError(
-        "A StatefulLoader must be iterated over as it is: it reads this rank's shard of the rows. Here accelerate's "
-        f"{arrived}, which comes from accelerator.prepare(DataLoader(loader)), is about to shard its batches once "
-        "more, and rows would never be read. Leave the DataLoader out, and iterate over the StatefulLoader itself; "
-        "prepare(loader) returns it unchanged."
+        f"Accelerate's {class_name}, which accelerator.prepare(DataLoader(loader)) returns, would shard the batches of "
+        "a StatefulLoader a second time, and some rows would never be read. Iterate over the StatefulLoader itself, "
+        "without a DataLoader; accelerator.prepare(loader) returns it unchanged."
     )

@@ -47,7 +47,13 @@ class TrainingLoader(Protocol):
 
     @property
     def n_var(self) -> int:
-        """Number of genes; raises a ValueError if it differs between sources or stores."""
+        """Number of genes.
+
+        Raises
+        ------
+        ValueError
+            If the sources or stores have different numbers of genes.
+        """
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, on every rank."""
