@@ -346,10 +346,10 @@ def test_batches_tell_which_genes_were_measured(tmp_path: Path, capsys: pytest.C
     assert "file" in next(iter(again))["rna"]
     plain = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8)
     assert "file" not in next(iter(plain))
-    with pytest.raises(ValueError, match="Make the loader with measured=True"):
+    with pytest.raises(ValueError, match="measured=True"):
         _ = plain.measured
     other = DatasetCollection(tmp_path / "other.zarr").add_adatas(files)
-    with pytest.raises(ValueError, match="needs a collection with a table of which genes each file has"):
+    with pytest.raises(ValueError, match="measured genes"):
         StatefulLoader.from_collection(other, dist_info=Rank(0, 1), batch_size=8, measured=True)
 
 

@@ -211,7 +211,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "seed": ([*SOURCES, "--seed", "4"], "and 4 here"),
     "remainder": ([*SOURCES, "--remainder", "keep"], "as its remainder is 'keep'"),
     "virtual ranks": ([*SOURCES, "--virtual-ranks", "3"], "census: virtual_ranks=3 must be a multiple of"),
-    "column": ([*SOURCES, "--obs", "none"], "The loader has no columns none of obs"),
+    "column": ([*SOURCES, "--obs", "none"], "has no columns none in obs"),
     "step": ([*SOURCES, "--steps", "30"], "Steps of an epoch of 30"),
     "steps": ([*SOURCES, "--steps", "30:40"], "--steps: the epoch has none of these steps"),
 }

@@ -147,21 +147,21 @@ class OwnStateful(StatefulLoader):
 
 @pytest.mark.parametrize("wrong", [None, 3, "cells.zarr", Own(**SIZES, preload_to_gpu=False), [], Loader])
 def test_it_is_made_of_a_loader(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"from_loader takes an annbatch Loader, got .*subclass of StatefulLoader"):
+    with pytest.raises(TypeError, match="must be an annbatch Loader"):
         StatefulLoader.from_loader(wrong, batch_sampler=sampler())
 
 
 def test_a_loader_of_a_class_of_its_own_makes_one_of_that_class() -> None:
     made = OwnStateful.from_loader(Loader(**SIZES, preload_to_gpu=False).add_adata(cells()), batch_sampler=sampler())
     assert type(made) is type(OwnStateful.from_loader(made)) is OwnStateful
-    with pytest.raises(TypeError, match="whose methods would be lost"):
+    with pytest.raises(TypeError, match="must be an annbatch Loader"):
         StatefulLoader.from_loader(made)
 
 
 @pytest.mark.parametrize("given", [None, RandomSampler(**SIZES), 3])
 def test_its_sampler_is_a_distributed_one(given: Any) -> None:
     plain = Loader(**SIZES, preload_to_gpu=False).add_adata(cells())
-    with pytest.raises(TypeError, match=r"from_loader needs a DistributedSampler, got .*dist_info=\.\.\."):
+    with pytest.raises(TypeError, match="must be a DistributedSampler"):
         StatefulLoader.from_loader(plain, batch_sampler=given)
 
 

@@ -513,7 +513,7 @@ def test_cells_of_steps_are_those_read(make: Make, world_size: int) -> None:
                     assert of_source["donor"].tolist() == [row % 3 for row in rows]
     with pytest.raises(IndexError, match="Steps of an epoch"):
         ranks[0].cells_of(10**6)
-    with pytest.raises(KeyError, match="no columns plate of obs"):
+    with pytest.raises(KeyError, match="no columns plate in obs"):
         ranks[0].cells_of(0, "plate")
 
 

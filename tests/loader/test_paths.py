@@ -227,7 +227,7 @@ def test_a_data_set_that_is_refused_leaves_the_loader_as_it_was(tmp_path: Path) 
     assert given.n_obs == 30
     assert sum(len(batch["X"]) for batch in given) == 28
     theirs = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False).add_dataset(cut)
-    with pytest.raises(ValueError, match="X of data set 0"):
+    with pytest.raises(ValueError, match="X of dataset 0"):
         StatefulLoader.from_loader(theirs, batch_sampler=given.sampler)
 
 

@@ -87,9 +87,9 @@ def test_the_gpu_is_left_to_the_thread_and_the_process_that_trains(monkeypatch: 
     monkeypatch.setattr(Loader, "__init__", init)
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2))
     made = StatefulLoader(batch_sampler=sampler)
-    with pytest.raises(ValueError, match=r"num_workers=2 reads in other processes, .* preload_to_gpu=False"):
+    with pytest.raises(ValueError, match=r"num_workers.* preload_to_gpu=False"):
         made.to_dataloader(num_workers=2)
-    with pytest.raises(ValueError, match=r"read_ahead=1 reads in a thread, .* Pass preload_to_gpu=False"):
+    with pytest.raises(ValueError, match=r"read_ahead.* Pass preload_to_gpu=False"):
         StatefulLoader(batch_sampler=sampler, read_ahead=1)
 
 

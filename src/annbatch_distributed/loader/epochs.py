@@ -269,7 +269,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         ranks
             Rank or ranks to list. None lists all ranks (default).
         epoch
-            Number of the epoch. None takes the epoch of the last iteration, or else of the next one (default).
+            Number of the epoch. None takes the epoch that was set, loaded or iterated over last (default).
 
         Returns
         -------
@@ -641,7 +641,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     ) -> str:
         """Check that all ranks together have read the rows of the plan.
 
-        It is about the last iteration.
+        It is about the last iteration, so call it before the next :meth:`set_epoch`.
 
         Parameters
         ----------

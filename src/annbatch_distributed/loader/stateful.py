@@ -1,8 +1,8 @@
 """The StatefulLoader: annbatch's Loader whose epochs can be saved and resumed.
 
-1. Cells that annbatch would read wrongly are refused when they are added.
-2. annbatch's own Loader reads one load request at a time. Collections on a local disk are read through zarrs in the
-   thread that asks, see :mod:`zarrs_reader`.
+1. Adding datasets that annbatch would read wrongly raises.
+2. annbatch's own Loader reads one load request at a time. zarrs reads collections on a local disk, in the thread that
+   asks for them, see :mod:`zarrs_reader`.
 """
 
 from __future__ import annotations
@@ -57,37 +57,39 @@ if TYPE_CHECKING:
 
 
 class StatefulLoader(EpochLoader, Loader[Any, Any]):
-    """An annbatch Loader that can be saved in the middle of an epoch, and resumed there.
+    """Annbatch ``Loader`` that can be saved in the middle of an epoch and resumed there.
 
-    It takes the arguments of :class:`annbatch.Loader`. Its ``batch_sampler`` must be a :class:`DistributedSampler`;
-    :meth:`from_collection` makes both.
+    :meth:`from_collection` makes a loader and its sampler in one call. The class itself takes a
+    :class:`DistributedSampler` and the arguments of :class:`annbatch.Loader`.
 
-    Under ``remainder="pad"``, a batch has the key ``"repeated"``: for each of its rows, whether some rank reads it for
-    the second time in this epoch, as a boolean array.
+    Under ``remainder="pad"``, each batch has the key ``"repeated"``: a boolean array of shape ``(batch_size,)``, True
+    for rows that a rank reads for the second time in this epoch.
 
-    ``len()`` is the number of batches of the whole epoch, also while one is resumed, as Lightning and torch expect it;
-    those that are left are ``loader.sampler.n_batches(loader.n_obs)``.
+    ``len()`` is the number of batches of the whole epoch, also after a resume, as Lightning and PyTorch expect. The
+    number of remaining batches is ``loader.sampler.n_batches(loader.n_obs)``.
 
     Parameters
     ----------
     batch_sampler
-        Which rows this rank reads.
+        Sampler of the rows that this rank reads.
     read_ahead
-        How many load requests are read at once, each in a thread, while the batches of another one are trained on, and
-        so are held beside it. 1 hides reading behind a training that takes about as long; more hide the latency of
-        object storage. 0 reads where a batch is asked for, as annbatch does. Batches, states and errors are the same.
+        Number of load requests to prefetch, each in its own thread, while the current one is trained on (default 0).
+        All of them are held in memory in addition to the current one. 1 hides reading behind training steps that take
+        about as long; larger numbers hide the latency of object storage. 0 reads when a batch is needed, as annbatch
+        does. Batches, states and errors are the same for any number.
     measured
-        Whether each batch of a collection that ``annbatch-distributed collect`` has written says in ``"file"`` which
-        file each of its cells is of, as the number of a line of :attr:`measured`.
+        True to add the key ``"file"`` to each batch: for each cell, the line of its file in :attr:`measured` (default
+        False). The collection must have been written by ``annbatch-distributed collect``.
     kwargs
-        Those of :class:`annbatch.Loader`.
+        Other arguments of :class:`annbatch.Loader`.
 
     Raises
     ------
     TypeError
-        If ``batch_sampler`` is no :class:`DistributedSampler`, or ``read_ahead`` no integer.
+        If ``batch_sampler`` is not a :class:`DistributedSampler`, or ``read_ahead`` is not an integer.
     ValueError
-        If ``read_ahead`` is negative, or more than 0 with ``preload_to_gpu=True``, as its threads would use the device.
+        If ``read_ahead`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU. If
+        ``to`` is not ``"torch"``, ``"jax"`` or None.
 
     Examples
     --------
@@ -103,14 +105,15 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     ...     )
     ...     return loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
     >>> loader = make_loader()
-    >>> whole = [batch["index"].tolist() for batch in loader]
+    >>> whole_epoch = [batch["index"].tolist() for batch in loader]
     >>> loader.set_epoch(0)
     >>> batches = iter(loader)
-    >>> trained_on = [next(batches)["index"].tolist() for _ in range(3)]
+    >>> before = [next(batches)["index"].tolist() for _ in range(3)]
     >>> state = loader.state_dict()
-    >>> after_a_restart = make_loader()
-    >>> after_a_restart.load_state_dict(state)
-    >>> trained_on + [batch["index"].tolist() for batch in after_a_restart] == whole
+    >>> loader = make_loader()  # in a restarted job
+    >>> loader.load_state_dict(state)
+    >>> after = [batch["index"].tolist() for batch in loader]
+    >>> before + after == whole_epoch
     True
     """
 
@@ -124,25 +127,25 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     ) -> None:
         if not isinstance(batch_sampler, DistributedSampler):
             raise TypeError(
-                f"StatefulLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}. In a single "
-                "process, wrap it: DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
+                f"batch_sampler must be a DistributedSampler, got {batch_sampler!r}. Wrap the sampler; in a single "
+                "process, pass DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
         if kwargs.get("to") not in (None, "torch", "jax"):
-            raise ValueError(f"to must be 'torch', 'jax', or None for arrays of numpy and scipy, got {kwargs['to']!r}.")
+            raise ValueError(f"to must be 'torch', 'jax', or None for NumPy and SciPy arrays, got {kwargs['to']!r}.")
         self._options = {"read_ahead": read_ahead, "measured": measured, **kwargs}
         self._tells_files = measured
         self._measured: pd.DataFrame | None = None
-        # frameworks are set up for a single thread, so their arrays are made where batches are taken
+        # frameworks may be set up for one thread only, so the thread that takes batches converts them
         self._to_be = kwargs.pop("to", None) if read_ahead else None
         EpochLoader.__init__(self, batch_sampler, read_ahead)
         self._one_request = _OneRequest(batch_sampler)
         Loader.__init__(self, batch_sampler=self._one_request, **kwargs)
         if read_ahead and preloads_to_gpu(self):
             raise ValueError(
-                f"read_ahead={read_ahead} reads in a thread, from which preload_to_gpu=True would use the GPU, "
-                "while the training uses it as well. Pass preload_to_gpu=False, and move batches in the training step."
+                f"preload_to_gpu must be False under read_ahead={read_ahead}, because its threads would use the GPU at "
+                "the same time as the training. Pass preload_to_gpu=False, and move batches in the training step."
             )
-        # names of cells of datasets that have no obs here, of which annbatch keeps nothing
+        # by dataset number: names of the cells, which annbatch doesn't keep for datasets without columns of obs
         self._names: dict[int, pd.Index[Any]] = {}
 
     @classmethod
@@ -161,39 +164,47 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
         **options: Any,  # noqa: ANN401 those of DistributedSampler and annbatch's own
     ) -> Self:
-        """Make one that reads a collection, each cell once in an epoch, with sizes that fit into memory.
+        """Return a loader of a collection, with a sampler and sizes that fit into memory.
 
-        Its sampler is a :class:`DistributedSampler` around annbatch's ``RandomSampler``. :func:`suggest_sizes`
-        chooses chunks and load requests, the same on any number of ranks.
+        Each cell is read once per epoch. The sampler is a :class:`DistributedSampler` around annbatch's
+        ``RandomSampler``. :func:`suggest_sizes` chooses the sizes of chunks and load requests, which are the same on
+        any number of ranks.
 
         Parameters
         ----------
         collection
-            What annbatch has written.
+            Collection that annbatch has written.
         dist_info
-            Where rank and world size come from, as for :class:`DistributedSampler`: ``"torch"``, say.
+            Source of the rank and the world size, as for :class:`DistributedSampler`, such as ``"torch"``.
         batch_size
-            Rows of a batch on each rank.
+            Rows of a batch on each rank (default 256).
         mask
-            Which cells the ranks share out, as for :class:`DistributedSampler`: a boolean Series, say.
+            Cells to read, as for :class:`DistributedSampler`, such as a boolean Series of shape ``(n_obs,)``. None
+            reads all cells (default).
         seed
-            Of the order; the same on every rank.
+            Seed of the order, the same on every rank (default 0).
         shuffle
-            Whether each epoch has an order of its own; False keeps that of the collection, with ``SequentialSampler``.
+            True to shuffle the cells in each epoch (default). False reads them in the order of the collection, with
+            ``SequentialSampler``.
         sets
-            Sets of cells to read in place of cells; ``batch_size`` is then a number of sets. Unless ``sharding`` is
-            given, they are dealt to the ranks again in each epoch (``"shuffled"``).
+            Sets of cells to read instead of single cells; ``batch_size`` is then a number of sets. Unless you pass
+            ``sharding``, each epoch assigns the sets to the ranks again (``sharding="shuffled"``).
         memory
-            How many bytes the loader may take on each rank, where it reads ``X`` of the collection; pass less if
-            ``load_adata`` loads larger values.
+            Memory limit of the loader per rank, in bytes (default 1 GiB). It is estimated for ``X`` of the collection;
+            pass less if ``load_adata`` loads larger values.
         read_ahead
-            How many load requests are read while others are trained on.
+            Number of load requests to prefetch (default 1).
         load_adata
-            What is loaded of each data set, as for ``use_collection`` of :class:`annbatch.Loader`.
+            Function that loads the ``AnnData`` of each dataset, as for ``use_collection`` of :class:`annbatch.Loader`.
         options
-            Others of :class:`DistributedSampler` and :class:`annbatch.Loader`. If not given, ``remainder`` is
-            ``"exact"``, whose batches can be smaller (pass ``"drop"`` where each step needs batches of one size, as
-            compiled ones do), and ``preload_to_gpu`` is False.
+            Other arguments of :class:`DistributedSampler` and :class:`StatefulLoader`. The default of ``remainder`` is
+            ``"exact"``, under which some batches are smaller; pass ``"drop"`` if each step needs batches of one size,
+            as compiled steps do. The default of ``preload_to_gpu`` is False.
+
+        Returns
+        -------
+        StatefulLoader
+            Loader of this rank.
 
         Raises
         ------
@@ -230,10 +241,10 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             memory=memory,
             read_ahead=read_ahead,
         )
-        made = cls(batch_sampler=sampler, read_ahead=read_ahead, **{"preload_to_gpu": False} | options)
-        made.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
-        made._check_cells()  # a mask whose names are in another order, say
-        return made
+        loader = cls(batch_sampler=sampler, read_ahead=read_ahead, **{"preload_to_gpu": False} | options)
+        loader.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
+        loader._check_cells()  # for one, the names of a mask may be in a different order
+        return loader
 
     @classmethod
     def from_loader(
@@ -243,33 +254,36 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         batch_sampler: DistributedSampler | None = None,
         **options: Any,  # noqa: ANN401 annbatch's own, too
     ) -> Self:
-        """Make one of an annbatch ``Loader`` that has its data sets already.
+        """Return a loader of the datasets of an annbatch ``Loader``.
 
-        Nothing is opened or copied. Data sets that are added to one of them later on are not added to the other.
+        No data is opened or copied. Datasets that are added to either loader later are not added to the other one.
 
         Parameters
         ----------
         loader
-            Any :class:`annbatch.Loader`, or a :class:`StatefulLoader`.
+            :class:`annbatch.Loader` or :class:`StatefulLoader`.
         batch_sampler
-            Which rows this rank reads. None takes the sampler of ``loader``.
+            Sampler of the rows that this rank reads. None takes the sampler of ``loader`` (default).
         options
-            Other arguments of :class:`StatefulLoader`, such as ``read_ahead``. Those that aren't given are as in
+            Other arguments of :class:`StatefulLoader`, such as ``read_ahead``. Options that you omit are taken from
             ``loader``.
+
+        Returns
+        -------
+        StatefulLoader
+            Loader of this rank.
 
         Raises
         ------
         TypeError
-            If ``loader`` is no loader, or a subclass, whose methods would be lost; or as :class:`StatefulLoader` does.
+            If ``loader`` is not a loader, or is of a subclass, whose methods would be lost; or as
+            :class:`StatefulLoader` raises it.
 
         Examples
         --------
-        >>> import anndata as ad
-        >>> import numpy as np
         >>> from annbatch import Loader
-        >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
         >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False)
-        >>> loader = loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
+        >>> loader = loader.add_adata(ad.AnnData(np.ones((48, 1)), obs=obs[:48]))
         >>> sampler = DistributedSampler(loader.batch_sampler, dist_info=Rank(1, 2), seed=0)
         >>> rank_1 = StatefulLoader.from_loader(
         ...     loader, batch_sampler=sampler, return_index=True
@@ -279,22 +293,22 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         """
         if type(loader) not in {Loader, StatefulLoader, cls}:
             raise TypeError(
-                f"from_loader takes an annbatch Loader, got {loader!r} of type {type(loader).__name__}, whose methods "
-                "would be lost: make that a subclass of StatefulLoader instead."
+                f"loader must be an annbatch Loader or a StatefulLoader, got {loader!r} of type "
+                f"{type(loader).__name__}. Methods of a subclass would be lost: derive it from StatefulLoader instead."
             )
         sampler = loader.batch_sampler if batch_sampler is None else batch_sampler
         if not isinstance(sampler, DistributedSampler):
             raise TypeError(
-                f"from_loader needs a DistributedSampler, got {sampler!r}. Wrap the sampler of the loader: "
+                f"batch_sampler must be a DistributedSampler, got {sampler!r}. Wrap the sampler of the loader: "
                 "from_loader(loader, batch_sampler=DistributedSampler(loader.batch_sampler, dist_info=...))."
             )
         options_of_loader = loader._options if isinstance(loader, StatefulLoader) else options_of(loader)
-        made = cls(batch_sampler=sampler, **options_of_loader | options)
-        made._check_layouts(data_in(loader))
-        # attributes that only this class has are those of passes, not of datasets
-        of_passes = vars(made).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names", "_measured"}
-        take_data_of(loader, into=made, without=of_passes)
-        return made
+        copy = cls(batch_sampler=sampler, **options_of_loader | options)
+        copy._check_layouts(data_in(loader))
+        # attributes of this class are about passes, except these two, which are about datasets
+        of_passes = vars(copy).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names", "_measured"}
+        take_data_of(loader, into=copy, without=of_passes)
+        return copy
 
     # Datasets
 
@@ -309,17 +323,18 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return super(EpochLoader, self).n_var
 
     def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
-        """Read a collection, as ``use_collection`` of :class:`annbatch.Loader` does.
+        """Add the datasets of a collection, as ``use_collection`` of :class:`annbatch.Loader`.
 
         Raises
         ------
         TypeError, ValueError
             As for :meth:`add_adatas`, or as annbatch raises them.
         RuntimeError
-            If the process was forked after zarrs had begun to read, and would wait for ever: see :doc:`/workers`.
+            If zarrs has read in the parent process before this process was forked, so that reading would hang; see
+            :doc:`/workers`.
         """
         zarrs_reader.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
-        # before anything is loaded: to load cells by columns as rows may fail with another error
+        # before anything is loaded: loading a CSC matrix by rows may fail with a less helpful error
         if "load_adata" not in options:
             self._check_layouts(group["X"] for group in collection)
         for group in collection:
@@ -329,35 +344,37 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         if self._tells_files:
             self._measured = _measured_in(collection)
             if any("src_path" not in obs for obs in obs_of(self)) or not obs_of(self):
-                raise ValueError("measured=True needs the column src_path of obs, which load_adata leaves out.")
+                raise ValueError("measured=True needs the column src_path of obs. Let load_adata load this column.")
         return self
 
     @property
     def measured(self) -> pd.DataFrame:
-        """Which genes each file of the collection has: a line for each file, a column for each gene, of booleans.
+        """Genes that each file of the collection has, as a table of shape ``(n_files, n_var)``.
 
-        ``loader.measured.to_numpy()[batch["file"]]`` is a mask for the values of a batch: a gene that a file doesn't
-        have is 0 in all of its cells, which a loss should leave out.
+        Its values are booleans, its lines are files and its columns are genes. A gene that a file lacks is 0 in all of
+        the file's cells, and a loss should ignore these zeros: ``loader.measured.to_numpy()[batch["file"]]`` is a mask
+        for the values of a batch.
 
         Raises
         ------
         ValueError
-            If the loader wasn't made with ``measured=True``, or has no collection yet.
+            If the loader was made without ``measured=True``, or has no collection yet.
         """
         if self._measured is None:
-            raise ValueError("Make the loader with measured=True, and of a collection, to know which genes files have.")
+            raise ValueError(
+                "The loader has no table of measured genes. Pass measured=True, and call use_collection()."
+            )
         return self._measured
 
     def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
-        """Add data sets, as ``add_adatas`` of :class:`annbatch.Loader` does.
+        """Add datasets, as ``add_adatas`` of :class:`annbatch.Loader`.
 
         Raises
         ------
         TypeError
-            If the cells of one lie column by column, as a CSC matrix does; or as annbatch raises it.
+            If an ``X`` is a CSC matrix, or as annbatch raises it.
         ValueError
-            If the cells of one lie in chunks that don't have all columns of their rows, which annbatch reads wrongly;
-            or as annbatch raises it.
+            If the chunks of an ``X`` split its columns, which annbatch would read wrongly; or as annbatch raises it.
         """
         first = len(shapes_of(self))
         self._check_layouts(adata.X for adata in adatas)
@@ -368,11 +385,11 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return self
 
     def add_adata(self, adata: ad.AnnData) -> Self:
-        """Add a data set: see :meth:`add_adatas`."""
+        """Add a dataset, as :meth:`add_adatas`."""
         return self.add_adatas([adata])
 
     def add_datasets(self, datasets: list[Any], obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
-        """Add data sets without annotations, or with them, as ``add_datasets`` of :class:`annbatch.Loader` does.
+        """Add arrays as datasets, as ``add_datasets`` of :class:`annbatch.Loader`.
 
         Raises
         ------
@@ -383,29 +400,29 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return super().add_datasets(list(map(_in_place, datasets)), obs, var)
 
     def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:  # noqa: ANN401 annbatch's own
-        """Add a data set: see :meth:`add_datasets`."""
+        """Add an array as a dataset, as :meth:`add_datasets`."""
         self._check_layouts([dataset])
         return super().add_dataset(_in_place(dataset), obs, var)
 
     def _check_layouts(self, data: Iterable[object]) -> None:
-        """Raise if some data can't be read by rows, before any of it is added."""
+        """Raise if an array can't be read by rows, before any of them is added."""
         for number, cells in enumerate(data, len(shapes_of(self))):
-            check_layout(cells, f"X of data set {number}")
+            check_layout(cells, f"X of dataset {number}")
 
     @property
     def _cells(self) -> tuple[pd.Index[Any], ...] | None:
-        """The names of the cells of each dataset; None if they aren't known of all."""
+        """Names of the cells of each dataset; None if a dataset has no names."""
         known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
         numbers = range(len(shapes_of(self)))
         return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
 
     @property
     def _collection(self) -> dict[str, Any]:
-        """What tells the cells of this loader from others."""
+        """Identity of the datasets and their cells, as JSON."""
         return collection_of(self, self._cells)
 
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
-        """Return a table of rows with the dataset and the name of each cell, and its columns of ``obs``."""
+        """Return a table of rows with the dataset, name and columns of ``obs`` of each cell."""
         # datasets of 3 and 2 rows have the bounds 0 3 5: row 4 is in dataset 1, at place 1
         bounds = np.cumsum([0, *(n_rows for n_rows, *_ in shapes_of(self))])
         numbers = np.searchsorted(bounds, cells["row"], side="right") - 1
@@ -420,13 +437,13 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             places = cells["row"].to_numpy()[here] - bounds[number]
             if names is not None:
                 cells.loc[here, "cell"] = np.asarray(names[number], dtype=object)[places]
-            own = obs[number] if obs else pd.DataFrame(index=range(bounds[number + 1] - bounds[number]))
-            if missing := [name for name in wanted or () if name not in own]:
+            table = obs[number] if obs else pd.DataFrame(index=range(bounds[number + 1] - bounds[number]))
+            if missing := [name for name in wanted or () if name not in table]:
                 raise KeyError(
-                    f"The loader has no columns {', '.join(missing)} of obs in data set {number}, which has "
-                    f"{', '.join(map(str, own.columns)) or 'none'}. use_collection(load_adata=...) says what is loaded."
+                    f"Dataset {number} has no columns {', '.join(missing)} in obs. It has "
+                    f"{', '.join(map(str, table.columns)) or 'none'}; use_collection(load_adata=...) can load more."
                 )
-            parts.append((own if wanted is None else own[list(wanted)]).iloc[places].set_index(here))
+            parts.append((table if wanted is None else table[list(wanted)]).iloc[places].set_index(here))
         if not parts:
             return cells
         return cells.join(pd.concat(parts).rename(columns={name: f"{name}_obs" for name in cells}))
@@ -434,14 +451,14 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     # Reading
 
     def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
-        """Return the rows of a batch, if it has them."""
+        """Return the rows of a batch; None if it has none."""
         return batch.get("index") if isinstance(batch, dict) else None
 
     def _iterated(self) -> AbstractContextManager[None]:
         return iterated(self)
 
     def preloads_to_gpu(self) -> bool:
-        """Return True if batches are moved to a GPU where they are read."""
+        """Return True if annbatch moves batches to a GPU."""
         return preloads_to_gpu(self)
 
     def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 annbatch's own
@@ -452,26 +469,27 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return {**batch, **marks} if marks else batch
 
     def _read_request(self, request: Request) -> Generator[Any]:
-        """Read a load request as annbatch does."""
-        # in a pass of its own: annbatch keeps what it has read until it has read the next one
+        """Yield the batches of a load request, which annbatch reads."""
+        # in an iteration of its own: otherwise annbatch keeps the rows until it has read the next load request
         self._one_request.requests[threading.get_ident()] = request
         try:
             yield from batches_of(self)
         except Exception as error:
             if stores := stores_of(self):
                 error.add_note(
-                    f"A load request was being read from {stores}, and none of its batches was yielded: the state of "
-                    "the loader leads to them."
+                    f"Reading a load request from {stores} failed, and none of its batches was yielded. They come next "
+                    "if you iterate again, or resume from the loader's state."
                 )
             raise
 
     def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
-        """Read what a load request asks for: here, if zarrs has it on a local disk, or as annbatch does.
+        """Read the rows of a load request, through zarrs if it can, or else through annbatch.
 
-        annbatch gives what this returns to zarr's thread, in which nothing else could be read meanwhile.
+        It reads at once: annbatch runs the returned coroutine in zarr's only thread, where reads would wait for each
+        other.
         """
         zarrs_reader.check_zarrs_answers(lambda: any(map(zarrs_reader.is_by_zarrs, arrays_in(self))))
-        # None if zarrs can't read these datasets: annbatch reads them then
+        # None if zarrs can't read these datasets
         rows = zarrs_reader.read(self, dataset_index_to_rows)
         return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
 
@@ -498,30 +516,30 @@ def sampler_for(
 ) -> DistributedSampler:
     """Return a sampler of collections of the same cells, with sizes that fit into memory.
 
-    It removes the sampler's arguments from ``options``, by their names, and leaves the loader's.
+    It removes the sampler's arguments from ``options``, and leaves the loader's arguments.
     """
-    own = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
-    if own.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
-        own["remainder"] = "exact"
+    arguments = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
+    if arguments.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
+        arguments["remainder"] = "exact"
     n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
-    memory //= own.get("virtual_ranks") or 1  # a rank may run all of them
-    read_through = own.get("read_through", LONGEST_GAP)
+    memory //= arguments.get("virtual_ranks") or 1  # a rank may run all virtual ranks
+    read_through = arguments.get("read_through", LONGEST_GAP)
     kind = RandomSampler if shuffle else SequentialSampler
     limits = {"memory": memory, "batch_size": batch_size, "read_ahead": read_ahead, "read_through": read_through}
     if sets is None:
         sizes = suggest_sizes(n_rows[0], row_bytes=sum(row_bytes), store_chunk=max(chunks), mask=mask, **limits)
     else:
-        own = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | own
+        arguments = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | arguments
         sizes = sizes_of_sets(Sets.checked(sets), seed, row_bytes=sum(row_bytes), **limits)
-    return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **own)
+    return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **arguments)
 
 
 class _OneRequest(Sampler):
-    """A sampler for annbatch, whose passes have one load request each: the door to annbatch's own Loader."""
+    """Sampler that gives annbatch's Loader one load request per iteration."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        #: For each thread, by its id, the load request of the pass that it is about to begin.
+        #: By the id of each thread: the load request that it is about to read.
         self.requests: dict[int, Request] = {}
 
     @property
@@ -538,8 +556,8 @@ class _OneRequest(Sampler):
     def validate(self, n_obs: int) -> None:
         self._sampler.validate(n_obs)
 
-    def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request was made for them
-        # threads that prefetch read at the same time, each a request of its own
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002 the request is of these rows
+        # threads that prefetch read at the same time, each its own request
         request = self.requests.pop(threading.get_ident())
         return iter([{"requests": request.rows(), "splits": list(request.splits)}])
 
@@ -548,41 +566,41 @@ class _OneRequest(Sampler):
 
 
 def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
-    """Return data whose relative path leads to where it leads now, also once the process goes to another folder."""
-    # of zarr's arrays and groups, and of anndata's sparse datasets, which hold a group
+    """Return data whose path is absolute, so that it doesn't depend on the working directory."""
+    # data is a zarr array or group, or a sparse dataset of anndata, which has a group
     place = getattr(getattr(data, "group", data), "store_path", None)
     if place is None or not isinstance(place.store, LocalStore):
         return data
     place.store.root = place.store.root.absolute()
     if not isinstance(data, Array) or not zarrs_reader.is_by_zarrs(data.async_array):
         return data
-    # zarrs has the path of when the array was opened
+    # zarrs keeps the path with which the array was opened
     return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
 
 
 def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
-    """Return which genes each file of a collection has."""
+    """Return the table of genes that each file of a collection has."""
     group: Any = next(iter(collection))
     if "varm/measured" not in group:
         raise ValueError(
-            "measured=True needs a collection with a table of which genes each file has, which annbatch-distributed "
-            "collect writes. Run collect on the files again, or leave measured out."
+            "measured=True needs the table of measured genes that annbatch-distributed collect writes, and this "
+            "collection has none. Collect the files again, or omit measured."
         )
     var: Any = read_elem(group["var"])
-    # (genes, files) on disk, as all that is in varm
+    # (genes, files) on disk, as any array of varm
     table = group["varm/measured"]
     return pd.DataFrame(table[:].T, index=pd.Index(table.attrs["files"], dtype=object), columns=var.index)
 
 
 def _warn_of_zarrs(collection: DatasetCollection) -> None:
-    """Warn of a collection that zarrs would read from object storage."""
+    """Warn if zarrs would read a collection from object storage."""
     for group in collection:
         cells: Any = group["X"]
         array = cells if isinstance(cells, Array) else cells["data"]
         if zarrs_reader.is_far_by_zarrs(array.async_array):
             warnings.warn(
-                f"zarrs reads {array.store} one chunk a request, few at once: zarrs 0.2.3 took 25 times as long as "
-                "zarr's own codecs where a request took 30 ms. Have these read, before the collection is opened: "
+                f"zarrs reads {array.store} slowly, with one request per chunk and few in parallel: at 30 ms per "
+                "request, zarrs 0.2.3 took 25 times as long as zarr's own codecs. Before you open the collection, call "
                 "zarr.config.set({'codec_pipeline.path': 'zarr.core.codec_pipeline.BatchedCodecPipeline'}).",
                 UserWarning,
                 stacklevel=3,
@@ -591,5 +609,5 @@ def _warn_of_zarrs(collection: DatasetCollection) -> None:
 
 
 async def _returning[Value](value: Value) -> Value:
-    """Return a value that is there, to callers that await it."""
+    """Return a value to callers that await it."""
     return value
