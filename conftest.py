@@ -50,7 +50,7 @@ def shared_names(document: Document) -> Iterator[Region]:
 
 
 def _make_shared_names(example: Example) -> None:
-    """Make ``sampler``, ``loader`` and ``obs``, and import what examples need; docs/api.md lists these names."""
+    """Make the names that docs/api.md lists, and import all public names."""
     # imported here because they take seconds
     import anndata as ad
     import numpy as np
@@ -59,20 +59,24 @@ def _make_shared_names(example: Example) -> None:
 
     import annbatch_distributed
 
-    public = {name: getattr(annbatch_distributed, name) for name in annbatch_distributed.__all__}
-    example.namespace.update(public, ad=ad, np=np, pd=pd)
-    example.namespace |= {"RandomSampler": RandomSampler, "SequentialSampler": SequentialSampler}
+    names = {name: getattr(annbatch_distributed, name) for name in annbatch_distributed.__all__}
+    names |= {"RandomSampler": RandomSampler, "SequentialSampler": SequentialSampler, "ad": ad, "np": np, "pd": pd}
     # 50 cells: 10 of each donor, in order, with two cell types in turn
     obs = pd.DataFrame({"donor": np.repeat([*"abcde"], 10), "cell_type": 25 * ["B cell", "T cell"]})
     obs.index = pd.Index([f"cell {number}" for number in range(50)])
-    sampler = annbatch_distributed.DistributedSampler(
-        RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4),
-        dist_info=annbatch_distributed.Rank(0, 2),
-        seed=0,
-    )
-    loader = annbatch_distributed.StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-    loader.add_adata(ad.AnnData(np.arange(50, dtype="float32").reshape(50, 1), obs=obs))
-    example.namespace |= {"obs": obs, "sampler": sampler, "loader": loader}
+
+    def make_loader() -> annbatch_distributed.StatefulLoader:
+        sampler = annbatch_distributed.DistributedSampler(
+            RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4),
+            dist_info=annbatch_distributed.Rank(0, 2),
+            seed=0,
+        )
+        loader = annbatch_distributed.StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        return loader.add_adata(ad.AnnData(np.arange(50, dtype="float32").reshape(50, 1), obs=obs))
+
+    loader, sources = make_loader(), {"tahoe": make_loader(), "census": make_loader()}
+    mixed = annbatch_distributed.MixedLoader(sources, weights={"tahoe": 3, "census": 1}, n_steps=8)
+    example.namespace |= names | {"obs": obs, "sampler": loader.sampler, "loader": loader, "mixed": mixed}
 
 
 docstrings = Sybil(name="docstrings", parsers=[shared_names, DocTestParser()], path="src", patterns=["*.py"])

@@ -117,7 +117,7 @@ def test_cells_are_named_with_their_data_set_and_columns() -> None:
     assert list(made.cells_of(0))[5:] == ["donor", "depth"]
     assert list(made.cells_of(0, []))[5:] == []
     assert list(made.cells_of([]))[:5] == ["step", "rank", "row", "dataset", "cell"]
-    with pytest.raises(KeyError, match="Dataset 1 has no columns depth in obs. It has donor"):
+    with pytest.raises(KeyError, match=r"Dataset 1 has no columns depth in obs\. It has donor"):
         made.cells_of(slice(None), "depth")
 
 
