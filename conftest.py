@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from doctest import ELLIPSIS
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,7 +80,7 @@ def _make_shared_names(example: Example) -> None:
     example.namespace |= names | {"obs": obs, "sampler": loader.sampler, "loader": loader, "mixed": mixed}
 
 
-docstrings = Sybil(name="docstrings", parsers=[shared_names, DocTestParser()], path="src", patterns=["*.py"])
+docstrings = Sybil(name="docstrings", parsers=[shared_names, DocTestParser(ELLIPSIS)], path="src", patterns=["*.py"])
 
 pytest_collect_file = (pages + docstrings).pytest()
 

@@ -282,12 +282,14 @@ ODD: dict[str, Odd] = {
         RuntimeError,
         r"torch\.distributed is not initialized",
     ),
-    **each("virtual ranks", [(24, 7)], on_ranks, ValueError, "which is 7. .* 1, 2, 3, 4, 6, 8, 12 or 24 ranks"),
-    **each("fewer virtual ranks", [(2, 4), (1, 2)], on_ranks, ValueError, "a multiple of the world size, which is"),
+    **each(
+        "virtual ranks", [(24, 7)], on_ranks, ValueError, "the world size, 7, got 24. .*: 1, 2, 3, 4, 6, 8, 12, 24."
+    ),
+    **each("fewer virtual ranks", [(2, 4), (1, 2)], on_ranks, ValueError, "a multiple of the world size"),
     "virtual ranks, later": (
         lambda: sampler(dist_info=deferred(Rank(0, 4)), virtual_ranks=2).plan(N_OBS),
         ValueError,
-        "virtual_ranks=2 must be a multiple of the world size, which is 4. .* 1 or 2 ranks",
+        "virtual_ranks must be a multiple of the world size, 4, got 2",
     ),
     **each("arguments", [rank_of, deferred], said_by, TypeError, WITH_ARGUMENTS),
     **each("arguments, later", [rank_of, deferred], said_later_by, TypeError, WITH_ARGUMENTS),
@@ -491,7 +493,7 @@ ODD: dict[str, Odd] = {
     "draws that make no batch": (
         draws_of_classes({"num_samples": 5, "drop_last": True}, remainder="pad"),
         ValueError,
-        "The wrapped sampler draws 0 samples",
+        "The wrapped sampler takes 0 samples",
     ),
     "samples that exact leaves out": (
         draws_of_classes({"num_samples": 250, "drop_last": True}, remainder="exact"),
@@ -516,7 +518,7 @@ ODD: dict[str, Odd] = {
     "an epoch before that of a state": (
         giving_up_a_state,
         ValueError,
-        r"of epoch 3 was loaded, and set_epoch\(2\) would",
+        r"set_epoch\(2\) would discard",
     ),
     "negative batches": (lambda: sampler().state_dict(batches_done=-1), ValueError, "batches_done"),
     "half a batch": (lambda: sampler().state_dict(batches_done=0.5), TypeError, "batches_done"),
@@ -585,15 +587,15 @@ ODD: dict[str, Odd] = {
     "nobody to ask": (
         lambda: sampler().check_ranks_agree(N_OBS),
         RuntimeError,
-        "2 ranks can't reach .*pass gather=",
+        "2 ranks can't communicate.*pass gather=",
     ),
-    **each("texts", ["text", ["another"], [1, 2]], gathering, TypeError, "gather must return a list with the texts"),
+    **each("texts", ["text", ["another"], [1, 2]], gathering, TypeError, "gather must return a list with the strings"),
     **each(
         "garbled texts",
         ["no JSON", "[]", '{"call": []}', '{"call": CALL, "said": {}}'],
         garbling,
         ValueError,
-        "say can't be read.*gather, must hand on texts as they are",
+        "can't be read.*gather, must return the strings unchanged",
     ),
     "a gather that is none": (lambda: loader().check_ranks_agree(gather=3), TypeError, "gather"),
 }

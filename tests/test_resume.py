@@ -355,7 +355,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "more batches than there are": (
         {},
         of_epoch_3([[2, 1, 13]]),
-        r"13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12.* give up the rest .* set_epoch\(4\)",
+        r"13 batches of epoch 3 are done, but for 96 rows and 2 ranks it has 12.* skip the rest .* set_epoch\(4\)",
     ),
     "more batches in all than there are": (
         {},
@@ -370,12 +370,12 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "the most old ranks that are read": (
         {},
         of_epoch_3([[2**20, 1, 1]]),
-        "The window has 96 rows, too few for one full batch on every rank: 1048576 ranks",
+        "The mask selects 96 rows, too few for one full batch on every rank: 1048576 ranks",
     ),
     "more old ranks than rows": (
         {"remainder": "exact"},
         of_epoch_3([[97, 1, 1]], identity={"remainder": "exact"}),
-        "The window has 96 rows, too few for 97 ranks",
+        "The mask selects 96 rows, too few for 97 ranks",
     ),
     "a batch that can't be shared out": (
         {"remainder": "exact", "mask": slice(0, 69), "virtual_ranks": 4},
@@ -440,11 +440,11 @@ def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> N
     before.sample(N_OBS)
     after = resumed(before, 5)
     for ask in (after.n_batches, after.sample, after.plan, after.validate):
-        with pytest.raises(ValueError, match="The state is of a collection of 96 rows, and this one has 95"):
+        with pytest.raises(ValueError, match="collection of 96 rows, but this collection has 95"):
             ask(95)
     begun = random()
     begun.sample(N_OBS)
-    with pytest.raises(ValueError, match="at most 12, the batches of its epoch, got 13"):
+    with pytest.raises(ValueError, match="to 12, the batches of its epoch, got 13"):
         begun.state_dict(batches_done=13)
     unknown = random()
     unknown.load_state_dict(random().state_dict(batches_done=13))  # of how many rows, nobody knows yet
@@ -481,11 +481,11 @@ def test_sampler_is_resharded_where_its_caller_says() -> None:
     next(begun)
     state = before.state_dict(batches_done=3)
     expected.load_state_dict(state)
-    with pytest.raises(ValueError, match="Pass batches_done, or call reshard of the loader"):
+    with pytest.raises(ValueError, match="batches_done is required"):
         before.reshard(Rank(0, 3))
     before.reshard(Rank(0, 3), batches_done=3)
     with pytest.raises(
-        RuntimeError, match=r"was Rank\(rank=0, world_size=2\), and is Rank\(rank=0, world_size=3\) now"
+        RuntimeError, match=r"was Rank\(rank=0, world_size=2\), and is now Rank\(rank=0, world_size=3\)"
     ):
         next(begun)
     assert before.state_dict(batches_done=3) == expected.state_dict(batches_done=3)
@@ -503,7 +503,7 @@ def test_pass_whose_rank_changes_unnoticed_raises() -> None:
         next(batches)
         state = loader.state_dict(batches_done=1)
         places.append((0, 3))
-        with pytest.raises(RuntimeError, match=r"world_size=2\), and is .*3\) now. Call loader.reshard\(\) in every"):
+        with pytest.raises(RuntimeError, match=r"world_size=2\), and is now .*3\)"):
             list(batches)
         loader.load_state_dict(state)
         begun = sampler.sample(N_OBS)
@@ -544,13 +544,13 @@ def test_rank_that_is_ahead_goes_back_after_the_ranks_have_changed() -> None:
         loader.reshard(Rank(rank, 3))
     (message,) = set(agreement(ranks))
     assert "batches done: 3 on 4 ranks on ranks 0 and 2; 4 on 4 ranks on rank 1" in message
-    assert "Rank 1 can go back to the last step that all have done: " in message
+    assert "To go back to the last step" in message
     assert "loader.reshard(batches_done=3)" in message
     ranks[1].reshard(batches_done=3)
     assert agreement(ranks) == ["", "", ""]
     assert len({json.dumps(loader.state_dict()) for loader in ranks}) == 1
     next(iter(ranks[0]))
-    with pytest.raises(ValueError, match="batches_done must be at least 3, which were done before this pass"):
+    with pytest.raises(ValueError, match="batches_done must be from 3"):
         ranks[0].state_dict(batches_done=2)
 
 
@@ -563,7 +563,7 @@ def test_source_of_the_rank_stays_in_its_process() -> None:
     ranks = iter([Rank(0, 2), Rank(1, 2)])
     before = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=lambda: next(ranks))
     unpickled = pickle.loads(pickle.dumps(before))
-    with pytest.raises(ValueError, match="was pickled in another process, where its dist_info stayed"):
+    with pytest.raises(ValueError, match="was unpickled"):
         unpickled.reshard()
     unpickled.reshard(Rank(2, 3))
     unpickled.reshard()

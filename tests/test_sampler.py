@@ -232,7 +232,7 @@ class Holder(SequentialSampler):
 def test_annbatchs_sampler_around_ours_is_an_error() -> None:
     """annbatch's own DistributedSampler would shard the rows of a rank once more."""
     inner = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2))
-    with pytest.raises(ValueError, match=r"shards rows that are sharded already, .* Leave it out"):
+    with pytest.raises(ValueError, match="sharded already"):
         annbatch.samplers.DistributedSampler(inner, dist_info=lambda: (0, 2))
     inner.mask = slice(0, 40)
     assert inner.n_batches(48) == 5

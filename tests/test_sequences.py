@@ -290,7 +290,7 @@ class History:
         has_begun = self.has_looked or self.iterators is not None  # then nothing of the state is given up unread
         if self.is_loaded and not has_begun and epoch < self.epoch:
             for loader in self.ranks:
-                with pytest.raises(ValueError, match=r"was loaded, and set_epoch\(\d\) would give it up"):
+                with pytest.raises(ValueError, match=r"set_epoch\(\d\) would discard"):
                     loader.set_epoch(epoch)
             return
         goes_on = epoch == self.epoch and (self.is_loaded or any(loader.sampler.batches_done for loader in self.ranks))

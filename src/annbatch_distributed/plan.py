@@ -95,7 +95,7 @@ class EpochPlan:
     rank  batches  rows  repeated  global rows
        0       39  9984         0  0:9984
        1       39  9984         0  9984:19968
-    dropped in this epoch: 32 rows, 0.16 % (19968:20000)
+    dropped in this epoch: 32 rows, 0.16% (19968:20000)
     to drop none: remainder="exact", "keep" or "pad"
     in memory: up to 2,048 rows on each rank
     >>> plan.n_batches(1), len(plan.shard(1)), list(plan.dropped)[0]
@@ -189,8 +189,8 @@ class EpochPlan:
         per rank there.
         """
         n_rows, world_size, size = self._n_shared, self.n_streams, self.batch_size
-        drawn = f"The wrapped sampler draws {n_rows:,} samples"
-        what = f"The window has {n_rows:,} {self.unit}s" if self.n_draws is None else drawn
+        drawn = f"The wrapped sampler takes {n_rows:,} samples"
+        what = f"The mask selects {n_rows:,} {self.unit}s" if self.n_draws is None else drawn
         if self.remainder == "drop":
             assert size is not None
             if n_rows < world_size * size:

@@ -78,7 +78,7 @@ _MOST_STRETCHES = 3
 
 def percent(plan: EpochPlan) -> str:
     """Return how many of the window's rows are lost, of a hundred."""
-    return f"{100 * plan.n_dropped / len(plan.window):.2g} %"
+    return f"{100 * plan.n_dropped / len(plan.window):.2g}%"
 
 
 def title(plan: EpochPlan) -> str:
@@ -92,7 +92,7 @@ def title(plan: EpochPlan) -> str:
     else:
         who = f"{plural(plan.n_streams, 'virtual rank')} on {plural(plan.n_processes, 'rank')}"
     ending = "s" * (plan.n_streams == 1)
-    what = f"share{ending}" if plan.n_draws is None else f"draw{ending} {plural(sum(plan.sizes), 'sample')} from"
+    what = f"share{ending}" if plan.n_draws is None else f"take{ending} {plural(sum(plan.sizes), 'sample')} from"
     rows = f"{len(plan.window):,} of {plural(plan.n_obs, plan.unit)}"
     return f"epoch {plan.epoch}: {who} {what} {rows} ({', '.join(settings)})"
 
@@ -147,7 +147,7 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
         who = plural(len(plan.remaining), "virtual rank" if plan.n_processes else "rank")
         yield f"remaining: {batches} on each of {who}{over}"
     if plan.n_draws is not None:
-        yield f"alone, the wrapped sampler draws {plural(plan.n_draws, 'sample')}"
+        yield f"without sharding: {plural(plan.n_draws, 'sample')}"
     else:
         lost = f"dropped in this epoch: {plural(plan.n_dropped, plan.unit)}"
         lost += f", {percent(plan)} ({plan.dropped.format(_MOST_STRETCHES)})" if plan.n_dropped else ""

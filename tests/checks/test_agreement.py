@@ -96,13 +96,13 @@ def test_processes_go_by_the_numbers_that_their_framework_gives_them() -> None:
     assert "c, of rank 0: 2 on process 4; 3 on process 6" in said(peers, [4, 6])
     assert "a: 1 on process 4; 3 on process 6" in said([peers[0], replace(peers[0], same={"a": 3, "b": None})], [4, 6])
     twice = [described(0, 2), described(0, 2)]
-    assert "rank 0 is that of processes 4 and 6\n  rank 1 is that of no process" in said(twice, [4, 6])
+    assert "rank 0 belongs to processes 4 and 6\n  rank 1 belongs to no process" in said(twice, [4, 6])
 
 
 def test_another_number_of_processes_than_the_world_size_is_said_outright() -> None:
-    assert "there are 3 processes, and the world size is 2\n" in said([described(rank % 2, 2) for rank in range(3)])
+    assert "there are 3 processes, but the world size is 2\n" in said([described(rank % 2, 2) for rank in range(3)])
     three_peers = [described(rank % 2, 2, 2) for rank in range(3)]
-    assert "there are 3 processes, and the world size is 2 with 2 processes for each rank\n" in said(three_peers)
+    assert "there are 3 processes, but the world size is 2 with 2 processes for each rank\n" in said(three_peers)
 
 
 def test_no_more_is_listed_than_can_be_read() -> None:
@@ -169,8 +169,8 @@ ODD = {
     "sampler": (odd_in(preload_nchunks=4), "sampler.preload_nchunks: 2 on ranks 0 and 2; 4 on rank 1"),
     "epoch": (in_epoch_3, "epoch: 0 on ranks 0 and 2; 3 on rank 1"),
     "batches done": (resumed, "batches done: none on ranks 0 and 2; 2 on 3 ranks on rank 1"),
-    "passes": (after_a_look, "passes since set_epoch: 0 on ranks 0 and 2; 1 on rank 1"),
-    "too few rows": (odd_in(mask=slice(0, 2)), "The window has 2 rows, too few for one full batch on every rank"),
+    "passes": (after_a_look, "iterations since set_epoch: 0 on ranks 0 and 2; 1 on rank 1"),
+    "too few rows": (odd_in(mask=slice(0, 2)), "The mask selects 2 rows, too few for one full batch on every rank"),
 }
 
 
@@ -226,7 +226,7 @@ def test_a_plan_that_depends_on_more_than_can_be_seen_is_found() -> None:
     assert agreement([rank(0, 8), rank(1, 8)]) == ["", ""]
     wrong = agreement([rank(0, 8), rank(1, 12)])
     assert len(set(wrong)) == 1
-    assert "  plan, which must depend on something else in a sampler or a sharding of your own: " in wrong[0]
+    assert "  plan, which must depend on another setting of a custom sampler or sharding: " in wrong[0]
 
 
 def test_one_rank_alone_needs_nobody() -> None:
@@ -245,9 +245,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"timeout": True},
         "TypeError: timeout must be a number of seconds or a datetime.timedelta, got T",
     ),
-    "nan": ({"timeout": float("nan")}, "ValueError: timeout must be more than 0 seconds, and finite"),
-    "no time": ({"timeout": timedelta(0)}, "ValueError: timeout must be more than 0 seconds, and finite so that no"),
-    "no function": ({"gather": "allgather"}, "TypeError: gather must be a function that takes a text and returns"),
+    "nan": ({"timeout": float("nan")}, "ValueError: timeout must be positive and finite"),
+    "no time": ({"timeout": timedelta(0)}, "ValueError: timeout must be positive and finite"),
+    "no function": ({"gather": "allgather"}, "TypeError: gather must be a function"),
     "no rows": ({"n_obs": -1}, "ValueError: n_obs must be"),
 }
 
@@ -271,7 +271,7 @@ def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(timeout: Any, monkeypat
     assert met([checking(rank, timeout=timeout) for rank in range(2)], monkeypatch) == ["", ""]
     alone = [checking(0, timeout=type(timeout)(1) if not isinstance(timeout, timedelta) else timedelta(seconds=1))]
     told, _ = met([*alone, lambda: "nothing"], monkeypatch)
-    assert "process 1 didn't come within 1 seconds" in told
+    assert "process 1 did not make this call within 1 seconds" in told
 
 
 def test_a_process_whose_rank_is_not_known_waits_for_the_others_as_long_as_it_was_told_to(

@@ -111,7 +111,7 @@ def test_who_does_not_come_is_named_to_all_also_to_itself_and_they_can_meet_agai
     store = HashStore()
     there = {number: delay for number, delay in delays.items() if number not in missing}
     (told,) = set(meet(store, there, seconds=1).values())
-    assert f"of 4 processes, {listed('process', sorted(missing))} didn't come within 1 seconds" in str(told)
+    assert f"of 4 processes, {listed('process', sorted(missing))} did not make this call within 1 seconds" in str(told)
     assert meet(store, dict.fromkeys(missing, 0.0), seconds=20) == dict.fromkeys(missing, told)
     assert meet(store, delays, seconds=20) == dict.fromkeys(NUMBERS, SAID)
 
@@ -128,7 +128,7 @@ def test_who_is_interrupted_while_it_waits_tells_the_others_and_they_can_meet_ag
         with pytest.raises(KeyboardInterrupt):
             exchange._meet(SAID[3], 3, NUMBERS, store, 20)
     (told,) = set(meet(store, {2: 0, 7: 0.05, 11: 0}, seconds=20).values())
-    assert told == "The ranks can't be checked: process 3 has failed meanwhile with KeyboardInterrupt()"
+    assert told == "The ranks can't be checked: process 3 failed while waiting, with KeyboardInterrupt()"
     assert meet(store, dict.fromkeys(NUMBERS, 0.0), seconds=20) == dict.fromkeys(NUMBERS, SAID)
 
 
@@ -210,5 +210,5 @@ def test_store_that_is_gone_says_what_to_do() -> None:
     client = TCPStore("127.0.0.1", port, is_master=False)
     assert client.add("number", 1) == 1
     del server
-    with pytest.raises(RuntimeError, match="torch's store is gone, with torchrun or the process of rank 0"):
+    with pytest.raises(RuntimeError, match="PyTorch's store is gone"):
         exchange._meet(SAID[2], 2, NUMBERS, client, 20)

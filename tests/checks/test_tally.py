@@ -88,7 +88,7 @@ NOT_ROWS: dict[str, tuple[Any, type[Exception], str]] = {
     "None": (None, TypeError, r"Rows must be integers, got None.*return_index=True"),
     "a mask": (np.array([True, False]), TypeError, "Rows must be integers, got bool"),
     "a table": (np.zeros((2, 2), dtype=int), ValueError, r"Rows must have one dimension, got shape \(2, 2\)"),
-    "a negative row": ([3, -1], ValueError, "Rows are counted from 0, got -1"),
+    "a negative row": ([3, -1], ValueError, "Rows must be at least 0, got -1"),
     "a row beyond words": (np.array([2**63], dtype=np.uint64), ValueError, "Rows must be below 2"),
 }
 

@@ -157,7 +157,7 @@ def test_load_requests_make_whole_batches_unless_told_otherwise(capsys: pytest.C
 
 def test_plans_are_drawn_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert planned(capsys, "--n-obs", 20_000, "--epochs", 2, "--plot", tmp_path / "plans.svg")
-    assert (tmp_path / "plans.svg").read_text().count("dropped: 7.8 %") == 2
+    assert (tmp_path / "plans.svg").read_text().count("dropped: 7.8%") == 2
 
 
 WRONG = {

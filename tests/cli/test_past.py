@@ -148,7 +148,7 @@ def test_what_a_state_does_not_hold_or_contradicts_is_said(
         (["--remainder", "pad"], "remainder is 'drop' in the state and 'pad' here"),
         (["--sharding", "shuffled"], "sharding.type is 'Contiguous' in the state and 'Shuffled' here"),
         (["--seed", 4], "root is 3 in the state and 4 here"),
-        (["--ranks", 3], "virtual_ranks=2 must be a multiple of the world size"),
+        (["--ranks", 3], "virtual_ranks must be a multiple of the world size"),
         (["--obs", "none"], "has no columns none in obs"),
         (["--steps", 999], "Steps of an epoch of"),
         (["--steps", "900:999"], "--steps: the epoch has none of these steps"),

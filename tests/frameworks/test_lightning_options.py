@@ -398,5 +398,5 @@ def test_fabric_takes_what_to_dataloader_returns_and_its_count_of_epochs_gives_n
     next(iter(source))
     again = batches()
     again._dataloader.load_state_dict(source.state_dict())
-    with pytest.raises(ValueError, match="A state of epoch 1 was loaded, and set_epoch"):
+    with pytest.raises(ValueError, match="would discard"):
         next(iter(again))

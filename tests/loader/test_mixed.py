@@ -497,7 +497,7 @@ def test_shallow_copy_of_a_mixture_ends_its_pass() -> None:
     batches = iter(mixture)
     read(batches, 3)
     assert len(read(copy.copy(mixture))) == 60
-    with pytest.raises(RuntimeError, match="Another pass over this loader"):
+    with pytest.raises(RuntimeError, match="iterator has ended"):
         read(batches)
 
 
@@ -776,11 +776,11 @@ def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.Mo
     state = json.loads(json.dumps(ranks[0].state_dict()))
     state["sources"]["census"]["identity"]["versions"]["numpy"] = "0.1"
     for mixture in ranks:
-        with pytest.warns(UserWarning, match="The state of census was saved by numpy 0.1, and this is numpy"):
+        with pytest.warns(UserWarning, match="The state of census was saved by .*numpy 0.1"):
             mixture.load_state_dict(state)
         read(mixture)
     (text,) = set(verdict(ranks))
-    assert text.endswith("The batches before were not checked")
+    assert text.endswith("Earlier batches were not checked")
 
 
 def test_weights_of_a_state_make_the_same_mixture() -> None:
@@ -949,7 +949,7 @@ def test_what_cannot_be_mixed_is_an_error() -> None:
     few = loaders(0, 2, "own") | loaders(0, 2, "census", mask=slice(0, 3), remainder="drop")
     for sources, message in (
         (both, "must be of the same rank, got census of rank 1 of 2, own of rank 0 of 2. Give all the same dist_info"),
-        (few, "The source census: The window has 3 rows, too few for one full batch on every rank"),
+        (few, "The source census: The mask selects 3 rows, too few for one full batch on every rank"),
     ):
         mixture = MixedLoader(sources, weights=dict.fromkeys(sources, 1), n_steps=3)
         for ask in (mixture.__iter__, mixture.plan):

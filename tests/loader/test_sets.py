@@ -124,7 +124,7 @@ def test_epoch_of_sets_is_checked_by_its_cells(collection: DatasetCollection) ->
     (loader,) = ranks(collection, 1)
     read = [batch["index"] for batch in loader]
     read[3][0] += 1
-    with pytest.raises(ValueError, match="720 rows in 23 batches as planned, but other rows"):
+    with pytest.raises(ValueError, match="720 rows in 23 batches as planned, but different rows"):
         loader.check_epoch_read(read)
 
 

@@ -169,7 +169,7 @@ def test_multiome_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
     third, *_ = run(*forked_ranks(*job, ranks=3))
 
     *lines, last = (*second.stdout.splitlines(), *third.stdout.splitlines())
-    error, once = "squared error on rank 0: ", "With the batches before, each of the 3,000 rows was read once"
+    error, once = "squared error on rank 0: ", "Including earlier batches, each of the 3,000 rows was read once"
     n_left = 3_000 - 30 * 2 * 32, 3_000 - 70 * 32
     assert [error if line.startswith(error) else line for line in lines] == [
         "epoch 0 from step 30, world size 1",
@@ -237,7 +237,7 @@ def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_an
     resumed = re.match(r"epoch 0 from step (\d+) of", first)
     assert resumed
     assert int(resumed[1]) > 1
-    assert read.endswith(f"With the batches before, each of the {n_rows:,} rows was read once")
+    assert read.endswith(f"Including earlier batches, each of the {n_rows:,} rows was read once")
 
 
 def test_every_example_asks_whether_zarrs_is_there_before_it_names_it() -> None:

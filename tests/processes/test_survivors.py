@@ -38,4 +38,4 @@ def test_survivors_and_a_process_that_joins_read_each_cell_once(collection: Path
 
     told = {one.stdout.splitlines()[-1] for number, one in enumerate(done) if number != 2}
     (line,) = told
-    assert line.endswith(f"With the batches before, each of the {N_OBS} rows was read once")
+    assert line.endswith(f"Including earlier batches, each of the {N_OBS} rows was read once")

@@ -26,7 +26,7 @@ def test_the_text_says_who_gets_what_and_what_is_lost() -> None:
         "   0        3    24         0  0:24",
         "   1        3    24         0  24:40, 50:58",
         "   2        3    24         0  58:82",
-        "dropped in this epoch: 8 rows, 10 % (82:90)",
+        "dropped in this epoch: 8 rows, 10% (82:90)",
         'to drop none: remainder="exact", "keep" or "pad"',
     ]
 
@@ -94,7 +94,7 @@ def test_a_notebook_shows_the_title_the_frame_and_the_notes() -> None:
         ["2", "3", "24", "0", "58:82"],
     ]
     assert list(notes.itertext()) == [
-        "dropped in this epoch: 8 rows, 10 % (82:90)",
+        "dropped in this epoch: 8 rows, 10% (82:90)",
         'to drop none: remainder="exact", "keep" or "pad"',
     ]
 

@@ -1,7 +1,8 @@
-"""Whether all ranks have the same configuration, and have read the plan.
+"""Consistency checks across the ranks of a job: of their configuration, and of the rows that they have read.
 
-What a process says of itself, how all processes hear of it, and the verdict on it. This room knows texts, tallies and
-the stores in which processes meet; of how a pass runs it knows only that one can be run once more, without reading.
+Each process describes itself, all processes exchange their descriptions, and each compares them. This package knows
+strings, tallies, and the stores of frameworks. It doesn't know how a pass runs, only that it can run again without
+reading data.
 """
 
 from __future__ import annotations
