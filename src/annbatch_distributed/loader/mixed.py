@@ -1,11 +1,11 @@
-"""The MixedLoader: one training over several collections, in an order of sources that is the same on all ranks.
+"""The MixedLoader: batches of several collections, in an order of sources that is the same on all ranks.
 
-How far a mixture is follows from the step. The order of sources says how many batches each source has given before that
-step (:mod:`order`), and a walk along the epochs of a source leads to its position (:class:`_Source`). A :class:`Place`
-holds the positions of the sources where an epoch of the mixture begins, and what each has given since, so that the
-cells of any step can be told, whatever numbers of ranks have run the epoch.
+The position of a mixture follows from its step. The order of sources gives the number of batches that each source has
+yielded before that step (:mod:`order`), and a walk along the epochs of a source leads to its position
+(:class:`_Source`). A :class:`Place` holds the position of each source at the beginning of the mixture's epoch, and the
+number of its batches since then. So the cells of any step are known, on any numbers of ranks.
 
-The mixture sets the position of a source before it iterates over it. Nothing is read back from the sources.
+The mixture sets the position of a source before it iterates over the source. It reads no position back.
 """
 
 from __future__ import annotations
@@ -41,75 +41,77 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
-_NOTE = "load_state_dict(state, strict=False) resumes each source that both have where it was, and mixes as this one."
+_NOTE = (
+    "load_state_dict(state, strict=False) resumes the sources that are in both mixtures, with the settings of this one."
+)
 
 
 class _Source:
-    """A source of a mixture: a loader, or the workers that read it, and where the mixture reads it next."""
+    """Source of a mixture: a loader or its workers, and the position that the mixture reads next."""
 
     def __init__(self, name: str, reader: EpochLoader | WorkerDataLoader) -> None:
-        loader = getattr(reader, "_loader", reader)  # of a WorkerDataLoader
+        loader = getattr(reader, "_loader", reader)  # a WorkerDataLoader has one
         if not isinstance(loader, EpochLoader):
-            raise TypeError(f"A mixture takes loaders such as StatefulLoader, got {reader!r} as {name!r}.")
+            raise TypeError(f"The source {name!r} must be a loader such as StatefulLoader, got {reader!r}.")
         if loader.sampler.remainder == "keep":
             raise ValueError(
-                f"The ranks of {name} may have different numbers of batches, as its remainder is 'keep'. Pass "
-                "remainder='exact', 'drop' or 'pad'."
+                f"All ranks must have the same number of batches of the source {name!r}, got a sampler with "
+                "remainder='keep'. Pass remainder='exact', 'drop' or 'pad'."
             )
         self.name, self.loader, self._reader = name, loader, reader
         self._n_workers = (getattr(reader, "num_workers", 0) or 1) if reader is not loader else 1
-        # the number of rows, and how often a mask or rng was assigned, when the mixture first asked
-        self._noted: tuple[int, int] | None = None
-        # where its next pass begins, and the batches of the pass that is open
+        # at the first check: the number of rows, and how often a mask or rng was assigned
+        self._first_check: tuple[int, int] | None = None
+        # the position of the next pass, and the batches of the open pass
         self._position = Position()
         self._batches: Iterator[Any] | None = None
         self._has_ended = False
-        #: Where its passes began that have ended since they were checked, and the rows that were read.
-        self.ended: list[tuple[Position, Tally | None]] = []
+        #: For each complete pass since the last check: its position, and the rows that were read.
+        self.unchecked: list[tuple[Position, Tally | None]] = []
 
     @property
     def sampler(self) -> DistributedSampler:
-        """The sampler of the loader."""
+        """Sampler of the loader."""
         return self.loader.sampler
 
     def check(self) -> None:
-        """Raise if the source has too little to read, or reads other rows than when the mixture was made."""
-        here = self.loader.n_obs, self.sampler.n_changes
-        if self._noted not in (None, here):
+        """Raise if the source has too few rows, or its rows have changed since the mixture began."""
+        current = self.loader.n_obs, self.sampler.n_changes
+        if self._first_check not in (None, current):
             raise RuntimeError(
-                f"The datasets, the mask or the rng of the source {self.name} have changed since the mixture began. "
-                "Make another mixture."
+                f"The datasets, the mask or the rng of the source {self.name!r} have changed since the mixture began. "
+                "Make a new mixture."
             )
         try:
-            if self._noted is None:
+            if self._first_check is None:
                 self.sampler.n_left(self.loader.n_obs, self.here(Position()))
         except ValueError as error:
             raise ValueError(f"The source {self.name}: {error}") from error
-        self._noted = here
+        self._first_check = current
 
     @contextmanager
     def resharded(self, dist_info: DistInfo | Deferred | None) -> Generator[None]:
-        """Change the rank, and resume in this context; if that raises, the rank is as it was."""
+        """Change the rank for good, unless the block raises; then restore the old rank."""
         with self.sampler.resharded(dist_info):
             yield
-        if self._noted is not None:
-            n_obs, n_changes = self._noted
-            self._noted = n_obs, n_changes + 1
+        if self._first_check is not None:
+            n_obs, n_changes = self._first_check
+            self._first_check = n_obs, n_changes + 1
 
     def here(self, position: Position) -> Position:
-        """Return a position with a last segment of this job."""
+        """Return a position whose last segment has the ranks and workers of this job."""
         return self.sampler.here(position, self._n_workers)
 
     def segment(self, n_batches: int) -> Segment:
-        """Return some batches of this job, as a segment."""
+        """Return a number of batches as a segment of this job."""
         return self.here(Position()).segments[-1]._replace(done=n_batches)
 
     def epochs(self, track: Track, n_more: int = 0) -> Iterator[tuple[Position, int]]:
-        """Walk along a track, and further by some batches of this job.
+        """Walk along a track, and along ``n_more`` batches of this job.
 
-        Yields, for each epoch of the source, the position where the track leaves it, and the number of its batches that
-        were done where the track entered it. For epochs of 5 batches, a start after 3 and 9 batches in all, these are
-        (5 done of epoch 0, 3), (5 done of epoch 1, 0), (2 done of epoch 2, 0).
+        Yields, for each epoch of the source, the position at which the walk leaves the epoch, and the number of batches
+        that were done when it entered. For epochs of 5 batches, a start after 3 batches and a walk along 9, these are
+        (5 done in epoch 0, 3), (5 done in epoch 1, 0), (2 done in epoch 2, 0).
         """
         position, n_entered = track.start, track.start.done
         parts = (*track.since, self.segment(n_more))
@@ -119,78 +121,81 @@ class _Source:
                 n_left = 0 if position.finished else self.sampler.n_left(self.loader.n_obs, position)
                 n_taken = min(n_batches, n_left)
                 position = position.at(position.done + n_taken, position.done + n_left)
-                n_batches -= n_taken  # noqa: PLW2901 those that are left
+                n_batches -= n_taken  # noqa: PLW2901 it counts down
                 if not n_batches:
                     break
                 if not position.done:
-                    raise ValueError(f"Epoch {position.epoch} of the source {self.name} has no batches.")
+                    raise ValueError(
+                        f"Every epoch of a source must have batches, got none in epoch {position.epoch} of "
+                        f"{self.name!r}. Select more rows, or pass a smaller batch_size."
+                    )
                 yield position, n_entered
-                # rows of the epochs that this job reads from their beginning are checked in full
+                # check_epoch_read verifies all rows of the epochs that this job reads from the beginning
                 unverified = position.unverified and number < len(parts)
                 position = Position(position.epoch + 1, unverified=unverified).with_lanes(n_lanes, n_workers)
                 n_entered = 0
         yield position, n_entered
 
     def position_after(self, track: Track, n_more: int = 0) -> Position:
-        """Return the position after a track, and some more batches of this job."""
+        """Return the position after a track and ``n_more`` batches of this job."""
         *_, (position, _) = self.epochs(track, n_more)
         return position
 
     def n_left(self, position: Position) -> int:
-        """Return the number of batches that are left of the epoch of a position."""
+        """Return the number of batches of the epoch after a position."""
         return 0 if position.finished else self.sampler.n_left(self.loader.n_obs, self.here(position))
 
     def go_to(self, track: Track) -> None:
-        """Read what comes after a track next."""
+        """Move to the position after a track."""
         self.close()
         position = self.position_after(track)
         self._position = position if self.n_left(position) else Position(position.epoch + 1)
 
     def close(self) -> None:
-        """Close the pass that is open."""
+        """Close the open pass."""
         if self._batches is not None:
             self._batches.close()  # type: ignore[attr-defined]  # it is a generator
             self._batches = None
 
     def take(self, readers: Executor | None) -> Any:  # noqa: ANN401 whatever is read
-        """Return the next batch, of the next epoch if one has ended."""
+        """Return the next batch, from the next epoch if the current one has ended."""
         if self._batches is None:
             self.sampler.go_to(self.here(self._position))
-            # the mixture alone holds the threads, which end with it
-            is_own = self._reader is self.loader
-            self._batches = self.loader.iterate(readers) if is_own else iter(self._reader)
+            # all sources share the threads of the mixture
+            has_workers = self._reader is not self.loader
+            self._batches = iter(self._reader) if has_workers else self.loader.iterate(readers)
         try:
             batch = next(self._batches)
         except StopIteration:
             raise RuntimeError(
-                f"The source {self.name} was read, or its epoch set, outside of its mixture. Iterate over the mixture "
-                "again, and leave the loaders of its sources alone."
+                f"The loader of the source {self.name!r} was iterated over, or its epoch was set, outside of the "
+                "mixture. Use only the mixture, and iterate over it again."
             ) from None
-        self._has_ended = self.sampler.next_epoch != self.sampler.epoch  # that was the last one of its epoch
+        self._has_ended = self.sampler.next_epoch != self.sampler.epoch  # this is the last batch of its epoch
         return batch
 
     def note_end(self) -> None:
-        """Take note of the pass that the batch that was taken last has ended, if it has."""
+        """Record the open pass if the last batch has ended it."""
         if self._has_ended and self._batches is not None:
             next(self._batches, None)
             last, read = self._reader.read_of_last_pass()
-            # the sum of two is made up of three numbers, without the rows that wait to be added up
-            self.ended.append((last.position, None if read is None else Tally() + Tally.of(read)))
+            # the sum of two tallies is three numbers, without the rows that aren't added up yet
+            self.unchecked.append((last.position, None if read is None else Tally() + Tally.of(read)))
             self._batches, self._position = None, Position(last.position.epoch + 1)
 
     def state(self, track: Track) -> dict[str, Any]:
-        """Return the state of the source where a track begins."""
+        """Return the state of the source at the beginning of a track."""
         return self.sampler.state_of(self.here(track.start), self.loader.n_obs, self.loader._collection)
 
     def track_of(self, state: Mapping[str, Any], since: Track, *, strict: bool) -> tuple[Track, list[str]]:
-        """Return the track of a state, and how its settings differ from those here, an error if ``strict``."""
+        """Return the track of a state, and the differences of its settings, which raise if ``strict``."""
         start, saved = from_source_state(state)
         start = replace(start, segments=tuple(segment for segment in start.segments if segment.done))
         is_within = bool(start.done or since.since)
         compared = self.sampler.compared(saved, self.loader.n_obs, self.loader._collection, is_within=is_within)
         if strict:
             check_identity(*compared)
-        problems = [f"has other settings: {'; '.join(different)}"] if (different := differences(*compared)) else []
+        problems = [f"has different settings: {'; '.join(texts)}"] if (texts := differences(*compared)) else []
         if is_within and (changed := self.sampler.changed_versions(saved)):
             problems.append(f"was saved by {changed}")
         return replace(since, start=replace(start, unverified=start.unverified or bool(problems))), problems
@@ -201,51 +206,52 @@ class _Source:
 
 @dataclass(eq=False)
 class _Pass:
-    """A pass over a mixture."""
+    """Pass over a mixture."""
 
     place: Place
-    """Place where it begins."""
+    """Place at its beginning."""
     n_steps: int
-    """Number of steps of its epoch, those included that are done where it begins."""
+    """Number of steps of the whole epoch."""
     has_ended: bool = False
-    """True if its last batch was yielded."""
+    """True once its last batch was yielded."""
     is_open: bool = True
-    """True as long as its iterator is in use, also in its last step."""
+    """True while its iterator is in use, its last step included."""
 
 
 class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
-    """Loader of batches of several loaders, mixed in an order that is the same on all ranks.
+    """Loader of several collections, mixed in an order that is the same on all ranks.
 
-    Each step takes a batch of one source, with the key ``"source"``, the name of its source. A source that has come to
-    its end begins its next epoch. With ``within_batch=True``, each step takes a batch of every source, as a dict by
-    their names.
+    Each step yields a batch of one source, with the name of the source under the key ``"source"``. When a source ends,
+    its next epoch begins. Under ``within_batch=True``, each step yields a dict with a batch of every source, by name.
 
     Parameters
     ----------
     loaders
-        :class:`StatefulLoader` of each source by its name, or the ``DataLoader`` that its ``to_dataloader`` returns.
-        Each has its own sampler, mask and genes. The mixture sets their epochs.
+        :class:`StatefulLoader` of each source by name, or the ``DataLoader`` that its ``to_dataloader`` returns. Each
+        has its own sampler, mask and genes. The mixture sets their epochs.
     weights
-        Share of each source in the steps, by name and in any unit; 0 leaves it out. ``[(0, {...}), (5_000, {...})]``
-        gives other weights from a step on; steps are counted over all epochs. Under ``within_batch``, the rows of each
-        source in a batch, which must be the batch sizes of their samplers; None takes these.
+        Relative weight of each source by name; 0 excludes a source. To change weights during training, pass a list of
+        ``(first_step, weights)`` pairs, ``[(0, {...}), (5_000, {...})]``, whose steps count over all epochs. Under
+        ``within_batch``, the number of rows of each source in a batch, which must be the batch size of its sampler.
+        None takes the batch sizes.
     n_steps
         Number of steps of an epoch of the mixture.
     until
-        End of an epoch in place of ``n_steps``: ``"first"``, when one of the sources has been read once, or ``"all"``,
-        when each has. The next one begins with new epochs of all sources. Sources whose last weight is 0 don't count.
+        End of an epoch, instead of ``n_steps``: ``"first"`` ends it when one source has been read once, ``"all"`` when
+        every source has. The next epoch then begins with new epochs of all sources. Sources whose last weight is 0
+        don't count.
     within_batch
-        True to take a batch of every source in each step (default False).
+        True to yield a batch of every source in each step (default False).
     seed
         Seed of the order of the sources, within ``[0, 2**63)`` (default 0).
 
     Raises
     ------
     TypeError
-        If a source is no such loader, or an argument has the wrong type.
+        If a source is not a loader, or an argument has the wrong type.
     ValueError
-        If there are no sources, a weight is negative or not finite, all are 0, weights name other sources, or a
-        sampler has ``remainder="keep"``, whose ranks may have different numbers of batches.
+        If there are no sources, if a weight is negative or not finite, if all weights are 0, if ``weights`` and
+        ``loaders`` have different names, or if a sampler has ``remainder="keep"``.
 
     Examples
     --------
@@ -262,8 +268,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     ...     sampler = DistributedSampler(
     ...         RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0
     ...     )
-    ...     made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
-    ...     return made.add_adata(ad.AnnData(np.zeros((n_rows, 1))))
+    ...     empty = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+    ...     return empty.add_adata(ad.AnnData(np.zeros((n_rows, 1))))
     >>> mixed = MixedLoader(
     ...     {"tahoe": loader(800), "census": loader(80)},
     ...     weights={"tahoe": 3, "census": 1},
@@ -288,48 +294,53 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         seed: int = 0,
     ) -> None:
         if not loaders:
-            raise ValueError("A mixture needs at least one loader, got none.")
-        # sorted, so that the order in which a script names them makes no difference
+            raise ValueError("loaders must have at least one loader, got none. Pass a dict of loaders by name.")
+        # sorted, so that the order of the dict doesn't matter
         self._sources = {name: _Source(name, loaders[name]) for name in sorted(loaders)}
         if len({source.sampler for source in self._sources.values()}) < len(self._sources):
-            raise ValueError("Each source of a mixture needs its own loader and its own sampler.")
+            raise ValueError("Two sources have the same sampler. Give each source its own loader and its own sampler.")
         self._order = self._order_of(weights, seed, within_batch=within_batch)
         if (n_steps is None) == (until is None) or until not in (None, "first", "all"):
-            raise ValueError(f"Pass n_steps, or until='first' or 'all', got n_steps={n_steps} and until={until!r}.")
+            raise ValueError(
+                f"An epoch must end by n_steps, or by until='first' or 'all', got n_steps={n_steps} and "
+                f"until={until!r}. Pass one of them."
+            )
         self._n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
         self._until, self._within_batch = until, within_batch
-        # where the walk to later epochs begins, and the beginning of an epoch that it has led to
+        # the start of a walk to later epochs, and the beginning of the last epoch that a walk has reached
         self._anchor = self._known = self._first_place
-        # the next place: a place, or the beginning of an epoch
+        # the place of the next pass, or the epoch that it begins
         self._upcoming: Place | int = 0
-        # True while the rest of a state's epoch is left, and once its epoch was set again
+        # True until the epoch of a state has ended; True once set_epoch was called
         self._resumes = self._is_set = False
-        # the pass begun last, since an epoch was set or a state loaded
+        # the last pass since an epoch was set or a state loaded
         self._pass: _Pass | None = None
-        # the pass that reshard has cut, as long as the rest of it comes next
+        # the pass that reshard() has cut, as long as the rest of it comes next
         self._cut: _Pass | None = None
-        # the pass in which the open passes of the sources are, and the one at whose end they are
+        # the pass whose steps the open passes of the sources are in, and the pass at whose end they are
         self._standing: _Pass | None = None
         self._reached: _Pass | None = None
         self._steps = StepCounter()
-        # a process, with its threads in which all sources read ahead
+        # the id of a process, and its threads in which all sources prefetch
         self._readers: tuple[int, Executor] | None = None
 
     def _order_of(self, weights: Weights | None, seed: int, *, within_batch: bool) -> SourceOrder:
         if not within_batch:
             if weights is None:
-                raise ValueError("Pass weights, the share of each source in the steps.")
+                raise ValueError(
+                    "weights must name the weight of each source, got None. Pass a dict of weights by name."
+                )
             return RandomOrder(weights, self._sources, seed)
         if weights is not None:
             sizes = {name: source.sampler.batch_size for name, source in self._sources.items()}
             if not isinstance(weights, Mapping) or dict(weights) != sizes:
                 raise ValueError(
-                    f"Under within_batch=True, weights must be the batch sizes of the sources' samplers, {sizes}, got "
-                    f"{weights}. Make the samplers with these batch sizes, or leave weights out."
+                    f"Under within_batch=True, weights must be the batch sizes of the samplers, {sizes}, got "
+                    f"{weights}. Make the samplers with these batch sizes, or omit weights."
                 )
         return EveryStep(self._sources)
 
-    # What the sources have
+    # Properties of the sources
 
     @property
     def n_obs(self) -> int:
@@ -349,32 +360,35 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     @property
     def sampler(self) -> MixedLoader:
-        """The mixture, where frameworks look for an object whose ``set_epoch`` they can call."""
+        """This mixture; frameworks call ``set_epoch`` of a loader's sampler."""
         return self
 
     @property
     def batch_sampler(self) -> MixedLoader:
-        """The mixture, where frameworks look for a batch size."""
+        """This mixture; frameworks ask a batch sampler for its batch size."""
         return self
 
     @property
     def batch_size(self) -> int:
-        """Rows of a full batch on each rank: under ``within_batch`` of all sources, else the largest batch size."""
+        """Rows of a full batch on each rank.
+
+        It is the largest batch size of the sources, or their sum under ``within_batch``.
+        """
         sizes = [source.sampler.batch_size or 0 for source in self._sources.values()]
         return sum(sizes) if self._within_batch else max(sizes)
 
     @property
     def _framework_object(self) -> object:
-        """The trainer that a source's ``dist_info`` names; None if none does."""
+        """Framework object, such as a trainer, in the ``dist_info`` of a source; None if there is none."""
         objects = (source.sampler.framework_object for source in self._sources.values())
         return next((one for one in objects if one is not None), None)
 
     def _check(self) -> None:
-        """Raise if the loaders are of different ranks, or one has too little to read."""
+        """Raise if the loaders are of different ranks, or a source fails its check."""
         ranks = {name: (source.sampler.rank, source.sampler.world_size) for name, source in self._sources.items()}
         if len({*ranks.values()}) > 1:
             ranks_of = ", ".join(f"{name} of rank {rank} of {world_size}" for name, (rank, world_size) in ranks.items())
-            raise ValueError(f"All loaders must be of the same rank, got {ranks_of}. Give all the same dist_info.")
+            raise ValueError(f"All loaders must be of the same rank, got {ranks_of}. Pass the same dist_info to each.")
         for source in self._sources.values():
             source.check()
 
@@ -386,72 +400,72 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     @property
     def next_epoch(self) -> int:
-        """The epoch to resume or begin: this one, or the next one if this one has been read to its end."""
+        """Epoch to resume or to begin: the current one, or the next one if it has ended."""
         if self._pass is not None:
             return self._pass.place.epoch + self._pass.has_ended
         return self._upcoming if isinstance(self._upcoming, int) else self._upcoming.epoch + self._upcoming.finished
 
     @property
     def batches_done(self) -> int:
-        """Number of steps of the epoch that are done before the next pass: 0 unless an epoch is resumed."""
+        """Number of steps of the epoch that were done before a resume; else 0."""
         return self._next().done
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, on every rank.
+        """Set the epoch of the next iteration, on every rank.
 
-        Epoch ``e`` begins at step ``e * n_steps``, whatever was read before; under ``until``, with epochs of the
-        sources that no earlier epoch has begun. The epoch of a state that was loaded is resumed: if the state is of its
-        end, nothing is left of it. A pass that is open stays as it is, as long as no other one is begun.
+        Epoch ``e`` begins at step ``e * n_steps``, whatever was read before. Under ``until``, it begins with epochs of
+        the sources that no earlier epoch has begun. Setting the epoch of a loaded state resumes it; if the state was
+        saved at the end of the epoch, no batches remain. A running iterator is not affected until a new one begins.
 
         Raises
         ------
         ValueError
-            If a state of a later epoch was loaded, and no pass was begun since.
+            If a state of a later epoch was loaded, and no iteration has begun since.
         """
         epoch = integer("epoch", epoch, least=0, below=BOUND)
         loaded = self._upcoming if self._resumes and isinstance(self._upcoming, Place) else None
         if loaded is not None and self._pass is None and epoch < loaded.epoch:
             raise ValueError(
-                f"A state of epoch {loaded.epoch} was loaded, and set_epoch({epoch}) would give it up before any of it "
-                "is read. Begin with loader.next_epoch."
+                f"A state of epoch {loaded.epoch} was loaded, and set_epoch({epoch}) would discard it. Start at "
+                "loader.next_epoch."
             )
         self._is_set = True
         # frameworks set the epoch of a state that they have just loaded
         if loaded is None or epoch != loaded.epoch:
-            if epoch <= self._anchor.epoch:  # again from its beginning, which those after it follow
+            if epoch <= self._anchor.epoch:  # begin it again; later epochs then follow from its beginning
                 self._anchor = self._known = self._start_of(epoch)
             self._go_to(epoch)
 
     def _go_to(self, upcoming: Place | int, *, resumes: bool = False) -> None:
-        """Let the next pass begin at a place, or at the beginning of an epoch."""
+        """Set the place of the next pass, or the epoch that it begins."""
         self._upcoming, self._resumes, self._pass, self._cut = upcoming, resumes, None, None
 
     def _next(self) -> Place:
-        """Return where the next pass begins."""
+        """Return the place of the next pass."""
         upcoming = self._upcoming
         if isinstance(upcoming, Place):
-            # a finished epoch that is set again has nothing left
+            # a finished epoch that is set again has no batches left
             if not upcoming.finished or (self._resumes and self._is_set):
                 return upcoming
             upcoming = upcoming.epoch + 1
         if (before := self._place_before(upcoming)) is not None:
             return self._after(before)
         start = self._start_of(upcoming)
-        # of the epochs that the sources are in, it isn't known whether the batches before were read
+        # the sources begin within their epochs, and whether the batches before were read is unknown
         tracks = {
             name: Track(replace(track.start, unverified=track.start.done > 0)) for name, track in start.tracks.items()
         }
         return replace(start, tracks=tracks)
 
     def _place_before(self, epoch: int) -> Place | None:
-        """Return the place in the epoch before, if that is known to have been read to its end; else None."""
+        """Return the place at the end of the previous epoch, if that epoch was read; else None."""
         places = [self._anchor] if self._anchor.finished else []
         if self._reached is not None:
             places = [self._reached.place]
         return next((place for place in places if place.epoch + 1 == epoch), None)
 
     def _start_of(self, epoch: int) -> Place:
-        """Return the beginning of an epoch, to which a walk leads from the anchor, or from the first epoch."""
+        """Return the beginning of an epoch, by a walk from the anchor or from the first epoch."""
         place = self._anchor if epoch >= self._anchor.epoch else self._first_place
         if epoch == place.epoch:
             return place.beginning()
@@ -463,7 +477,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         return place
 
     def _after(self, place: Place) -> Place:
-        """Return the beginning of the epoch after the one of a place."""
+        """Return the beginning of the epoch after a place."""
         stop = place.first + self._length(place)
         tracks = {}
         for name, source in self._sources.items():
@@ -474,7 +488,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         return Place(tracks, place.epoch + 1, first=stop)
 
     def _length(self, place: Place) -> int:
-        """Return the number of steps of the epoch of a place, those that are done included."""
+        """Return the number of steps of the whole epoch of a place."""
         if place.finished:
             return place.done
         if self._n_steps is not None:
@@ -484,12 +498,12 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         for name in self._order.lasting:
             source, track = self._sources[name], place.tracks[name]
             position = source.position_after(track)
-            # none if it has been read once since the epoch began
+            # no batches are left if the source has ended its epoch since the mixture's epoch began
             n_left[name] = source.n_left(position) if position.epoch == track.start.epoch else 0
         return self._order.end(place.step, n_left, self._until) - place.first
 
     def __len__(self) -> int:
-        """Return the number of steps of the epoch, those included that were done before a resume."""
+        """Return the number of steps of the whole epoch."""
         if self._pass is not None and self._pass.is_open:
             return self._pass.n_steps
         self._check()
@@ -498,95 +512,102 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     # Reading
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
+        """Return an iterator over the batches of the epoch, or the remaining batches of a resumed epoch.
 
-        Without :meth:`set_epoch`, the next pass begins the next epoch. A mixture has one pass at a time: to begin
-        another ends the one before. If a batch can't be read, the next pass resumes with it.
+        Without :meth:`set_epoch`, the next iteration begins the next epoch. A mixture has one iterator at a time:
+        taking the first batch of a new one ends the previous one. If a batch can't be read, the next iteration begins
+        with it.
+
+        Yields
+        ------
+        dict
+            Batch of a source with the key ``"source"``, or batches by the names of their sources under
+            ``within_batch``.
 
         Raises
         ------
         ValueError
-            If the loaders are of different ranks, or one has too few rows.
+            If the loaders are of different ranks, or a source has too few rows.
         RuntimeError
-            While iterating, if another pass was begun since.
+            If a worker of a ``DataLoader`` iterates. While iterating, if a newer iterator exists.
         """
         if current_worker() is not None:
             raise RuntimeError(
-                "A MixedLoader can't be read by the workers of a DataLoader. Give it as sources what "
-                "loader.to_dataloader(num_workers=...) returns, and iterate over the mixture itself."
+                "A DataLoader can't iterate over a MixedLoader in its workers. Make a DataLoader of each source with "
+                "loader.to_dataloader(num_workers=...), pass these to MixedLoader, and iterate over the mixture itself."
             )
-        begun = None
-        while begun is None or (self._cut is begun and self.next_epoch == begun.place.epoch):
-            # once more each time that the ranks change
+        current = None
+        while current is None or (self._cut is current and self.next_epoch == current.place.epoch):
+            # once more after each reshard()
             self._check()
             steps = self._begin_steps()
-            begun = self._begin()
-            yield from self._batches_of(begun, steps)
+            current = self._begin()
+            yield from self._batches_of(current, steps)
 
     def _begin(self) -> _Pass:
         """Begin the next pass."""
         place = self._next()
-        begun = self._pass = self._pass_at(place)
+        current = self._pass = self._pass_at(place)
         if self._reached is None or self._reached.place.epoch + 1 != place.epoch:
             for name, source in self._sources.items():
                 source.go_to(place.tracks[name])
-        self._standing, self._reached, self._cut = begun, None, None
-        # the rest of a resumed epoch stays next until it has been read to its end: a look at a batch doesn't lose it
+        self._standing, self._reached, self._cut = current, None, None
+        # a resumed epoch comes next until it has ended, so that peeking at a batch doesn't lose it
         self._upcoming, self._resumes = (place, self._resumes) if place.done else (place.epoch + 1, False)
-        return begun
+        return current
 
-    def _batches_of(self, begun: _Pass, steps: StepCounter) -> Iterator[dict[str, Any]]:
-        place = begun.place
+    def _batches_of(self, current: _Pass, steps: StepCounter) -> Iterator[dict[str, Any]]:
+        place = current.place
         try:
-            for done in range(place.done + 1, begun.n_steps + 1):
+            for done in range(place.done + 1, current.n_steps + 1):
                 batch = self._take(self._order.at(place.first + done - 1))
-                steps.count()  # before it is yielded: a consumer who saves a state has this batch
-                if done == begun.n_steps:
-                    self._end_pass(begun)
+                steps.count()  # before the yield: a consumer that saves a state has this batch
+                if done == current.n_steps:
+                    self._end_pass(current)
                 yield batch
-                del batch  # else it would be held until the next one is read
-                if self._cut is begun:
+                del batch  # else it would stay in memory until the next one is read
+                if self._cut is current:
                     return
-                if self._standing is not begun:
+                if self._standing is not current:
                     raise RuntimeError(
-                        "Another pass over this mixture was begun, which has ended this one: a mixture has one pass at "
-                        "a time. For a look at batches in the middle of an epoch, make another mixture."
+                        "A mixture has one iterator at a time, and a newer iterator has ended this one. To look at "
+                        "batches in the middle of an epoch, make a second mixture."
                     )
-            if place.done == begun.n_steps:
-                self._end_pass(begun)
+            if place.done == current.n_steps:
+                self._end_pass(current)
         except BaseException as error:
-            if self._standing is begun and not begun.has_ended:
+            if self._standing is current and not current.has_ended:
                 self._standing = None
                 for source in self._sources.values():
                     source.close()
-                # GeneratorExit comes from a loop that was left
-                if self._pass is begun and not isinstance(error, GeneratorExit):
+                # a GeneratorExit means that the consumer has left its loop, which is no failure
+                if self._pass is current and not isinstance(error, GeneratorExit):
                     self._go_to(self._here(), resumes=self._resumes)
             raise
         finally:
-            begun.is_open = False
+            current.is_open = False
 
     def _pass_at(self, place: Place) -> _Pass:
         return _Pass(place, self._length(place))
 
     def _end_pass(self, ended: _Pass) -> None:
-        """Take note that a pass has come to its end, unless an epoch was set since."""
+        """Note the end of a pass, unless an epoch was set since."""
         ended.has_ended = True
         ended.is_open = not self._steps.is_training  # Lightning leaves its loop here, and asks for the next length
         if self._pass is ended:
             self._upcoming, self._resumes = ended.place.epoch + 1, False
-            # under until, the next epoch begins elsewhere
+            # under until, the next epoch begins with new epochs of the sources
             self._reached = None if self._until else ended
 
     def _take(self, names: list[str]) -> dict[str, Any]:
-        """Return the batch of a step that takes some sources."""
+        """Return the batch of a step, from the sources with these names."""
         batches = {name: self._sources[name].take(self._threads()) for name in names}
-        for name in names:  # once all of them are there
+        for name in names:  # after all batches were read, as any read may raise
             self._sources[name].note_end()
         return batches if self._within_batch else {**batches[names[0]], "source": names[0]}
 
     def _begin_steps(self) -> StepCounter:
-        """Begin to count the steps of a pass, as a training that reads it has it."""
+        """Return the step counter of the next pass, after the checks of a Lightning training."""
         from annbatch_distributed.integrations.lightning import training_on
 
         training = training_on(self, self._framework_object)
@@ -600,7 +621,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         return self._steps
 
     def _threads(self) -> Executor | None:
-        """Return the threads of this process in which all sources read ahead."""
+        """Return the threads of this process in which all sources prefetch."""
         n_ahead = max(source.loader.read_ahead for source in self._sources.values())
         if n_ahead and (self._readers is None or self._readers[0] != os.getpid()):
             self._readers = os.getpid(), threads(n_ahead)
@@ -609,23 +630,37 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     # States
 
     def step_done(self) -> None:
-        """Say that the step of the batch that was yielded last is done: see :meth:`StatefulLoader.step_done`."""
+        """Mark the step of the last yielded batch as done.
+
+        See Also
+        --------
+        StatefulLoader.step_done
+
+        Examples
+        --------
+        >>> for step, batch in enumerate(mixed):
+        ...     if step == 3:  # stopped within the fourth step
+        ...         break
+        ...     mixed.step_done()
+        >>> mixed.state_dict()["done"]
+        3
+        """
         self._steps.done()
 
     def _here(self, batches_done: int | None = None) -> Place:
-        """Return the place after some steps of the epoch begun last; by default, those that are done."""
+        """Return the place after some steps of the last epoch; by default, after the done steps."""
         if self._pass is None and batches_done is None:
             return self._upcoming if isinstance(self._upcoming, Place) else self._next()
         last = self._pass or self._pass_at(self._next())
         place = last.place
-        # before a pass is begun, it may go back to an earlier number of ranks
+        # before a pass begins, batches_done may lie before the resume
         least = place.before if self._pass is None else place.done
         if batches_done is None:
             batches_done = place.done + self._steps.n_done
         if not least <= batches_done <= last.n_steps:
             raise ValueError(
-                f"batches_done must be at least {least}, which were done before this pass, and at most {last.n_steps}, "
-                f"the steps of its epoch, got {batches_done}."
+                f"batches_done must be from {least}, the steps that were done before this iteration, to "
+                f"{last.n_steps}, the steps of the epoch, got {batches_done}."
             )
         if batches_done == place.done and not last.has_ended:
             return place
@@ -639,13 +674,31 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         return replace(place, tracks=tracks, done=batches_done, finished=batches_done == last.n_steps)
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
-        """Return how far the mixture and each of its sources are, the same on every rank.
+        """Return the position of the mixture and its sources, the same on every rank.
 
         Parameters
         ----------
         batches_done
-            Number of steps of this epoch that every rank has done. None takes the number that was yielded, or told by
-            :meth:`step_done`.
+            Number of steps of this epoch that every rank has done. None takes the number of batches that were yielded,
+            or marked by :meth:`step_done` (default).
+
+        Returns
+        -------
+        dict
+            State for :meth:`load_state_dict`, on any number of ranks. It can be written as JSON.
+
+        Raises
+        ------
+        ValueError
+            If ``batches_done`` is not a number of steps that this iteration can have done.
+
+        Examples
+        --------
+        >>> batches = iter(mixed)
+        >>> _ = next(batches), next(batches)
+        >>> state = mixed.state_dict()
+        >>> state["epoch"], state["done"]
+        (0, 2)
         """
         if batches_done is not None:
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
@@ -658,22 +711,30 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         return self._order.identity | {"n_steps": self._n_steps, "until": self._until}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume where a state was saved, on every rank, on any number of ranks.
+        """Resume from a saved state, on every rank and on any number of ranks.
 
         Parameters
         ----------
         state
-            State that :meth:`state_dict` has returned, on any rank.
+            State that :meth:`state_dict` has returned on any rank.
         strict
-            True if the state must be of the same sources, weights, ``n_steps`` and seed (default). False takes a state
-            of another mixture, and warns of what differs: each source that both have resumes where it was, and others
-            begin with their first epoch.
+            True to raise if the state is of a mixture with different sources, weights, ``n_steps`` or seed (default).
+            False warns of the differences: sources of the state resume, and other sources begin their first epoch.
 
         Raises
         ------
         TypeError, ValueError
-            If the state is damaged or of a newer format, of another mixture, or the state of a source can't be resumed.
-            The mixture is then as it was.
+            If the state is damaged or of a newer format, is of a different mixture under ``strict``, or has the state
+            of a source that can't be resumed. The mixture is then unchanged.
+
+        Examples
+        --------
+        >>> batches = iter(mixed)
+        >>> _ = next(batches), next(batches)
+        >>> state = mixed.state_dict()
+        >>> mixed.load_state_dict(state)  # usually in a new process
+        >>> mixed.batches_done, len([batch for batch in mixed])
+        (2, 6)
         """
         from annbatch_distributed.integrations.lightning import errors_explained
 
@@ -692,7 +753,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                     track, problems = source.track_of(states[name], place.tracks[name], strict=strict)
                     _ = source.n_left(source.position_after(track))  # raises if this number of ranks can't resume it
                 except (TypeError, ValueError) as error:
-                    error.add_note(f"It is the state of the source {name!r}.")
+                    error.add_note(f"This is the state of the source {name!r}.")
                     raise
                 notes += [f"The state of {name} {problem}." for problem in problems]
             tracks[name] = track
@@ -700,41 +761,45 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         if changed := differences(saved, self._identity):
             place = self._taken_over(place, has_other_order=bool(differences(saved, saved | self._order.identity)))
             notes.append(
-                f"The state is of another mixture: {'; '.join(changed)}. Sources of the state resume where they were; "
-                "others begin with their first epoch."
+                f"The state is of a different mixture: {'; '.join(changed)}. Sources of the state resume; other "
+                "sources begin their first epoch."
             )
         if notes:
             warn(" ".join(notes))
         for source in self._sources.values():
-            source.ended = []
+            source.unchecked = []
         self._anchor = self._known = place
         self._reached, self._is_set = None, False
         self._go_to(place, resumes=True)
 
     def _taken_over(self, place: Place, *, has_other_order: bool) -> Place:
-        """Return the place of a mixture with other settings as a place of this one."""
+        """Return the place of a mixture with different settings as a place of this one."""
         here = {name: Track(self._sources[name].position_after(track)) for name, track in place.tracks.items()}
-        if place.finished:  # sources resume where they were, also where each epoch of this mixture begins new ones
+        if place.finished:  # sources resume, even if each epoch of this mixture begins new epochs of the sources
             return Place(here, place.epoch + 1, first=place.step)
-        # steps of another order aren't known here: tracks begin after them
+        # the steps of a different order are unknown here, so tracks begin after them
         return replace(place, tracks=here, before=place.done) if has_other_order else place
 
     def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
-        """Change the rank and the world size within an epoch, without a restart: see :meth:`StatefulLoader.reshard`.
+        """Change the rank and the world size within an epoch, without a restart.
 
         Parameters
         ----------
         dist_info
-            Source of the new rank and world size, for all sources. None asks those that the samplers of the sources
-            have.
+            Source of the new rank and world size, for all sources of the mixture. None asks the ``dist_info`` of each
+            sampler again (default).
         batches_done
-            Number of steps of this epoch that every rank has done. None takes the number of this process.
+            Number of steps of this epoch that every rank has done. None takes the number of this process (default).
 
         Raises
         ------
         TypeError, ValueError
-            If a source can't be resumed on this number of ranks, or ``dist_info`` is none. The mixture is then as it
-            was.
+            If a source can't be resumed on this number of ranks, or ``dist_info`` is invalid. The mixture is then
+            unchanged.
+
+        See Also
+        --------
+        StatefulLoader.reshard
         """
         state, cut = self.state_dict(batches_done=batches_done), self._pass or self._cut
         with ExitStack() as stack:
@@ -743,13 +808,13 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             self._load(state, strict=True)
         self._cut = cut
 
-    # What was read
+    # Plans and cells
 
     def _place_of(self, epoch: int | None) -> Place:
-        """Return the place in an epoch; by default, in the epoch that was set, loaded or begun last."""
+        """Return the place in an epoch; by default, in the epoch that was set, loaded or read last."""
         place = self._upcoming if self._pass is None else self._pass.place
         if epoch is not None and integer("epoch", epoch, least=0, below=BOUND) != getattr(place, "epoch", place):
-            # of the epoch of a state, it is known who has run it
+            # the epoch of a state has steps of earlier numbers of ranks
             place = self._anchor if epoch == self._anchor.epoch else int(epoch)
         return self._start_of(place) if isinstance(place, int) else place
 
@@ -760,17 +825,18 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         ranks: int | Sequence[int] | None = None,
         epoch: int | None = None,
     ) -> pd.DataFrame:
-        """Return which cells each rank has read in some steps of an epoch, or will read; nothing is read for it.
+        """Return the cells of each rank in some steps of an epoch, as a table.
 
         Parameters
         ----------
-        steps, ranks, epoch, columns
-            As for :meth:`StatefulLoader.cells_of`; steps count within the mixture's epoch.
+        steps, columns, ranks, epoch
+            As for :meth:`StatefulLoader.cells_of`. Steps are counted from the beginning of the mixture's epoch.
 
         Returns
         -------
-        A table with the columns ``step``, ``source``, ``rank``, ``row`` (of the source's collection), ``dataset``,
-        ``cell`` and the columns of ``obs``, in the order of steps, sources and ranks.
+        pandas.DataFrame
+            One line for each cell, in the order of steps, sources and ranks. It has the columns of
+            :meth:`StatefulLoader.cells_of` and the string ``source`` after ``step``; ``row`` is a row of the source.
 
         Raises
         ------
@@ -779,7 +845,16 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         IndexError
             If the epoch has no such step.
         ValueError
-            If a step was done by a mixture with another order of sources, before ``strict=False``.
+            If a mixture with a different order of sources has done a step, before ``load_state_dict(strict=False)``.
+
+        Examples
+        --------
+        >>> mixed.cells_of(0, "donor", ranks=1)
+           step source  rank  row  dataset     cell donor
+        0     0  tahoe     1   42        0  cell 42     e
+        1     0  tahoe     1   43        0  cell 43     e
+        2     0  tahoe     1   24        0  cell 24     c
+        3     0  tahoe     1   27        0  cell 27     c
         """
         self._check()
         place = self._place_of(epoch)
@@ -787,17 +862,19 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         wanted = step_numbers(steps, n_steps)
         if len(wanted) and wanted[0] < place.before:
             raise ValueError(
-                f"Steps up to {place.before - 1} of epoch {place.epoch} were done by a mixture with another order of "
-                f"sources, which isn't known here. Ask for steps from {place.before} on."
+                f"A mixture with a different order of sources has done the steps up to {place.before - 1} of epoch "
+                f"{place.epoch}, so their cells are unknown. Ask for steps from {place.before} on."
             )
         parts = []
         for name, source in self._sources.items():
-            # steps of the epoch that take this source: its batches 0, 1, ... since the tracks began
-            own = self._order.steps_of(name, place.first + place.before, place.first + n_steps) - place.first
+            # (batches of this source,): the step of the epoch that each batch is in, since the track began
+            source_steps = self._order.steps_of(name, place.first + place.before, place.first + n_steps) - place.first
             track, n_before = place.tracks[name], 0
-            for position, n_entered in source.epochs(track, len(own) - track.n_batches):
-                here = own[n_before : n_before + position.done - n_entered]
-                # for steps 2 5 6 of the mixture that are batches 3 4 5 of an epoch of the source, and wanted 5: batch 4
+            for position, n_entered in source.epochs(track, len(source_steps) - track.n_batches):
+                # the steps in this epoch of the source
+                here = source_steps[n_before : n_before + position.done - n_entered]
+                # batches 3 4 5 of the source's epoch (n_entered = 3) in steps here = 2 5 6, and wanted = 5: places = 1,
+                # batch 4
                 places = np.flatnonzero(np.isin(here, wanted))
                 if len(places):
                     try:
@@ -811,24 +888,36 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         if not parts:
             return pd.DataFrame(columns=["step", "source", "rank", "row", "dataset", "cell"])
         cells = pd.concat(parts, ignore_index=True)
-        if "set" in cells:  # which sources without sets lack
+        if "set" in cells:  # sources without sets have missing values there
             cells = cells.astype({"set": "Int64", "is_control": "boolean"})
-        # stable, so that rows of a batch stay in order
+        # stable, so that rows of a batch keep their order
         return cells.sort_values(["step", "source", "rank"], kind="stable", ignore_index=True)
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
-        """Return how often each source is read in the epoch.
+        """Return how often each source is read in the epoch, as a table.
 
         Parameters
         ----------
         n_steps
-            Number of steps, from the beginning of the epoch; None for all.
+            Number of steps from the beginning of the epoch. None takes all steps (default).
 
         Returns
         -------
-        A table with a line for each source: its ``share`` of the steps, its ``steps``, the ``batches`` of an epoch of
-        the source on each rank, how many ``epochs`` of the source the steps make up, and the ``rows`` of such an epoch
-        over all ranks. The rows of each rank are in the ``plan()`` of the source's loader.
+        pandas.DataFrame
+            One line for each source. ``share`` is its fraction of the steps, ``steps`` the number of its steps,
+            ``batches`` the number of batches of an epoch of the source on each rank, ``epochs`` the number of epochs of
+            the source in these steps, and ``rows`` the number of rows of such an epoch over all ranks.
+
+        See Also
+        --------
+        StatefulLoader.plan
+
+        Examples
+        --------
+        >>> mixed.plan().reset_index()
+           source  share  steps  batches    epochs  rows
+        0  census   0.25      2        6  0.333333    48
+        1   tahoe   0.75      6        6  1.000000    48
         """
         self._check()
         place = self._place_of(None)
@@ -839,17 +928,34 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         for name, source in self._sources.items():
             first = Position(place.tracks[name].start.epoch)
             plan = source.sampler.plan_at(source.loader.n_obs, source.here(first))
-            n_own = len(self._order.steps_of(name, place.first, stop))
-            line = {"source": name, "share": n_own / (stop - place.first), "steps": n_own}
+            n_taken = len(self._order.steps_of(name, place.first, stop))
+            line = {"source": name, "share": n_taken / (stop - place.first), "steps": n_taken}
             lines.append(
-                line | {"batches": plan.most_batches, "epochs": n_own / plan.most_batches, "rows": sum(plan.sizes)}
+                line | {"batches": plan.most_batches, "epochs": n_taken / plan.most_batches, "rows": sum(plan.sizes)}
             )
         return pd.DataFrame(lines).set_index("source")
 
     # Checks
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
-        """Check that all ranks mix the same: see :meth:`StatefulLoader.check_ranks_agree`."""
+        """Check that all ranks have the same mixture, sources and datasets.
+
+        Parameters
+        ----------
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if ranks differ. The message lists all differences.
+        TimeoutError
+            If a process doesn't call it within ``timeout`` seconds.
+
+        See Also
+        --------
+        StatefulLoader.check_ranks_agree
+        """
         first = next(iter(self._sources.values()))
         checks.ranks_agree(first.sampler.agreeing, self._description, timeout=timeout, gather=gather)
 
@@ -868,29 +974,57 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         )
 
     def check_epoch_read(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> str:
-        """Check that all ranks together have read what was planned in the epochs of sources that have ended.
+        """Check that all ranks together have read the planned rows of each source.
 
-        See :meth:`StatefulLoader.check_epoch_read`. It is about the epochs that have ended since it was last called, or
-        a state was loaded. A source that workers read needs ``return_index=True``.
+        It checks the epochs of sources that have ended since the last call, or since a state was loaded. A source that
+        workers read needs ``return_index=True``.
+
+        Parameters
+        ----------
+        timeout, gather
+            As for :meth:`DistributedSampler.check_ranks_agree`.
 
         Returns
         -------
-        A line for each epoch that a source has come to the end of.
+        str
+            One line for each epoch of a source.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if a rank has read other rows than planned. The message lists all differences.
+        TimeoutError
+            If a process doesn't call it within ``timeout`` seconds.
+
+        See Also
+        --------
+        StatefulLoader.check_epoch_read
+
+        Examples
+        --------
+        >>> mixed.reshard(Rank(0, 1))  # this process is the only rank
+        >>> for epoch in range(2):
+        ...     for batch in mixed:
+        ...         pass
+        >>> for sentence in mixed.check_epoch_read().split(". "):
+        ...     print(sentence)
+        tahoe, epoch 0: 1 rank has read 48 rows in 12 batches, as planned
+        Each of the 48 rows was read once, 2 of the 50 are dropped in this epoch
         """
         first = next(iter(self._sources.values()))
         lines = checks.epochs_read(first.sampler.agreeing, self._readings, timeout=timeout, gather=gather)
         for source in self._sources.values():
-            source.ended = []
-        return "\n".join(lines) or "no source has come to the end of an epoch"
+            source.unchecked = []
+        return "\n".join(lines) or "no epoch of a source has ended since the last check"
 
     def _readings(self, place: Placement) -> tuple[Description, dict[str, Reading]]:
-        """Return what this process says of the passes of sources that have ended."""
+        """Return the rows that this process has read in ended epochs of the sources."""
         readings: dict[str, Reading] = {}
         for name, source in self._sources.items():
             n_obs = source.loader.n_obs
-            for position, read in source.ended:
+            for position, read in source.unchecked:
                 key = f"{name}, epoch {position.epoch}"
-                while key in readings:  # an epoch that was set, and read, again
+                while key in readings:  # an epoch that was set and read again
                     key += " again"
                 last = source.sampler.pass_at(n_obs, position)
                 readings[key] = source.sampler.reading(place, n_obs, read, last)
@@ -904,6 +1038,6 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        # open passes and threads stay where they are: the copy's sources begin at the place of its next pass
+        # a copy has no open passes and no threads; its sources begin at the place of its next pass
         last = None if self._pass is None else replace(self._pass, is_open=False)
         return vars(self) | {"_pass": last, "_cut": None, "_readers": None, "_standing": None, "_reached": None}

@@ -1,4 +1,4 @@
-"""Places: how far a mixture is, and its state as a dict that JSON can hold.
+"""Places: the position of a mixture in its epoch, and its state as a dict that can be written as JSON.
 
 A state is the same on every rank:
 
@@ -7,16 +7,16 @@ A state is the same on every rank:
 ``epoch``
     Epoch of the mixture.
 ``step``
-    Number of steps of the order of sources that are done, earlier epochs included.
+    Number of done steps of the order of sources, earlier epochs included.
 ``done``
-    Number of steps of this epoch that are done; ``before`` of them by a mixture with another order.
+    Number of done steps of this epoch. A mixture with a different order has done the first ``before`` of them.
 ``finished``
     True if all steps of the epoch are done.
 ``identity``
-    The settings that the order of sources follows from.
+    Settings that determine the order of sources.
 ``sources``
-    For each source, by name, the state that it had when the epoch of the mixture began, and ``since``, the batches that
-    it has given since: ``[n_lanes, n_workers, n_batches]`` for each number of lanes and workers.
+    For each source, by name: its state when the epoch of the mixture began, and ``since``, its batches since then as
+    ``[n_lanes, n_workers, n_batches]`` for each number of lanes and workers.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from annbatch_distributed.state import VERSION, Identity, Position, as_integer, 
 
 @dataclass(frozen=True)
 class Track:
-    """The way of a source through an epoch of the mixture."""
+    """Path of a source through an epoch of the mixture."""
 
     start: Position = field(default_factory=Position)
-    """Position of the source where the epoch of the mixture begins."""
+    """Position of the source at the beginning of the mixture's epoch."""
     since: tuple[Segment, ...] = ()
-    """Batches that it has given since, by each number of lanes and workers."""
+    """Batches of the source since then, as a segment for each number of lanes and workers."""
 
     @property
     def n_batches(self) -> int:
-        """Number of batches that it has given since."""
+        """Number of batches of the source since then."""
         return sum(segment.done for segment in self.since)
 
     def before(self, n_batches: int) -> Track:
-        """Return the same track without its last batches."""
+        """Return the track without its last batches."""
         *others, last = self.since or (Segment(1, 1, 0),)
         if n_batches <= last.done:
             since = (*others, last._replace(done=last.done - n_batches))
@@ -53,7 +53,7 @@ class Track:
         return replace(self, since=tuple(others)).before(n_batches - last.done)
 
     def after(self, segment: Segment) -> Track:
-        """Return the same track after some more batches."""
+        """Return the track after more batches."""
         *others, last = self.since or (segment._replace(done=0),)
         if last[:2] == segment[:2]:
             segment = segment._replace(done=last.done + segment.done)
@@ -64,7 +64,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a mixture in its epoch. How far each source is follows from it."""
+    """Position of a mixture in its epoch, with a track for each source."""
 
     tracks: Mapping[str, Track]
     """Track of each source, by name."""
@@ -73,15 +73,15 @@ class Place:
     first: int = 0
     """Step of the order of sources at which the epoch begins."""
     before: int = 0
-    """Number of steps of the epoch that a mixture with another order has done; the tracks begin after them."""
+    """Number of steps that a mixture with a different order has done; the tracks begin after them."""
     done: int = 0
-    """Number of steps of the epoch that are done."""
+    """Number of done steps of the epoch."""
     finished: bool = False
     """True if all steps of the epoch are done."""
 
     @property
     def step(self) -> int:
-        """Number of steps of the order that are done, earlier epochs included."""
+        """Number of done steps of the order, earlier epochs included."""
         return self.first + self.done
 
     def beginning(self) -> Place:
@@ -91,7 +91,7 @@ class Place:
 
 
 def to_state(place: Place, identity: Identity, sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a place as a state, with the states of the sources where its epoch began.
+    """Return a place as a state, with the states of the sources at the beginning of its epoch.
 
     Examples
     --------
@@ -115,13 +115,16 @@ def to_state(place: Place, identity: Identity, sources: Mapping[str, Mapping[str
 
 
 def from_state(state: Mapping[str, Any]) -> tuple[Place, Identity, dict[str, Mapping[str, Any]]]:
-    """Return the place of a state, whose tracks begin at no position yet, its identity, and the states of its sources.
+    """Return the place, the identity and the states of the sources in a state.
 
-    A TypeError if it is no mapping; a ValueError if it is of a newer format, damaged, or the state of a single loader.
+    The tracks of the place have no start yet. A TypeError if the state is not a mapping; a ValueError if it is of a
+    newer format, damaged, or the state of a single loader.
     """
     check_format(state)
     if "sources" not in state:
-        raise ValueError("The state is no state of a mixture: it has no 'sources'. Load it with the loader it is of.")
+        raise ValueError(
+            "The state must be of a mixture, got one without 'sources'. Load it with the loader that saved it."
+        )
     try:
         as_integer("version", state["version"], least=VERSION, most=VERSION)
         epoch, step, done = (as_integer(name, state[name]) for name in ("epoch", "step", "done"))
