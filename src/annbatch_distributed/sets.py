@@ -1,18 +1,18 @@
 """Sets: cells of one group, such as a perturbation or a donor, with matched control cells.
 
-A set is to the sampler what a row is: the wrapped sampler samples the numbers of sets, ``[0, n_sets)``, and all that is
-said of rows (shards, remainders, states, replay) is true of sets. A load request is translated to cells in its last
-step, by :class:`EpochSets`.
+The sampler treats a set like a row: the wrapped sampler samples the indices of sets, ``[0, n_sets)``, and shards,
+remainders, states and replay count sets. :class:`EpochSets` translates a load request to cells in its last step.
 
-Which cells a set has depends on (seed, epoch, group) alone, so that it is the same on every rank:
+The cells of a set depend only on (seed, epoch, group), so they are the same on every rank:
 
-1. The cells of a group are in the order of the collection. Of ``n`` of them, ``n % size`` are left over: the tail, a
-   stretch of cells, which is in the first half of the group in even epochs and in the second half in odd ones. So any
-   two consecutive epochs have every cell in a set, also where the tail is dropped.
-2. The others are cut into chunks of consecutive cells, which are permuted. Each ``size // chunk`` chunks are a set.
-3. Control cells are chunks of the pool that matches the group, drawn without replacement for each set. Chunks are the
-   same for all sets of an epoch, so that sets of one load request share them, and are counted from the front of the
-   pool in even epochs and from its back in odd ones, so that each control cell can be drawn.
+1. The cells of a group are in the order of the collection. If the group has ``n`` cells, ``n % size`` consecutive cells
+   remain: the tail. It is in the first half of the group in even epochs and in the second half in odd ones. Any two
+   consecutive epochs therefore have every cell in a set, even if the tail is dropped.
+2. The other cells are cut into chunks of consecutive cells, which are permuted. Every ``size // chunk`` chunks form a
+   set.
+3. Control cells are chunks of the pool that matches the group, sampled without replacement for each set. Chunks are the
+   same for all sets of an epoch, so that sets of one load request share them. They are counted from the front of the
+   pool in even epochs and from its back in odd ones, so that each control cell can be sampled.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ type Flags = npt.NDArray[np.bool_]
 
 _TAILS = "drop", "short", "fill"
 
-#: Most groups that a message names.
+#: Largest number of groups that a message names.
 _MOST = 5
 
 
 class Grouped(NamedTuple):
-    """Cells of some groups, group by group, and in the order of the collection within each."""
+    """Cells of some groups, group by group, in the order of the collection within each group."""
 
     rows: Rows
-    """All of them."""
+    """Cells of all groups."""
     firsts: Int64Array
-    """Position of the first cell of each group, and the number of cells of all."""
+    """Position of the first cell of each group, and the number of all cells; of shape ``(n_groups + 1,)``."""
 
     @classmethod
     def of(cls, rows: Int64Array, groups: Int64Array, n_groups: int) -> Self:
-        """Return ascending rows by their groups.
+        """Group ascending rows.
 
         >>> Grouped.of(np.array([2, 5, 6, 7]), np.array([1, 0, 1, 1]), 2).rows
         Rows(5:6, 2:3, 6:8)
         """
+        # groups 1 0 1 1 have the order 1 0 2 3 and the sizes 1 3: groups begin at positions 0 and 1, of 4 cells
         order = np.argsort(groups, kind="stable")
         firsts = np.cumsum([0, *np.bincount(groups, minlength=n_groups)])
         return cls(Rows.of_bounds(*runs(rows[order])), firsts)
@@ -69,7 +70,7 @@ class Grouped(NamedTuple):
         return int(self.firsts[group + 1] - self.firsts[group])
 
     def digest(self) -> str:
-        """Return what tells these cells and groups from others."""
+        """Return a digest of the cells and their groups."""
         parts = (self.rows.starts, self.rows.stops, self.firsts)
         return blake2b(b"".join(part.tobytes() for part in parts), digest_size=16).hexdigest()
 
@@ -78,21 +79,29 @@ class Cells(NamedTuple):
     """Cells of one set, or of several."""
 
     rows: Int64Array
-    """Row of each cell: cells of a set, then their controls."""
+    """Row of each cell: the cells of a set, then its controls."""
     are_controls: Flags
-    """True for controls, for each cell."""
+    """For each cell, True if it is a control."""
     are_repeats: Flags
-    """True for cells that fill up a set, for each cell: they are in another set of this epoch, or in this one."""
+    """For each cell, True if it fills up a set and is also in another set of this epoch, or twice in this one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sets:
     """Sets of cells of one group, with matched control cells.
 
-    :meth:`from_obs` makes them. Pass them as ``sets=`` to :class:`DistributedSampler` or
+    Create them with :meth:`from_obs`, and pass them as ``sets=`` to :class:`DistributedSampler` or
     :meth:`StatefulLoader.from_collection`. ``batch_size`` is then a number of sets. A batch has the cells of its first
-    set, then the controls of that set, then the cells of its second set, and so on; ``batch["set"]`` is the number of
-    each cell's set within the batch, and ``batch["is_control"]`` is True for controls.
+    set, then the controls of the first set, then the cells of its second set, and so on. ``batch["set"]`` is the index
+    of each cell's set within the batch, and ``batch["is_control"]`` is True for controls.
+
+    Examples
+    --------
+    >>> sets = Sets.from_obs(obs, by="donor", size=4, chunk=2, seed=0)
+    >>> sets
+    <Sets: 10 sets of 5 groups, 4 cells each>
+    >>> len(sets), sets.n_obs, sets.size, sets.labels
+    (10, 50, 4, ('a', 'b', 'c', 'd', 'e'))
     """
 
     labels: tuple[str, ...]
@@ -102,21 +111,21 @@ class Sets:
     treated: Grouped
     """Cells that are in sets, by group."""
     pools: Grouped | None
-    """Controls, by pool; None without."""
+    """Controls, by pool; None without controls."""
     pool_of: Int64Array
     """Pool of each group."""
     size: int
-    """Cells of a set, without its controls."""
+    """Number of cells of a set, without its controls."""
     chunk: int
     """Number of consecutive cells of a group that stay together."""
     tail: str
-    """Place of the remaining cells of a group: one of ``_TAILS``."""
+    """Policy for the remaining cells of a group: one of ``_TAILS``."""
     seed: int | None
-    """Seed of the sets; None takes the sampler's."""
+    """Seed of the sets; None takes the sampler's seed."""
     identity: dict[str, Any] = field(default_factory=dict)
-    """The arguments that the sets follow from, as JSON."""
+    """Arguments that determine the sets, as JSON."""
     names: pd.Index[Any] | None = None
-    """Names of the cells of the collection, if ``obs`` has names."""
+    """``obs_names`` of the collection; None if ``obs`` has no names."""
 
     @classmethod
     def from_obs(
@@ -132,63 +141,64 @@ class Sets:
         tail: Literal["drop", "short", "fill"] = "drop",
         seed: int | None = None,
     ) -> Self:
-        """Make sets of the cells of a collection, by columns of its ``obs``.
+        """Group the cells of a collection into sets, by columns of its ``obs``.
 
         Parameters
         ----------
         obs
             Annotations of every cell, in the order of the collection: ``collection.obs([...])``.
         by
-            Column or columns whose values are the same for all cells of a set.
+            Column or columns that define the groups. All cells of a set have the same values in them.
         size
             Number of cells of a set, without its controls.
         controls
-            Control cells: a dict of columns and their values, such as ``{"drug": "DMSO"}``, or a boolean for each cell.
-            Each set gets as many controls as it has cells; if fewer match, they repeat. None (default) makes sets
+            Control cells: a dict of columns and their values, such as ``{"drug": "DMSO"}``, or a boolean array of shape
+            ``(n_obs,)``. Each set gets one control per cell; if too few match, they repeat. None (default) makes sets
             without controls.
         match
-            Columns of ``by`` in which controls have the values of their set. None lets every control
+            Columns of ``by`` in which controls have the same values as their set. None (default) lets every control
             match.
         mask
-            Cells to use, treated and controls alike, as for :class:`DistributedSampler`. None uses all.
+            Cells to use, both treated cells and controls, as for :class:`DistributedSampler`. None (default) uses all.
         chunk
             Number of consecutive cells of a group that stay together (default 16). It must divide ``size``. Larger
-            chunks are read faster; smaller chunks mix the cells of a group better.
+            chunks are read faster; smaller chunks shuffle the cells of a group better.
         tail
-            Place of the remaining cells of a group whose number is no multiple of ``size``:
+            Policy for the remaining cells of a group whose number is not a multiple of ``size``:
 
             ``"drop"``
-                in no set of this epoch (default). The next epoch drops different cells. Groups of fewer than ``size``
-                cells have no sets.
+                They are dropped in this epoch (default). The next epoch drops different cells. Groups of fewer than
+                ``size`` cells have no sets.
             ``"short"``
-                in a smaller set, with as many controls.
+                They form a smaller set, with one control per cell.
             ``"fill"``
-                in a set with other cells of the group, which are marked in ``batch["repeated"]``.
+                They form a set together with other cells of the group, which are marked in ``batch["repeated"]``.
         seed
-            Seed of the sets, within ``[0, 2**63)``. None (default) takes the sampler's, which must have one.
+            Seed of the sets, within ``[0, 2**63)``. None (default) takes the seed of the sampler, which is then
+            required.
 
         Returns
         -------
-        The sets. Each epoch has different ones, and a cell is in at most one set of an epoch.
+        Sets
+            The sets. Each epoch has different ones. A cell is in at most one set of an epoch, unless it is a control or
+            fills up a set.
 
         Raises
         ------
         TypeError
             If an argument has the wrong type.
         ValueError
-            If ``obs`` lacks a column, a cell to use has no value in one, ``chunk`` doesn't divide ``size``, no group is
-            large enough, no control matches a group, or ``mask`` or ``controls`` have the cells in another order.
+            If ``obs`` lacks a column, a cell to use has no value in a column, ``chunk`` doesn't divide ``size``, no
+            group is large enough, no control matches a group, or the names of ``mask`` or ``controls`` have a different
+            order than those of ``obs``.
 
         Warns
         -----
         UserWarning
-            If groups of fewer than ``size`` cells are left out, under ``tail="drop"``.
+            If groups of fewer than ``size`` cells are dropped in every epoch, under ``tail="drop"``.
 
         Examples
         --------
-        >>> import pandas as pd
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank, Sets
         >>> obs = pd.DataFrame({"line": 12 * ["A"], "drug": 4 * ["DMSO"] + 8 * ["x"]})
         >>> sets = Sets.from_obs(
         ...     obs,
@@ -215,24 +225,26 @@ class Sets:
         3     0     0    3    0        True
         """
         if not isinstance(obs, pd.DataFrame):
-            raise TypeError(f"obs must be a pandas DataFrame, got {type(obs).__name__}: pass collection.obs([...]).")
+            raise TypeError(f"obs must be a pandas DataFrame, got {type(obs).__name__}. Pass collection.obs([...]).")
         columns, matched = _columns("by", by), [] if match is None else _columns("match", match)
         size = integer("size", size, least=1, below=BOUND)
         chunk = integer("chunk", chunk, least=1, below=BOUND)
         if size % chunk:
             fitting = max(number for number in range(1, min(chunk, size) + 1) if size % number == 0)
-            raise ValueError(f"chunk must divide size, got chunk={chunk} and size={size}. Pass chunk={fitting}, say.")
+            raise ValueError(
+                f"chunk must divide size, got chunk={chunk} and size={size}. Pass chunk={fitting}, for example."
+            )
         if tail not in _TAILS:
             raise ValueError(f"tail must be one of {', '.join(map(repr, _TAILS))}, got {tail!r}.")
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         if match is not None and (controls is None or not set(matched) <= set(columns)):
             raise ValueError(
-                f"match must name columns of by in which controls have the values of their set, got match={matched} "
-                f"with by={columns}{' and no controls' if controls is None else ''}."
+                f"match must name columns of by, and needs controls, got match={matched} with by={columns}"
+                f"{' and no controls' if controls is None else ''}. Pass controls=..., or leave match out."
             )
         settings = {"by": columns, "match": matched, "size": size, "chunk": chunk, "tail": tail, "seed": seed}
         if not len(obs):
-            raise ValueError("obs has no cells.")
+            raise ValueError("obs must have at least one cell, got 0. Pass collection.obs([...]).")
         _check_columns(obs, [*columns, *matched])
         names = names_of("obs", pd.Series(0, index=obs.index))
         is_used, mask_identity = _used(obs, mask, names)
@@ -240,12 +252,16 @@ class Sets:
 
         rows = np.flatnonzero(is_used & ~is_control)
         if not len(rows):
-            raise ValueError("No cells are left for sets: the mask selects none, or all of them are controls.")
+            raise ValueError(
+                "No cells remain for sets, since the mask selects none or all of them are controls. Pass a different "
+                "mask, or check controls."
+            )
         groups = _numbered(obs, columns, rows)
-        # the first cell of each group stands for it
+        # the first cell of each group represents it: groups 0 2 1 2 of rows 3 4 6 7 have the first cells 3 6 4
         first_cells = rows[np.unique(groups, return_index=True)[1]]
         labels = _labels(obs[columns].iloc[first_cells])
-        # in the order of their names, which the order of a column's categories doesn't change
+        # groups are sorted by name, so the order of a column's categories doesn't matter. Labels C A B have the order
+        # 1 2 0, so group 0 becomes group 2
         order = np.argsort(labels)
         groups, first_cells = np.argsort(order)[groups], first_cells[order]
         treated = Grouped.of(rows, groups, len(labels))
@@ -259,15 +275,15 @@ class Sets:
         return replace(sets, pools=pools, pool_of=pool_of, identity=identity | {"pools": pools.digest()})
 
     def _check_sizes(self) -> None:
-        """Warn of groups that are too small for a set, or raise if all are."""
+        """Warn about groups that are too small for a set, or raise if all are."""
         small = np.flatnonzero(self._n_sets == 0)
         if not len(small):
             return
         sizes = self.treated.sizes
         named = ", ".join(f"{self.labels[group]} ({plural(int(sizes[group]), 'cell')})" for group in small[:_MOST])
         message = (
-            f"tail='drop' leaves out {len(small):,} of {plural(len(sizes), 'group')} in every epoch, since they have "
-            f"fewer than size={self.size} cells, {int(sizes[small].sum()):,} in all: {named}"
+            f"tail='drop' drops {len(small):,} of {plural(len(sizes), 'group')} in every epoch, which have fewer than "
+            f"size={self.size} cells ({int(sizes[small].sum()):,} cells in total): {named}"
             f"{', ...' if len(small) > _MOST else ''}. Pass a smaller size, or tail='short' or 'fill'."
         )
         if len(small) == len(sizes):
@@ -275,12 +291,13 @@ class Sets:
         warnings.warn(message, UserWarning, stacklevel=3)
 
     def _check_pools(self, sizes: Int64Array, matched: Sequence[str]) -> None:
-        """Raise if a group with sets has no controls; ``sizes`` is the number of them for each group."""
+        """Raise if a group with sets has no controls; ``sizes`` is the number of controls of each group."""
         empty = [self.labels[group] for group in np.flatnonzero((sizes == 0) & (self._n_sets > 0)).tolist()]
         if empty:
             raise ValueError(
-                f"No control has the {', '.join(matched)} of {plural(len(empty), 'group')}: {'; '.join(empty[:_MOST])}"
-                f"{'; ...' if len(empty) > _MOST else ''}. Leave these groups out by mask, or match fewer columns."
+                f"{plural(len(empty), 'group')} must have controls with the same {', '.join(matched)}, got none for "
+                f"{'; '.join(empty[:_MOST])}{'; ...' if len(empty) > _MOST else ''}. Exclude these groups with mask, "
+                "or match fewer columns."
             )
 
     @cached_property
@@ -291,7 +308,7 @@ class Sets:
 
     @cached_property
     def firsts(self) -> Int64Array:
-        """Number of the first set of each group, and the number of all sets."""
+        """Index of the first set of each group, and the number of all sets; of shape ``(n_groups + 1,)``."""
         return np.cumsum([0, *self._n_sets])
 
     def __len__(self) -> int:
@@ -299,30 +316,39 @@ class Sets:
 
     @property
     def groups(self) -> pd.Categorical:
-        """Name of the group of each set, by its number: for ``plan.composition``, or the labels of a class sampler."""
+        """Group of each set, of shape ``(n_sets,)``.
+
+        Pass it to :meth:`EpochPlan.composition`, or as the labels of a class sampler.
+
+        Examples
+        --------
+        >>> sets = Sets.from_obs(obs, by="donor", size=8, chunk=2, seed=0)
+        >>> list(sets.groups)
+        ['a', 'b', 'c', 'd', 'e']
+        """
         return pd.Categorical.from_codes(np.repeat(np.arange(len(self.labels)), self._n_sets), list(self.labels))
 
     @property
     def most_cells(self) -> int:
-        """Largest number of cells of a set, its controls included."""
+        """Largest number of cells of a set, including its controls."""
         return min(self.size, int(self.treated.sizes.max())) * (1 if self.pools is None else 2)
 
     @staticmethod
     def checked(sets: object) -> Sets:
-        """Return sets; a TypeError if they are none."""
+        """Return the argument; raise a TypeError if it isn't ``Sets``."""
         if not isinstance(sets, Sets):
-            raise TypeError(f"sets must be Sets, got {shortened(sets)}. Make them with Sets.from_obs(...).")
+            raise TypeError(f"sets must be Sets, got {shortened(sets)}. Create them with Sets.from_obs(...).")
         return sets
 
     def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochSets:
-        """Return the sets of an epoch of a collection of ``n_obs`` cells; ``seed`` is the sampler's."""
+        """Return the sets of an epoch of a collection of ``n_obs`` cells; ``seed`` is the sampler's seed."""
         if n_obs != self.n_obs:
             raise ValueError(
-                f"The sets are of a collection of {self.n_obs:,} cells, and this one has {n_obs:,}. Make them of the "
-                "obs of this collection, or check that every dataset has been added to the loader."
+                f"The sets were made for a collection of {self.n_obs:,} cells, but this collection has {n_obs:,}. "
+                "Create them from the obs of this collection, or check that every dataset has been added to the loader."
             )
         seed = seed if self.seed is None else self.seed
-        assert seed is not None  # the sampler has refused it
+        assert seed is not None  # the sampler raises without a seed
         return EpochSets(self, epoch, seed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -336,12 +362,12 @@ class Sets:
 
 @dataclass(frozen=True, eq=False)
 class EpochSets:
-    """The sets of one epoch: which cells each has, by its number."""
+    """Sets of one epoch, and their cells."""
 
     sets: Sets
     """Sets of all epochs."""
     epoch: int
-    """The epoch."""
+    """Number of the epoch."""
     seed: int
     """Seed of the sets."""
     _chunks: dict[int, tuple[int, Int64Array]] = field(default_factory=dict, repr=False)
@@ -350,7 +376,7 @@ class EpochSets:
         return len(self.sets)
 
     def _generator(self, kind: int, number: int) -> np.random.Generator:
-        # Philox has a stream for each counter, of which the first of four words counts what is drawn
+        # Philox has a stream for each counter of four words; it counts up the first word as it generates numbers
         return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, number, kind, self.epoch]))
 
     def cells(self, number: int) -> Cells:
@@ -358,25 +384,28 @@ class EpochSets:
         return self.cells_of(np.array([number]))[0]
 
     def cells_of(self, numbers: Int64Array) -> tuple[Cells, Int64Array]:
-        """Return the cells of some sets, one set after the other, and for each cell which of these sets it is of."""
+        """Return the cells of some sets, one set after the other, and the index of each cell's set among these."""
         sets = self.sets
+        # groups of 3 and 2 sets have the first sets 0 3 (and 5 in all): set 4 is of group 1
         groups = (np.searchsorted(sets.firsts, numbers, side="right") - 1).tolist()
         places = [self._places(group, number) for group, number in zip(groups, numbers.tolist(), strict=True)]
         rows = sets.treated.rows.to_global(np.concatenate([own for own, _ in places]))
         lengths, n_own = [len(own) for own, _ in places], [number for _, number in places]
-        # sets of 3 and 2 cells, of which 2 and 2 are no repeats: 0 0 0 1 1, and 0 0 1 0 0
+        # sets of 3 and 2 cells, whose first 2 and 2 cells are not repeats: which is 0 0 0 1 1, and positions within
+        # the sets are 0 1 2 0 1, so are_repeats is 0 0 1 0 0
         which = np.repeat(np.arange(len(places)), lengths)
         are_repeats = np.arange(len(rows)) - np.repeat(np.cumsum([0, *lengths[:-1]]), lengths) >= np.repeat(
             n_own, lengths
         )
         if sets.pools is None:
             return Cells(rows, np.zeros(len(rows), dtype=np.bool_), are_repeats), which
-        drawn = [
+        controls = [
             self._control_places(number, int(sets.pool_of[group]), length)
             for number, group, length in zip(numbers.tolist(), groups, lengths, strict=True)
         ]
-        rows = np.append(rows, sets.pools.rows.to_global(np.concatenate(drawn)))
-        # controls after their set: of 0 0 0 1 1, and the same of controls, the order is 0 1 2 5 6 7 3 4 8 9
+        rows = np.append(rows, sets.pools.rows.to_global(np.concatenate(controls)))
+        # controls follow their set: cells of the sets 0 0 0 1 1 and controls of 0 0 0 1 1 are sorted by the keys
+        # 0 0 0 2 2 1 1 1 3 3, in the order 0 1 2 5 6 7 3 4 8 9
         order = np.argsort(np.append(2 * which, 2 * which + 1), kind="stable")
         are_controls = order >= len(which)
         return Cells(rows[order], are_controls, np.tile(are_repeats, 2)[order] & ~are_controls), np.tile(which, 2)[
@@ -384,7 +413,7 @@ class EpochSets:
         ]
 
     def _places(self, group: int, number: int) -> tuple[Int64Array, int]:
-        """Return the positions of the cells of a set, and how many of them are no repeats."""
+        """Return the positions of the cells of a set, and the number of cells that aren't repeats."""
         sets, n_rows = self.sets, self.sets.treated.size_of(group)
         if group not in self._chunks:
             self._chunks[group] = self._permuted(group, n_rows)
@@ -392,25 +421,26 @@ class EpochSets:
         first, place = sets.treated.firsts[group], number - int(sets.firsts[group])
         n_chunks = sets.size // sets.chunk
         if place < n_rows // sets.size:
+            # chunks that start at 8 and 2, of 3 cells, are the positions 8 9 10 2 3 4 within the group
             own = chunks[place * n_chunks : (place + 1) * n_chunks]
             return (first + own[:, np.newaxis] + np.arange(sets.chunk)).ravel(), sets.size
-        # the last set is the tail; cells that follow it, from the front again behind the end, fill it up
+        # the last set is the tail; the cells after it fill it up, and continue at the front of the group
         n_left = n_rows % sets.size
         return first + (tail + np.arange(n_left if sets.tail == "short" else sets.size)) % n_rows, n_left
 
     def _permuted(self, group: int, n_rows: int) -> tuple[int, Int64Array]:
-        """Return the position of the tail of a group, and of each of its chunks in the order of this epoch."""
+        """Return the positions of a group's tail and of each of its chunks, in the order of this epoch."""
         size, chunk = self.sets.size, self.sets.chunk
         n_left = n_rows % size
         n_chunks = (n_rows - n_left) // chunk
         rng = self._generator(0, group)
-        # Tails begin at a multiple of chunk. Of 10 cells in sets of 4 and chunks of 2, 2 are left over: the tail begins
-        # at 0 or 2 in even epochs, as it ends in the first half, and at 6 or 8 in odd ones.
+        # Tails begin at a multiple of chunk. Of 10 cells in sets of 4 and chunks of 2, 2 cells remain: the tail begins
+        # at 0 or 2 in even epochs, so that it ends in the first half, and at 6 or 8 in odd ones.
         most = max(0, (n_rows // 2 - n_left) // chunk)
         bounds = (0, most) if self.epoch % 2 == 0 else (min(n_chunks, -(-(n_rows - n_rows // 2) // chunk)), n_chunks)
         tail = int(rng.integers(*bounds, endpoint=True)) * chunk if n_left else n_rows
         starts = rng.permutation(n_chunks) * chunk
-        # chunks after the tail: with a tail 2:4, chunks begin at 0 4 6 8 and not at 0 2 4 6
+        # chunks after the tail are moved by its length: with a tail 2:4, chunks 0 2 4 6 begin at 0 4 6 8
         return tail, starts + np.where(starts < tail, 0, n_left)
 
     def _control_places(self, number: int, pool: int, n_controls: int) -> Int64Array:
@@ -420,38 +450,41 @@ class EpochSets:
         n_rows, n_chunks = sets.pools.size_of(pool), -(-n_controls // chunk)
         rng = self._generator(1, number)
         if n_rows // chunk >= n_chunks:
-            # 11 cells in chunks of 4 begin at 0 4 in even epochs, and at 3 7 in odd ones
+            # two chunks of 4 in a pool of 11 cells begin at 0 4 in even epochs, and at 3 7 in odd ones
             first = n_rows % chunk if self.epoch % 2 else 0
             starts = first + chunk * rng.choice(n_rows // chunk, n_chunks, replace=False)
             positions = (starts[:, np.newaxis] + np.arange(chunk)).ravel()[:n_controls]
-        else:  # too few for whole chunks; each comes equally often, or once more
+        else:  # too few cells for whole chunks: repeat them, each equally often up to one: 2 0 1 2 0 of 3 cells
             positions = np.resize(rng.permutation(n_rows), n_controls)
         return positions + int(sets.pools.firsts[pool])
 
 
-def _columns(name: str, given: object) -> list[str]:
+def _columns(name: str, value: object) -> list[str]:
     """Return names of columns as a list without repeats."""
-    columns = [given] if isinstance(given, str) else given
+    columns = [value] if isinstance(value, str) else value
     if not isinstance(columns, list | tuple) or not columns or not all(isinstance(column, str) for column in columns):
-        raise TypeError(f"{name} must be the name of a column of obs, or a list of names, got {given!r}.")
+        raise TypeError(f"{name} must be the name of a column of obs, or a list of names, got {value!r}.")
     return list(dict.fromkeys(columns))
 
 
 def _check_columns(obs: pd.DataFrame, columns: Sequence[str]) -> None:
     if several := [name for name in columns if (obs.columns == name).sum() > 1]:
-        raise ValueError(f"obs must have a single column {several[0]}, and has {(obs.columns == several[0]).sum()}.")
+        raise ValueError(
+            f"obs must have a single column {several[0]}, got {(obs.columns == several[0]).sum()}. Drop or rename the "
+            "others."
+        )
     if missing := [name for name in columns if name not in obs]:
         raise ValueError(
-            f"obs has no column {', '.join(missing)}, only {', '.join(map(str, obs.columns))}. Ask for it: "
+            f"obs must have the column {', '.join(missing)}, got only {', '.join(map(str, obs.columns))}. Pass "
             f"collection.obs({list(dict.fromkeys(columns))})."
         )
 
 
 def _used(obs: pd.DataFrame, mask: AnyMask | None, names: pd.Index[Any] | None) -> tuple[Flags, dict[str, Any]]:
-    """Return which cells a mask selects, as flags and as JSON."""
+    """Return the cells that a mask selects, as flags and as JSON."""
     resolved = resolve_mask(slice(None) if mask is None else mask)
-    if names is not None and (given := names_of("mask", mask)) is not None:
-        check_names("mask", given, (names,))
+    if names is not None and (mask_names := names_of("mask", mask)) is not None:
+        check_names("mask", mask_names, (names,))
     flags = np.zeros(len(obs), dtype=np.bool_)
     window = resolved.window(len(obs))
     for start, stop in zip(window.starts.tolist(), window.stops.tolist(), strict=True):
@@ -465,18 +498,18 @@ def _controls(
     names: pd.Index[Any] | None,
     is_used: Flags,
 ) -> tuple[Flags, Any]:
-    """Return which cells are controls, as flags and as JSON."""
+    """Return the control cells, as flags and as JSON."""
     if controls is None:
         return np.zeros(len(obs), dtype=np.bool_), None
     if not isinstance(controls, Mapping) or not controls:
         flags = np.asarray(controls)
         if flags.shape != (len(obs),) or flags.dtype != np.bool_:
             raise ValueError(
-                f"controls must be a dict of columns and their values, such as {{'drug': 'DMSO'}}, or have a boolean "
-                f"for each of the {len(obs):,} cells, got {shortened(controls)}."
+                f"controls must be a dict of columns and their values, or a boolean array of shape ({len(obs)},), got "
+                f"{shortened(controls)}. Pass {{'drug': 'DMSO'}}, for example."
             )
-        if names is not None and (given := names_of("controls", controls)) is not None:
-            check_names("controls", given, (names,))
+        if names is not None and (control_names := names_of("controls", controls)) is not None:
+            check_names("controls", control_names, (names,))
         return flags, {"digest": blake2b(np.packbits(flags).tobytes(), digest_size=16).hexdigest()}
     _check_columns(obs, list(controls))
     flags, values = np.ones(len(obs), dtype=np.bool_), {}
@@ -484,7 +517,10 @@ def _controls(
         _check_no_missing(name, obs[name][is_used])
         own = list(value) if pd.api.types.is_list_like(value) else [value]
         if unknown := [one for one in own if not obs[name].isin([one]).any()]:
-            raise ValueError(f"controls must name values of {name}, and no cell has {', '.join(map(repr, unknown))}.")
+            raise ValueError(
+                f"controls must name values of {name}, got {', '.join(map(repr, unknown))}, which no cell has. Check "
+                f"obs[{name!r}].unique()."
+            )
         flags &= obs[name].isin(own).to_numpy()
         values[name] = sorted(map(_as_json, own), key=repr)
     return flags, values
@@ -496,15 +532,17 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401 a value of obs
 
 
 def _numbered(obs: pd.DataFrame, columns: Sequence[str], rows: Int64Array) -> Int64Array:
-    """Return the number of each cell's group, which is equal for equal values of all columns."""
+    """Return the index of each cell's group; it is equal for cells with equal values in all columns."""
     numbers = np.zeros(len(rows), dtype=np.int64)
     for name in columns:
         _check_no_missing(name, obs[name].iloc[rows])
         try:
             values = pd.Categorical(obs[name].iloc[rows])
         except TypeError as error:
-            raise TypeError(f"The column {name} of obs must have labels: {error}.") from error
-        # of 3 and 2 values: 0 to 5, in the order of the first column's values, then of the second's; 0 2 5 become 0 1 2
+            raise TypeError(
+                f"The column {name} of obs must hold hashable labels ({error}). Convert them with astype(str)."
+            ) from error
+        # columns of 3 and 2 values: the pairs (0, 0), (1, 0), (2, 1) are 0 2 5, which become the groups 0 1 2
         pairs = numbers * len(values.categories) + values.codes
         numbers = np.unique(pairs, return_inverse=True)[1]
     return numbers
@@ -513,12 +551,13 @@ def _numbered(obs: pd.DataFrame, columns: Sequence[str], rows: Int64Array) -> In
 def _check_no_missing(name: str, values: pd.Series[Any]) -> None:
     if n_missing := int(values.isna().sum()):
         raise ValueError(
-            f"{name} is missing in {plural(n_missing, 'cell')} to use. Leave them out: mask=obs[{name!r}].notna()."
+            f"{name} must have a value in each cell to use, but {plural(n_missing, 'cell')} have none. Exclude them "
+            f"with mask=obs[{name!r}].notna()."
         )
 
 
 def _labels(values: pd.DataFrame) -> npt.NDArray[Any]:
-    """Return the name of each group, from its values; names of different groups differ."""
+    """Return the name of each group, made from its values; no two groups have the same name."""
     lines = list(values.itertuples(index=False, name=None))
     labels = [", ".join(map(str, line)) for line in lines]
     if len(set(labels)) < len(labels):  # values with a comma, or 1 and "1"
@@ -529,9 +568,9 @@ def _labels(values: pd.DataFrame) -> npt.NDArray[Any]:
 def _pools(
     obs: pd.DataFrame, matched: list[str], controls: Int64Array, first_cells: Int64Array
 ) -> tuple[Grouped, Int64Array]:
-    """Return controls by pool, and the pool of each group, which has the values of the group's first cell."""
+    """Return controls by pool, and the pool of each group, which has the same values as the group's first cell."""
     if not len(controls):
-        raise ValueError("No cell to use is a control. Widen the mask, or check controls.")
-    # of the controls, and of the groups behind them
+        raise ValueError("controls must select at least one cell to use, got none. Widen the mask, or check controls.")
+    # pools of the controls, then of the groups: of 3 controls and 2 groups, 0 1 0 and 1 0
     pools = _numbered(obs, matched, np.append(controls, first_cells))
     return Grouped.of(controls, pools[: len(controls)], int(pools.max()) + 1), pools[len(controls) :]

@@ -141,12 +141,12 @@ def test_annbatchs_loader_is_refused(collection: DatasetCollection) -> None:
     """It would leave out which cells are controls."""
     sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets_of(collection), seed=0)
     loader = Loader(batch_sampler=sampler, preload_to_gpu=False).use_collection(collection)
-    with pytest.raises(RuntimeError, match="Read sets with a StatefulLoader"):
+    with pytest.raises(RuntimeError, match="Use a StatefulLoader"):
         next(iter(loader))
     assert "sets=<Sets: 45 sets of 9 groups, 8 cells and 8 controls each>" in repr(sampler)
     wrong: Any
     for wrong in (collection.obs(["drug"]), "sets"):
-        with pytest.raises(TypeError, match=r"sets must be Sets, got .* Make them with Sets.from_obs"):
+        with pytest.raises(TypeError, match=r"sets must be Sets, got .* Create them with Sets.from_obs"):
             StatefulLoader.from_collection(collection, dist_info=Rank(0, 2), sets=wrong)
 
 
