@@ -124,7 +124,7 @@ def test_batches_are_skipped_by_a_state_and_by_nothing_else(accelerator: Acceler
     from accelerate import skip_first_batches
 
     batches = accelerator.prepare(loader_of(8, Rank(0, 1)).to_dataloader())
-    with pytest.raises(RuntimeError, match=r"skip_first_batches can't skip .*ignore_data_skip=True"):
+    with pytest.raises(RuntimeError, match="skip_first_batches"):
         skip_first_batches(batches, 2)
 
 

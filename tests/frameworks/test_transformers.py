@@ -90,4 +90,4 @@ def test_evaluation_counts_each_cell_once(ranks: int, tmp_path: Path) -> None:
     assert said["page"] == pytest.approx(50)
     # of 101 cells in batches of 16, one rank drops 5 and two drop 5: cells 0 to 95
     assert said["drop"] == pytest.approx(47.5)
-    assert all("Override evaluate" in said[remainder] for remainder in ("exact", "pad", "keep"))
+    assert all("override evaluate" in said[remainder] for remainder in ("exact", "pad", "keep"))

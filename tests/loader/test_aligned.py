@@ -89,12 +89,12 @@ def test_loaders_of_stores_give_data_and_options() -> None:
     ],
 )
 def test_different_cells_are_named(other: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=rf"but {problem}.*common = rna.obs_names.intersection\(protein.obs_names\)"):
+    with pytest.raises(ValueError, match=rf"but {problem}"):
         AlignedLoader({"rna": store(sizes=(33, 27)), "protein": store(**other)}, batch_sampler=sampler())
 
 
 def test_cells_without_names_are_compared_by_number() -> None:
-    with pytest.warns(UserWarning, match="cells of image have no names, so only their number was compared with rna's"):
+    with pytest.warns(UserWarning, match="cells of image have no names"):
         loader = AlignedLoader({"image": store(names=None), "rna": store()}, batch_sampler=sampler())
     assert loader.cells_of(0, "donor", ranks=0)["cell"].notna().all()
     with pytest.raises(ValueError, match="rna has 60 cells and image has 59"):
@@ -104,9 +104,9 @@ def test_cells_without_names_are_compared_by_number() -> None:
 def test_arguments_of_an_aligned_loader_are_checked() -> None:
     for stores, batch_sampler, error, message in (
         ({}, sampler(), ValueError, "at least one store, got none"),
-        ({"rna": store()}, RandomSampler(4, 2, 4), TypeError, "needs a DistributedSampler"),
-        ({"rna": [1, 2]}, sampler(), TypeError, "takes an annbatch Loader"),
-        ({"source": store()}, sampler(), ValueError, "No store can have the name 'source'"),
+        ({"rna": store()}, RandomSampler(4, 2, 4), TypeError, "must be a DistributedSampler"),
+        ({"rna": [1, 2]}, sampler(), TypeError, "must be an annbatch Loader"),
+        ({"source": store()}, sampler(), ValueError, "must not have the name 'source'"),
     ):
         with pytest.raises(error, match=message):
             AlignedLoader(stores, batch_sampler=batch_sampler)
@@ -200,7 +200,7 @@ def test_one_collection_is_several_stores(multiome: Path) -> None:
     loader = AlignedLoader.from_collections(both, load_adata={"protein": load_protein}, dist_info=Rank(0, 1))
     for batch in loader:
         assert (batch["rna"]["X"].max(axis=1).toarray()[:, 0] == batch["protein"]["X"][:, 0]).all()
-    with pytest.raises(ValueError, match="load_adata must name stores, rna, protein, got atac"):
+    with pytest.raises(ValueError, match="names of stores, rna, protein, got atac"):
         AlignedLoader.from_collections(both, load_adata={"atac": load_protein}, dist_info=Rank(0, 1))
 
 

@@ -1,7 +1,6 @@
 """The AlignedLoader: the same cells of several stores in each batch, such as the modalities of a multiome.
 
-Each store is read by a :class:`.StatefulLoader` that begins no passes of its own. There is one sampler, one plan and
-one state: each load request is read from every store.
+There is one sampler, one plan and one state. A :class:`.StatefulLoader` of each store reads the same load requests.
 """
 
 from __future__ import annotations
@@ -36,20 +35,21 @@ class AlignedLoader(EpochLoader):
     Parameters
     ----------
     stores
-        :class:`annbatch.Loader` or :class:`StatefulLoader` of each store by its name. Their datasets and options are
-        taken; their samplers are not used. All stores must have the same cells in the same order.
+        :class:`annbatch.Loader` or :class:`StatefulLoader` of each store by name. Their datasets and options are used,
+        and their samplers are ignored. All stores must have the same cells in the same order.
     batch_sampler
         Sampler of the rows that this rank reads.
     read_ahead
-        Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest of ``stores``.
+        Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest ``read_ahead`` of
+        ``stores`` (default).
 
     Raises
     ------
     TypeError
-        If there is a store that is no such loader, or ``batch_sampler`` is no :class:`DistributedSampler`.
+        If a store is not a loader, or ``batch_sampler`` is not a :class:`DistributedSampler`.
     ValueError
-        If the stores have different cells, or the same in another order: the first that differs is named. Cells are
-        compared by name. If a store has no names, a warning names it.
+        If the stores have different cells, or the same cells in a different order. Cells are compared by name. A store
+        without names causes a warning, and only its number of cells is compared.
 
     Examples
     --------
@@ -61,10 +61,10 @@ class AlignedLoader(EpochLoader):
     >>> from annbatch_distributed import AlignedLoader, DistributedSampler, Rank
     >>> obs = pd.DataFrame({"donor": 24 * [*"ab"]}, index=[f"cell {n}" for n in range(48)])
     >>> def store(values):
-    ...     made = Loader(
+    ...     empty = Loader(
     ...         batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False
     ...     )
-    ...     return made.add_adata(ad.AnnData(values, obs=obs))
+    ...     return empty.add_adata(ad.AnnData(values, obs=obs))
     >>> rna, protein = store(np.ones((48, 3))), store(np.ones((48, 2)))
     >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
     >>> loader = AlignedLoader({"rna": rna, "protein": protein}, batch_sampler=sampler)
@@ -84,7 +84,10 @@ class AlignedLoader(EpochLoader):
     ) -> None:
         _check_names(stores)
         if not isinstance(batch_sampler, DistributedSampler):
-            raise TypeError(f"AlignedLoader needs a DistributedSampler as its batch_sampler, got {batch_sampler!r}.")
+            raise TypeError(
+                f"batch_sampler must be a DistributedSampler, got {batch_sampler!r}. Wrap the sampler: "
+                "DistributedSampler(sampler, dist_info=...)."
+            )
         if read_ahead is None:
             read_ahead = max(getattr(store, "read_ahead", 0) for store in stores.values())
         super().__init__(batch_sampler, read_ahead)
@@ -93,7 +96,7 @@ class AlignedLoader(EpochLoader):
             for name, store in stores.items()
         }
         self._check_stores()
-        self._check_cells()  # a mask whose names are in another order, say
+        self._check_cells()  # for one, the names of a mask may be in a different order
 
     @classmethod
     def from_collections(
@@ -111,19 +114,24 @@ class AlignedLoader(EpochLoader):
         load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch
     ) -> Self:
-        """Make a loader of several collections of the same cells, with sizes that fit into memory.
+        """Return a loader of several collections of the same cells.
 
         Parameters
         ----------
         collections
-            Collection of each store by its name. One collection can be several stores, with ``load_adata``.
+            Collection of each store by name. With ``load_adata``, one collection can be several stores.
         dist_info, batch_size, mask, seed, shuffle, sets, memory, read_ahead
             As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
         load_adata
-            For stores by name, a function that loads the ``AnnData`` of each dataset, as for ``use_collection`` of
+            Functions by the names of stores. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
             :class:`annbatch.Loader`. Other stores load ``X``.
         options
-            As for :meth:`StatefulLoader.from_collection`. Options of the loader hold for every store.
+            As for :meth:`StatefulLoader.from_collection`. Options of the loader apply to every store.
+
+        Returns
+        -------
+        AlignedLoader
+            Loader of this rank.
 
         Raises
         ------
@@ -162,7 +170,9 @@ class AlignedLoader(EpochLoader):
         _check_names(collections)
         load_adata = {} if load_adata is None else load_adata
         if unknown := load_adata.keys() - collections.keys():
-            raise ValueError(f"load_adata must name stores, {', '.join(collections)}, got {', '.join(unknown)}.")
+            raise ValueError(
+                f"load_adata must have names of stores, {', '.join(collections)}, got {', '.join(unknown)}."
+            )
         sampler = sampler_for(
             list(collections.values()),
             options,
@@ -184,12 +194,12 @@ class AlignedLoader(EpochLoader):
 
     @property
     def stores(self) -> Mapping[str, StatefulLoader]:
-        """Loader of each store, by name, for its ``n_var`` and other properties; don't iterate over it."""
+        """Loaders of the stores by name, for properties such as ``n_var``; don't iterate over them."""
         return dict(self._stores)
 
     @property
     def _lead(self) -> StatefulLoader:
-        """The store that stands for all: the first with names of its cells."""
+        """Store whose cells represent all stores: the first one with names of cells."""
         known = (store for store in self._stores.values() if store._cells is not None)
         return next(known, next(iter(self._stores.values())))
 
@@ -203,18 +213,18 @@ class AlignedLoader(EpochLoader):
                 problem = f"{lead} has {self.n_obs:,} cells and {name} has {store.n_obs:,}"
             elif joined is None or store._cells is None:
                 if name != lead:
-                    warn(f"The cells of {name} have no names, so only their number was compared with {lead}'s.")
+                    warn(f"The cells of {name} have no names, so only their number was compared with {lead}.")
                 continue
-            elif (found := first_difference(joined, store._cells)) is not None:
-                row, here, there = found
-                problem = f"row {row:,} is {here!r} in {lead} and {there!r} in {name}"
+            elif (difference := first_difference(joined, store._cells)) is not None:
+                row, in_lead, in_store = difference
+                problem = f"row {row:,} is {in_lead!r} in {lead} and {in_store!r} in {name}"
             else:
                 continue
             raise ValueError(
-                f"All stores must have the same cells in the same order, but {problem}. Before you write them, take "
-                "the cells that all have, in one order: common = rna.obs_names.intersection(protein.obs_names), "
-                "rna[common], protein[common]. Then write each with add_adatas(..., rng=np.random.default_rng(0)) and "
-                "the same dataset_size, as a number of cells, so that all are shuffled alike."
+                f"All stores must have the same cells in the same order, but {problem}. Before you write them, select "
+                "their common cells in one order: common = rna.obs_names.intersection(protein.obs_names), rna[common], "
+                "protein[common]. Then write each with add_adatas(..., rng=np.random.default_rng(0)) and the same "
+                "dataset_size, as a number of cells, so that all stores are shuffled in the same way."
             )
 
     # The data
@@ -231,7 +241,7 @@ class AlignedLoader(EpochLoader):
         Raises
         ------
         ValueError
-            If the stores have different numbers of them; ``stores`` has the number of each.
+            If the stores have different numbers of genes or features; ``stores`` has the number of each.
         """
         return common_n_var(self._stores)
 
@@ -250,7 +260,7 @@ class AlignedLoader(EpochLoader):
     # Reading
 
     def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
-        """Return the rows of a batch, if it has them."""
+        """Return the rows of a batch; None if it has none."""
         parts = batch if isinstance(batch, dict) else {}
         known = (store.rows_in(parts.get(name)) for name, store in self._stores.items())
         return next((rows for rows in known if rows is not None), None)
@@ -263,7 +273,7 @@ class AlignedLoader(EpochLoader):
             yield
 
     def preloads_to_gpu(self) -> bool:
-        """Return True if batches are moved to a GPU where they are read."""
+        """Return True if annbatch moves batches to a GPU."""
         return any(store.preloads_to_gpu() for store in self._stores.values())
 
     def _read_request(self, request: Request) -> Generator[Any]:
@@ -277,6 +287,8 @@ class AlignedLoader(EpochLoader):
 
 def _check_names(stores: Mapping[str, object]) -> None:
     if not stores:
-        raise ValueError("An AlignedLoader needs at least one store, got none.")
+        raise ValueError("There must be at least one store, got none. Pass a dict of stores by name.")
     if "source" in stores:
-        raise ValueError("No store can have the name 'source', which is a key of the batches of a MixedLoader.")
+        raise ValueError(
+            "A store must not have the name 'source', which is a key of the batches of a MixedLoader. Rename the store."
+        )

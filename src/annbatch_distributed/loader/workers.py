@@ -1,8 +1,8 @@
-"""The WorkerDataLoader: torch's ``DataLoader`` around a StatefulLoader, where frameworks find its epoch and its state.
+"""The WorkerDataLoader: a PyTorch ``DataLoader`` of a loader, with its epoch and its state.
 
-torch's ``DataLoader`` hides ``set_epoch``, ``state_dict`` and the sampler of what it loads. Here they are in front, and
-batches are counted as they come out of the workers, whatever was fetched ahead. It is one of torch's for whoever asks;
-what reads is another one inside, whose workers are told where each pass begins.
+PyTorch's ``DataLoader`` hides the ``set_epoch``, ``state_dict`` and ``sampler`` of its dataset. This subclass has them,
+and counts the batches that the workers have delivered, not the batches that they have prefetched. An inner
+``DataLoader`` reads, and its workers get the position of each pass through shared memory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader.epochs import EpochLoader
 
 
-#: What torch would divide rows by, or collect batches out of order with, and with which value it doesn't, as Lightning
-#: passes it on to another one that it makes to predict.
+#: Options of PyTorch's DataLoader that would select or reorder rows, each with its harmless value, which Lightning
+#: passes when it makes a copy for predictions.
 _REFUSED = {
     "batch_size": None,
     "shuffle": False,
@@ -54,19 +54,19 @@ _REFUSED = {
 
 
 class _Part(IterableDataset[Any]):
-    """What each worker reads: its part of the pass that the process of the rank has begun."""
+    """Dataset of the workers: each worker's part of the pass that the process of the rank has begun."""
 
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
-        # shared by the process of the rank and its workers, those that persist included
+        # shared by the process of the rank and its workers, persistent ones included
         self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
         if get_spawning_popen() is None:
             return state
-        # A worker that is spawned gets what is pickled through a pipe, and the rank waits in it for ever if the worker
-        # has died before it has read more than the pipe holds. A file says where the loader is.
+        # A spawned worker reads its pickled arguments from a pipe. If it dies before it has emptied the pipe, the rank
+        # hangs while it writes more than the pipe holds. So the loader goes into a file, and its path into the pipe.
         with tempfile.NamedTemporaryFile(prefix="annbatch-distributed-", delete=False) as file:
             ForkingPickler(file).dump(state.pop("_loader"))
         weakref.finalize(self, Path(file.name).unlink, missing_ok=True)
@@ -76,12 +76,12 @@ class _Part(IterableDataset[Any]):
         if "_path" in state:
             path = Path(state.pop("_path"))
             state["_loader"] = pickle.loads(path.read_bytes())
-            path.unlink()  # another worker has a file of its own
+            path.unlink()  # each worker has its own file
         vars(self).update(state)
 
     def write(self, position: Position) -> None:
-        """Tell the workers where the pass begins."""
-        # [epoch, pass, n_segments, n_lanes, n_workers, done, n_lanes, ...], which fills the front of the tensor
+        """Write the position of the next pass, for the workers."""
+        # [epoch, passes, n_segments, n_lanes, n_workers, done, n_lanes, ...], at the front of the tensor
         numbers = [position.epoch, position.passes, len(position.segments), *chain(*position.segments)]
         self._numbers[: len(numbers)] = torch.tensor(numbers)
 
@@ -94,90 +94,99 @@ class _Part(IterableDataset[Any]):
 
 
 class WorkerDataLoader(DataLoader[Any]):
-    """What :meth:`.StatefulLoader.to_dataloader` returns: a ``DataLoader`` of torch, as frameworks ask for one.
+    """PyTorch ``DataLoader`` with an epoch and a state, from :meth:`.StatefulLoader.to_dataloader`.
 
     Parameters
     ----------
     dataset
-        The loader whose batches the workers read.
+        Loader whose batches the workers read.
     num_workers
-        How many worker processes, at least 0.
+        Number of worker processes (default 0, which reads in this process).
     options
-        Any further ones of torch's ``DataLoader``.
+        Other options of PyTorch's ``DataLoader``.
+
+    Examples
+    --------
+    >>> batches = loader.to_dataloader(num_workers=0)
+    >>> for batch in batches:
+    ...     break
+    >>> state = batches.state_dict()
+    >>> batches.load_state_dict(state)  # usually in a new process
+    >>> batches.batches_done, len(batches)
+    (1, 6)
     """
 
-    #: accelerate takes it as it is, and has its state in ``save_state``; tests/frameworks/test_accelerate.py notices if
-    #: it goes by other names.
+    # Accelerate uses an object with these attributes unchanged, and saves its state in save_state;
+    # tests/frameworks/test_accelerate.py fails if Accelerate renames them
     _is_accelerate_prepared = use_stateful_dataloader = True
 
     def __init__(self, dataset: EpochLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
         num_workers = integer("num_workers", num_workers, least=0)
         if refused := [name for name, value in _REFUSED.items() if options.pop(name, value) not in (None, value)]:
             raise TypeError(
-                f"to_dataloader takes the options of torch's DataLoader but for {', '.join(_REFUSED)}, got "
-                f"{', '.join(refused)}. The loader makes the batches: give its sampler a batch_size."
+                f"to_dataloader takes all options of PyTorch's DataLoader except {', '.join(_REFUSED)}, got "
+                f"{', '.join(refused)}. The sampler makes the batches: pass these settings to the sampler instead."
             )
         if num_workers and dataset.preloads_to_gpu():
             raise ValueError(
-                f"num_workers={num_workers} reads in other processes, and torch can't pass on what cupy has on the "
-                "GPU from one process to another. Make the loader with preload_to_gpu=False, and move batches in the "
-                "training step."
+                f"preload_to_gpu must be False under num_workers={num_workers}, because PyTorch can't pass CuPy arrays "
+                "between processes. Make the loader with preload_to_gpu=False, and move batches in the training step."
             )
         if num_workers:
-            # zarrs's threads don't survive a fork, and a worker that is started anew takes seconds to import
+            # threads of zarrs don't survive a fork, and a new worker takes seconds to import
             options = {"multiprocessing_context": "spawn", "persistent_workers": True} | options
         self._loader = dataset
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
         self._part = _Part(dataset)
         self._make_workers = partial(DataLoader[Any], self._part, batch_size=None, num_workers=num_workers, **options)
         self._workers = self._make_workers()
-        # the pass that was begun last, and what its batches had, if they say which rows that is
+        # the last pass, and the rows of its batches; None if batches have no rows
         self._pass: Pass | None = None
         self._read: Tally | None = None
-        # how often the sampler had been changed when these workers were started
+        # the number of changes of the sampler before these workers were started
         self._n_changes: int | None = None
 
     @property  # type: ignore[override]  # torch has an attribute
     def dataset(self) -> EpochLoader:
-        """The loader.
+        """Loader whose batches the workers read.
 
         Raises
         ------
         RuntimeError
-            If accelerate's ``skip_first_batches`` asks for it, as the ``Trainer`` of Hugging Face does.
+            If Accelerate's ``skip_first_batches`` asks for it, as Hugging Face's ``Trainer`` does on a resume.
         """
         _check_not_skipped()
         return self._loader
 
     @dataset.setter
     def dataset(self, value: EpochLoader) -> None:
-        vars(self)["dataset"] = value  # where Lightning looks for what to make another one of
+        vars(self)["dataset"] = value  # Lightning copies a DataLoader from these attributes
 
     @property  # type: ignore[override]  # torch has one of its own
     def sampler(self) -> DistributedSampler:
-        """The sampler, where frameworks look for something whose ``set_epoch`` they can call."""
+        """Sampler of the loader; frameworks call its ``set_epoch``."""
         return self._loader.sampler
 
     @sampler.setter
     def sampler(self, value: object) -> None:
-        """Leave out the one that torch makes, of which nothing is read."""
+        """Ignore the sampler that PyTorch makes."""
 
     @property
     def next_epoch(self) -> int:
-        """Which epoch to resume or begin: see :attr:`.DistributedSampler.next_epoch`."""
+        """Epoch to resume or to begin, as :attr:`.DistributedSampler.next_epoch`."""
         return self._loader.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next pass belongs to, on every rank: see :meth:`.DistributedSampler.set_epoch`."""
+        """Set the epoch of the next iteration, as :meth:`.StatefulLoader.set_epoch`."""
         self._loader.set_epoch(epoch)
 
     @property
     def batches_done(self) -> int:
-        """Number of batches of the epoch that are done before the next pass."""
+        """Number of batches of the epoch that were done before a resume; else 0."""
         return self._loader.batches_done
 
     def __len__(self) -> int:
-        """Return how many batches the epoch has on this rank, those included that were done before a resume."""
+        """Return the number of batches of the whole epoch on this rank."""
         return len(self._loader)
 
     @property
@@ -191,7 +200,7 @@ class WorkerDataLoader(DataLoader[Any]):
         return self._loader.n_var
 
     def plan(self) -> EpochPlan:
-        """Return every rank's rows and batches in this epoch: see :meth:`.StatefulLoader.plan`."""
+        """Return the plan of the next iteration, as :meth:`.StatefulLoader.plan`."""
         return self._loader.plan()
 
     def cells_of(
@@ -201,22 +210,22 @@ class WorkerDataLoader(DataLoader[Any]):
         ranks: int | Sequence[int] | None = None,
         epoch: int | None = None,
     ) -> pd.DataFrame:
-        """Return which cells each rank has read in some steps, or will read: see :meth:`.StatefulLoader.cells_of`."""
+        """Return the cells of some steps, as :meth:`.StatefulLoader.cells_of`."""
         return self._loader.cells_of(steps, columns, ranks, epoch)
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
-        """Check that all ranks have the same configuration: see :meth:`.StatefulLoader.check_ranks_agree`."""
+        """Compare the ranks, as :meth:`.StatefulLoader.check_ranks_agree`."""
         self._loader.check_ranks_agree(timeout=timeout, gather=gather)
 
     def __iter__(self) -> Generator[Any]:  # type: ignore[override]  # torch names its own class
-        """Return the batches of a pass, which begins with the first: what is left of a resumed epoch, or else all.
+        """Return an iterator over the batches of the epoch, or the remaining batches of a resumed epoch.
 
         Raises
         ------
         RuntimeError
-            If spawned workers would run a script without a guard again. While iterating, if another iteration was begun
-            since, as workers that persist can't go back to this one. Or if Hugging Face's ``Trainer`` evaluates, which
-            would count some cells more than others.
+            If the script has no ``__name__`` guard and workers are spawned. If Hugging Face's ``Trainer`` evaluates
+            unless ``remainder="drop"``, since it would count some cells more than others. While iterating, if a newer
+            iterator exists.
         """
         _check_not_evaluated(self.sampler)
         # without workers, the loader itself counts its batches
@@ -225,44 +234,44 @@ class WorkerDataLoader(DataLoader[Any]):
             return
         loader, sampler = self._loader, self._loader.sampler
         _check_guard(self._workers)
-        is_left = True
-        while is_left:  # once more each time that the ranks change
+        has_rest = True
+        while has_rest:  # once more after each reshard()
             loader._check_cells()
             steps = loader._begin_steps()
-            # persistent workers can't learn of a change, and control-C in a terminal ends them
+            # persistent workers keep their copy of the sampler, and Ctrl-C in a terminal ends them
             if self._n_changes not in (None, sampler.n_changes) or _have_died(self._workers):
                 self._workers = self._make_workers()
             self._n_changes = sampler.n_changes
-            begun = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
-            self._part.write(begun.position)
+            current = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
+            self._part.write(current.position)
             self._read = Tally()
-            with loader.opened(begun):
+            with loader.opened(current):
                 for batch in self._workers:
-                    sampler.check_rank(begun)
-                    sampler.check_is_last(begun)
+                    sampler.check_rank(current)
+                    sampler.check_is_last(current)
                     index = loader.rows_in(batch)
                     if index is None:
                         self._read = None
                     elif self._read is not None:
                         self._read.add(index)
-                    steps.count()  # before it is yielded: a consumer who saves a state has this batch
-                    if steps.n_yielded == begun.n_due:
-                        loader.end(begun)
+                    steps.count()  # before the yield: a consumer that saves a state has this batch
+                    if steps.n_yielded == current.n_due:
+                        loader.end(current)
                     yield batch
-                    if sampler.has_cut(begun):
+                    if sampler.has_cut(current):
                         break
-                    sampler.check_is_last(begun)
+                    sampler.check_is_last(current)
                 else:
-                    sampler.end(begun)
-            is_left = sampler.has_left(begun)
+                    sampler.end(current)
+            has_rest = sampler.has_left(current)
 
     def check_epoch_read(
         self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
-        """Check that all ranks together have read in the last pass what was planned.
+        """Check that all ranks together have read the rows of the plan.
 
-        See :meth:`.StatefulLoader.check_epoch_read`, with whose ``return_index=True`` the batches say which rows they
-        are.
+        It is :meth:`.StatefulLoader.check_epoch_read` for rows that workers have read. The loader needs
+        ``return_index=True``, so that batches have their rows.
         """
         reading = partial(self._reading, read=read)
         return checks.epoch_read(self.sampler.agreeing, reading, timeout=timeout, gather=gather)
@@ -273,41 +282,46 @@ class WorkerDataLoader(DataLoader[Any]):
         return self._loader._reading(place, read)
 
     def read_of_last_pass(self) -> tuple[Pass, Read | None]:
-        """Return the pass that was begun last, and the rows of its batches, if they say which these are."""
+        """Return the last pass, and the rows of its batches; None if batches have no rows."""
         last = self._own_pass()
         if last is None:
             return self._loader.read_of_last_pass()
         return last, self._read
 
     def step_done(self) -> None:
-        """Say that the step of the batch that was yielded last is done: see :meth:`.StatefulLoader.step_done`."""
+        """Mark the last step as done, as :meth:`.StatefulLoader.step_done`."""
         self._loader.step_done()
 
     def _own_pass(self) -> Pass | None:
-        """Return the pass that was begun last if its workers read it; None if the loader itself knows how far it is."""
+        """Return the last pass if workers have read it; None if the loader itself has."""
         last = self.sampler.last_pass
         if last is None or not last.is_by_workers:
             return None
         if last is not self._pass:
             raise RuntimeError(
-                "The pass that was begun last is not one of this DataLoader, but of another one around the same "
-                "loader. Give each a loader and a sampler of its own."
+                "The last iteration was not over this DataLoader, but over a different DataLoader of the same loader. "
+                "Give each DataLoader its own loader and sampler."
             )
         return last
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
-        """Return how far the epoch is: see :meth:`.StatefulLoader.state_dict`.
+        """Return the position in the epoch, as :meth:`.StatefulLoader.state_dict`.
 
         Parameters
         ----------
         batches_done
-            Number of batches of this epoch that every rank has done. None takes the number that came out of the
-            workers, or told by :meth:`step_done`.
+            Number of batches of this epoch that every rank has done. None takes the number of batches that the workers
+            have delivered, or that were marked by :meth:`step_done` (default).
+
+        Returns
+        -------
+        dict
+            State for :meth:`load_state_dict`, on any number of ranks and workers.
 
         Raises
         ------
         RuntimeError
-            If the loader has begun another pass since, so that it isn't known which of them the state is to be about.
+            If a different ``DataLoader`` of the same loader was iterated over since.
         """
         last = self._own_pass()
         if batches_done is None and last is not None:
@@ -315,28 +329,28 @@ class WorkerDataLoader(DataLoader[Any]):
         return self._loader.state_dict(batches_done=batches_done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume where a state was saved, on every rank: see :meth:`.DistributedSampler.load_state_dict`."""
+        """Resume from a saved state, as :meth:`.StatefulLoader.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)
 
     def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
-        """Change the rank and the world size within an epoch: see :meth:`.StatefulLoader.reshard`.
+        """Change the rank and the world size within an epoch, as :meth:`.StatefulLoader.reshard`.
 
-        The next batch is read by new workers.
+        New workers read the next batch.
         """
         self.sampler.reshard_at(self.state_dict(batches_done=batches_done), dist_info)
 
 
 def _have_died(workers: DataLoader[Any]) -> bool:
-    """Return True if persistent workers have been started, and one of them has ended."""
-    # torch has no public way to ask; tests/test_workers.py notices if it keeps them elsewhere
+    """Return True if persistent workers were started and one of them has ended."""
+    # a private attribute; tests/test_workers.py fails if PyTorch renames it
     iterator: Any = workers._iterator
     return iterator is not None and not all(worker.is_alive() for worker in iterator._workers)
 
 
 def _check_guard(workers: DataLoader[Any]) -> None:
-    """Raise a RuntimeError if workers are spawned, and the script that they import can't have a guard.
+    """Raise a RuntimeError if workers are spawned and the script that they import has no guard.
 
-    They would run it again: join the job as ranks that are there already, say, and wait in it for ever.
+    They would run the script again: for example, join the job as ranks that exist already, and hang.
     """
     context: Any = workers.multiprocessing_context
     method = get_start_method() if context is None else context.get_start_method()
@@ -345,39 +359,39 @@ def _check_guard(workers: DataLoader[Any]) -> None:
         return
     if "__name__" not in Path(script).read_text(errors="ignore"):
         raise RuntimeError(
-            f'{script} has no guard. Workers that are spawned import the script: without if __name__ == "__main__": '
-            "around what it does, they would run it again. Put it into a function, and call that under the guard."
+            f"{script} has no guard. Spawned workers import the script and would run it again. Put its code into a "
+            'function, and call the function under if __name__ == "__main__".'
         )
 
 
 def _check_not_evaluated(sampler: DistributedSampler) -> None:
-    """Raise a RuntimeError if Hugging Face's ``Trainer`` evaluates on batches that aren't all full.
+    """Raise a RuntimeError if Hugging Face's ``Trainer`` evaluates on batches of different sizes.
 
-    It repeats the loss of each batch as often as a full one has cells, and gathers predictions of equal batches.
+    It weights the loss of each batch as if the batch were full, and gathers predictions of equal batches.
     """
-    # frame 0 is this function, 1 the generator of batches, 2 is who asks for one
+    # frame 0 is this function, 1 the generator of batches, 2 the caller that takes a batch
     caller = sys._getframe(2)
     if (caller.f_globals.get("__name__"), caller.f_code.co_name) != ("transformers.trainer", "evaluation_loop"):
         return
     if sampler.remainder != "drop":
         raise RuntimeError(
-            "Hugging Face's Trainer weighs all batches alike when it evaluates or predicts, the smaller ones of "
-            f"remainder={sampler.remainder!r} too, so that its loss and its predictions would be of other cells. "
-            "Override evaluate, as 'Evaluate' on the page about the Trainer shows, or pass remainder='drop'."
+            "Hugging Face's Trainer needs batches of one size when it evaluates or predicts, and under "
+            f"remainder={sampler.remainder!r} its loss and predictions would be wrong. Pass remainder='drop', or "
+            "override evaluate, as 'Evaluate' on the page about the Trainer shows."
         )
 
 
 def _check_not_skipped() -> None:
-    """Raise a RuntimeError if accelerate's ``skip_first_batches`` calls the function that asks.
+    """Raise a RuntimeError if Accelerate's ``skip_first_batches`` asks for the dataset.
 
-    It would go on with a ``DataLoader`` of its own, which knows nothing of epochs and states.
+    It would make its own ``DataLoader``, without epoch and state.
     """
-    # frame 0 is this function, 1 is the property, 2 is who asks for it
+    # frame 0 is this function, 1 the property, 2 its caller
     caller = sys._getframe(2)
     if (caller.f_globals.get("__name__"), caller.f_code.co_name) != ("accelerate.data_loader", "skip_first_batches"):
         return
     raise RuntimeError(
-        "accelerate's skip_first_batches can't skip batches of what to_dataloader() returns, whose epoch and state it "
-        "would lose. Load the state that was saved with the checkpoint, load_state_dict(state): nothing is read twice "
-        "then. Hugging Face's Trainer doesn't skip with TrainingArguments(ignore_data_skip=True)."
+        "Accelerate's skip_first_batches can't be used with the DataLoader of to_dataloader(), because it would lose "
+        "the epoch and the state. Call load_state_dict(state) with the state of the checkpoint instead. For Hugging "
+        "Face's Trainer, also pass TrainingArguments(ignore_data_skip=True)."
     )
