@@ -100,9 +100,9 @@ def test_a_mask_may_narrow_another_down_and_not_reach_beyond_it(wider: Any, mask
         if asked and not beyond:
             assert list(resolve_mask(own, within=outer).window(N_OBS)) == asked
         elif asked:
-            with pytest.raises(ValueError, match=r"reaches beyond .*, the mask of the wrapped sampler") as raised:
+            with pytest.raises(ValueError, match="the mask of the wrapped sampler") as raised:
                 resolve_mask(own, within=outer)
-            found = re.search(r"rows in \[(\d+), (\d+)\) are not within", str(raised.value))
+            found = re.search(r"also selects \[(\d+), (\d+)\)", str(raised.value))
             assert found
             assert int(found[1]) <= beyond[0] < int(found[2])
 
@@ -117,5 +117,5 @@ def test_all_that_is_open_is_the_other_mask_itself() -> None:
         slice(10, 30),
         slice(30, 60),
     ]
-    with pytest.raises(ValueError, match=re.escape("[10, end) reaches beyond [0, 20), [40, end)")):
+    with pytest.raises(ValueError, match=re.escape("[0, 20), [40, end), got [10, end)")):
         resolve_mask(slice(10, None), within=within)

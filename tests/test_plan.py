@@ -205,12 +205,12 @@ def test_the_grid_is_a_part_of_a_state_and_must_be_the_same_on_all_ranks() -> No
         (
             "drop",
             (99, 10, 10),
-            "has 99 rows, too few for one full batch on every rank: 10 ranks times batch size 10 is 100",
+            "selects 99 rows, too few for one full batch on every rank: 10 ranks times batch size 10 is 100",
         ),
-        ("keep", (3, 4, 2), "has 3 rows, too few for 4 ranks"),
-        ("keep", (3, 4, None), "has 3 rows, too few for 4 ranks"),
-        ("exact", (3, 4, 2), "has 3 rows, too few for 4 ranks"),
-        ("pad", (0, 2, 3), "has 0 rows, and there must be at least one"),
+        ("keep", (3, 4, 2), "selects 3 rows, too few for 4 ranks"),
+        ("keep", (3, 4, None), "selects 3 rows, too few for 4 ranks"),
+        ("exact", (3, 4, 2), "selects 3 rows, too few for 4 ranks"),
+        ("pad", (0, 2, 3), "selects 0 rows, but at least one"),
     ],
 )
 def test_too_few_rows_or_draws_is_an_error_that_counts_them(remainder: Any, sizes: Any, message: str) -> None:
@@ -219,7 +219,7 @@ def test_too_few_rows_or_draws_is_an_error_that_counts_them(remainder: Any, size
         made(Rows((range(n_rows),)), remainder, world_size, batch_size)
     made(Rows((range(n_rows + 1),)), remainder, world_size, batch_size)
     draws: dict[str, Any] = {"sharding": Independent(), "n_draws": n_rows}
-    with pytest.raises(ValueError, match=message.replace("has", "draws").replace("rows", "samples")):
+    with pytest.raises(ValueError, match=message.replace("selects", "takes").replace("rows", "samples")):
         made(Rows((range(500),)), remainder, world_size, batch_size, **draws)
 
 

@@ -460,8 +460,8 @@ GIVEN = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"
         ),
         ({"mask": slice(0, 4)}, ValueError, r"controls must select at least one cell"),
         ({"mask": slice(4, 6)}, ValueError, r"No cells remain for sets"),
-        ({"mask": pd.Series(True, index=OBS.index[::-1])}, ValueError, r"have the names of the collection's cells in"),
-        ({"controls": (OBS["drug"] == "D")[::-1]}, ValueError, r"have the names of the collection's cells in another"),
+        ({"mask": pd.Series(True, index=OBS.index[::-1])}, ValueError, r"obs_names of the collection in"),
+        ({"controls": (OBS["drug"] == "D")[::-1]}, ValueError, r"obs_names of the collection in a different"),
     ],
 )
 def test_arguments_that_make_no_sets_are_refused(arguments: dict[str, Any], error: type, message: str) -> None:
@@ -525,7 +525,7 @@ def test_names_in_another_order_are_refused() -> None:
     obs = pd.DataFrame({"drug": 20 * [*"abcdefghij"]}, index=names)
     for order, expectation in (
         (slice(None), None),
-        (slice(None, None, -1), "have the names of the collection's cells"),
+        (slice(None, None, -1), "obs_names of the collection"),
     ):
         sets = Sets.from_obs(obs[order], by="drug", size=4, chunk=4, seed=0)
         sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets, seed=0)

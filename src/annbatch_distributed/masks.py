@@ -1,9 +1,10 @@
-"""Masks: the rows to be shared out, before the number of rows of the collection is known.
+"""Masks: the rows to read, before the number of rows of the collection is known.
 
-1. ``resolve_mask`` checks what can be checked without the collection, and fills in what a slice leaves open.
+1. ``resolve_mask`` checks a mask as far as possible without the collection, and fills in open ends of slices.
 2. ``Mask.window`` compares it with the number of rows, which is known later.
-3. ``check_names`` compares the index of a pandas Series with the names of the cells. Values are always taken by
-   position, and annbatch shuffles cells when it writes them: names in another order would silently select other cells.
+3. ``check_names`` compares the index of a pandas Series with the ``obs_names``. Values are always taken by position,
+   and annbatch shuffles cells when it writes them, so a Series in a different order would silently select the wrong
+   cells.
 """
 
 from __future__ import annotations
@@ -24,102 +25,103 @@ if TYPE_CHECKING:
 
 
 def check_names(what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]]) -> None:
-    """Raise a ValueError unless the names of values are those of the cells of all data sets, in their order.
+    """Raise a ValueError unless names are equal to the ``obs_names`` of all datasets, in order.
 
-    Names that repeat are compared one by one too. Another number of names is for others to find.
+    Repeated names are compared one by one, too. A different number of names is not checked here.
     """
-    if len(names) == sum(map(len, cells)) and (found := first_difference(names, cells)) is not None:
-        raise ValueError(_difference(what, names, cells, *found))
+    if len(names) == sum(map(len, cells)) and (difference := first_difference(names, cells)) is not None:
+        raise ValueError(_difference(what, names, cells, *difference))
 
 
 def first_difference(names: pd.Index[Any], cells: Sequence[pd.Index[Any]]) -> tuple[int, object, object] | None:
-    """Return the first row where names differ from the datasets' names, and both names; None if none does."""
-    # by dataset, since to join the names of 10^8 cells takes memory and time
+    """Return the first row where names differ from the datasets' names, and both names; None if all are equal."""
+    # by dataset, since joining the names of 10^8 cells takes memory and time
     first = 0
-    for own in cells:
-        given = names[first : first + len(own)]
-        if not given.equals(own):
-            place = int(np.flatnonzero(np.asarray(given, dtype=object) != np.asarray(own, dtype=object))[0])
-            return first + place, given[place], own[place]
-        first += len(own)
+    for expected in cells:
+        part = names[first : first + len(expected)]
+        if not part.equals(expected):
+            place = int(np.flatnonzero(np.asarray(part, dtype=object) != np.asarray(expected, dtype=object))[0])
+            return first + place, part[place], expected[place]
+        first += len(expected)
     return None
 
 
 def _difference(
-    what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]], row: int, given: object, own: object
+    what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]], row: int, name: object, expected: object
 ) -> str:
-    # joined only here, where there is a difference to explain
+    # joined only for the message
     known = cells[0].append(list(cells[1:]))
     foreign = names[~names.isin(known)]
     if len(foreign):
-        problem = f"have {len(foreign):,} names that no cell of the collection has, {foreign[0]!r} first"
+        problem = f"has {len(foreign):,} names that no cell of the collection has, such as {foreign[0]!r}"
     else:
-        problem = "have the names of the collection's cells in another order"
+        problem = "has the obs_names of the collection in a different order"
     if known.has_duplicates or names.has_duplicates:
-        remedy = f"Names repeat, so make {what} of collection.obs() itself"
+        remedy = f"Names repeat, so create {what} from collection.obs() itself"
     else:
-        remedy = f"Take them by name: {what}.reindex(collection.obs().index)"
+        remedy = f"Align it by name: {what}.reindex(collection.obs().index)"
     by_position = f"{what}.reset_index(drop=True)" if what == "obs" else f"{what}.to_numpy()"
     return (
-        f"The values of {what} {problem}: row {row} of the collection is {own!r}, and {what} has {given!r} there. "
-        f"{remedy}; or, if they are right by position, pass {by_position}."
+        f"The index of {what} {problem}: row {row} of the collection is {expected!r}, but row {row} of {what} is "
+        f"{name!r}. {remedy}; or, if its values are correct by position, pass {by_position}."
     )
 
 
 class _Values(Protocol):
-    """A numpy array, a pandas Series, or what else can be turned into an array."""
+    """A NumPy array, a pandas Series, or another object that can be converted to an array."""
 
     def __array__(self) -> npt.NDArray[Any]: ...
 
 
-#: What selects rows: a slice or several, a boolean for each row of the collection, the numbers of rows, or ``Rows``.
+#: Selection of rows: a slice or several, a boolean for each row of the collection, row indices, or ``Rows``.
 type AnyMask = slice | Sequence[slice] | _Values | Rows
 
 #: Stands for the end of any collection.
 _END = BOUND - 2
 _EXPECTED = (
-    "mask must be a slice or a list of slices of rows, a boolean array with a value for each row, an integer array of "
-    "rows, or Rows"
+    "mask must be a slice, a list of slices, a boolean array with a value for each row, an integer array of row "
+    "indices, or Rows"
 )
 
 
 @dataclass(frozen=True)
 class Mask:
-    """The rows that a mask selects, as far as that is known without the collection."""
+    """Rows that a mask selects, as far as they are known without the collection."""
 
     rows: Rows
-    """Ascending; the last range may stop at what stands for the end of the collection."""
+    """Selected rows, ascending; the last range stops at ``_END`` if the mask has an open end."""
     n_obs: int | None = None
-    """Of how many rows it says whether it selects them, if it says it of each."""
+    """Number of values of a boolean mask; None for other masks."""
     is_slices: bool = True
-    """Whether it was given as slices."""
+    """True if the mask was passed as slices."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it goes on to the end of the collection."""
+        """True if the mask extends to the end of the collection."""
         return int(self.rows.stops[-1]) == _END
 
     def window(self, n_obs: int) -> Rows:
-        """Return the rows that it selects of ``n_obs``; a ValueError if it reaches or begins beyond them.
+        """Return the selected rows of a collection of ``n_obs``; a ValueError if the mask extends beyond them.
 
         >>> resolve_mask([slice(0, 2_000), slice(4_000, None)]).window(10_000)
         Rows(0:2000, 4000:10000)
         """
         if self.n_obs not in (None, n_obs):
             raise ValueError(
-                f"The mask has {self.n_obs:,} values, one for each row, and the collection has {n_obs:,} rows. Make it "
-                "of the obs of this collection, or check that every dataset has been added to the loader."
+                f"A boolean mask must have one value for each of the {n_obs:,} rows of the collection, got "
+                f"{self.n_obs:,} values. Create it from the obs of this collection, or check that every dataset has "
+                "been added to the loader."
             )
-        # the rows ascend, so the last range decides
+        # rows ascend, so the last range decides
         if self.rows.starts[-1] >= n_obs or not (self.is_open or self.rows.stops[-1] <= n_obs):
             raise ValueError(
-                f"The mask {self.format()} must lie within the collection's rows [0, {n_obs}). "
-                "Give a mask that fits, or check that every dataset has been added to the loader."
+                f"mask must lie within the rows of the collection, [0, {n_obs}), got {self.format()}. Pass a smaller "
+                "mask, or check that every dataset has been added to the loader."
             )
         return Rows.of_bounds(self.rows.starts, np.minimum(self.rows.stops, n_obs)) if self.is_open else self.rows
 
     def given(self) -> slice | list[slice] | Rows:
-        """Return it as a user may have given it."""
+        """Return the mask in a form that a user may pass."""
         slices = self._slices(len(self.rows.starts)) if self.is_slices else []
         return self.rows if not slices else slices[0] if len(slices) == 1 else slices
 
@@ -128,9 +130,9 @@ class Mask:
         return [slice(start, None if stop == _END else stop) for start, stop in ranges]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is equal for equal rows only: few ranges ``[start, stop]``, or a digest of many.
+        """Return JSON that is equal for equal rows only: a few ranges ``[start, stop]``, or a digest of many.
 
-        The last stop is told apart, as it is open (None) where the mask is.
+        The last stop is kept apart from the digest, since it is None if the mask has an open end.
         """
         starts, stops = self.rows.starts, self.rows.stops
         last = None if self.is_open else int(stops[-1])
@@ -142,38 +144,37 @@ class Mask:
         return {"n_ranges": len(starts), "digest": digest, "stop": last}
 
     def format(self) -> str:
-        """Return what it looks like, in a few words."""
+        """Return a short description."""
         if not self.is_slices:
-            return f"of {len(self.rows):,} rows in [{self.rows.starts[0]}, {self.rows.stops[-1]})"
+            return f"{len(self.rows):,} rows in [{self.rows.starts[0]}, {self.rows.stops[-1]})"
         texts = [_text(part) for part in self._slices(4)]
         return ", ".join([*texts[:3], "..."] if len(texts) > 3 else texts)
 
     def check_within(self, other: Mask) -> None:
-        """Raise a ValueError if it has rows that are not within another mask."""
-        (starts, stops), (own_starts, own_stops) = ((mask.rows.starts, mask.rows.stops) for mask in (self, other))
-        # for each range of this mask, the last range of the other one that begins before it: of 0:3 and 4:8, that is
-        # 4:8 for 5:9, which goes beyond its stop 8
-        which = np.searchsorted(own_starts, starts, side="right") - 1
-        beyond = np.flatnonzero((which < 0) | (stops > own_stops[which]))
+        """Raise a ValueError if it selects rows that another mask doesn't select."""
+        (starts, stops), (other_starts, other_stops) = ((mask.rows.starts, mask.rows.stops) for mask in (self, other))
+        # for each range of this mask, the last range of the other mask that begins before it: if the other mask is 0:3
+        # and 4:8, it is 4:8 for 5:9, which extends beyond the stop 8
+        which = np.searchsorted(other_starts, starts, side="right") - 1
+        beyond = np.flatnonzero((which < 0) | (stops > other_stops[which]))
         if len(beyond):
             at = beyond[0]
-            begins = starts[at] if which[at] < 0 else max(starts[at], own_stops[which[at]])
+            begins = starts[at] if which[at] < 0 else max(starts[at], other_stops[which[at]])
             part = _text(slice(int(begins), None if stops[at] == _END else int(stops[at])))
             raise ValueError(
-                f"The mask {self.format()} reaches beyond {other.format()}, the mask of the wrapped sampler: rows "
-                f"in {part} are not within it. What that one leaves out is held out. Pass a mask that narrows it down, "
-                "or give the wrapped sampler a wider one."
+                f"mask must lie within the mask of the wrapped sampler, {other.format()}, got {self.format()}, which "
+                f"also selects {part}. Pass a mask within it, or give the wrapped sampler a larger mask."
             )
 
 
-#: Largest number of ranges that are listed one by one.
+#: Largest number of ranges that are written one by one.
 _LISTED = 16
-#: Selects all rows of any collection.
+#: Mask that selects all rows of any collection.
 ALL = Mask(Rows((range(_END),)))
 
 
 def open_ended(rows: dict[str, Any], n_obs: int | None) -> dict[str, Any]:
-    """Return the rows of a mask as JSON, with an open end if they end where a collection of ``n_obs`` rows does.
+    """Return the JSON of a mask, with an open end if the mask ends at the end of a collection of ``n_obs`` rows.
 
     >>> open_ended({"ranges": [[0, 10], [50, 100]]}, 100)
     {'ranges': [[0, 10], [50, None]]}
@@ -185,13 +186,13 @@ def open_ended(rows: dict[str, Any], n_obs: int | None) -> dict[str, Any]:
 
 
 def resolve_mask(mask: AnyMask, within: Mask = ALL) -> Mask:
-    """Check a mask, and fill in what its slices leave open.
+    """Check a mask, and fill in the open ends of its slices.
 
-    ``within`` is a resolved mask that it may narrow down and not reach beyond. An open start or stop is that of
-    ``within``, and all that is open selects all of it.
+    ``within`` is a resolved mask that must contain it. An open start or stop takes the start or stop of ``within``, and
+    a slice with two open ends selects all of ``within``.
 
-    A TypeError if it is no mask; a ValueError if it selects no row, rows that no collection has, or a row twice, or if
-    it reaches beyond ``within``.
+    A TypeError if it isn't a mask; a ValueError if it selects no row, a row twice, rows that no collection has, or rows
+    outside of ``within``.
 
     >>> resolve_mask(slice(16_000)).given()
     slice(0, 16000, None)
@@ -211,8 +212,8 @@ def resolve_mask(mask: AnyMask, within: Mask = ALL) -> Mask:
 
 
 def _is_all(part: slice) -> bool:
-    """Whether a slice is open at both ends, as annbatch writes it too."""
-    # 0 == False and 0 == 0.0, which are no bounds of rows
+    """Return True if a slice selects all rows: ``slice(None)``, or ``slice(0, None)`` as annbatch writes it."""
+    # 0 == False and 0 == 0.0, which aren't valid bounds
     defaults = ((part.start, 0), (part.step, 1))
     return part.stop is None and all(
         value is None or (isinstance(value, int | np.integer) and not isinstance(value, bool) and value == default)
@@ -226,14 +227,14 @@ def _resolved(mask: AnyMask, within: Mask) -> Mask:
             return Mask(_of_slices([mask], within))
         case Rows():
             if not len(mask):
-                raise ValueError("mask must select at least one row, got Rows without any.")
-            # ascending ranges can't have a row twice; others are compared row by row
+                raise ValueError("mask must select at least one row, got empty Rows. Leave mask out to use all rows.")
+            # ascending ranges can't repeat a row; other ranges are compared row by row
             is_ascending = bool((mask.starts[1:] >= mask.stops[:-1]).all())
             return Mask(mask if is_ascending else _of_numbers(mask.to_array()), is_slices=False)
         case list() | tuple():
             if not mask:
                 raise ValueError(
-                    "mask must hold at least one slice, got an empty list. Leave mask out to use all rows."
+                    "mask must select at least one row, got an empty list. Leave mask out to use all rows."
                 )
             return Mask(_of_slices(mask, within))
         case _ if hasattr(mask, "__array__"):
@@ -244,23 +245,23 @@ def _resolved(mask: AnyMask, within: Mask) -> Mask:
 
 def _of_slices(slices: Sequence[slice], within: Mask) -> Rows:
     first, last = int(within.rows.starts[0]), int(within.rows.stops[-1])
-    # ascending, so that only neighbours can overlap
+    # sorted, so that only neighbors can overlap
     bounds = sorted(_bounds_of(part, first, last) for part in slices)
     # [(0, 3), (5, 9)] becomes starts 0 5 and stops 3 9
     starts, stops = np.array(bounds, dtype=np.int64).T
     if len(overlap := np.flatnonzero(stops[:-1] > starts[1:])):
         before, after = (_text(slice(*map(int, bounds[overlap[0] + number]))) for number in (0, 1))
         raise ValueError(
-            f"The slices of a mask must not overlap, got {before} and {after}. "
-            "A row in two of them would be read twice in an epoch; join them into one slice."
+            f"The slices of a mask must not overlap, got {before} and {after}. Join them into one slice, so that no "
+            "row is read twice."
         )
     return Rows.of_bounds(starts, stops)
 
 
 def _bounds_of(part: slice, first: int, last: int) -> tuple[int, int]:
     if not isinstance(part, slice):
-        way_out = "numpy.array of booleans" if isinstance(part, bool) else "numpy.array of row numbers"
-        raise TypeError(f"{_EXPECTED}, got a list with {shortened(part)} in it. Pass a {way_out}.")
+        remedy = "numpy.array of booleans" if isinstance(part, bool) else "numpy.array of row indices"
+        raise TypeError(f"{_EXPECTED}, got a list that contains {shortened(part)}. Pass a {remedy}.")
     try:
         start = first if part.start is None else integer("start", part.start)
         stop = last if part.stop is None else integer("stop", part.stop)
@@ -268,24 +269,24 @@ def _bounds_of(part: slice, first: int, last: int) -> tuple[int, int]:
     except TypeError:
         raise TypeError(f"The bounds of a mask must be integers or None, got {part!r}.") from None
     if step != 1:
-        raise ValueError(f"A mask must not have a step, got {part!r}. Select stretches of rows with a list of slices.")
+        raise ValueError(f"A mask must not have a step, got {part!r}. Pass a list of slices, or Rows.")
     if start < 0 or stop < 0:
         raise ValueError(
-            f"The bounds of a mask must be >= 0, got {part!r}. Rows count from the front of the collection."
+            f"The bounds of a mask must be at least 0, got {part!r}. Count from the front of the collection."
         )
     start, stop = min(start, _END), min(stop, _END)
     if start >= stop:
-        raise ValueError(f"A mask must begin before it ends (start < stop), got {part!r}, which holds no rows.")
+        raise ValueError(f"A mask must select at least one row (start < stop), got {part!r}.")
     return start, stop
 
 
 def _of_values(mask: _Values) -> Mask:
-    """The mask of a boolean for each row, or of the numbers of rows."""
+    """Return the mask of a boolean array, or of row indices."""
     values = _array(mask)
     if values.ndim != 1:
         raise ValueError(f"A mask must have one dimension, got an array of shape {values.shape}.")
     if values.dtype.kind == "b":
-        names_of("mask", mask)  # raises if its index numbers the rows in another order
+        names_of("mask", mask)  # raises if its index numbers the rows in a different order
         rows = Rows.where(values)
         if not len(rows):
             raise ValueError(f"mask must select at least one row, got {len(values):,} values that are all False.")
@@ -293,52 +294,53 @@ def _of_values(mask: _Values) -> Mask:
     if values.dtype.kind not in "iu":
         has_nan = values.dtype.kind == "f" and bool(np.isnan(values).any())
         raise TypeError(
-            f"{_EXPECTED}, got {shortened(mask)}, which has values of {values.dtype}"
-            f"{', NaN among them' if has_nan else ''}. Compare them, as obs['split'] == 'train' does, or convert whole "
-            "numbers of rows with astype(int)."
+            f"{_EXPECTED}, got {shortened(mask)} with dtype {values.dtype}{' and NaN' if has_nan else ''}. Compare its "
+            "values, as in obs['split'] == 'train', or convert whole numbers with astype(int)."
         )
     return Mask(_of_numbers(values), is_slices=False)
 
 
 def _array(mask: _Values) -> npt.NDArray[Any]:
-    """The values of a mask; a ValueError if some are missing."""
+    """Return the values of a mask; a ValueError if some are missing."""
     values = cast("Any", mask)
     dtype = getattr(values, "dtype", None)
     missing: Any = 0
-    # a missing value is neither True nor False, and numpy would take what is beneath it
+    # a missing value is neither True nor False, and NumPy would ignore that it is masked
     if isinstance(mask, np.ma.MaskedArray):
         missing = np.ma.count_masked(mask)
-    elif not isinstance(dtype, np.dtype) and str(dtype).startswith("bool"):  # pandas' own, with a third value
+    elif not isinstance(dtype, np.dtype) and str(dtype).startswith("bool"):  # pandas' own dtype, with missing values
         missing = values.isna().sum()
         values = values.fillna(False).astype(bool)
     if missing:
         raise ValueError(
-            f"A mask must be True or False for each row, got {missing} missing values among {len(values)}. Say what "
-            "they mean with fillna(False) or fillna(True)."
+            f"A mask must be True or False for each row, but {missing} of {len(values)} values are missing. Replace "
+            "them with fillna(False) or fillna(True)."
         )
     return np.asarray(values)
 
 
 def _of_numbers(numbers: IntArray) -> Rows:
-    """Ascending rows of numbers in any order, each of them once."""
+    """Return row indices in any order as ascending rows; a ValueError if one repeats."""
     if not len(numbers):
-        raise ValueError("mask must select at least one row, got an array of none.")
-    # sorted, and each once: a row that repeats shows in the length
+        raise ValueError("mask must select at least one row, got an empty array. Leave mask out to use all rows.")
+    # np.unique sorts and removes duplicates: 5 2 5 becomes 2 5, which is shorter
     ascending = np.unique(numbers)
     lowest, highest = int(ascending[0]), int(ascending[-1])
     if lowest < 0:
-        raise ValueError(f"The rows of a mask count from 0, the front of the collection, got {lowest}.")
+        raise ValueError(
+            f"The rows of a mask must be at least 0, got {lowest}. Count from the front of the collection."
+        )
     if highest >= BOUND - 1:
         raise ValueError(f"The rows of a mask must be below 2**63 - 1, got {highest}.")
     if len(ascending) < len(numbers):
-        way_out = (
-            "If they are flags, one for each row, pass them as booleans: values == 1."
+        remedy = (
+            "If they are flags, one for each row, pass booleans: values == 1."
             if highest <= 1
-            else "A row would be read twice in an epoch; pass each of them once."
+            else "Pass each row once, for example with numpy.unique."
         )
         raise ValueError(
-            f"The rows of a mask must be different ones, got {len(numbers)} of which {len(numbers) - len(ascending)} "
-            f"come again. {way_out}"
+            f"A mask must not repeat rows: {len(numbers) - len(ascending)} of the {len(numbers)} are duplicates. "
+            f"{remedy}"
         )
     return Rows.of(ascending)
 

@@ -204,7 +204,7 @@ class EpochPlan:
                 "one. Use fewer ranks, or remainder='pad', which has full batches on all of them."
             )
         elif n_rows < 1:
-            raise ValueError(f"{what}, and there must be at least one.")
+            raise ValueError(f"{what}, but at least one is needed. Pass a larger mask, or check loader.n_obs.")
 
     @property
     def _n_shared(self) -> int:

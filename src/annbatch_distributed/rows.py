@@ -1,10 +1,11 @@
-"""Rows: global rows in some order, as two arrays of where ranges start and stop.
+"""Rows: row indices in some order, stored as the starts and stops of ranges.
 
-A window, a shard, the rows lost in an epoch: all are rows in some order. Position ``p`` of ``Rows`` (a *local* row) is
-its ``p``-th row (a *global* row). Every operation costs in the number of ranges, never in the rows.
+The selected rows, a shard and the rows dropped in an epoch are all ``Rows``. Local row ``p`` is the ``p``-th of them,
+which is a global row of the collection. The cost of an operation depends on the number of ranges, not of rows, unless
+it returns an array of rows.
 
-Integers from users are checked here too: Python and numpy accept a bool as an integer, truncate a float, and wrap a
-large unsigned number to a negative one. As rows, those would silently be different rows.
+Integers from users are also checked here. Python and NumPy accept a bool as an integer, truncate floats, and wrap large
+unsigned integers to negative ones. As row indices, these would silently be different rows.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ type IntArray = npt.NDArray[np.integer[Any]]
 type Int64Array = npt.NDArray[np.int64]
 
 
-#: Rows are counted in words of 64 bits, one of them for the sign.
+#: First integer that doesn't fit into 64 bits with a sign.
 BOUND = 2**63
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number of things in words: ``1 row``, ``10,906 rows``, ``2 batches``."""
+    """Format a number with a noun: ``1 row``, ``10,906 rows``, ``2 batches``."""
     plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
-    """Return an integer of any type as Python's; a bool is none. ``name`` is what a message calls it.
+    """Return an integer of any type as Python's. ``name`` is its name in messages.
 
-    A TypeError if it is no integer; a ValueError if it is below ``least``, or not ``below``.
+    A TypeError if it isn't an integer, or is a bool; a ValueError if it isn't within ``[least, below)``.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}.")
     number = int(value)
     if (least is not None and number < least) or (below is not None and number >= below):
-        # an integer of thousands of digits has no text in Python
+        # Python refuses to format an integer of thousands of digits
         got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"
         raise ValueError(f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}.")
     return number
 
 
 def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:
-    """Return integers in an array, a list, a range or a pandas Series as an array of 64 bits of the same shape.
+    """Return integers in an array, a list, a range or a pandas Series as an int64 array of the same shape.
 
-    ``name`` is the beginning of messages. A TypeError if they are not integers (an empty array may be of any type), a
-    ValueError if 64 bits don't hold them, an IndexError if they are not all within ``[0, below)``.
+    ``name`` is the beginning of messages. A TypeError if they aren't integers (an empty array may have any dtype), a
+    ValueError if int64 can't hold them, an IndexError if they aren't all within ``[0, below)``.
     """
     if not (isinstance(values, list | tuple | range) or hasattr(values, "__array__")):
         raise TypeError(_no_array(name, values))
@@ -66,11 +67,9 @@ def integers(name: str, values: object, *, below: int | None = None) -> Int64Arr
     if not array.size:
         return array.astype(np.int64)
     if array.dtype.kind == "b":
-        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, see Rows.where(mask).")
+        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, use Rows.where(mask).")
     if array.dtype.kind not in "iu":
-        raise TypeError(
-            f"{name} must be integers, got {array.dtype}. If they are whole numbers, convert them with astype(int)."
-        )
+        raise TypeError(f"{name} must be integers, got {array.dtype}. Convert whole numbers with astype(int).")
     if below is not None and not 0 <= int(array.min()) <= int(array.max()) < below:
         raise IndexError(f"{name} must be in [0, {below}), got {array.min()} to {array.max()}.")
     if array.dtype == np.uint64 and int(array.max()) >= BOUND:
@@ -82,41 +81,49 @@ def _no_array(name: str, values: object) -> str:
     return f"{name} must be integers in a list or an array, got {shortened(values)} of type {type(values).__name__}."
 
 
-#: How many ranges a text shows, and how many rows are worked out at once.
+#: Number of ranges that are formatted, and number of rows that are computed at a time.
 _SHOWN, _AT_ONCE = 8, 1 << 20
 
 
 class Rows:
-    """Global rows in the order of their local positions.
+    """Row indices of a collection in some order, stored as ranges.
+
+    Local row ``p`` is the ``p``-th of them, and is a global row of the collection.
 
     Parameters
     ----------
     ranges
-        Half-open ranges of global rows with step 1, in order. Rows may go down from one range to the next, and a row
-        may be in several of them. Ranges that continue each other are joined, empty ones left out.
+        Half-open ranges of global rows with step 1, in any order. A row may be in several ranges. Ranges that continue
+        each other are joined, and empty ranges are removed.
 
     Raises
     ------
     TypeError
-        If they are something else.
+        If ``ranges`` is not a tuple or list of ranges.
     ValueError
-        If a range has another step, or holds what is no number of a row: one below 0, or ``2**63 - 1`` and more.
+        If a range has a step other than 1, or a row is not within ``[0, 2**63 - 1)``.
+
+    See Also
+    --------
+    Rows.of : Create rows from an array of row indices.
+    Rows.where : Create rows from a boolean array.
 
     Examples
     --------
-    >>> window = Rows((range(0, 3), range(10, 14)))
-    >>> len(window), list(window)
+    >>> from annbatch_distributed import Rows
+    >>> rows = Rows((range(0, 3), range(10, 14)))
+    >>> len(rows), list(rows)
     (7, [0, 1, 2, 10, 11, 12, 13])
-    >>> window.cyclic(5, 4)
+    >>> rows.cyclic(5, 4)
     Rows(12:14, 0:2)
-    >>> window.starts, window.stops
+    >>> rows.starts, rows.stops
     (array([ 0, 10]), array([ 3, 14]))
     """
 
     starts: Int64Array
-    """Where each range starts."""
+    """Start of each range, of shape ``(n_ranges,)``."""
     stops: Int64Array
-    """Where each range stops."""
+    """Stop of each range, of shape ``(n_ranges,)``."""
 
     def __init__(self, ranges: tuple[range, ...] | list[range] = ()) -> None:
         ranges = _checked_ranges(ranges)
@@ -124,19 +131,20 @@ class Rows:
         self._set(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
 
     def _set(self, starts: Int64Array, stops: Int64Array) -> None:
-        # leave out empty ranges, and join those that continue each other: 0:3, 3:5, 9:9 is 0:5
-        some = starts < stops
-        if not some.all():
-            starts, stops = starts[some], stops[some]
-        apart = starts[1:] != stops[:-1]
-        if not apart.all():
-            starts, stops = starts[np.append(True, apart)], stops[np.append(apart, True)]
+        # remove empty ranges, and join ranges that continue each other: 0:3, 3:5, 9:9 is 0:5
+        is_filled = starts < stops
+        if not is_filled.all():
+            starts, stops = starts[is_filled], stops[is_filled]
+        # between 0:3, 3:5, 7:8: False and True, so ranges start at 0 and 7, and stop at 5 and 8
+        is_gap = starts[1:] != stops[:-1]
+        if not is_gap.all():
+            starts, stops = starts[np.append(True, is_gap)], stops[np.append(is_gap, True)]
         self.starts, self.stops = starts.view(), stops.view()
         self.starts.flags.writeable = self.stops.flags.writeable = False
 
     @classmethod
     def of_bounds(cls, starts: Int64Array, stops: Int64Array) -> Self:
-        """Return the rows of half-open ranges, in order; the bounds are known to be rows, and stay as they are.
+        """Return the rows of half-open ranges, in order. The bounds aren't checked, and the arrays aren't copied.
 
         >>> Rows.of_bounds(np.array([4, 7, 9, 3]), np.array([7, 8, 9, 5]))
         Rows(4:8, 3:5)
@@ -147,19 +155,28 @@ class Rows:
 
     @classmethod
     def of(cls, rows: npt.ArrayLike | range) -> Self:
-        """Return any rows, one by one, as ranges wherever they follow each other.
+        """Create rows from row indices.
 
         Parameters
         ----------
         rows
-            Integers of at least 0, in order. For a boolean array, see :meth:`where`.
+            Integers within ``[0, 2**63 - 1)``, in order, of shape ``(n_rows,)``.
+
+        Returns
+        -------
+        Rows
+            The same rows; consecutive ones are stored as a range.
 
         Raises
         ------
         TypeError
-            If they are not integers.
+            If ``rows`` are not integers.
         ValueError
-            If one is no number of a row, or they have more than one dimension.
+            If a row is out of bounds, or ``rows`` has more than one dimension.
+
+        See Also
+        --------
+        where : Create rows from a boolean array.
 
         Examples
         --------
@@ -170,40 +187,48 @@ class Rows:
         if listed.ndim != 1:
             raise ValueError(f"Rows must have one dimension, got shape {listed.shape}. Flatten them with reshape(-1).")
         if listed.size and listed.min() < 0:
-            raise ValueError(f"Rows count from 0, the front of the collection, got {listed.min()}.")
-        if listed.size and listed.max() >= BOUND - 1:  # behind it there must be room for a stop
+            raise ValueError(f"Rows must be at least 0, got {listed.min()}. Count from the front of the collection.")
+        if listed.size and listed.max() >= BOUND - 1:  # the stop after it must fit as well
             raise ValueError(f"Rows must be below 2**63 - 1, got {listed.max()}.")
         return cls.of_bounds(*runs(listed))
 
     @classmethod
     def where(cls, flags: npt.ArrayLike) -> Self:
-        """Return the rows whose flag is set, in ascending order.
+        """Create rows from a boolean array.
 
         Parameters
         ----------
         flags
-            A boolean array of one dimension with a value for each row of the collection. 10^8 of them take 24 bytes for
-            each range of rows: 220 MB where one in ten is left out at random.
+            Boolean array of shape ``(n_obs,)``.
+
+        Returns
+        -------
+        Rows
+            The rows for which ``flags`` is True, in ascending order. They take 24 bytes per range: 220 MB for 10^8
+            rows of which a random 90% are True.
 
         Raises
         ------
         TypeError
-            If it is no such array, or a Series with names, which rows don't have: a mask can be such a Series itself.
+            If ``flags`` is not a boolean array of one dimension, or is a Series with named rows. Pass such a Series
+            directly as a mask.
 
         Examples
         --------
         >>> Rows.where(np.array([False, True, True, False, True]))
         Rows(1:3, 4:5)
         """
-        given = flags
-        flags = np.asarray(given)
+        values, flags = flags, np.asarray(flags)
         if flags.dtype != np.bool_ or flags.ndim != 1:
-            raise TypeError(f"Rows.where takes a boolean array of one dimension, got {shortened(given)}.")
-        if (names := names_of("flags", given)) is not None:
             raise TypeError(
-                "Rows have no names that could be compared with those of a collection's cells, got a Series with the "
-                f"index {shortened(list(names[:3]))}. Pass the Series itself as mask; or, if it is right by position, "
-                "flags.to_numpy()."
+                f"flags must be a boolean array of one dimension, got {shortened(values)}. For row indices, use "
+                "Rows.of."
+            )
+        if (names := names_of("flags", values)) is not None:
+            raise TypeError(
+                f"flags must not have names, got a Series with the index {shortened(list(names[:3]))}, which can't be "
+                "compared with the obs_names of a collection here. Pass the Series itself as mask; or, if it is "
+                "correct by position, flags.to_numpy()."
             )
         # 0 1 1 0 1 changes at 1, 3, 4 and 5: starts 1, 4 and stops 3, 5
         edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
@@ -211,7 +236,7 @@ class Rows:
 
     @cached_property
     def _ends(self) -> Int64Array:
-        """The local row at which each range stops."""
+        """Local row at which each range stops: ranges 0:3 and 10:14 stop at 3 and 7."""
         return np.cumsum(self.stops - self.starts)
 
     def __len__(self) -> int:
@@ -222,7 +247,7 @@ class Rows:
 
     def __add__(self, other: Rows) -> Rows:
         if not isinstance(other, Rows):
-            raise TypeError(f"Only Rows can be put behind Rows, got {other!r}. Make Rows of row numbers with Rows.of.")
+            raise TypeError(f"Only Rows can be added to Rows, got {other!r}. Convert row indices with Rows.of.")
         return Rows.of_bounds(np.append(self.starts, other.starts), np.append(self.stops, other.stops))
 
     def __eq__(self, other: object) -> bool:
@@ -249,7 +274,7 @@ class Rows:
         return self.format(_SHOWN)
 
     def format(self, most: int) -> str:
-        """Return the rows as a text: at most so many ranges, or how many rows there are between which."""
+        """Format up to ``most`` ranges, or else the number of rows and their span."""
         if len(self.starts) > most:
             return f"{len(self)} of {self.starts.min()}:{self.stops.max()}"
         ranges = zip(self.starts.tolist(), self.stops.tolist(), strict=True)
@@ -257,69 +282,90 @@ class Rows:
 
     @property
     def is_stretch(self) -> bool:
-        """Whether these are consecutive rows, or none."""
+        """True if these are consecutive rows, or none."""
         return len(self.starts) < 2
 
     def to_array(self) -> Int64Array:
-        """Return the global rows as an array, in order; it takes memory for each of them."""
+        """Return the global rows as an array.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 array of shape ``(len(self),)``, in order; 8 bytes per row.
+
+        Examples
+        --------
+        >>> Rows((range(10, 13), range(0, 2))).to_array()
+        array([10, 11, 12,  0,  1])
+        """
         return np.concatenate([np.arange(0), *self.arrays()])
 
     def arrays(self) -> Iterator[Int64Array]:
-        """Return the global rows in arrays of a bounded length, in order."""
+        """Yield the global rows in arrays of a bounded length, in order."""
         for start in range(0, len(self), _AT_ONCE):
             part = self.cut(start, min(start + _AT_ONCE, len(self)))
             yield expand(part.starts, part.stops)
 
     def mixed_sum(self) -> int:
-        """Return the :func:`mixed_sum` of these rows, which takes 10 to 15 ns for each."""
+        """Return the :func:`mixed_sum` of these rows, in 10 to 15 ns per row."""
         return sum(map(mixed_sum, self.arrays())) % 2**64
 
     def take[Value: np.generic](self, values: npt.NDArray[Value]) -> npt.NDArray[Value]:
-        """Return the values that an array with one for each row of the collection has for these rows, in order."""
+        """Return the values of these rows, in order, from an array with a value for each row of the collection."""
         if len(self.starts) == 1:
             return values[self.starts[0] : self.stops[0]]  # not copied
         return np.concatenate([values[:0], *(values[rows] for rows in self.arrays())])
 
     def cut(self, start: int, stop: int) -> Rows:
-        """Return the rows at positions ``[start, stop)``, which are within ``[0, len(self)]``."""
+        """Return the local rows ``[start, stop)``, which are within ``[0, len(self)]``."""
         if start >= stop:
             return Rows()
         # ranges 0:3 and 10:14 end at local 3 and 7: local 2:5 lies in ranges 0 and 1
         first, last = np.searchsorted(self._ends, [start, stop - 1], side="right").tolist()
         starts, stops = self.starts[first : last + 1].copy(), self.stops[first : last + 1].copy()
-        # from the ends, while those are the own ones of the range
+        # local 2:5 leaves out 2 rows of the first range, which starts at 3 - (3 - 2) = 2, and 2 of the last one, which
+        # stops at 14 - (7 - 5) = 12. The start goes first, since both may be the same range
         starts[0] = stops[0] - (int(self._ends[first]) - start)
         stops[-1] -= int(self._ends[last]) - stop
         return Rows.of_bounds(starts, stops)
 
     def cyclic(self, start: int, length: int) -> Rows:
-        """Return a stretch of these rows, which goes on at the front whenever it reaches the end.
+        """Return consecutive local rows, continuing at the front after the end.
 
         Parameters
         ----------
         start
-            The local row to begin with, modulo the number of rows.
+            First local row, modulo the number of rows.
         length
-            How many rows to take; more than there are means that rows come again.
+            Number of rows to return. Rows repeat if it is larger than ``len(self)``.
+
+        Returns
+        -------
+        Rows
+            ``length`` rows.
 
         Raises
         ------
         TypeError
-            If either is no integer.
+            If an argument is not an integer.
         ValueError
-            If ``length`` is negative, or there are no rows to take.
+            If ``length`` is negative, or positive although these rows are empty.
+
+        Examples
+        --------
+        >>> Rows((range(0, 3), range(10, 14))).cyclic(5, 4)
+        Rows(12:14, 0:2)
         """
         start, length = integer("start", start), integer("length", length, least=0)
         if not length:
             return Rows()
         if not len(self):
-            raise ValueError(
-                f"No rows can be taken where there are none, got a length of {length}. Look at len(rows) before."
-            )
+            raise ValueError(f"length must be 0 because these Rows are empty, got {length}. Check len(rows) first.")
         start %= len(self)
         if start + length <= len(self):
             return self.cut(start, start + length)
-        # the end of the rows, all of them some times over, and a part from the front
+        # the end of the rows, all rows a number of times, and a part from the front: of 7 rows, 20 from local 5 are
+        # 5:7, twice 0:7, and 0:4
         times, left = divmod(length - (len(self) - start), len(self))
         parts = [self.cut(start, len(self)), *[self] * times, self.cut(0, left)]
         return Rows.of_bounds(
@@ -327,37 +373,66 @@ class Rows:
         )
 
     def within(self, start: int, stop: int) -> Rows:
-        """Return the rows that lie in the half-open range ``[start, stop)`` of global rows, in order.
+        """Return the rows that are in a half-open range of global rows.
 
+        Parameters
+        ----------
+        start
+            First global row of the range.
+        stop
+            End of the range, exclusive.
+
+        Returns
+        -------
+        Rows
+            These rows within ``[start, stop)``, in the same order.
+
+        Examples
+        --------
         >>> Rows((range(0, 3), range(10, 14))).within(2, 12)
         Rows(2:3, 10:12)
         """
         return Rows.of_bounds(np.maximum(self.starts, start), np.minimum(self.stops, stop))
 
     def to_global(self, local: IntArray) -> Int64Array:
-        """Return the global rows of an array of local rows, each within ``[0, len(self))``.
+        """Convert local rows to global rows.
+
+        Parameters
+        ----------
+        local
+            Integer array of local rows within ``[0, len(self))``, of any shape.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 array of global rows, of the same shape.
 
         Raises
         ------
         TypeError
-            If they are not integers.
+            If the local rows are not integers.
         IndexError
-            If one is not among those.
+            If a local row is out of bounds.
+
+        Examples
+        --------
+        >>> Rows((range(0, 3), range(10, 14))).to_global([0, 3, 6])
+        array([ 0, 10, 13])
         """
         return self._to_global(integers("Local rows", local, below=len(self)))
 
     def _to_global(self, positions: Int64Array) -> Int64Array:
-        # the first one is all of them where rows are consecutive, which takes less time to see
+        # the index of each position's range, without a search if there is only one range
         which = 0 if len(self.starts) == 1 else np.searchsorted(self._ends, positions, side="right")
         # range 10:14 ends at local 7, so local 5 is global 5 + (14 - 7) = 12
         rows: Int64Array = positions + (self.stops[which] - self._ends[which])
         return rows
 
     def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return the global rows of half-open slices of local rows within ``[0, len(self))``, in order.
+        """Convert half-open slices of local rows to slices of global rows, in order.
 
-        They are the starts and stops of slices of global rows, and for each of these the index of the given slice that
-        it is of: a slice is cut where its rows don't follow each other, and left out if it is empty.
+        Returns the starts and stops of the global slices, and the index of the local slice of each. A local slice
+        becomes several global ones if its global rows aren't consecutive, and none if it is empty.
 
         >>> rows = Rows((range(0, 3), range(10, 14)))
         >>> [
@@ -366,14 +441,14 @@ class Rows:
         ... ]
         [[11, 1, 10], [13, 3, 12], [0, 1, 1]]
         """
-        given = np.flatnonzero(starts < stops)
-        starts, stops = starts[given], stops[given]
-        if len(given) and (starts.min() < 0 or stops.max() > len(self)):
+        filled = np.flatnonzero(starts < stops)
+        starts, stops = starts[filled], stops[filled]
+        if len(filled) and (starts.min() < 0 or stops.max() > len(self)):
             raise IndexError(
-                f"Slices of local rows must be within [0, {len(self)}), got some from [{starts.min()}, {stops.max()})."
+                f"Slices of local rows must be within [0, {len(self)}), got slices of [{starts.min()}, {stops.max()})."
             )
         if len(self.starts) == 1:
-            return starts + self.starts[0], stops + self.starts[0], given
+            return starts + self.starts[0], stops + self.starts[0], filled
         # the first and the last range that each slice touches: (slices,)
         first, last = np.searchsorted(self._ends, [starts, stops - 1], side="right")
         # a piece for each range that a slice touches: (pieces,). In the example, local 1:5 touches ranges 0 and 1,
@@ -383,7 +458,7 @@ class Rows:
         shifts = self.stops[ranges] - ends
         starts = np.maximum(starts[which] + shifts, self.starts[ranges])
         stops = np.minimum(stops[which], ends) + shifts
-        return starts, stops, given[which]
+        return starts, stops, filled[which]
 
 
 def expand(starts: Int64Array, stops: Int64Array) -> Int64Array:
@@ -395,7 +470,7 @@ def expand(starts: Int64Array, stops: Int64Array) -> Int64Array:
     lengths = stops - starts
     # ranges 4:7 and 0:2 begin at places 0 and 3, so their integers are the places 0 1 2 3 4 plus 4 4 4 -3 -3
     values: Int64Array = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    values += np.arange(len(values))  # in place, as there may be very many
+    values += np.arange(len(values))  # in place, to save memory
     return values
 
 
@@ -406,15 +481,15 @@ def runs(numbers: IntArray) -> tuple[Int64Array, Int64Array]:
     [[4, 0, 9], [7, 2, 10]]
     """
     wide: Int64Array = numbers.astype(np.int64, copy=False)
-    # places 0, 3, 5 have another number than the one before plus 1; 3, 2 and 1 numbers lie between
+    # 4 5 6 0 1 9: places 0, 3, 5 don't continue the number before; the runs have 3, 2 and 1 numbers
     first = np.flatnonzero(np.diff(wide, prepend=wide[:1] - 2) != 1)
     return wide[first], wide[first] + np.diff(first, append=len(wide))
 
 
 def mixed_sum(rows: IntArray) -> int:
-    """Return the sum of rows modulo 2**64, each mixed by splitmix64, so that other rows have another sum.
+    """Return a checksum of rows: the sum, modulo 2**64, of the rows mixed by splitmix64.
 
-    It depends neither on the order of the rows nor on how they are cut into arrays whose sums are added.
+    It doesn't depend on the order of the rows, and the sums of several arrays add up to the sum of all their rows.
     """
     # constants and shifts of splitmix64 (Steele, Lea and Flood, 2014)
     mixed: npt.NDArray[np.uint64] = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -426,49 +501,51 @@ def mixed_sum(rows: IntArray) -> int:
 def _checked_ranges(ranges: object) -> list[range]:
     if not isinstance(ranges, tuple | list) or not all(isinstance(part, range) for part in ranges):
         raise TypeError(
-            f"Rows takes a tuple of ranges, such as Rows((range(5),)), got {shortened(ranges)}. Make Rows of row "
-            "numbers with Rows.of."
+            f"ranges must be a tuple of ranges, got {shortened(ranges)}. Pass Rows((range(5),)), for example, or "
+            "convert row indices with Rows.of."
         )
     for part in ranges:
         if part.step != 1:
-            raise ValueError(f"Rows are ranges with step 1, got {part}. Make Rows of other rows with Rows.of({part}).")
+            raise ValueError(f"The ranges of Rows must have step 1, got {part}. Pass Rows.of({part}).")
         if part and (part.start < 0 or part.stop >= BOUND):
-            raise ValueError(f"Rows count from 0, and are below 2**63 - 1, got {part}.")
+            raise ValueError(f"Rows must be at least 0 and below 2**63 - 1, got {part}.")
     return [part for part in ranges if part]
 
 
 def cut_at_multiples(rows: Rows, size: int) -> tuple[Int64Array, Int64Array]:
-    """Return the starts and stops of rows whose ranges are cut at the multiples of a size.
+    """Return the starts and stops of ranges that are cut at the multiples of a size.
 
     >>> cut_at_multiples(Rows((range(5, 13), range(20, 22))), 4)
     (array([ 5,  8, 12, 20]), array([ 8, 12, 13, 22]))
     """
+    # 5:13 and 20:22 in blocks of 4 touch blocks 1:4 and 5:6, which start at 4 8 12 and 20
     first, stop = rows.starts // size, (rows.stops - 1) // size + 1
-    # multiples below each part: 5:13 and 20:22 have parts from 4, 8, 12 and 20 on, and keep their own ends
     starts = expand(first, stop)
-    starts *= size  # in place, as there may be very many
+    starts *= size  # in place, to save memory
     stops = starts + size
+    # the first part of each range keeps the start of the range, and the last part its stop: starts 5 8 12 20
     ends = np.cumsum(stop - first)
     starts[ends - (stop - first)], stops[ends - 1] = rows.starts, rows.stops
     return starts, stops
 
 
 def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:
-    """Return rows with whole chunks first, which begin at multiples of a size, and the ragged ends of ranges after.
+    """Reorder rows: whole chunks first, which begin at multiples of a size, then the ragged ends of ranges.
 
-    A store is written in chunks, and a read that begins within one decodes one more. Local rows ``[k * size, (k + 1) *
-    size)`` begin at a multiple of it then, but for the last few. ``after`` is how many local rows come before these; if
-    they are no multiple of the size, some of the ragged ones come first.
+    zarr stores rows in chunks, and a read that begins within a chunk decodes one chunk more. After the reordering,
+    local rows ``[k * size, (k + 1) * size)`` begin at a multiple of ``size``, except the last few. ``after`` is the
+    number of local rows before these rows; if it isn't a multiple of ``size``, some ragged rows come first.
 
     >>> whole_chunks_first(Rows((range(5, 30), range(41, 44))), 8)
     Rows(8:24, 5:8, 24:30, 41:44)
     >>> whole_chunks_first(Rows((range(5, 30),)), 8, after=6)
     Rows(5:7, 8:24, 7:8, 24:30)
     """
-    # of 5:30 in chunks of 8, whole ones are 8:24; of 41:44 none are, and all of it is ragged: 44:44
+    # 5:30 in chunks of 8 has the whole chunks 8:24; 41:44 has none, written as 44:44, so all of it is ragged
     first, last = -(-rows.starts // size) * size, rows.stops // size * size
     first, last = np.where(first < last, [first, last], [rows.stops, rows.stops])
-    # (2, ranges, 2): starts and stops of the part before and of the part after the whole chunks of each range
+    # (2, ranges, 2) flattened to (2, 2 * ranges): starts and stops of the ragged parts before and after the whole
+    # chunks of each range: starts 5 24 41 44, stops 8 30 44 44
     ragged_bounds = np.stack([[rows.starts, last], [first, rows.stops]]).transpose(0, 2, 1).reshape(2, -1)
     whole, ragged = Rows.of_bounds(first, last), Rows.of_bounds(*ragged_bounds)
     n_before = -after % size if len(whole) else 0
@@ -478,23 +555,24 @@ def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:
 
 
 def names_of(what: str, values: object) -> pd.Index[Any] | None:
-    """Return the names of values that were given for each cell; None if they are by position, as arrays are.
+    """Return the index of a Series with a value for each cell; None for values by position, such as arrays.
 
-    A Series with the index 0, 1, 2, ... (also of each data set) is by position. ``what`` is what a message calls it. A
-    ValueError if its index numbers rows in another order.
+    A Series with the index 0, 1, 2, ... (in total or in each dataset) is by position. ``what`` is the name in messages.
+    A ValueError if an index of integers has a different order.
     """
     if not all(hasattr(values, name) for name in ("index", "dtype", "to_numpy")):
         return None
     names: pd.Index[Any] = values.index  # type: ignore[attr-defined]  # a Series
     if names.dtype.kind not in "iuf":
         return names
+    # each number must continue the one before, or be the 0 of the next dataset: of 0 1 2 0 1 3, place 5 is wrong
     numbers = np.asarray(names)
     wrong = np.flatnonzero((numbers != np.append(-1, numbers[:-1]) + 1) & (numbers != 0))
     if len(wrong):
         place = int(wrong[0])
         raise ValueError(
-            f"A Series as {what} must have the rows of the collection in their order, and its index, which is compared "
-            f"with 0, 1, 2, ... (in each data set), has {numbers[place]} at place {place}. Don't filter, sort or "
-            "shuffle it. If the index means something else, pass its values with to_numpy()."
+            f"The index of a Series passed as {what} must be 0, 1, 2, ... (in each dataset), got {numbers[place]} at "
+            f"position {place}. Don't filter, sort or shuffle it. If its index has a different meaning, pass the "
+            "values with to_numpy()."
         )
     return None
