@@ -72,7 +72,7 @@ def test_a_mask_with_the_names_of_the_cells_in_another_order_raises_on_every_ran
 ) -> None:
     obs = shuffled.obs()
     given = loader(in_order_of_files(obs), rank).use_collection(shuffled)
-    first = f"row 0 of the collection is '{obs.index[0]}', and mask has 'd1-0' there"
+    first = f"row 0 of the collection is '{obs.index[0]}', but row 0 of mask is 'd1-0'"
     with pytest.raises(ValueError, match=r"mask\.reindex\(collection\.obs\(\)\.index\)") as raised:
         USES[use](given)
     assert "in a different order" in str(raised.value)
