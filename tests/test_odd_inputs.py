@@ -235,15 +235,15 @@ WRONG_MASKS: list[tuple[Any, str]] = [
 NO_MASKS: list[Any] = [slice(0.0, 5), slice("a", None), slice(True, 5), range(5), 5, "train", np.ones(3)]
 #: Arguments of suggest_sizes for 1,000 rows.
 WRONG_SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({}, TypeError, "or a number of rows with row_bytes, got 1000"),
-    ({"row_bytes": 0}, ValueError, "row_bytes must be more than 0, got 0"),
+    ({}, TypeError, "row_bytes, got 1000"),
+    ({"row_bytes": 0}, ValueError, "row_bytes must be above 0, got 0"),
     ({"row_bytes": 10, "world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
     ({"row_bytes": 10, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
     ({"row_bytes": 10, "read_ahead": -1}, ValueError, "read_ahead must be at least 0, got -1"),
     (
         {"row_bytes": 10**6, "memory": 10**8},
         ValueError,
-        "A load request of one batch, 256 rows, takes up to 1,024.00 MB, more than memory=100.00 MB. Pass more",
+        "one batch of 256 rows needs up to 1,024.00 MB, more than memory=100.00 MB",
     ),
     ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
     ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),

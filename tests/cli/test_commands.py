@@ -175,7 +175,7 @@ WRONG = {
     "a group that is no collection": (["check", "{folder}/group.zarr"], "no annbatch collection"),
     "a damaged collection": (["check", "{folder}/matrix.zarr"], "can be read: JSONDecodeError"),
     "damaged annotations": (["plan", "{folder}/obs.zarr", "--by", "donor"], "can be read: JSONDecodeError"),
-    "cells by columns, planned": (["plan", "{folder}/csc.zarr"], "dataset_0/X is a CSC matrix"),
+    "cells by columns, planned": (["plan", "{folder}/csc.zarr"], "dataset_0/X must be a CSR matrix, got a CSC matrix"),
     "no such column": (
         ["plan", "{collection}", "--by", "doner"],
         "no column 'doner' in obs, which has cell_type, donor",

@@ -84,7 +84,7 @@ def test_more_memory_makes_larger_load_requests(collection: DatasetCollection) -
     of_eight = ranks(collection, 1, memory=10**6, virtual_ranks=8, batch_size=64)[0].plan().rows_in_memory
     assert of_eight is not None
     assert of_eight < 10**6 / row_bytes
-    with pytest.raises(ValueError, match=r"load request of one batch, 256 rows.* more than memory=0.01 MB"):
+    with pytest.raises(ValueError, match=r"batch of 256 rows.* more than memory=0.01 MB"):
         ranks(collection, 1, memory=10_000)
 
 
@@ -100,7 +100,7 @@ def test_scattered_cells_take_more_memory_with_those_between_that_are_read_throu
     collection: DatasetCollection,
 ) -> None:
     mask, options = np.arange(N_ROWS) % 40 == 0, {"batch_size": 32, "memory": 200_000}
-    with pytest.raises(ValueError, match="load request of one batch, 32 rows"):
+    with pytest.raises(ValueError, match="batch of 32 rows"):
         ranks(collection, 1, mask=mask, **options)
     assert len(ranks(collection, 1, mask=mask, read_through=0, **options)[0]) == 3
 
@@ -118,7 +118,7 @@ def test_options_are_those_of_the_sampler_and_of_annbatchs_loader(collection: Da
     assert [*batch["obs"]] == ["donor"]
     assert batch["X"].to_dense().shape == (2 * 256, 50)
     assert 'remainder="keep"' in str(ranks(collection, 1, enforce_equal_batches=False)[0].plan())
-    with pytest.raises(TypeError, match=r"such as DatasetCollection\(path, mode='r'\), .* got 'cells.zarr'"):
+    with pytest.raises(TypeError, match="must be a collection"):
         StatefulLoader.from_collection("cells.zarr", dist_info=Rank(0, 1))
     with pytest.raises(TypeError, match="chunk"):
         StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), chunks=3)

@@ -127,7 +127,7 @@ def test_stored_arrays_are_read_as_they_are_or_refused_when_they_are_added(
             return
         for add in ("add_datasets", "add_dataset"):
             given = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
-            with pytest.raises(ValueError, match="don't have all columns of their rows"):
+            with pytest.raises(ValueError, match="must have all columns of their rows"):
                 _ = given.add_datasets(arrays) if add == "add_datasets" else list(map(given.add_dataset, arrays))
 
 
@@ -208,7 +208,7 @@ def test_cells_that_lie_column_by_column_are_refused_whoever_asks(by_columns: Pa
         lambda: n_rows_of(group["X"], "X"),
     ]
     for ask in asks:
-        with pytest.raises(TypeError, match=r"is a CSC matrix.*adata\.X = adata\.X\.tocsr\(\)"):
+        with pytest.raises(TypeError, match="got a CSC matrix"):
             ask()
     assert given.n_obs == 0
 
@@ -221,7 +221,7 @@ def test_a_data_set_that_is_refused_leaves_the_loader_as_it_was(tmp_path: Path) 
     given = StatefulLoader(
         batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)), preload_to_gpu=False
     ).add_dataset(whole)
-    message = r"X of data set 2 has the shape \(30, 7\) and lies in chunks \(or shards\) of \(8, 4\)"
+    message = r"of X of dataset 2 must have all columns.* got chunks of \(8, 4\) for the shape \(30, 7\)"
     with pytest.raises(ValueError, match=message + r".* in chunks of \(8, 7\)"):
         given.add_datasets([whole, cut])
     assert given.n_obs == 30

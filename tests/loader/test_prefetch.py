@@ -202,7 +202,7 @@ def test_in_a_process_that_was_forked_it_is_an_error_and_closing_it_doesn_t_wait
     is_error = then == "list(items)"
     out, err = script(fork, n_requests=4).communicate()
     assert out == f"0\n{int(is_error)} 1 2 3\n"
-    assert err.count("RuntimeError: This iterator reads ahead in threads of the process") == is_error
+    assert err.count("RuntimeError: This iterator was made in the parent process") == is_error
 
 
 def test_the_interpreter_ends_while_a_thread_reads() -> None:

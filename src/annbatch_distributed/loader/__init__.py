@@ -1,9 +1,9 @@
-"""The loader: annbatch's Loader that knows how far its consumer is, that can read ahead of it, and read in workers.
+"""Loaders: annbatch's Loader with a position in the epoch, prefetching, and worker processes.
 
-For the sizes of load requests and batches, :func:`suggest_sizes` has suggestions.
+:func:`suggest_sizes` suggests sizes of load requests and batches.
 
-It knows annbatch's loader, arrays of zarr and what reads them, torch's ``DataLoader`` and what a sampler records of a
-pass. It knows nothing of how an epoch is planned.
+The modules here depend on annbatch's loader, zarr, PyTorch's ``DataLoader``, and the passes of a sampler. They contain
+no planning of epochs.
 """
 
 from __future__ import annotations

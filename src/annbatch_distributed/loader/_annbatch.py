@@ -1,6 +1,6 @@
-"""annbatch's Loader inside: its datasets, where it reads them to, how it hands out batches, what it can read.
+"""Private attributes of annbatch's Loader: its datasets, buffers, options and limits.
 
-annbatch has no public way to most of them. tests/loader/test_annbatch.py fails if they are kept elsewhere.
+They are private, so tests/loader/test_annbatch.py fails if annbatch renames one.
 """
 
 from __future__ import annotations
@@ -29,130 +29,130 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: Number of names of each dataset that its digest is made of.
+#: Number of cell names of each dataset in its digest.
 _NAMES = 300
 _OPTIONS = "return_index", "preload_to_gpu", "to"
-#: What a loader holds beside its data sets, or what will hold them in later versions.
+#: Attributes of a loader that are not about its datasets.
 _ITS_OWN = {"_batch_sampler", "_num_open_iters", *(f"_{name}" for name in _OPTIONS)}
 
 
 def shapes_of(loader: Loader[Any, Any]) -> list[tuple[int, ...]]:
-    """Return the shape of each data set of a loader, in order: rows, columns, and what else an array has."""
+    """Return the shape of each dataset of a loader, in order."""
     return [tuple(map(int, shape)) for shape in loader._shapes]
 
 
 def obs_of(loader: Loader[Any, Any]) -> list[pd.DataFrame]:
-    """Return the annotations of each data set of a loader; none if its data sets have none."""
+    """Return ``obs`` of each dataset of a loader; an empty list if datasets have no ``obs``."""
     return loader._obs or []
 
 
 def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | None) -> dict[str, Any]:
-    """Return what tells the cells of a loader from others, as JSON: shapes of datasets, and names of cells.
+    """Return the identity of the datasets and cells of a loader, as JSON.
 
-    ``names`` are the names of the cells of each dataset. Of them come the first one, for people to see, and a digest of
-    some at even distances. Values are None if there are no datasets yet, or names aren't known.
+    ``names`` are the names of the cells of each dataset. The identity has the shapes of the datasets, the first name,
+    for people to read, and a digest of names at even distances. Values are None without datasets, or without names.
     """
     # [[rows, columns], ...], in the order in which datasets were added
     shapes = [list(shape) for shape in shapes_of(loader)]
     cells = None
     if shapes and names is not None:
-        # the first and the last name of each dataset, and some hundreds between
-        places = [np.unique(np.linspace(0, len(own) - 1, _NAMES, dtype=np.int64)) for own in names if len(own)]
-        some = [[str(name) for name in own[at]] for own, at in zip(filter(len, names), places, strict=True)]
-        cells = {"first": some[0][0] if some else None, "digest": digest_of(json.dumps(some))}
+        # at most _NAMES names of each dataset at even distances, the first and the last included
+        of_datasets = [index for index in names if len(index)]
+        places = [np.unique(np.linspace(0, len(index) - 1, _NAMES, dtype=np.int64)) for index in of_datasets]
+        sample = [[str(name) for name in index[at]] for index, at in zip(of_datasets, places, strict=True)]
+        cells = {"first": sample[0][0] if sample else None, "digest": digest_of(json.dumps(sample))}
     return {"datasets": listed(shapes) if shapes else None, "cells": cells}
 
 
 def data_in(loader: Loader[Any, Any]) -> list[Any]:
-    """Return what a loader reads: arrays and sparse matrices, in memory or stored."""
+    """Return the datasets of a loader: arrays and sparse matrices, in memory or stored."""
     return loader._train_datasets
 
 
 def arrays_in(loader: Loader[Any, Any]) -> Iterator[AsyncArray[Any]]:
-    """Yield the stored arrays that a loader reads rows of."""
+    """Yield the stored arrays of a loader."""
     for cells in data_in(loader):
         stored = [cells] if isinstance(cells, Array) else [cells.group["data"]] if hasattr(cells, "group") else []
         yield from (array.async_array for array in stored)
 
 
 def stores_of(loader: Loader[Any, Any]) -> str:
-    """Return what a loader reads from; empty if all is in memory."""
+    """Return the names of the stores of a loader; empty if all data is in memory."""
     stored = [getattr(cells, "group", cells) for cells in data_in(loader)]
-    # a dict, so that each store is named once, in the order of the datasets
-    return ", ".join({str(each.store): None for each in stored if hasattr(each, "store")})
+    # a dict, to name each store once, in the order of the datasets
+    return ", ".join({str(array.store): None for array in stored if hasattr(array, "store")})
 
 
 def preloads_to_gpu(loader: Loader[Any, Any]) -> bool:
-    """Return whether a loader moves what it reads to a GPU, which annbatch decides if it isn't told."""
+    """Return True if a loader moves batches to a GPU, by its argument or by annbatch's default."""
     return bool(loader._preload_to_gpu)
 
 
 def options_of(loader: Loader[Any, Any]) -> dict[str, Any]:
-    """Return the arguments of a loader that say how it hands batches out."""
+    """Return the arguments of a loader that determine the form of its batches."""
     return {name: getattr(loader, f"_{name}") for name in _OPTIONS}
 
 
 def take_data_of(loader: Loader[Any, Any], *, into: Loader[Any, Any], without: Collection[str]) -> None:
-    """Give a loader without data those of another one, which nothing is read for, and that stays as it is.
+    """Copy the datasets of a loader into a loader without datasets.
 
-    That is all that the other one holds, so that nothing is lost which a later annbatch keeps there; but for how it
-    hands batches out, and the names ``without``.
+    It copies all attributes, so that it also copies those of later versions of annbatch. Excluded are the arguments for
+    the form of batches and the names ``without``. No data is read.
     """
     for name, value in vars(loader).items():
         if name not in _ITS_OWN and name not in without:
-            # what is added to one of them later on isn't added to the other
+            # copies, so that datasets that are added to one loader later aren't added to the other
             setattr(into, name, copy.copy(value))
 
 
 def has_room_for_pointers(out: CSRContainer | npt.NDArray[Any]) -> CSRContainer | npt.NDArray[Any]:
-    """Give what rows are read to pointers of 64 bits, if they are sparse.
+    """Return a buffer for rows with an ``indptr`` of 64 bits, if it is sparse.
 
-    annbatch makes these of the type that the first data set has on disk, or of the smallest for each data set, and then
-    adds up the values of all of them in it.
+    annbatch takes the dtype of ``indptr`` on disk, which may overflow when it adds up the values of all datasets.
     """
     if isinstance(out, CSRContainer):
-        data, indices, pointers = out.elems
-        out.elems = data, indices, np.empty(len(pointers), dtype=np.int64)
+        data, indices, indptr = out.elems
+        out.elems = data, indices, np.empty(len(indptr), dtype=np.int64)
     return out
 
 
 @dataclass(frozen=True)
 class ZarrDataset:
-    """A data set that lies in arrays of zarr."""
+    """Dataset in zarr arrays."""
 
     arrays: tuple[AsyncArray[Any], ...]
-    """The rows; or the values of one row after the other, and the columns of these values."""
+    """One array of rows; or ``data`` and ``indices`` of a CSR matrix."""
     indptr: npt.NDArray[Any] | None
-    """Where the values of each row begin, and at the end how many there are; None if an array has the rows."""
+    """``indptr`` of a CSR matrix, in memory; None for an array of rows."""
 
 
 def zarr_dataset_of(loader: Loader[Any, Any], number: int) -> ZarrDataset | None:
-    """Return a data set of a loader, by its number; None if annbatch must be asked for it.
+    """Return a dataset of a loader by number; None if only annbatch can read it.
 
-    That is so if it is in memory; if data sets have several types, which are made one; and before annbatch has read
-    anything, if it is sparse.
+    Only annbatch can read datasets in memory, datasets of different dtypes, which it converts, and sparse datasets
+    before it has read their ``indptr``.
     """
-    data_set, sparse = loader._train_datasets[number], loader._sparse_dataset_elem_cache.get(number)
+    dataset, sparse = loader._train_datasets[number], loader._sparse_dataset_elem_cache.get(number)
     if not loader._dtypes_homogeneous:
         return None
-    if isinstance(data_set, Array):
-        return ZarrDataset((data_set.async_array,), None)
+    if isinstance(dataset, Array):
+        return ZarrDataset((dataset.async_array,), None)
     return None if sparse is None else ZarrDataset((sparse.data, sparse.indices), sparse.indptr)
 
 
 def room_for(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any]:
-    """Return arrays for rows of data sets, by their numbers, as annbatch makes them before it reads."""
+    """Return annbatch's buffer for rows of datasets, by their numbers."""
     return loader._allocate_out(OrderedDict(rows_of))
 
 
 def batches_of(loader: Loader[Any, Any]) -> Iterator[Any]:
-    """Return the batches of a pass of annbatch's that isn't counted by those that forbid to add data sets."""
+    """Return annbatch's batches, from an iterator that doesn't lock the datasets; see :func:`iterated`."""
     return loader._iter()
 
 
 @contextmanager
 def iterated(loader: Loader[Any, Any]) -> Generator[None]:
-    """Say that a loader is iterated over, so that annbatch lets nobody add data sets to it."""
+    """Lock the datasets of a loader in this context: annbatch then refuses to add more."""
     loader._num_open_iters += 1
     try:
         yield
@@ -164,36 +164,36 @@ _CSC = (sp.csc_matrix, sp.csc_array, ad.abc.CSCDataset)
 
 
 def check_layout(cells: object, name: str) -> None:
-    """Raise if rows of cells can't be read, or would be read wrongly.
+    """Raise if annbatch can't read rows of an array, or would read them wrongly.
 
-    ``cells`` is what an ``X`` is, in memory, or as zarr or anndata have opened it; ``name`` is what a message calls it.
-    A TypeError if they lie column by column, a ValueError if chunks don't have all columns of their rows.
+    ``cells`` is an ``X`` in memory, or opened by zarr or anndata, and ``name`` its name in messages. A TypeError if it
+    is a CSC matrix, a ValueError if its chunks split columns.
     """
     encoding = cells.attrs.get("encoding-type") if isinstance(cells, zarr.Group) else None
     if isinstance(cells, _CSC) or encoding == "csc_matrix":
         raise TypeError(
-            f"{name} is a CSC matrix, which lies column by column, and rows are read from CSR. Make it CSR before it "
-            "is written to a collection: adata.X = adata.X.tocsr(), for instance in the load_adata of add_adatas."
+            f"{name} must be a CSR matrix, got a CSC matrix. Convert it before you write it to a collection, for "
+            "example in load_adata of add_adatas: adata.X = adata.X.tocsr()."
         )
     if not isinstance(cells, zarr.Array):
         return
     shape = tuple(cells.shape)
-    # what is stored under the first key: a shard, or a chunk where there are no shards
+    # the shape of a stored object: of a shard, or of a chunk without sharding
     chunks: Sequence[int]
     try:
         chunks = cells.shards or cells.chunks
-    except NotImplementedError:  # where chunks differ in their sizes
+    except NotImplementedError:  # chunks of different sizes
         chunks = [sizes[0] if sizes else 0 for sizes in cells.write_chunk_sizes]
-    # (100, 20) in chunks of (64, 20) has whole rows, and in chunks of (64, 10) it hasn't
+    # chunks of (64, 20) have whole rows of an array of (100, 20); chunks of (64, 10) don't
     if any(size < n_columns for size, n_columns in zip(chunks[1:], shape[1:], strict=True)):
         raise ValueError(
-            f"{name} has the shape {shape} and lies in chunks (or shards) of {chunks}, which don't have all columns of "
-            "their rows, and annbatch reads such rows wrongly. Write it with DatasetCollection.add_adatas, or in "
-            f"chunks of ({chunks[0]}, {', '.join(map(str, shape[1:]))})."
+            f"Chunks (or shards) of {name} must have all columns of their rows, got chunks of {chunks} for the shape "
+            f"{shape}, which annbatch would read wrongly. Write it with DatasetCollection.add_adatas, or in chunks of "
+            f"({chunks[0]}, {', '.join(map(str, shape[1:]))})."
         )
 
 
 def n_rows_of(cells: Any, name: str) -> int:  # noqa: ANN401 an array or a group of zarr's
-    """Return how many rows stored cells have; a TypeError or a ValueError as :func:`check_layout` raises it."""
+    """Return the number of rows of stored cells; raise as :func:`check_layout`."""
     check_layout(cells, name)
     return int(cells.shape[0] if isinstance(cells, zarr.Array) else cells["indptr"].shape[0] - 1)

@@ -1,10 +1,10 @@
-"""Reading ahead: load requests are read in threads, while the batches of the one before are in use.
+"""Prefetching: threads read load requests while the batches of the current one are in use.
 
-1. As many requests are read at once as asked for, beside the one in use, and no more: so what is held is bounded.
-2. Items come in the order of the requests. An error is raised where its item would be, and no item comes after it.
-3. Requests are made where items are taken: only reading is done in other threads.
-4. Closing, as ``break`` does, cancels the reads that wait. One under way is finished, and dropped.
-5. Threads stay in their process when that is forked: in the child, to take another item is an error.
+1. At most ``n_ahead`` requests are read or held in addition to the current one, which bounds the memory.
+2. Items come in the order of the requests. An error is raised in place of its item, and no item follows.
+3. The thread that takes items makes the requests. Other threads only read.
+4. Closing, as by ``break``, cancels the reads that haven't started. A running read finishes, and its items are dropped.
+5. A forked process has no threads of its parent, so taking an item there raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextvars import copy_context
 
 
 def threads(n_ahead: int) -> ThreadPoolExecutor:
-    """Return as many threads as requests are read ahead at once."""
+    """Return a pool with one thread for each request that is prefetched."""
     return ThreadPoolExecutor(n_ahead, thread_name_prefix="annbatch-distributed: ahead")
 
 
@@ -27,10 +27,10 @@ def prefetch[Request, Item](
     n_ahead: int,
     readers: Executor | None = None,
 ) -> Generator[Item]:
-    """Return the items of what is read for each request.
+    """Yield the items that are read for each request.
 
-    ``n_ahead`` is how many requests are read, at most, beside the one whose items are taken, by ``readers``, or by
-    threads of its own. With 0 items are read where they are taken.
+    ``n_ahead`` is the largest number of requests to prefetch, in the threads of ``readers`` or in a new pool. Under 0,
+    the consumer's thread reads.
 
     >>> list(prefetch(iter(["ab", "cd"]), iter, 1))
     ['a', 'b', 'c', 'd']
@@ -39,14 +39,14 @@ def prefetch[Request, Item](
         for request in requests:
             yield from read(request)
         return
-    # threads of this process: a child that is forked later has the iterator, but not them
+    # a child that is forked later has a copy of the iterator, but not the threads
     process, pool = os.getpid(), readers or threads(n_ahead)
     reads: deque[Future[_Read[Item]]] = deque()
     try:
         while True:
-            # with the one that is taken next
-            while len(reads) <= n_ahead and (begun := _begin(requests, read, pool)) is not None:
-                reads.append(begun)
+            # n_ahead + 1 reads, including the one whose items come next
+            while len(reads) <= n_ahead and (future := _begin(requests, read, pool)) is not None:
+                reads.append(future)
             if not reads:
                 return
             items, error = reads.popleft().result()
@@ -54,29 +54,29 @@ def prefetch[Request, Item](
                 yield items.popleft()
                 if os.getpid() != process:
                     raise RuntimeError(
-                        "This iterator reads ahead in threads of the process that has made it, and this process was "
-                        "forked from that one. Begin a pass of its own here, with iter(loader)."
+                        "This iterator was made in the parent process, whose threads a forked process doesn't have. "
+                        "Make a new iterator in this process with iter(loader)."
                     )
             if error is not None:
                 raise error
     finally:
         if os.getpid() == process:
-            for waiting in reads:
-                waiting.cancel()
+            for future in reads:
+                future.cancel()
             if readers is None:
                 pool.shutdown(wait=False)
 
 
-#: The items of a request, and what was raised after them.
+#: The items of a request, and the error that was raised after them.
 type _Read[Item] = tuple[deque[Item], BaseException | None]
 
 
 def _read[Request, Item](read: Callable[[Request], Iterable[Item]], request: Request) -> _Read[Item]:
-    """Read a request to its end."""
+    """Read all items of a request."""
     items: deque[Item] = deque()
     try:
         items.extend(read(request))
-    except BaseException as error:  # noqa: BLE001 it is raised where the item would be
+    except BaseException as error:  # noqa: BLE001 it is raised in place of the next item
         return items, error
     return items, None
 
@@ -84,12 +84,12 @@ def _read[Request, Item](read: Callable[[Request], Iterable[Item]], request: Req
 def _begin[Request, Item](
     requests: Iterator[Request], read: Callable[[Request], Iterable[Item]], pool: Executor
 ) -> Future[_Read[Item]] | None:
-    """Have the next request read; None if there is none."""
+    """Submit the next request to the pool; None if there is none."""
     try:
         request = next(requests)
     except StopIteration:
         return None
-    except Exception as error:  # noqa: BLE001 it is raised after the items of the requests before
+    except Exception as error:  # noqa: BLE001 it is raised after the items of earlier requests
         failed: Future[_Read[Item]] = Future()
         failed.set_exception(error)
         return failed

@@ -25,28 +25,38 @@ from annbatch_distributed.stream import LONGEST_GAP, Request, of_cells
 _ARGUMENTS = "chunk_size", "preload_nchunks", "batch_size"
 #: Rows of a store's chunk if no collection is given: annbatch's default.
 _STORE_CHUNK = 64
-#: Larger chunks are not read much faster; fewer chunks in a load request shuffle worse, as in annbatch's own tutorial.
+#: Larger chunks are hardly faster to read, and fewer chunks per load request shuffle worse, see annbatch's tutorial.
 _MOST_ROWS_OF_CHUNK, _LEAST_CHUNKS = 512, 32
-#: Load requests in memory at the peak: without prefetching, and in addition for each that is prefetched.
+#: Peak memory in load requests: without prefetching, and in addition for each prefetched load request.
 _HELD, _HELD_AHEAD = 2.5, 1.5
-#: Sets of a load request at most: more don't shuffle better.
+#: Largest number of sets in a load request: more don't shuffle better.
 _MOST_SETS = 1_024
 
 
 @dataclass(frozen=True)
 class Sizes(Mapping[str, Any]):  # of int; type checkers accept Any for each argument of a sampler
-    """Arguments for annbatch's samplers, from :func:`.suggest_sizes`: ``RandomSampler(**sizes)``."""
+    """Sizes for annbatch's samplers, from :func:`.suggest_sizes`.
+
+    It is a mapping of the arguments ``chunk_size``, ``preload_nchunks`` and ``batch_size``.
+
+    Examples
+    --------
+    >>> sizes = suggest_sizes(50_000, world_size=2, row_bytes=1_000)
+    >>> sizes["chunk_size"], sizes.n_dropped
+    (512, 336)
+    >>> sampler = RandomSampler(**sizes)
+    """
 
     chunk_size: int
-    """Consecutive rows that are read together."""
+    """Number of consecutive rows that are read together."""
     preload_nchunks: int
-    """Chunks of a load request."""
+    """Number of chunks of a load request."""
     batch_size: int
-    """Rows of a batch on each rank."""
+    """Number of rows of a batch on each rank."""
     n_dropped: int
-    """Rows that no rank reads in an epoch under ``remainder="drop"``."""
+    """Number of rows that ``remainder="drop"`` drops in an epoch."""
     bytes_in_memory: int
-    """Estimated peak memory of a rank's loader, in bytes, without ``obs``."""
+    """Estimated peak memory of the loader of each rank, in bytes, without ``obs``."""
 
     def __getitem__(self, name: str) -> int:
         if name not in _ARGUMENTS:
@@ -77,39 +87,38 @@ def suggest_sizes(
     Parameters
     ----------
     n_rows
-        Collection; or its number of rows, if ``row_bytes`` is given.
+        Collection, or its number of rows together with ``row_bytes``.
     world_size
-        Number of ranks (default 1). A load request never needs more rows than a rank has.
+        Number of ranks (default 1). It limits a load request to the rows of a rank.
     mask
-        Rows that the ranks read, as for :class:`DistributedSampler`. Rows in short gaps between them are read too and
-        need memory.
+        Rows that the ranks read, as for :class:`DistributedSampler`. None reads all rows (default). Rows in short gaps
+        between them are read too and need memory.
     row_bytes
-        Average bytes of a cell's values in memory: 4 for each gene of dense float32 values, 8 for each stored value of
-        sparse ones. None computes it from the collection.
+        Average size of a row in memory, in bytes: 4 for each gene of dense float32 values, 8 for each stored value of a
+        sparse matrix. None computes it from the collection (default).
     store_chunk
-        Rows of a chunk on disk. None takes it from the collection, or 64, which annbatch writes.
+        Number of rows of a zarr chunk. None takes it from the collection, or else 64, annbatch's default.
     memory
         Memory limit of the loader of each rank, in bytes (default 1 GiB).
     batch_size
-        Rows of a batch on each rank (default 256).
+        Number of rows of a batch on each rank (default 256).
     read_ahead
         Number of load requests that the loader prefetches (default 1).
     read_through
-        Largest gap, in rows, that the sampler reads and discards.
+        Largest gap, in rows, that the sampler reads and discards (default 64).
 
     Returns
     -------
-    The sizes, as a mapping that can be passed on: ``RandomSampler(**suggest_sizes(...))``. ``chunk_size`` is a multiple
-    of the store's chunks, unless whole chunks and whole batches don't fit into the memory together. Then some chunks of
-    the store are read more than once.
+    ~annbatch_distributed.loader.Sizes
+        Sizes for ``RandomSampler(**sizes)``. ``chunk_size`` is a multiple of ``store_chunk``, unless whole chunks and
+        whole batches don't fit into memory together. Some zarr chunks are then read more than once.
 
     Raises
     ------
     TypeError
-        If ``n_rows`` is neither a collection nor a number with ``row_bytes``, or if the cells are column-major, as in a
-        CSC matrix.
+        If ``n_rows`` is neither a collection nor a number with ``row_bytes``, or the cells are a CSC matrix.
     ValueError
-        If a number is too small, the mask selects rows that don't exist, or a single batch doesn't fit into the memory.
+        If a number is too small, the mask selects rows that don't exist, or a single batch doesn't fit into memory.
 
     Examples
     --------
@@ -128,7 +137,7 @@ def suggest_sizes(
         stored_bytes, stored_chunk = row_bytes, _STORE_CHUNK
     row_bytes = stored_bytes if row_bytes is None else row_bytes
     if not row_bytes > 0:
-        raise ValueError(f"row_bytes must be more than 0, got {row_bytes!r}.")
+        raise ValueError(f"row_bytes must be above 0, got {row_bytes!r}.")
     n_rows = integer("n_rows", n_rows, least=1)
     world_size = integer("world_size", world_size, least=1)
     store_chunk = integer("store_chunk", stored_chunk if store_chunk is None else store_chunk, least=1)
@@ -137,11 +146,11 @@ def suggest_sizes(
     read_ahead = integer("read_ahead", read_ahead, least=0)
     if mask is not None:
         rows = resolve_mask(mask).window(n_rows)
-        # of rows 0:4, 5:9 and 90:99, read_through=2 reads 4:5 as well, and not 9:90
+        # for rows 0:4, 5:9 and 90:99, read_through=2 reads the gap 4:5, but not the gap 9:90
         gaps = rows.starts[1:] - rows.stops[:-1]
         n_rows, row_bytes = len(rows), row_bytes * (1 + int(gaps[gaps <= read_through].sum()) / len(rows))
 
-    # of each row of a load request, at the peak
+    # peak memory for each row of a load request
     bytes_held = row_bytes * (_HELD + _HELD_AHEAD * read_ahead)
     most_rows = int(memory / bytes_held)
     if math.lcm(store_chunk, batch_size) > most_rows:
@@ -151,8 +160,8 @@ def suggest_sizes(
     if least_rows > most_rows:
         megabytes = batch_size * bytes_held / 1e6
         raise ValueError(
-            f"A load request of one batch, {plural(batch_size, 'row')}, takes up to {megabytes:,.2f} MB, more than "
-            f"memory={memory / 1e6:,.2f} MB. Pass more memory, a smaller batch_size or a smaller read_ahead."
+            f"A load request of one batch of {plural(batch_size, 'row')} needs up to {megabytes:,.2f} MB, more than "
+            f"memory={memory / 1e6:,.2f} MB. Pass more memory, or a smaller batch_size or read_ahead."
         )
     # a load request that is larger than a rank's shard doesn't shuffle any better
     most_rows = min(most_rows, max(n_rows // world_size, least_rows))
@@ -170,10 +179,10 @@ def suggest_sizes(
 def sizes_of_sets(
     sets: Sets, seed: int, *, row_bytes: float, memory: int, batch_size: int, read_ahead: int, read_through: int
 ) -> Sizes:
-    """Suggest sizes for a sampler of sets, whose load requests read the gaps between cells too.
+    """Suggest sizes for a sampler of sets, whose load requests read gaps between cells too.
 
-    Each set is a chunk, as sets that follow each other are of one group. A ValueError if the sets of a single batch
-    don't fit into the memory.
+    Each set is a chunk, since consecutive sets are of the same group. A ValueError if the sets of a single batch don't
+    fit into memory.
     """
     batch_size = integer("batch_size", batch_size, least=1)
     bytes_held = row_bytes * (_HELD + _HELD_AHEAD * integer("read_ahead", read_ahead, least=0))
@@ -182,7 +191,7 @@ def sizes_of_sets(
     order = np.random.default_rng(0).permutation(len(sets))[: max(batch_size, _MOST_SETS)]
     n_batches = max(1, min(len(order), most_rows // sets.most_cells) // batch_size)
     while True:
-        # how many rows some sets read follows from how far apart their cells lie
+        # the number of rows that sets read depends on the gaps between their cells, so it is measured for random sets
         numbers = order[: n_batches * batch_size]
         request = Request(numbers, numbers + 1, [np.arange(len(numbers))])
         read = of_cells(request, in_epoch, tells_repeats=False, longest_gap=read_through)
@@ -192,23 +201,23 @@ def sizes_of_sets(
             return Sizes(1, n_batches * batch_size, batch_size, len(sets) % batch_size, n_bytes)
         if n_batches == 1:
             raise ValueError(
-                f"The sets of one batch read {plural(n_rows, 'row')}, gaps between their cells included, which take up "
-                f"to {n_rows * bytes_held / 1e6:,.2f} MB, more than memory={memory / 1e6:,.2f} MB. Write the cells of "
-                "each group together (annbatch-distributed collect --group-by), or pass more memory, a smaller "
-                "batch_size or read_through=0."
+                f"The sets of one batch read {plural(n_rows, 'row')}, including gaps between their cells, and need up "
+                f"to {n_rows * bytes_held / 1e6:,.2f} MB, more than memory={memory / 1e6:,.2f} MB. Sort the cells by "
+                "group (annbatch-distributed collect --group-by), or pass more memory, a smaller batch_size or "
+                "read_through=0."
             )
         n_batches = max(1, min(n_batches - 1, n_batches * most_rows // n_rows))
 
 
 def stored(collection: object) -> tuple[int, float, int]:
-    """Return the rows of a collection, their average bytes in memory, and the rows of a chunk, from its metadata.
+    """Return the number of rows, their average bytes in memory, and the rows of a chunk, from metadata.
 
-    Sparse cells have chunks of values; the rows of a chunk are then an average. The first dataset stands for all.
+    Sparse cells have chunks of values, so the rows of a chunk are an average. The first dataset represents all.
     """
     if not isinstance(collection, DatasetCollection):
         raise TypeError(
-            "Expected a collection, such as DatasetCollection(path, mode='r'), or a number of rows with row_bytes, got "
-            f"{collection!r}."
+            "n_rows must be a collection, such as DatasetCollection(path, mode='r'), or a number of rows together with "
+            f"row_bytes, got {collection!r}."
         )
     n_rows = n_bytes = chunk = 0
     for group in collection:
@@ -219,10 +228,10 @@ def stored(collection: object) -> tuple[int, float, int]:
             chunk = chunk or cells.chunks[0]
         else:
             data, indices = cells["data"], cells["indices"]
-            # column numbers take at least 4 bytes in memory, and may take fewer on disk
+            # indices need at least 4 bytes in memory, and may need fewer on disk
             n_bytes += data.shape[0] * (data.dtype.itemsize + max(4, indices.dtype.itemsize))
             chunk = chunk or max(1, round(data.chunks[0] * rows / max(1, data.shape[0])))
         n_rows += rows
     if not n_rows:
-        raise ValueError("The collection has no rows.")
+        raise ValueError("The collection must have rows, got none. Add cells with add_adatas.")
     return n_rows, n_bytes / n_rows, chunk

@@ -1,20 +1,20 @@
-"""Load requests of collections on a local disk, which zarrs reads in the thread that asks for them.
+"""Reader for collections on a local disk: calls zarrs directly, in the thread that asks for a load request.
 
-annbatch has zarr read a load request: zarr makes an indexer for each run of consecutive rows, goes through it twice,
-and hands each array by way of its event loop to a thread that calls zarrs. For chunks of 64 rows, that takes half the
-time in which zarrs decodes them. Most of it is Python, so that no other thread runs, and the training is one of them
-where the next load request is read ahead of it. Here, zarrs is told which part of which chunk goes where:
+annbatch reads through zarr, which makes an indexer for each run of consecutive rows, iterates over it twice, and passes
+each array through its event loop to a thread that calls zarrs. For chunks of 64 rows, this takes half as long as
+decoding them. Most of it is Python code, which holds the GIL and delays the training while it prefetches. This module
+tells zarrs directly which part of which chunk goes where:
 
-1. Rows are put together to runs of consecutive ones, and those of sparse cells are turned into runs of their values.
-2. Runs are cut where what is stored under one key ends: a shard, or a chunk where there are no shards.
-3. zarrs decodes all parts of an array together, while other threads run, and one array after the other.
+1. Consecutive rows are joined to runs. Runs of rows of a CSR matrix become runs of its values.
+2. Runs are split at the ends of stored objects: of shards, or of chunks without sharding.
+3. zarrs decodes all parts of an array together, without the GIL, one array after the other.
 
-annbatch reads everything else: what is in memory or far away, by other codecs, of data sets that differ in their types,
-or in chunks of several sizes. It also reads the first load request of sparse cells, and with it where their
-rows begin; and what can't be read as it should be, so that errors are annbatch's.
+annbatch reads everything else: data in memory or in remote stores, other codecs, datasets of different dtypes, and
+chunks of different sizes. It also reads the first load request of sparse datasets, together with their ``indptr``, and
+whatever would fail here, so that errors are annbatch's.
 
-zarrs has no public way in. A version in which it is another one is left to annbatch, and
-``tests/loader/test_zarrs_reader.py`` notices that.
+The entry point of zarrs is private. Versions that may have changed it are left to annbatch, and
+``tests/loader/test_zarrs_reader.py`` fails for them.
 """
 
 from __future__ import annotations
@@ -43,82 +43,83 @@ if TYPE_CHECKING:
 
 
 class _Fork:
-    """Whether zarrs may have been at work in the process that this one was forked from, and so has no threads here."""
+    """Record of whether zarrs was in use before a fork, which leaves it without threads in the child."""
 
     was_at_work = is_cut_off = False
 
     @classmethod
     def before(cls) -> None:
-        """Note in the parent whether zarr has read or opened anything, while zarrs was there."""
+        """Record in the parent whether zarr was used while zarrs was imported."""
         cls.was_at_work = "zarrs" in sys.modules and "zarr_io" in {thread.name for thread in threading.enumerate()}
 
     @classmethod
     def in_child(cls) -> None:
-        """Take over what the parent has noted."""
+        """Apply the record of the parent."""
         cls.is_cut_off |= cls.was_at_work
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(before=_Fork.before, after_in_child=_Fork.in_child)
 
 
 def check_zarrs_answers(asks: Callable[[], bool]) -> None:
-    """Raise a RuntimeError if zarrs is asked in a forked process, where it would never answer."""
+    """Raise a RuntimeError if a read through zarrs would hang, in a forked process."""
     if _Fork.is_cut_off and asks():
         raise RuntimeError(
-            "This process was forked while zarrs was in use, whose threads aren't copied: to read through it would "
-            "wait for ever. Start ranks and workers by 'spawn' (multiprocessing_context='spawn', "
-            "strategy='ddp_spawn'), or have zarr's own codecs read, before the collection is opened: "
+            "This process was forked while zarrs was in use, and reading would hang, because a fork doesn't copy the "
+            "threads of zarrs. Start ranks and workers by spawn (multiprocessing_context='spawn', "
+            "strategy='ddp_spawn'), or use zarr's own codecs: before you open the collection, call "
             "zarr.config.set({'codec_pipeline.path': 'zarr.core.codec_pipeline.BatchedCodecPipeline'})."
         )
 
 
 def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any] | None:
-    """Read rows of a loader's data sets; or read nothing and return None, if that is for annbatch to do.
+    """Read rows of a loader's datasets; return None, without reading, if only annbatch can read them.
 
     Parameters
     ----------
     loader
-        Of which the data sets are.
+        Loader of the datasets.
     rows_of
-        For each data set that is read, by its number, which of its rows, in the order in which they are read.
+        Rows to read by the number of their dataset, in the order of the result.
 
     Returns
     -------
-    What annbatch's ``Loader._index_datasets`` returns: the rows of the first data set, then those of the next.
+    CSRContainer | numpy.ndarray | None
+        The rows of the first dataset, then the rows of the next, as annbatch's ``Loader._index_datasets`` returns them.
     """
-    data_sets = [data_set for number in rows_of if _is_for_zarrs(data_set := zarr_dataset_of(loader, number))]
-    if len(data_sets) < len(rows_of):
+    datasets = [dataset for number in rows_of if _is_for_zarrs(dataset := zarr_dataset_of(loader, number))]
+    if len(datasets) < len(rows_of):
         return None
-    # of each dataset, the runs to read: of rows, or of the values of sparse rows
+    # (starts, stops) of the runs of each dataset: runs of rows, or of the values of a CSR matrix
     bounds = []
-    for data_set, rows in zip(data_sets, rows_of.values(), strict=True):
+    for dataset, rows in zip(datasets, rows_of.values(), strict=True):
         starts, stops = runs(rows)
-        # rows 1:3 of sparse cells whose rows begin at 0 3 3 5 are the values 3:5
-        indptr = data_set.indptr
+        # for indptr 0 3 3 5, the rows 1:3 are the values 3:5
+        indptr = dataset.indptr
         bounds.append((starts, stops) if indptr is None else (indptr[starts], indptr[stops]))
-    for data_set, (_, stops) in zip(data_sets, bounds, strict=True):
-        if any(stops.max() > array.shape[0] for array in data_set.arrays):  # zarrs would make the rest up
+    for dataset, (_, stops) in zip(datasets, bounds, strict=True):
+        if any(stops.max() > array.shape[0] for array in dataset.arrays):  # zarrs would make up values
             return None
-    # one buffer for all datasets, as annbatch makes it; each one reads into its part
-    room, first = room_for(loader, rows_of), 0
-    outs = (room,) if isinstance(room, np.ndarray) else room.elems[:2]
-    for data_set, (starts, stops) in zip(data_sets, bounds, strict=True):
+    # one buffer of annbatch for all datasets, of which each dataset fills its part
+    buffer, first = room_for(loader, rows_of), 0
+    outs = (buffer,) if isinstance(buffer, np.ndarray) else buffer.elems[:2]
+    for dataset, (starts, stops) in zip(datasets, bounds, strict=True):
         end = first + int((stops - starts).sum())
-        for array, out in zip(data_set.arrays, outs, strict=True):
+        for array, out in zip(dataset.arrays, outs, strict=True):
             _read_array(array, starts.tolist(), stops.tolist(), out[first:end])
         first = end
-    if not isinstance(room, np.ndarray):
-        indptrs = [data_set.indptr for data_set in data_sets if data_set.indptr is not None]
+    if not isinstance(buffer, np.ndarray):
+        indptrs = [dataset.indptr for dataset in datasets if dataset.indptr is not None]
         lengths = [indptr[rows + 1] - indptr[rows] for indptr, rows in zip(indptrs, rows_of.values(), strict=True)]
-        # rows of 3, 0 and 2 values: 0 3 3 5
-        room.elems[2][0] = 0
-        np.cumsum(np.concatenate(lengths), out=room.elems[2][1:])
-    return room
+        # rows of 3, 0 and 2 values have the indptr 0 3 3 5
+        buffer.elems[2][0] = 0
+        np.cumsum(np.concatenate(lengths), out=buffer.elems[2][1:])
+    return buffer
 
 
 def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Cut runs where chunks end: yield a chunk's number, a range in it, and how much is read before that range.
+    """Split runs at the ends of chunks: yield the chunk, start and stop in it, and the offset in the output.
 
     >>> list(parts_of([6, 0], [10, 2], chunk_size=8))
     [(0, 6, 8, 0), (1, 0, 2, 2), (0, 0, 2, 4)]
@@ -135,57 +136,57 @@ def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[t
 
 
 def _read_array(array: AsyncArray[Any], starts: list[int], stops: list[int], out: npt.NDArray[Any]) -> None:
-    """Read runs along the first axis of an array, one after the other."""
+    """Read runs along the first axis of an array into ``out``, one after the other."""
     from zarrs._internal import ChunkItem
 
     chunks = array.shards or array.chunks
-    # every part has all columns of its rows, check_layout has seen to that
+    # every chunk has all columns of its rows, as check_layout has checked
     columns = [slice(0, n_columns) for n_columns in out.shape[1:]]
-    # a chunk of which several runs are read has one key, which takes long to encode
+    # keys of chunks, as encoding takes long and several runs may be in one chunk
     keys: dict[int, str] = {}
     items = []
     for number, first, end, before in parts_of(starts, stops, chunks[0]):
         if number not in keys:
             key = array.metadata.encode_chunk_key((number, *(0 for _ in columns)))
             keys[number] = (array.store_path / key).path
-        here, there = slice(first, end), slice(before, before + end - first)
-        items.append(ChunkItem(keys[number], [here, *columns], chunks, [there, *columns], out.shape))
+        in_chunk, in_out = slice(first, end), slice(before, before + end - first)
+        items.append(ChunkItem(keys[number], [in_chunk, *columns], chunks, [in_out, *columns], out.shape))
     _zarrs_of(array).retrieve_chunks_and_apply_index(items, out)
 
 
-def _is_for_zarrs(data_set: ZarrDataset | None) -> TypeGuard[ZarrDataset]:
-    """Whether zarrs can be asked for rows of a data set."""
-    return data_set is not None and all(
+def _is_for_zarrs(dataset: ZarrDataset | None) -> TypeGuard[ZarrDataset]:
+    """Return True if zarrs can read rows of a dataset."""
+    return dataset is not None and all(
         _zarrs_of(array) is not None
-        and getattr(array.config, "read_missing_chunks", True)  # older versions of zarr have no other way
+        and getattr(array.config, "read_missing_chunks", True)  # older versions of zarr always do
         and type(array.store_path.store) is LocalStore
         and array.dtype.isnative
         and array.dtype.kind in "biuf"
-        and _is_regular(array)  # parts_of cuts at multiples of one size
-        for array in data_set.arrays
+        and _is_regular(array)  # parts_of splits at multiples of one size
+        for array in dataset.arrays
     )
 
 
-def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a class of zarrs's inside, not there without it
-    """Return what zarrs reads an array with; None if it doesn't, or would have to be asked in another way."""
+def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a private class of zarrs, which may not be installed
+    """Return the reader of zarrs for an array; None if zarrs can't read it, or has an unknown interface."""
     pipeline: Any = array.codec_pipeline
     return pipeline.impl if is_by_zarrs(array) and _zarrs_is_known() else None
 
 
 def is_by_zarrs(array: AsyncArray[Any]) -> bool:
-    """Whether zarr has zarrs decode an array."""
+    """Return True if zarr decodes an array through zarrs."""
     return type(array.codec_pipeline).__module__.partition(".")[0] == "zarrs"
 
 
 def is_far_by_zarrs(array: AsyncArray[Any]) -> bool:
-    """Whether zarrs reads an array from elsewhere than a local disk."""
+    """Return True if zarrs reads an array from a store that isn't a local disk."""
     pipeline: Any = array.codec_pipeline
     return is_by_zarrs(array) and pipeline.impl is not None and type(array.store_path.store) is not LocalStore
 
 
 @cache
 def _zarrs_is_known() -> bool:
-    """Whether zarrs is asked for parts of chunks as in 0.2.2 and 0.2.3, or looks as if it were."""
+    """Return True if zarrs has the private interface of 0.2.2 and 0.2.3."""
     from zarrs import _internal
 
     part = getattr(_internal, "ChunkItem", None)
@@ -194,7 +195,7 @@ def _zarrs_is_known() -> bool:
 
 
 def _is_regular(array: AsyncArray[Any]) -> bool:
-    """Whether all chunks of an array have the same size."""
+    """Return True if all chunks of an array have the same size."""
     try:
         return bool(array.chunks)
     except NotImplementedError:
