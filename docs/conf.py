@@ -7,6 +7,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sphinx.ext.napoleon import NumpyDocstring
 from sphinx.util.logging import getLogger
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_autodoc_typehints",  # after napoleon, whose fields it gives their types
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_reredirects",
+    "sphinxext.opengraph",
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_templates"]
@@ -66,7 +70,7 @@ napoleon_google_docstring = False
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 always_use_bars_union = True
-autodoc_member_order = "bysource"
+typehints_document_rtype_none = False
 autodoc_class_signature = "mixed"
 # what keeps its name where it is an annotation, and where that is explained
 autodoc_type_aliases = {
@@ -80,7 +84,7 @@ autodoc_type_aliases = {
     "Tree": "annbatch_distributed.integrations.jax.Tree",
 }
 autosummary_context = {
-    # The members on the page of a class, where those are not all that are public.
+    # The members on the page of a class, in this order; all public ones of other classes.
     "shown": {
         "annbatch_distributed.EpochPlan": [
             "n_batches",
@@ -123,6 +127,11 @@ autosummary_context = {
         "annbatch_distributed.StatefulLoader": [
             "from_collection",
             "from_loader",
+            "use_collection",
+            "add_adatas",
+            "add_datasets",
+            "n_obs",
+            "n_var",
             "sampler",
             "set_epoch",
             "next_epoch",
@@ -171,6 +180,34 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_copy_empty_lines = False  # they stand for output that is left out
 
+# old addresses of pages
+redirects = {
+    "agreement": "verify.html",
+    "coming-from": "migration.html",
+    "elastic": "checkpoints.html#the-same-steps-on-any-number-of-gpus",
+    "first-job": "two-ranks.html",
+    "frameworks/accelerate": "hugging-face.html",
+    "frameworks/torchdata": "ray.html#torchdata",
+    "frameworks/transformers": "hugging-face.html#trainer",
+    "glossary": "distribution.html#glossary",
+    "gpus": "launching.html#gpus",
+    "launchers": "launching.html",
+    "object-storage": "storage.html#object-storage",
+    "one-process": "quickstart.html",
+    "reading": "storage.html",
+    "resume": "checkpoints.html",
+    "sharding": "distribution.html#sharding",
+    "sizes": "performance.html#sizes",
+    "slurm": "launching.html#slurm",
+    "steps": "debugging.html",
+    "tutorial": "distribution.html",
+    "workers": "performance.html#dataloader-workers",
+    "your-files": "prepare-data.html",
+}
+
+ogp_site_url = "https://annbatch-distributed.readthedocs.io/en/latest/"
+ogp_social_cards = {"enable": False}
+
 html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["_static"]
@@ -195,27 +232,24 @@ html_theme_options = {
 }
 
 
-# Napoleon takes what precedes a colon in the first line of an attribute's docstring for
-# its type. These are sentences.
-_sentences: dict[str, list[str]] = {}
+# Napoleon reads no sections in the docstring of a property, and takes the words before a
+# colon for its type. So these docstrings are read as those of methods.
+_properties: dict[str, list[str]] = {}
 
 
 def _set_aside(
     _app: Sphinx, what: str, name: str, _obj: object, _options: object, lines: list[str]
 ) -> None:
     if what in {"attribute", "property"}:
-        _sentences[name] = list(lines)
+        _properties[name] = list(lines)
+        lines.clear()
 
 
 def _bring_back(
-    _app: Sphinx,
-    _what: str,
-    name: str,
-    _obj: object,
-    _options: object,
-    lines: list[str],
+    app: Sphinx, _what: str, name: str, obj: object, _options: object, lines: list[str]
 ) -> None:
-    lines[:] = _sentences.pop(name, lines)
+    if (own := _properties.pop(name, None)) is not None:
+        lines[:] = NumpyDocstring(own, app.config, app, "method", name, obj).lines()
 
 
 _GIVEN = {
@@ -235,9 +269,7 @@ def _made_elsewhere(
 def _check_drawings(app: Sphinx) -> None:
     """Warn if a drawing isn't what its script draws."""
     folder = Path(app.srcdir)
-    drawn = {"terms.svg": runpy.run_path(str(folder / "terms.py"))["drawing"]}
-    drawn |= runpy.run_path(str(folder / "pictures.py"))["PICTURES"]
-    for name, draw in drawn.items():
+    for name, draw in runpy.run_path(str(folder / "pictures.py"))["PICTURES"].items():
         if (folder / "_static" / name).read_text() != draw():
             getLogger(__name__).warning(
                 "_static/%s isn't what its script draws. Run the script in docs.", name

@@ -1,4 +1,4 @@
-"""Draw cell types by weight on several ranks: here, rare types more often than others.
+"""Sample cell types by weight on several ranks: here, rare types more often than common ones.
 
 Write a collection in which the cells of each type lie together, and start as many ranks as you like::
 
@@ -21,15 +21,15 @@ from annbatch.samplers import WeightedClassSampler
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
 
-# a type is drawn in chunks; of a type with few cells, only in small ones
+# a type is sampled in chunks; of a type with few cells, only in small ones
 CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE = 16, 128, 64
-NOT_DRAWN = "not drawn"
+NOT_SAMPLED = "not sampled"
 
 
 def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
     """Return the type of each cell, as class samplers take it, and the weight of each type."""
-    # every cell needs a type: cells without a label get one that isn't drawn
-    types = pd.Categorical(labels).add_categories(NOT_DRAWN).fillna(NOT_DRAWN)
+    # every cell needs a type: cells without a label get one that isn't sampled
+    types = pd.Categorical(labels).add_categories(NOT_SAMPLED).fillna(NOT_SAMPLED)
     # so do cells of a type that lie together in runs shorter than a chunk
     starts = np.flatnonzero(np.diff(types.codes, prepend=-1))
     lengths = np.diff(starts, append=len(types))
@@ -39,18 +39,18 @@ def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
             f"cells of one {labels.name} don't lie together in this collection: write it by "
             f"annbatch-distributed collect --group-by {labels.name}"
         )
-    types[is_short] = NOT_DRAWN
+    types[is_short] = NOT_SAMPLED
     if dist.get_rank() == 0:
-        lost = labels.astype(object)[types == NOT_DRAWN].value_counts(dropna=False)
-        print("cells that aren't drawn:", lost.to_dict())
+        lost = labels.astype(object)[types == NOT_SAMPLED].value_counts(dropna=False)
+        print("cells that aren't sampled:", lost.to_dict())
 
-    # choose yours; equal ones would draw as many cells of each type
+    # choose yours; equal ones would sample as many cells of each type
     weights = np.sqrt(types.value_counts())
-    weights[NOT_DRAWN] = 0
+    weights[NOT_SAMPLED] = 0
     return types, weights
 
 
-def draw(collection: Path, label: str, num_samples: int | None) -> None:
+def sample(collection: Path, label: str, num_samples: int | None) -> None:
     """Run one rank."""
     cells = DatasetCollection(collection, mode="r")
     types, weights = weigh(cells.obs([label])[label])
@@ -65,7 +65,7 @@ def draw(collection: Path, label: str, num_samples: int | None) -> None:
             num_samples=num_samples or len(types),  # of all ranks together
         ),
         dist_info="torch",
-        sharding="independent",  # every rank draws from all cells, by these weights
+        sharding="independent",  # every rank samples from all cells, by these weights
         remainder="exact",
         seed=0,
     )
@@ -73,22 +73,22 @@ def draw(collection: Path, label: str, num_samples: int | None) -> None:
     loader.use_collection(cells)
     loader.check_ranks_agree()
 
-    drawn = torch.zeros(len(weights), dtype=torch.int64)
+    sampled = torch.zeros(len(weights), dtype=torch.int64)
     for batch in loader:
         # a step of the training goes here, as in examples/from_h5ad/train.py
         targets = torch.tensor(types.categories.get_indexer(batch["obs"][label]))
-        drawn += torch.bincount(targets, minlength=len(drawn))
-    dist.all_reduce(drawn)
+        sampled += torch.bincount(targets, minlength=len(sampled))
+    dist.all_reduce(sampled)
     if dist.get_rank() == 0:
         table = pd.DataFrame(
             {
                 "cells": types.value_counts(),
                 "weight": weights / weights.sum(),
-                "drawn": drawn / drawn.sum(),
+                "sampled": sampled / sampled.sum(),
             }
         )
         print(table.round(3))
-        print(f"{dist.get_world_size()} ranks drew {drawn.sum():,} cells")
+        print(f"{dist.get_world_size()} ranks sampled {sampled.sum():,} cells")
 
 
 if __name__ == "__main__":
@@ -97,12 +97,12 @@ if __name__ == "__main__":
     )
     parser.add_argument("collection", type=Path)
     parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to draw by"
+        "--label", default="cell_type", help="the column of obs to sample by"
     )
     parser.add_argument(
         "--num-samples",
         type=int,
-        help="how many cells to draw; as many as there are by default",
+        help="number of cells to sample (default: the number of cells)",
     )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
@@ -112,5 +112,5 @@ if __name__ == "__main__":
         )
     else:
         dist.init_process_group("gloo")
-        draw(arguments.collection, arguments.label, arguments.num_samples)
+        sample(arguments.collection, arguments.label, arguments.num_samples)
         dist.destroy_process_group()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From h5ad files to a training that is killed twice, and ends on three ranks: what docs/first-job.md explains.
+# From h5ad files to a training that is killed twice, and ends on three ranks: docs/two-ranks.md explains it.
 #
 #   examples/from_h5ad/run.sh [FOLDER]
 #

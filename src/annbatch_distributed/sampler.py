@@ -681,7 +681,7 @@ class DistributedSampler(Sampler):
             Number of rows of the whole collection: ``loader.n_obs``.
         read
             Row indices of each batch that this process has read in the iteration: an iterable of integer arrays of
-            shape ``(batch_size,)``, such as ``batch["index"]``, or a :class:`Tally` of them.
+            shape ``(batch_size,)``, such as ``batch["index"]``.
         timeout
             As for :meth:`check_ranks_agree`.
         gather

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-SCRIPTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks/transformers.md").read_text(), re.DOTALL)
+SCRIPTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks/hugging-face.md").read_text(), re.DOTALL)
 #: Evaluates 101 cells, of which each has its number as its loss, by the page's trainer and by that of Hugging Face.
 EVALUATION = """
 import anndata as ad
 import numpy as np
 from annbatch.samplers import SequentialSampler
+from annbatch_distributed import DistributedSampler
 
 
 class Numbers(torch.nn.Module):

@@ -61,10 +61,12 @@ def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_a
     (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}])
 
     said = done.stdout.splitlines()
-    page = (ROOT / "docs/first-job.md").read_text()
-    shown = [line for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
-    # other processors round otherwise, and may be right about a cell more
-    assert [re.sub(r"[\d.]+%", "", line) for line in said] == [re.sub(r"[\d.]+%", "", line) for line in shown]
+    page = (ROOT / "docs/two-ranks.md").read_text()
+    (block,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    shown = block.splitlines()  # of the job; the lines of collect come before
+    # other processors round differently, and may be right about a cell more
+    percent = re.compile(r"[\d.]+%")
+    assert [percent.sub("", line) for line in said[-len(shown) :]] == [percent.sub("", line) for line in shown]
     (first, last) = (float(share) for share in re.findall(r"([\d.]+)% of", done.stdout))
     assert min(first, last) > 90
 
@@ -158,7 +160,10 @@ def test_mixture_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
 
     page = (ROOT / "docs/mixtures.md").read_text()
     (shown,) = re.findall(r"```text\n(from step.*?)```", page, re.DOTALL)
-    assert [line for lines in outputs[1:] for line in lines] == shown.splitlines()
+    first, last = shown.split("...\n")
+    printed = "".join(f"{line}\n" for lines in outputs[1:] for line in lines)
+    assert printed.startswith(first)
+    assert printed.endswith(last)
 
 
 def test_multiome_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
@@ -281,7 +286,7 @@ def test_classes_are_drawn_by_weight_from_h5ad_files_of_donors(tmp_path: Path) -
         assert not is_drawn_by(np.ones(3), n_chunks)  # as without weights
         assert not is_drawn_by(weights**2, n_chunks)  # as many as there are
 
-    page = (ROOT / "docs/sharding.md").read_text()
+    page = (ROOT / "docs/sampling.md").read_text()
     (shown,) = re.findall(r"```text\n(cells that .*?)```", page, re.DOTALL)
     others = re.compile(r"0\.\d+$", re.MULTILINE)  # that another version of annbatch may draw
     assert others.sub("", first.stdout) == others.sub("", shown)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-PAGE = (ROOT / "docs/steps.md").read_text()
+PAGE = (ROOT / "docs/debugging.md").read_text()
 
 
 def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
@@ -26,7 +26,7 @@ def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cells, "bad.zarr")
-    zarr.open_array("bad.zarr/dataset_0/X/data", mode="r+")[100_000] = np.nan
+    zarr.open_array("bad.zarr/dataset_0/X/data", mode="r+")[60_000] = np.nan
     (script,) = re.findall(r"```\{code-block\} python\n(?::caption: [^\n]*\n\n)?(.*?)```", PAGE, re.DOTALL)
     (diff,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     error, verdict = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)

@@ -331,7 +331,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             As for :meth:`add_adatas`, or as annbatch raises them.
         RuntimeError
             If zarrs has read in the parent process before this process was forked, so that reading would hang; see
-            :doc:`/workers`.
+            :doc:`DataLoader workers </performance>`.
         """
         zarrs_reader.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
         # before anything is loaded: loading a CSC matrix by rows may fail with a less helpful error
