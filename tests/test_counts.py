@@ -36,7 +36,7 @@ def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -
     alone = RandomSampler(6, 2, 4, replacement=True, drop_last=True)
     assert (alone.n_batches(20), len(batches(alone.sample(20)))) == (5, 4)
     for rank in job(alone, 2):
-        with pytest.raises(ValueError, match=r"chunks of 6 rows, which make 4 batches of the 5"):
+        with pytest.raises(ValueError, match=r"chunks of 6 rows and yields only 4 of the 5 batches"):
             rank.n_batches(40)
     assert [len(batches(rank.sample(24))) for rank in job(alone, 2)] == [3, 3]
 

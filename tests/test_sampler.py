@@ -208,7 +208,7 @@ def test_a_property_of_the_wrapped_sampler_that_raises_is_named(name: str, error
         raise error
 
     broken = type("Broken", (MaskBlind,), {name: property(fail)})
-    message = rf"Broken\.{name} raised {type(error).__name__}: .*boom.* Every sampler needs"
+    message = rf"Broken\.{name} raised {type(error).__name__}: .*boom.* Every sampler must have"
     with pytest.raises(TypeError, match=message) as raised:
         one(broken(4))
     assert raised.value.__cause__ is error
@@ -244,5 +244,5 @@ def test_a_distributed_sampler_in_another_one_is_a_type_error_that_says_what_to_
     within: type[Any], around: str
 ) -> None:
     inner = within(RandomSampler(4, 2, 4), dist_info=lambda: (0, 2))
-    with pytest.raises(TypeError, match=r"can't be in another one.*mesh_ranks\(mesh, \(\"node\", \"local\"\)\)"):
+    with pytest.raises(TypeError, match=r"must not wrap another.*mesh_ranks"):
         DistributedSampler(inner if around == "ours" else Holder(inner), dist_info=Rank(0, 2))

@@ -92,7 +92,7 @@ def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() ->
     class Chunked(MaskBlind):
         pass
 
-    with pytest.raises(ValueError, match=r"isn't known of Chunked. Pass Shuffled\(block_size=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"unknown for Chunked. Pass Shuffled\(block_size=\.\.\.\)"):
         job(Chunked(4), 2, sharding="shuffled", seed=0)
 
     class Known(Chunked):

@@ -1,9 +1,9 @@
-"""The plan of an epoch: every rank's rows and batches, and which rows are dropped or repeated.
+"""The plan of an epoch: every rank's rows and batches, and the rows that are dropped or repeated.
 
-A sharding puts the rows of the window into one order, and that is cut into a contiguous range for each rank. The plan
-is a description, computes a rank's shard on demand, and gives the same answers on every rank.
+A sharding determines the order of the selected rows, which is cut into a contiguous range for each rank. The plan is a
+description. It computes a rank's shard on demand, and is the same on every rank.
 
-Let the window have N rows, W ranks, batch size b, and q = N // W. The range of a rank has
+With N selected rows, W ranks, batch size b, and q = N // W, the range of a rank has
 
 =========  ==================================================  ==========================================
 policy     rows of a rank                                      batches of a rank
@@ -14,13 +14,13 @@ policy     rows of a rank                                      batches of a rank
 ``pad``    B * b: its own as under ``exact``, then repeats     B, all full
 =========  ==================================================  ==========================================
 
-``count`` asks the wrapped sampler how many batches it makes of every rank's shard. Every rank asks about all ranks, in
-the same order, so an error for one of them is raised on every rank, before any has read a row:
+``count`` asks the wrapped sampler for the number of batches of every rank's shard. Every rank asks about all ranks, in
+the same order, so an error for one rank is raised on every rank, before any of them has read a row:
 
 1. The wrapped sampler must accept the shards: one of each length, or every shard if it holds a value for each row.
-2. If the policy promises every row, its batches must hold all rows.
-3. If the policy promises equal counts, the sampler's counts must be equal, or, under ``exact``, such that a short rank
-   can split one of its batches.
+2. If the policy requires every row, its batches must hold all rows.
+3. If the policy requires equal counts, the sampler's counts must be equal. Under ``exact``, a short rank may also split
+   one of its batches.
 """
 
 from __future__ import annotations
@@ -61,28 +61,35 @@ _NO_ROWS = Rows()
 
 @dataclass(frozen=True)
 class Shard:
-    """The rows that one rank reads in one epoch; local row ``p`` is the ``p``-th of them."""
+    """Rows that one rank reads in one epoch.
+
+    Examples
+    --------
+    >>> shard = sampler.plan(50).shard(1)
+    >>> len(shard), shard.rows
+    (24, Rows(24:48))
+    """
 
     rows: Rows
-    """All of them, as global rows."""
+    """Global rows of the shard; local row ``p`` is the ``p``-th of them."""
     n_own: int
-    """How many of them, the leading ones, are this rank's own. Those after them are repeats."""
+    """Number of rows at the front that are the rank's own. Rows after them are repeats of other rows."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def repeated(self) -> Rows:
-        """The rows that are repeats (under ``remainder="pad"``): they are some rank's own rows as well."""
+        """Repeated rows under ``remainder="pad"``, which are also a rank's own rows; else empty."""
         return self.rows.cut(self.n_own, len(self))
 
 
 @dataclass(frozen=True, repr=False)
 class EpochPlan:
-    """What every rank reads in one epoch; made by :meth:`DistributedSampler.plan`.
+    """Rows and batches of every rank in one epoch.
 
-    ``str(plan)`` is a small table, with what would drop fewer rows; notebooks show it, too. :meth:`to_frame` returns
-    it as a pandas table, and :meth:`plot` draws it.
+    Create it with :meth:`DistributedSampler.plan`. ``print(plan)`` shows a table, as do notebooks. :meth:`to_frame`
+    returns the table as a DataFrame, and :meth:`plot` draws it.
 
     Examples
     --------
@@ -103,51 +110,51 @@ class EpochPlan:
     """
 
     n_obs: int
-    """Rows of the whole collection; or number of sets, if the sampler samples sets of cells."""
+    """Number of rows of the whole collection; number of sets if the sampler samples sets of cells."""
     epoch: int
-    """Which epoch this is the plan of."""
+    """Number of the epoch."""
     n_streams: int
-    """Number of ranks, or of virtual ranks if there are such."""
+    """Number of ranks, or of virtual ranks if they are used."""
     window: Rows
-    """The rows that the ranks share out: those that the mask selects."""
+    """Rows that are sharded: the rows that the mask selects."""
     remainder: Remainder
-    """What becomes of the rows that don't divide evenly."""
+    """Policy for the rows that don't divide evenly."""
     batch_size: int | None
-    """Rows of a full batch; None where the wrapped sampler has none."""
+    """Number of rows of a full batch; None if the wrapped sampler has no batch size."""
     sharding: Sharding
-    """What deals the rows to the ranks."""
+    """Assignment of rows to ranks."""
     seed: int | None
-    """What the sharding's own randomness begins from, the same on every rank."""
+    """Seed of the sharding, the same on every rank."""
     n_draws: int | None
-    """How many samples the wrapped sampler would draw alone, where ranks share out draws; None where it is rows."""
+    """Number of samples that a single rank would take, if the sharding is independent; else None."""
     order: Rows = field(default=_NO_ROWS, repr=False)
-    """The rows that are not lost, in the order of the sharding."""
+    """Selected rows that aren't dropped, in the order of the sharding."""
     dropped: Rows = field(default=_NO_ROWS, repr=False)
-    """The rows of the window that no rank is given in this epoch.
+    """Selected rows that are in no shard of this epoch.
 
-    What the wrapped sampler itself leaves out of a rank's rows (``drop_last``, ``num_samples``) is not among them.
+    Rows of a shard that the wrapped sampler leaves out (``drop_last``, ``num_samples``) are not included.
     """
     align: int | None = None
-    """Of which number the first rows of whole chunks are multiples; None leaves rows in the order of the sharding."""
+    """Number whose multiples are the first rows of whole chunks; None keeps the order of the sharding."""
     sampler_batches: tuple[int, ...] = field(default=(), repr=False)
-    """For each rank, the batches that the wrapped sampler gives for its shard by itself."""
+    """Number of batches that the wrapped sampler yields for each rank's shard."""
     remaining: tuple[int, ...] | None = field(default=None, repr=False)
-    """For each rank of a job that resumes an epoch, how many batches it has left; None where it begins."""
+    """Number of remaining batches of each rank, if an epoch is resumed; else None."""
     n_dropped_batches: int = field(default=0, repr=False)
-    """How many batches of an epoch no rank reads any more, since ``drop`` leaves them over when ranks change."""
+    """Number of batches that are dropped in this epoch because the number of ranks has changed."""
     n_processes: int | None = None
-    """How many ranks run the ranks of the plan side by side, which are virtual then; None if they aren't."""
+    """Number of real ranks that run the plan's virtual ranks; None if virtual ranks are not used."""
     rows_per_request: int | None = field(default=None, repr=False, compare=False)
-    """Rows that a loader holds at most: those of a load request, and of those that are read ahead; None if unknown."""
+    """Largest number of rows that a loader holds, including prefetched load requests; None if unknown."""
     cells: tuple[pd.Index[Any], ...] | None = field(default=None, repr=False, compare=False)
-    """The names of the cells of each data set, where a loader has made the plan and knows them."""
+    """``obs_names`` of each dataset, if a loader has created the plan and knows them; else None."""
 
     sets: EpochSets | None = field(default=None, repr=False, compare=False)
-    """Sets of this epoch, if the sampler samples sets: rows are then numbers of sets everywhere in the plan."""
+    """Sets of this epoch, if the sampler samples sets: the plan then counts sets instead of rows."""
 
     @property
     def unit(self) -> str:
-        """Noun for what the plan counts: row, or set."""
+        """Noun for the unit of the plan: row or set."""
         return "row" if self.sets is None else "set"
 
     @property
@@ -156,12 +163,12 @@ class EpochPlan:
         return self.n_obs if self.sets is None else self.sets.sets.n_obs
 
     def with_order(self, *, rotates: bool, align: int | None) -> Self:
-        """Return the same plan with the dropped rows, and the others in the order of the sharding.
+        """Return the plan with its dropped rows, and the other rows in the order of the sharding.
 
-        ``rotates`` says whether the rows that ``drop`` loses move from epoch to epoch: in epoch 0 the last rows are
-        dropped, as annbatch has it, and each epoch drops the rows before those of the last one, going round. So
-        every row is dropped equally often, and if fewer than half of the rows are dropped at once, any two consecutive
-        epochs together read every row.
+        If ``rotates`` is True, ``drop`` drops different rows in each epoch: in epoch 0 the last rows, as annbatch does,
+        and in each later epoch the rows before those of the previous epoch, cyclically. Each row is therefore dropped
+        equally often. Fewer than half of the rows are dropped at once, so any two consecutive epochs together read
+        every row.
         """
         self.check_enough()
         kept, dropped, n_rows, n_dropped = self.window, Rows(), len(self.window), self.n_dropped
@@ -177,20 +184,20 @@ class EpochPlan:
 
     @property
     def _has_annbatchs_layout(self) -> bool:
-        """Whether annbatch's own ``DistributedSampler`` gives each rank the same rows, whose order stays the same."""
+        """True if annbatch's own ``DistributedSampler`` gives each rank the same rows, which then keep their order."""
         is_whole = self.remainder == "drop" or (self.remainder == "keep" and self.n_obs % self.n_streams == 0)
         is_open = len(self.window) == self.n_obs
         return not self.epoch and is_open and is_whole and isinstance(self.sharding, Contiguous)
 
     def check_enough(self) -> None:
-        """Raise a ValueError if there are too few rows, or samples, for the policy: the same on every rank.
+        """Raise a ValueError if there are too few rows, or samples, for the policy.
 
-        Under ``exact`` it takes the sampler to tell whether a rank is a batch short, so that this only looks for a row
-        per rank there.
+        Under ``exact``, only the sampler can tell if a rank is one batch short, so only one row per rank is required
+        here.
         """
         n_rows, world_size, size = self._n_shared, self.n_streams, self.batch_size
-        drawn = f"The wrapped sampler takes {n_rows:,} samples"
-        what = f"The mask selects {n_rows:,} {self.unit}s" if self.n_draws is None else drawn
+        samples = f"The wrapped sampler takes {n_rows:,} samples"
+        what = f"The mask selects {n_rows:,} {self.unit}s" if self.n_draws is None else samples
         if self.remainder == "drop":
             assert size is not None
             if n_rows < world_size * size:
@@ -201,25 +208,25 @@ class EpochPlan:
         elif self.remainder != "pad" and n_rows < world_size:
             raise ValueError(
                 f"{what}, too few for {world_size} ranks: under remainder={self.remainder!r} every rank needs at least "
-                "one. Use fewer ranks, or remainder='pad', which has full batches on all of them."
+                "one. Use fewer ranks, or remainder='pad', which repeats rows."
             )
         elif n_rows < 1:
             raise ValueError(f"{what}, but at least one is needed. Pass a larger mask, or check loader.n_obs.")
 
     @property
     def _n_shared(self) -> int:
-        """How many rows are shared out, or samples."""
+        """Number of rows, or samples, that are divided among ranks."""
         return len(self.window) if self.n_draws is None else self.n_draws
 
     def _stretch(self, rank: int) -> tuple[int, int, int]:
-        """Return where in the order the stretch of a rank starts, how much of it is its own, and how long it is."""
+        """Return the start of a rank's range in the order, the number of its own rows, and its length with repeats."""
         size = self.batch_size or 1
         rows, extra = divmod(self._n_shared, self.n_streams)
         if self.remainder == "drop":
             length = rows // size * size
             return rank * length, length, length
-        # 7 rows on 3 ranks: 2, 2 and 3 rows, from 0, 2 and 4 on
-        n_small = self.n_streams - extra  # the ranks that don't have a row more come first
+        # 7 rows on 3 ranks: 2, 2 and 3 rows, starting at 0, 2 and 4
+        n_small = self.n_streams - extra  # ranks with one row less come first
         start, own = rank * rows + max(0, rank - n_small), rows + (rank >= n_small)
         if self.remainder == "pad":
             # ceil(samples / (streams * size)) full batches: 10 rows on 2 ranks in batches of 4 are 2 batches, 8 rows
@@ -227,113 +234,156 @@ class EpochPlan:
         return start, own, own
 
     def shard(self, rank: int) -> Shard:
-        """Return the rows of a rank; an IndexError if there is no such rank."""
+        """Return the rows of a rank.
+
+        Parameters
+        ----------
+        rank
+            Rank, or virtual rank, of this plan.
+
+        Returns
+        -------
+        Shard
+            The rows of the rank. Under ``sharding="independent"``, these are all rows.
+
+        Raises
+        ------
+        IndexError
+            If the plan has no such rank.
+
+        Examples
+        --------
+        >>> plan = sampler.plan(50)
+        >>> plan.shard(0).rows
+        Rows(0:24)
+        """
         return self._shard(self._checked(rank), self.align)
 
     def _shard(self, rank: int, align: int | None) -> Shard:
-        if self.n_draws is not None:  # ranks share out draws, and each draws from all rows
+        if self.n_draws is not None:  # samples are divided among ranks, and each rank samples from all rows
             return Shard(self.order, len(self.order))
         start, n_own, length = self._stretch(rank)
-        # repeats are the rows that follow in the order, from the front again behind its end
+        # repeats are the next rows in the order, which continues at the front after its end
         own, repeats = self.order.cut(start, start + n_own), self.order.cyclic(start + n_own, length - n_own)
         if align is not None:
             own, repeats = whole_chunks_first(own, align), whole_chunks_first(repeats, align, after=n_own)
         return Shard(own + repeats, n_own)
 
     def in_order(self, rank: int) -> Rows:
-        """Return the rows of a rank in the order of the sharding, whatever comes first in its shard."""
+        """Return the rows of a rank in the order of the sharding, without alignment."""
         return self._shard(rank, None).rows
 
     def n_batches(self, rank: int) -> int:
-        """Return the number of batches of a rank: the same for every rank, unless ``remainder`` is ``"keep"``."""
+        """Return the number of batches of a rank.
+
+        Parameters
+        ----------
+        rank
+            Rank, or virtual rank, of this plan.
+
+        Returns
+        -------
+        int
+            Number of batches of the whole epoch; the same for every rank, unless ``remainder`` is ``"keep"``.
+
+        Raises
+        ------
+        IndexError
+            If the plan has no such rank.
+
+        Examples
+        --------
+        >>> sampler.plan(50).n_batches(0)
+        6
+        """
         rank = self._checked(rank)
         return self.sampler_batches[rank] if self.remainder == "keep" else self.most_batches
 
     @cached_property
     def most_batches(self) -> int:
-        """The number of batches of the rank that has the most."""
+        """Number of batches of the rank with the most batches."""
         return max(self.sampler_batches)
 
     @property
     def counts(self) -> list[int]:
-        """For each stream, the number of its batches."""
+        """Number of batches of each stream."""
         return list(map(self.n_batches, range(self.n_streams)))
 
     @cached_property
     def _firsts(self) -> list[int]:
-        """For each stream, the number of its first batch in the epoch, and how many there are in all."""
+        """Number of the first batch of each stream, and the number of all batches: 0 4 7 of streams of 4 and 3."""
         return list(accumulate(self.counts, initial=0))
 
     def first_number(self, stream: int) -> int:
-        """Return the number of the first batch of a stream, all streams laid end to end."""
+        """Return the number of the first batch of a stream, counted over all streams."""
         return self._firsts[stream]
 
     def stream_of(self, number: int) -> int:
-        """Return which stream a batch is of."""
+        """Return the stream of a batch."""
         return bisect_right(self._firsts, number) - 1
 
     def size(self, rank: int) -> int:
-        """Return how many rows the shard of a rank has; or samples, where ranks share out draws."""
+        """Return the number of rows of a rank's shard; of its samples, if the sharding is independent."""
         return self._stretch(rank)[2]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """For each rank, how many rows its shard has; or samples, where ranks share out draws."""
-        # the last ones have a row more, if any have; where all have the same, both halves agree
+        """Number of rows of each rank's shard; of its samples, if the sharding is independent."""
+        # the last ranks may have one row more: 7 rows on 3 ranks are 2 2 3
         n_longer = self._n_shared % self.n_streams
         return (self.size(0),) * (self.n_streams - n_longer) + (self.size(self.n_streams - 1),) * n_longer
 
     @property
     def n_dropped(self) -> int:
-        """How many rows of the window no rank is given in this epoch."""
+        """Number of selected rows that are dropped in this epoch."""
         is_whole = self.remainder != "drop" or self.n_draws is not None
         return 0 if is_whole else self._n_shared % (self.n_streams * (self.batch_size or 1))
 
     @property
     def n_repeated(self) -> int:
-        """How many rows are read a second time, over all ranks."""
+        """Number of repeated rows, over all ranks."""
         return sum(self.sizes) - len(self.order) if self.n_draws is None else 0
 
     @property
     def rows_in_memory(self) -> int | None:
-        """How many rows a rank's loader holds at a time at most, with virtual ranks those of all that it runs.
+        """Largest number of rows that a rank's loader holds, over all virtual ranks that it runs.
 
-        To read takes about as much memory again. None if the size of a load request isn't known, or if short gaps are
-        read as well: between the rows of a window, or between the cells of sets.
+        Reading takes about the same amount of memory again. None if the size of a load request is unknown, or if short
+        gaps between selected rows, or between the cells of sets, are read as well.
         """
         if self.rows_per_request is None or not self.window.is_stretch or self.sets is not None:
             return None
-        # a process runs an equal number of virtual ranks, side by side
+        # each process runs the same number of virtual ranks
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
         return min(self.rows_per_request, max(self.sizes)) * n_own
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical | None = None) -> pd.DataFrame:
-        """Return how many rows of each label every rank has, and how far that is from the window's mix.
+        """Count the rows of each label on every rank, and compare ranks with all selected rows.
 
         Parameters
         ----------
         labels
-            A value for each row of the collection in order, such as its donor or cell type: an array, a Categorical or
-            a Series, whose names are compared with those of the cells if a loader has made the plan. Missing values are
-            a label of their own, NaN. A Categorical is counted fastest. Of sets, a value for each set; None stands for
-            their groups.
+            Label of each row of the collection, such as its donor or cell type: an array, a Categorical (fastest) or a
+            Series of shape ``(n_obs,)``. If a loader has created the plan, the index of a Series is compared with its
+            ``obs_names``. Missing values are counted as the label NaN. If the sampler samples sets, one label per set;
+            None (default) then takes their groups.
 
         Returns
         -------
-        A table with a line for each rank: under ``"rows"`` (or ``"sets"``) how many rows of each label it reads,
-        repeats included, or draws from; and ``"distance"``, the total variation distance of its mix of labels to that
-        of the window: the part of its rows that would have to be others, from 0 to 1 (0.5 of a rank without rows).
+        pandas.DataFrame
+            One line per rank. The integer columns ``("rows", label)``, or ``("sets", label)``, count the rows of each
+            label that the rank reads, including repeated rows, or samples from. The float column ``"distance"`` is the
+            total variation distance between the rank's labels and the labels of all selected rows: from 0 (the same
+            proportions) to 1; 0.5 for a rank without rows.
 
         Raises
         ------
         ValueError
-            If there is not one value for each row, in one dimension, or the names of a Series are in another order.
+            If ``labels`` does not have one value per row, in one dimension, or the index of a Series has a different
+            order.
 
         Examples
         --------
-        >>> import numpy as np
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank
         >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
         >>> plan = DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000)
         >>> donors = np.repeat(["d1", "d2", "d3"], [8_000, 8_000, 4_000])
@@ -368,12 +418,17 @@ class EpochPlan:
         return rank
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with a line for each rank: its batches, rows, repeated rows, and the first stretches of rows.
+        """Return the plan as a table.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One line per rank, with the integer columns ``batches``, ``rows`` (``samples`` or ``sets``) and
+            ``repeated``, and the column ``global rows`` (``numbers`` for sets), a string of up to three ranges of rows.
+            With virtual ranks, the index has the levels ``rank`` and ``virtual rank``.
 
         Examples
         --------
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank
         >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
         >>> DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000).to_frame()
               batches  rows  repeated global rows
@@ -386,35 +441,40 @@ class EpochPlan:
         return report.as_frame(self)
 
     def plot(self, *others: EpochPlan) -> Figure:
-        """Draw which rank reads which rows, where some are dropped or repeated, and what the mask leaves out.
+        """Draw the rows of each rank, and the dropped, repeated and masked rows.
 
-        Rows of the collection lie along one axis; each rank has a line and a color of its own.
+        The rows of the collection are along the x axis. Each rank has its own line and color. It needs the extra
+        ``plot``.
 
         Parameters
         ----------
         others
-            Plans of other epochs, or of other settings, which are drawn under each other.
+            Plans of other epochs or with other settings, to draw below this one.
 
         Returns
         -------
-        A figure of matplotlib (extra ``plot``), which notebooks show; ``savefig`` writes it to a file.
+        matplotlib.figure.Figure
+            The figure. Notebooks show it; ``savefig`` writes it to a file.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If matplotlib is not installed.
 
         Examples
         --------
-        >>> from annbatch.samplers import RandomSampler
-        >>> from annbatch_distributed import DistributedSampler, Rank
-        >>> sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
-        >>> plan = DistributedSampler(sampler, dist_info=Rank(0, 2)).plan(20_000)
-        >>> picture = plan.plot()
+        >>> figure = sampler.plan(50).plot()
         """
         try:
             from annbatch_distributed.picture import draw
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(f"{error}. Pictures need annbatch-distributed[plot].", name=error.name) from error
+            raise ModuleNotFoundError(
+                f"{error}. EpochPlan.plot needs matplotlib: install annbatch-distributed[plot].", name=error.name
+            ) from error
         return draw([self, *others])
 
     def __repr__(self) -> str:
-        what = f"{self.unit}s" if self.n_draws is None else "samples drawn"
+        what = f"{self.unit}s" if self.n_draws is None else "samples"
         dropped = f", {self.n_dropped} dropped" if self.n_dropped else ""
         repeated = f", {self.n_repeated} repeated" if self.n_repeated else ""
         ranks = f"{self.n_streams} {'ranks' if self.n_processes is None else 'virtual ranks'}"
@@ -434,7 +494,7 @@ class EpochPlan:
         return report.as_html(self)
 
 
-#: A rank, and the classes that it can draw.
+#: A rank, and the classes that it can sample from.
 type Classes = tuple[int, frozenset[str]]
 
 
@@ -442,18 +502,18 @@ class Counts(NamedTuple):
     """The wrapped sampler's answers about every rank's shard."""
 
     sampler_batches: tuple[int, ...]
-    """For each rank, the batches that the sampler gives for its shard by itself."""
+    """Number of batches that the sampler yields for each rank's shard."""
     classes: tuple[Classes, ...]
-    """What each rank can draw, if the sampler is a class sampler."""
+    """Classes that each rank can sample from, if the sampler is a class sampler; else empty."""
 
 
 def count(sampler: Sampler, plan: EpochPlan) -> Counts:
-    """Ask a sampler about every rank's shard of a plan. It is left as it is.
+    """Ask a sampler about every rank's shard of a plan, without changing it.
 
-    Of ranks whose shards make no difference to the sampler, one is asked about. A ValueError if any rank could not run,
-    or could not have the number of batches that the policy promises.
+    Shards that make no difference to the sampler are asked about once. A ValueError if a rank can't run on its shard,
+    or can't have the number of batches that the policy requires.
     """
-    # `kinds` tells shards apart that may have different answers: by rank, or else by their number of rows
+    # shards of one kind have the same answers: each rank is its own kind, or else shards of the same length are
     differs = needs_global_rows(sampler) and plan.n_draws is None
     kinds = range(plan.n_streams) if differs else plan.sizes
     counts: dict[int, int] = {}
@@ -480,104 +540,103 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
             _refuse_impossible(n_batches, plan, size)
     except ValueError as error:
         hint = ""
-        if drawable_classes(sampler) is not None:  # what is cut short is a run of a class
+        if drawable_classes(sampler) is not None:  # the shard cuts a run of a class
             hint = (
-                " With sharding='independent' every rank draws from all rows, and no boundary between ranks cuts a run."
+                " Pass sharding='independent', under which no boundary between ranks cuts a run of a class."
                 if plan.n_draws is None
-                else " A mask cuts runs too: write rows that are held out to a collection of their own. "
+                else " A mask cuts runs of a class, too: write held-out rows to their own collection. "
                 "annbatch-distributed collect --group-by COLUMN writes cells of each class together."
             )
         raise ValueError(
-            f"{type(sampler).__name__} can't run on the rows of rank {rank} of {plan.n_streams}, which are "
-            f"{shard.rows} of the collection's {plan.n_obs} (remainder={plan.remainder!r}). Given them as "
-            f"[0, {len(shard)}), it says: {error}{hint}"
+            f"{type(sampler).__name__} can't run on the shard of rank {rank} of {plan.n_streams}, rows {shard.rows} of "
+            f"{plan.n_obs} (remainder={plan.remainder!r}). For local rows [0, {len(shard)}), it raises: {error}{hint}"
         ) from error
     return local, n_batches
 
 
 def _what(plan: EpochPlan) -> str:
-    """Return what ranks share out."""
+    """Return the noun for the unit that is divided among ranks."""
     return f"{plan.unit}s" if plan.n_draws is None else "samples"
 
 
 def _check_equal(sampler: Sampler, plan: EpochPlan, counts: tuple[int, ...]) -> None:
-    """Raise if the ranks can't have the same number of batches where that is promised."""
+    """Raise if the policy requires equal numbers of batches, but the ranks can't have them."""
     most, remainder = max(counts), plan.remainder
     if remainder == "keep" or min(counts) == most:
         return
     short = [rank for rank, n_batches in enumerate(counts) if n_batches < most]
-    # a rank that is one batch short splits one of its batches, if that is sure to be possible
+    # a rank that is one batch short splits one of its batches, if that is always possible
     if remainder == "exact" and all(most - counts[rank] == 1 for rank in short):
         short = [rank for rank in short if not _is_full(sampler, plan, counts[rank], plan.size(rank))]
     if not short:
         return
     rank = short[0]
-    halved = "A rank that is one batch short can make up for it only if all its batches are full, of two rows or more. "
+    split = "A rank that is one batch short can split a batch only if all its batches are full, of 2 rows or more. "
     raise ValueError(
-        f"remainder={remainder!r} promises the same number of batches on each of the {len(counts)} ranks, but "
-        f"{type(sampler).__name__} makes {counts[rank]} of the {plan.size(rank)} {_what(plan)} of rank {rank}, and "
-        f"{most} on rank {counts.index(most)}. {halved if remainder == 'exact' else ''}Use another batch_size, "
-        "mask or number of ranks, or remainder='keep' without a collective in each step."
+        f"remainder={remainder!r} requires the same number of batches on each of the {len(counts)} ranks, but "
+        f"{type(sampler).__name__} yields {counts[rank]} for the {plan.size(rank)} {_what(plan)} of rank {rank}, and "
+        f"{most} on rank {counts.index(most)}. {split if remainder == 'exact' else ''}Pass a different batch_size, "
+        "mask or number of ranks; or remainder='keep', if no step has a collective."
     )
 
 
 def _is_full(sampler: Sampler, plan: EpochPlan, n_batches: int, n_rows: int) -> bool:
-    """Whether all batches of a rank are sure to be full, of two rows or more, so that any of them can be halved."""
+    """Return True if all batches of a rank are full and have two rows or more, so that any of them can be split."""
     size = plan.batch_size
     assert size is not None
     return (plan.n_draws is not None or reads_every_row(sampler)) and size > 1 and 0 < n_rows == n_batches * size
 
 
 def _refuse_impossible(n_batches: int, plan: EpochPlan, n_rows: int) -> None:
-    """Raise a ValueError if so many batches can't hold all rows, or samples, of a rank."""
+    """Raise a ValueError if the number of batches doesn't fit the rows, or samples, of a rank."""
     policy, size, what = plan.remainder, plan.batch_size, _what(plan)
     if size is None:
         return
-    # 10 rows in batches of 4: 2 batches leave 2 rows out
+    # 10 rows in batches of 4: 2 batches leave out 2 rows
     if n_batches * size < n_rows:
         raise ValueError(
-            f"it makes {n_batches} batches of {size} rows at most, and so leaves out some of its {n_rows} {what}, but "
-            f"remainder={policy!r} promises every {what[:-1]}. Use drop_last=False, or remainder='drop'."
+            f"its {n_batches} batches of at most {size} rows leave out some of its {n_rows} {what}, but "
+            f"remainder={policy!r} requires every {what[:-1]}. Pass drop_last=False, or remainder='drop'."
         )
     # more than 2 full batches, or more than 10 of at least one row each, would need more rows
     if n_batches > (n_rows // size if policy in ("drop", "pad") else n_rows):
         kind = f"full batches of {size} rows" if policy in ("drop", "pad") else "batches"
         raise ValueError(
-            f"it makes {n_batches} batches, and its {n_rows} {what} are too few for that many {kind}, which "
-            f"remainder={policy!r} promises. Fix its n_batches, or pass remainder='keep'."
+            f"its {n_rows} {what} are too few for {n_batches} {kind}, which remainder={policy!r} requires. Fix its "
+            "n_batches, or pass remainder='keep'."
         )
 
 
 def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
-    """Return a number of batches as an integer; one that ``np.ceil`` gives is a float."""
+    """Return a number of batches as an integer; ``np.ceil`` returns a float, for example."""
     expected = (
-        f"{type(sampler).__name__}.n_batches({n_rows}) must return how many batches it yields for {n_rows} rows, an "
-        "integer of at least 0 and below 2**63, got "
+        f"{type(sampler).__name__}.n_batches({n_rows}) must return the number of batches for {n_rows} rows, an integer "
+        "within [0, 2**63), got "
     )
     if isinstance(n_batches, bool) or not isinstance(n_batches, Integral | float | np.floating):
-        # not what it is: other ranks see this, and a user's own object may show anything
-        raise TypeError(f"{expected}something of type {type(n_batches).__name__}. Return an int.")
+        # without its value, since other ranks see this message, and the object may be private
+        raise TypeError(f"{expected}an object of type {type(n_batches).__name__}. Return an int.")
     if not 0 <= float(n_batches) < BOUND or not (isinstance(n_batches, Integral) or n_batches.is_integer()):
-        advice = "Round a quotient up with math.ceil where the last batch may be short, else down with //."
+        advice = "Round quotients up with math.ceil if the last batch may be smaller, otherwise down with //."
         raise ValueError(f"{expected}{n_batches}. {advice}")
     return int(n_batches)
 
 
 def _refuse_short_draws(sampler: Sampler, n_rows: int) -> None:
-    """Raise where annbatch's RandomSampler yields fewer batches than its ``n_batches`` says.
+    """Raise if annbatch's RandomSampler yields fewer batches than its ``n_batches`` returns.
 
-    With ``replacement`` and ``drop_last`` it draws whole chunks only, and counts as if it drew the rest as well.
-    tests/test_counts.py fails when annbatch changes it.
+    With ``replacement`` and ``drop_last`` it samples whole chunks only, but counts the remaining samples as well.
+    tests/test_counts.py fails if annbatch changes this.
     """
     if not (isinstance(sampler, RandomSampler) and sampler._replacement and sampler._drop_last):
         return
-    # 100 samples in batches of 8 are promised as 12 batches; 6 whole chunks of 16 make 12 too, but 1 of 64 only 8
+    # 100 samples in batches of 8: n_batches is 12. 6 whole chunks of 16 yield 12 batches, but 1 chunk of 64 only 8
     n_samples, chunk_size = sampler._num_samples or n_rows, sampler._chunk_size
-    promised, drawn = n_samples // sampler.batch_size, n_samples // chunk_size * chunk_size // sampler.batch_size
-    if drawn < promised:
+    expected, actual = n_samples // sampler.batch_size, n_samples // chunk_size * chunk_size // sampler.batch_size
+    if actual < expected:
         raise ValueError(
-            f"with replacement=True and drop_last=True it draws whole chunks of {chunk_size} rows, which make "
-            f"{drawn} batches of the {promised} that {n_samples} samples should be. Use drop_last=False."
+            f"with replacement=True and drop_last=True, it samples whole chunks of {chunk_size} rows and yields only "
+            f"{actual} of the {expected} batches of {n_samples} samples. Pass drop_last=False."
         )
 
 
@@ -586,13 +645,13 @@ def prepared(
 ) -> Sampler:
     """Return a private copy of a sampler that runs on the local rows of a stream in the plan's epoch.
 
-    ``rng`` takes the place of its generator. A ValueError if it can't run on these rows.
+    ``rng`` replaces its generator. A ValueError if it can't run on these rows.
     """
     duplicate = private_copy(sampler, rng)
     localize(duplicate, shard.rows, plan.n_obs)
     if plan.n_draws is not None:
         set_draws(duplicate, plan.size(stream))
-    # where the generator is worked out instead of held, so that the copy has another one
+    # if a property computes the generator, the copy has a different one
     if rng is not None and duplicate.rng is not None and duplicate.rng is not rng:
         duplicate.rng = rng
     if callable(set_epoch := getattr(duplicate, "set_epoch", None)):

@@ -277,7 +277,7 @@ def test_a_hook_that_was_assigned_is_an_error() -> None:
     ("option", "error", "message"),
     [
         ({"shardng": "shuffled"}, TypeError, "shardng"),
-        ({"sharding": "shufled"}, ValueError, "Unknown sharding 'shufled'"),
+        ({"sharding": "shufled"}, ValueError, "sharding must be .* 'shufled'"),
         ({"seed": "x"}, TypeError, "seed"),
         ({"read_ahead": -1}, ValueError, "read_ahead"),
         ({"dist_info": "tourch"}, ValueError, "Unknown dist_info 'tourch'"),

@@ -187,5 +187,5 @@ def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
     message = "one batch read .* rows, gaps between their cells included, which .* --group-by.* or read_through=0"
     with pytest.raises(ValueError, match=message):
         ranks(collection, 1, memory=40 * 8 * 4)
-    with pytest.raises(ValueError, match=r"takes no mask, .*Sets.from_obs\(mask="):
+    with pytest.raises(ValueError, match=r"can't be combined with sets, .*Sets.from_obs\(mask="):
         ranks(collection, 1, mask=slice(0, 10))
