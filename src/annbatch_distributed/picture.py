@@ -1,4 +1,4 @@
-"""A picture of plans: which rank reads which rows of the collection, and which rows none reads; needs matplotlib."""
+"""A picture of plans: the rows that each rank reads, and the rows that no rank reads. It needs matplotlib."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from annbatch_distributed.rows import Int64Array, Rows
 
 type Floats = npt.NDArray[np.floating[Any]]
 
-#: Colors of lost rows and of rows outside the window: neither is among those of ranks.
+#: Colors of dropped rows and of masked rows; no rank has these colors.
 _DROPPED, _OUTSIDE = "#d55e00", "#c8c8c8"
 
-#: Points of a picture along the rows.
+#: Number of points along the rows.
 _BINS = 1000
-#: Up to as many ranks, each has its number beside its lane.
+#: Largest number of ranks that are all numbered on the axis.
 _MOST_NUMBERS = 32
-#: In inches: on a phone, too, the text can be read.
+#: Width in inches, small enough to read the text on a phone.
 _WIDTH = 5
-#: So many letters of text fit above the lanes and below them.
+#: Number of letters that fit into a line of text.
 _LETTERS = 46
 
 
 class _NotebookFigure(Figure):
-    """A figure that notebooks show: IPython has only text for a figure that pyplot didn't make."""
+    """Figure that notebooks show; IPython shows only figures of pyplot as images."""
 
     def _repr_png_(self) -> bytes:
         data = BytesIO()
@@ -45,35 +45,36 @@ class _NotebookFigure(Figure):
 
 
 def draw(plans: Sequence[EpochPlan]) -> Figure:
-    """Draw plans below each other, each with a lane for every rank and one for the lost rows."""
-    # few ranks have high lanes, and many share a page
+    """Draw plans below each other, each with a bar for every rank and one for the dropped rows."""
+    # the bars of a few ranks are high; many ranks fit on a page
     heights = [min(0.35, 6 / (plan.n_streams + 1)) * (plan.n_streams + 1) for plan in plans]
     figure = _NotebookFigure(figsize=(_WIDTH, 0.8 + sum(heights) + 0.6 * len(plans)), layout="constrained")
     axes = figure.subplots(len(plans), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for plan, plan_axes in zip(plans, axes, strict=True):
         _draw_plan(plan, plan_axes)
-    most = max(plan.n_obs for plan in plans)  # of all, which share the axis
+    most = max(plan.n_obs for plan in plans)  # the plans share the x axis
     axes[-1].set_xlabel("rows of the collection")
     axes[-1].set_xlim(0, most)
     n_labels = max(2, _LETTERS // (len(str(most)) + 3))
     axes[-1].xaxis.set_major_locator(MaxNLocator(n_labels - 1, steps=[1, 2, 2.5, 5, 10], integer=True))
-    # the legend has only what is drawn
-    signs = []
+    # the legend names only what is drawn
+    handles = []
     if any(plan.n_dropped for plan in plans):
-        signs.append(Patch(facecolor=_DROPPED, label="dropped"))
+        handles.append(Patch(facecolor=_DROPPED, label="dropped"))
     if any(plan.n_repeated for plan in plans):
-        signs.append(Patch(fill=False, hatch="////", label="repeated"))
+        handles.append(Patch(fill=False, hatch="////", label="repeated"))
     if any(map(_is_masked, plans)):
-        signs.append(Patch(facecolor=_OUTSIDE, label="left out by the mask"))
-    if signs:
-        figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False)
+        handles.append(Patch(facecolor=_OUTSIDE, label="masked"))
+    if handles:
+        figure.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False)
     return figure
 
 
 def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
-    """Return which part of each of ``n_bins`` stretches of ``n_obs`` rows is among some rows, from 0 to 1.
+    """Return the fraction of each bin of ``n_obs`` rows that is among some rows, of shape ``(n_bins,)``.
 
-    The stretches, at most one for each row, are even but for a row. No part is more than 1, whatever is there twice.
+    There is at most one bin per row, and the sizes of bins differ by at most one row. Repeated rows don't raise a
+    fraction above 1.
 
     >>> from annbatch_distributed import Rows
     >>> density(Rows((range(0, 5), range(8, 10))), 10, 5)
@@ -81,29 +82,32 @@ def density(rows: Rows, n_obs: int, n_bins: int) -> npt.NDArray[np.float64]:
     """
     # 10 rows in 4 bins have the edges 0 2 5 7 10
     edges = np.array([number * n_obs // n_bins for number in range(n_bins + 1)])  # between rows
-    found = np.diff(_before(edges, rows.starts) - _before(edges, rows.stops))
-    parts: npt.NDArray[np.float64] = np.minimum(found / np.diff(edges), 1.0)
-    return parts
+    # a range start:stop is the half-line from start, minus the half-line from stop
+    counts = np.diff(_before(edges, rows.starts) - _before(edges, rows.stops))
+    fractions: npt.NDArray[np.float64] = np.minimum(counts / np.diff(edges), 1.0)
+    return fractions
 
 
 def _before(edges: Int64Array, starts: Int64Array) -> npt.NDArray[np.float64]:
-    """For each edge, how many rows lie before it, over half-lines of rows from each start on."""
-    which = np.searchsorted(edges, starts, side="right")  # the edges from there on have it before them
-    # a half-line from start s has edge - s rows before the edge: number of half-lines times edge, minus their starts
-    begun, total = (np.cumsum(np.bincount(which, weights, len(edges) + 1))[:-1] for weights in (None, starts))
-    # floats, since a sum of rows may be beyond 64 bits
-    before: npt.NDArray[np.float64] = begun * edges.astype(np.float64) - total
+    """Return the number of rows before each edge, summed over half-lines of rows that begin at ``starts``."""
+    # the first edge after each start: of edges 0 2 5 7 10, start 3 has edge 5, at position 2
+    which = np.searchsorted(edges, starts, side="right")
+    # A half-line from start s has edge - s rows before the edge. Over all half-lines, this is their number times the
+    # edge, minus the sum of their starts: for starts 0 and 3 and edge 5, 2 * 5 - 3 = 7 = 5 + 2
+    n_lines, total = (np.cumsum(np.bincount(which, weights, len(edges) + 1))[:-1] for weights in (None, starts))
+    # floats, since a sum of rows may exceed 64 bits
+    before: npt.NDArray[np.float64] = n_lines * edges.astype(np.float64) - total
     return before
 
 
 def _draw_plan(plan: EpochPlan, axes: Axes) -> None:
     n_obs, n_ranks = plan.n_obs, plan.n_streams
     n_bins = min(_BINS, n_obs)
-    bottom = n_ranks - 0.5 + max(1, n_ranks / 25)  # the lane of lost rows can be seen among any number of ranks
+    bottom = n_ranks - 0.5 + max(1, n_ranks / 25)  # the bar of dropped rows is visible for any number of ranks
     if _is_masked(plan):
         outside = _points(to_rgb(_OUTSIDE), 1 - density(plan.window, n_obs, n_bins))
         _paint(axes, outside[np.newaxis], (0, n_obs, bottom, -0.5))
-    # from dark violet to green, (n_ranks, RGBA): yellow, the end of the color map, can't be told from white
+    # (n_ranks, RGBA), from dark violet to green: yellow, the end of the color map, is too close to white
     colors = colormaps["viridis"](np.linspace(0, 0.8, n_ranks))
     lanes = np.empty((n_ranks, n_bins, 4))
     for rank in range(n_ranks):
@@ -112,13 +116,13 @@ def _draw_plan(plan: EpochPlan, axes: Axes) -> None:
         if plan.n_repeated:
             _hatch(axes, rank, density(shard.repeated, n_obs, n_bins) > 0, n_obs)
     _paint(axes, lanes, (0, n_obs, n_ranks - 0.5, -0.5))
-    lost = _points(to_rgb(_DROPPED), density(plan.dropped, n_obs, n_bins) > 0)
-    _paint(axes, lost[np.newaxis], (0, n_obs, bottom, n_ranks - 0.5))
+    dropped = _points(to_rgb(_DROPPED), density(plan.dropped, n_obs, n_bins) > 0)
+    _paint(axes, dropped[np.newaxis], (0, n_obs, bottom, n_ranks - 0.5))
     axes.set_title(fill(title(plan), _LETTERS), fontsize=9, loc="left")
     numbered = range(0, n_ranks, 1 if n_ranks <= _MOST_NUMBERS else n_ranks // 8)
-    how_many = f"dropped: {percent(plan)}" if plan.n_dropped else "none dropped"
+    label = f"dropped: {percent(plan)}" if plan.n_dropped else "none dropped"
     middle = (n_ranks - 0.5 + bottom) / 2
-    axes.set_yticks([*numbered, middle], [*map(str, numbered), how_many])
+    axes.set_yticks([*numbered, middle], [*map(str, numbered), label])
     axes.set_ylim(bottom, -0.5)
     axes.set_ylabel("rank" if plan.n_processes is None else "virtual rank")
     axes.ticklabel_format(axis="x", style="plain")
@@ -133,14 +137,15 @@ def _is_masked(plan: EpochPlan) -> bool:
 
 
 def _points(color: npt.ArrayLike, parts: Floats | npt.NDArray[np.bool_]) -> Floats:
-    """Return points of a color, as opaque as their part of the rows; a single row can be seen."""
+    """Return points of a color whose opacity grows with their fraction of rows; a single row is visible."""
     opacity = np.where(parts > 1e-9, 0.15 + 0.85 * parts, 0.0)
     # (RGB,) and (n_bins,) -> (n_bins, RGBA)
     return np.column_stack([np.broadcast_to(np.asarray(color), (len(parts), 3)), opacity])
 
 
 def _hatch(axes: Axes, rank: int, are_repeated: npt.NDArray[np.bool_], n_obs: int) -> None:
-    """Hatch the points of a rank's lane that it repeats."""
+    """Hatch the repeated points of a rank's bar."""
+    # 0 1 1 0 of 8 rows changes at points 1 and 3, which are the rows 2 and 6
     changes = np.flatnonzero(np.diff(are_repeated, prepend=False, append=False)) * n_obs / len(are_repeated)
     spans = [(start, stop - start) for start, stop in changes.reshape(-1, 2)]
     axes.broken_barh(spans, (rank - 0.5, 1), facecolor="none", edgecolor="black", linewidth=0.5, hatch="////", zorder=3)

@@ -1,8 +1,8 @@
-"""The planner: every stream's rows and batches in an epoch, and the lanes in which a job goes through them.
+"""The planner: every stream's rows and batches in an epoch, and the lanes that read them.
 
-Nothing is communicated: every rank computes the same. ``rows_at`` answers which rows the ranks had in some steps of an
-epoch. Steps count through the epoch, from 0. Each belongs to the segment in which it was run, by the number of lanes of
-that segment; steps after the last segment's are yet to come.
+Ranks don't communicate: each computes the same plan. ``rows_at`` returns the rows that ranks read in some steps of an
+epoch. Steps are counted from 0 at the start of the epoch. Each belongs to the segment that ran it, with the lanes of
+this segment; steps after the last segment are still to be run.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from annbatch_distributed.state import MOST_SEGMENTS, Position
 from annbatch_distributed.stream import Pass, Stream
 from annbatch_distributed.wrapped import n_draws, needs_global_rows, rows_per_request
 
-#: Some steps: one, those of a slice, or several.
+#: Selection of steps: an integer, a slice, or several integers.
 type StepSelection = int | slice | npt.ArrayLike
 
 
 class Read(NamedTuple):
-    """What a lane reads in a step."""
+    """Rows that a lane reads in a step."""
 
     step: int
-    """Which step of the epoch."""
+    """Step of the epoch."""
     lane: int
-    """Which lane."""
+    """Index of the lane."""
     n_lanes: int
-    """How many lanes there are then."""
+    """Number of lanes in this step."""
     rows: Int64Array
-    """The rows of its batch, in order."""
+    """Rows of the batch, in order."""
 
 
 def rows_at(
@@ -49,26 +49,27 @@ def rows_at(
     run: Callable[[Lane], Iterable[Int64Array]],
     is_wanted: Callable[[int, int], bool],
 ) -> Iterator[Read]:
-    """Yield what some lanes read in some steps, in order; an IndexError if the epoch has no such step.
+    """Yield the rows that some lanes read in some steps, in order; an IndexError if the epoch has no such step.
 
-    ``segments`` are those of the epoch, with what the lanes have to read when they begin; ``run`` gives the rows of
-    each batch of a lane, whose streams are run for it. ``is_wanted`` is asked about each lane, and how many there are.
+    ``segments`` are the segments of the epoch, each with its lanes when it begins. ``run`` returns the rows of each
+    batch of a lane; it runs the sampler for them. ``is_wanted`` takes a lane and the number of lanes.
     """
-    # by step and lane, as the ranks of the job had them
+    # sorted by step and lane
     batches = sorted(_batches_at(steps, segments, is_wanted), key=lambda batch: batch[:2])
-    numbers = np.unique([what.number for *_, what in batches]).astype(np.int64)
+    # a batch may be read in several steps or lanes: numbers 3 4 3 9 become 3 4 9, which are the ranges 3:5 and 9:10
+    numbers = np.unique([batch.number for *_, batch in batches]).astype(np.int64)
     starts, stops = runs(numbers)
-    # all in one go, so that each stream is run once
+    # all batches at once, so that each stream runs once
     rows = dict(zip(numbers.tolist(), run(Lane(tuple(map(range, starts.tolist(), stops.tolist())))), strict=True))
-    for step, lane, n_lanes, what in batches:
-        yield Read(step, lane, n_lanes, np.array_split(rows[what.number], what.n_parts)[what.part])
+    for step, lane, n_lanes, batch in batches:
+        yield Read(step, lane, n_lanes, np.array_split(rows[batch.number], batch.n_parts)[batch.part])
 
 
 def _batches_at(
     steps: StepSelection, segments: Sequence[tuple[Segment, list[Lane]]], is_wanted: Callable[[int, int], bool]
 ) -> Iterator[tuple[int, int, int, SharedStep]]:
-    """Yield which batch each lane that is wanted reads in some steps, with the step, the lane and their number."""
-    # a segment has the steps that it has done; the last one has all that are left, too
+    """Yield the step, the lane, the number of lanes and the batch of each wanted lane in some steps."""
+    # a segment has the steps that it has done; the last one also has all remaining steps
     lengths, first = [segment.done for segment, _ in segments], 0
     lengths[-1] = max(map(len, segments[-1][1]))
     wanted = step_numbers(steps, sum(lengths))
@@ -79,7 +80,7 @@ def _batches_at(
             if not len(places) or not is_wanted(number, len(lanes)):
                 continue
             read = list(islice(lane.in_turn(segment.n_workers), int(places[-1]) + 1))
-            for place in places[places < len(read)].tolist():  # under keep, a lane may have one less
+            for place in places[places < len(read)].tolist():  # under keep, a lane may have one step less
                 yield first + place, number, len(lanes), read[place]
         first += length
 
@@ -94,24 +95,25 @@ def step_numbers(steps: StepSelection, n_steps: int) -> Int64Array:
 
 
 class Planner:
-    """Plans epochs by a configuration; it keeps the last plan, and what the sampler has answered."""
+    """Planner of epochs for a configuration; it caches the last plan and the sampler's answers."""
 
     def __init__(self, config: Config, *, has_virtual_ranks: bool = False) -> None:
         self._config = config
         self._lane_name = "virtual ranks" if has_virtual_ranks else "ranks"
-        # where moving lost rows would cut runs of a class, an epoch that fails after hours would be worse
+        # For class samplers, the last rows are dropped in every epoch: if dropped rows moved, they could cut runs of a
+        # class, and an epoch could fail after hours.
         self._rotates = not needs_global_rows(config.sampler)
-        # each cache holds one entry, with the key that it is for: an epoch is asked about many times, then the next one
+        # each cache holds one entry with its key, since an epoch is requested many times, and then the next one
         self._window: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[int, int, int], EpochPlan] | None = None
         self._lanes: tuple[tuple[object, ...], list[Lane]] | None = None
 
     def plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
-        """Return the plan of an epoch that begins with so many streams.
+        """Return the plan of an epoch that begins with ``n_streams`` streams.
 
-        A ValueError if the window is too small, or the wrapped sampler can't run on some stream's rows: the same error
-        on every rank.
+        A ValueError, the same on every rank, if too few rows are selected, or the wrapped sampler can't run on some
+        stream's rows.
         """
         key = n_obs, epoch, n_streams
         if self._planned is None or self._planned[0] != key:
@@ -139,9 +141,10 @@ class Planner:
             rows_per_request=rows_per_request(sampler),
             sets=sets,
         ).with_order(rotates=self._rotates, align=config.align)
-        # a sampler with epochs of its own may have other counts in each of them, and so may rows that are dealt anew
+        # counts may differ between epochs if the sampler has set_epoch, or a sampler that needs global rows gets
+        # different ones
         moves = not self._rotates and not isinstance(sharding, Contiguous | Independent)
-        # annbatch's samplers give the same counts in every epoch, so they are asked once
+        # otherwise they are the same in every epoch, so the sampler is asked once
         key = n_obs, n_streams, epoch if moves or hasattr(sampler, "set_epoch") else 0
         if self._counted is None or self._counted[0] != key:
             counts = count(sampler, plan)
@@ -150,7 +153,8 @@ class Planner:
         return replace(plan, sampler_batches=self._counted[1].sampler_batches)
 
     def _check_empty_streams(self, plan: EpochPlan) -> None:
-        """Raise a RuntimeError if the sampler yields batches where it promised none: no pass runs such a stream."""
+        """Raise a RuntimeError if the sampler yields batches for a stream for which its ``n_batches`` returns 0."""
+        # no pass runs such a stream, so it is checked here
         for number in range(plan.n_streams):
             if not plan.sampler_batches[number]:
                 stream = Stream(self._config.sampler, plan, number, self._config.root_seed, passes=0)
@@ -158,19 +162,19 @@ class Planner:
 
     @property
     def classes(self) -> tuple[Classes, ...]:
-        """What each rank can draw, if the sampler is a class sampler."""
+        """Classes that each rank can sample from, if the sampler is a class sampler."""
         return () if self._counted is None else self._counted[1].classes
 
     def lanes(self, n_obs: int, position: Position) -> list[Lane]:
-        """Return what each lane reads of the epoch from the beginning of a position's last segment on.
+        """Return each lane at the beginning of a position's last segment.
 
-        A ValueError as for :meth:`plan`; or if the position is none of this collection, or the rest of the epoch can't
-        be shared out among so many lanes: the same error on every rank.
+        A ValueError as for :meth:`plan`; or, the same on every rank, if the position belongs to a different
+        collection, or the remaining batches can't be divided among this number of lanes.
         """
         check_segments(position)
-        if position.finished:  # nothing is left, though fewer lanes could share what "drop" has left over
+        if position.finished:  # no batches remain, even if fewer lanes could read batches that "drop" has dropped
             return [Lane(())] * position.segments[-1].n_lanes
-        # batches done in the last segment don't change its lanes, so they are no part of the key
+        # batches done in the last segment don't change its lanes, so they aren't part of the key
         *before, last = position.segments
         plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)
         key = n_obs, position.epoch, position.passes, tuple(before), last.n_lanes
@@ -180,7 +184,7 @@ class Planner:
         return self._lanes[1]
 
     def segments(self, n_obs: int, position: Position) -> list[tuple[Segment, list[Lane]]]:
-        """Return each segment of a position, with what its lanes read from its beginning on; it raises as `lanes`."""
+        """Return each segment of a position, with its lanes when it begins; it raises the errors of :meth:`lanes`."""
         self.lanes(n_obs, position)
         plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)
         lanes = each_segment(plan.counts, position.segments, plan.remainder)
@@ -188,33 +192,33 @@ class Planner:
 
     def _of_position(self, plan: EpochPlan, position: Position) -> list[Lane]:
         last, lanes = position.segments[-1], list[Lane]()
-        begun = each_segment(plan.counts, position.segments, plan.remainder)
-        for segment, (lanes, _) in zip(position.segments, begun, strict=True):
+        starts = each_segment(plan.counts, position.segments, plan.remainder)
+        for segment, (lanes, _) in zip(position.segments, starts, strict=True):
             _check_done(plan, segment, lanes)
-        # batches that several lanes share need a row for each of them, which only their streams can tell
+        # a batch that several lanes share must have a row for each lane; only its stream knows the number of rows
         n_parts = {lane.last.number: lane.last.n_parts for lane in lanes if lane.last is not None}
         if max(n_parts.values(), default=1) > 1:
             sizes = self._batch_sizes(plan, list(n_parts), position.passes)
             if any(sizes[number] < parts for number, parts in n_parts.items()):
                 n_left = sum(len(lane) - 1 for lane in lanes) + len(n_parts)
-                # numbers of ranks among which the batches that are left divide evenly
+                # numbers of ranks that divide the number of remaining batches
                 fitting = ", ".join(str(number) for number in range(1, 2 * last.n_lanes) if n_left % number == 0)
                 raise ValueError(
-                    f"Epoch {plan.epoch} has {n_left} batches left, of which {last.n_lanes} {self._lane_name} can't "
-                    f"have equally many: {len(n_parts)} would have to be shared out, some of {min(sizes.values())} "
-                    f"rows. Resume on a number of {self._lane_name} that fits ({fitting}), or begin the "
-                    f"next epoch with set_epoch({plan.epoch + 1})."
+                    f"The {n_left} remaining batches of epoch {plan.epoch} can't be divided evenly among "
+                    f"{last.n_lanes} {self._lane_name}: {len(n_parts)} of them would be split, but some have only "
+                    f"{min(sizes.values())} rows. Resume on a number of {self._lane_name} that divides them "
+                    f"({fitting}), or start the next epoch with set_epoch({plan.epoch + 1})."
                 )
         return lanes
 
     def _batch_sizes(self, plan: EpochPlan, numbers: list[int], passes: int) -> dict[int, int]:
-        """Return how many rows some batches have, for which their streams are run and nothing is read."""
+        """Return the number of rows of some batches; their streams run, but no data is read."""
         lane = Lane(tuple(range(number, number + 1) for number in numbers))
         requests = Pass(self._config.sampler, plan, [lane], self._config.root_seed, Position(plan.epoch, passes))
         return dict(zip(numbers, map(len, requests.batches()), strict=True))
 
     def is_same_next_epoch(self, plan: EpochPlan) -> bool:
-        """Whether every rank has the same rows in the epoch after that of a plan."""
+        """Return True if every rank has the same rows in the next epoch."""
         sharding = self._config.sharding
         if plan.n_dropped and self._rotates:
             return False
@@ -222,28 +226,28 @@ class Planner:
             return not isinstance(sharding, Shuffled)
         try:
             return ordered(sharding, plan.window, epoch=plan.epoch + 1, seed=plan.seed) == plan.order
-        except ValueError:  # the sharding can't deal the rows then
+        except ValueError:  # the sharding can't order the rows of the next epoch
             return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # the sampler is never run, and all else is frozen: what differs between copies is what each keeps
+        # the sampler is never run, and everything else is frozen, so copies differ only in their caches
         return copy.copy(self)
 
 
 def _check_done(plan: EpochPlan, segment: Segment, lanes: list[Lane]) -> None:
-    """Raise if no lane has as many batches as a state says are done."""
+    """Raise if more batches of a segment are done than its longest lane has."""
     longest = max(map(len, lanes))
     if segment.done > longest:
         raise ValueError(
-            f"The state says that {segment.done} batches of epoch {plan.epoch} are done, but for {plan.n_obs} rows and "
-            f"{segment.n_lanes} ranks it has {longest}. Load a state of this collection."
+            f"In the state, {segment.done} batches of epoch {plan.epoch} are done, but for {plan.n_obs} rows and "
+            f"{segment.n_lanes} ranks the epoch has only {longest}. Load a state of this collection."
         )
 
 
 def check_segments(position: Position) -> None:
-    """Raise if an epoch was resumed with other numbers of ranks and workers too often for a state to hold it."""
+    """Raise if the numbers of ranks and workers have changed too often in an epoch for a state."""
     if len(position.segments) > MOST_SEGMENTS:
         raise ValueError(
-            f"Epoch {position.epoch} was run by {MOST_SEGMENTS} numbers of ranks and workers after another, the most "
-            f"that a state holds. Begin the next one with set_epoch({position.epoch + 1})."
+            f"Epoch {position.epoch} has been resumed with {MOST_SEGMENTS} different numbers of ranks or workers, the "
+            f"maximum. Start the next epoch with set_epoch({position.epoch + 1})."
         )

@@ -1,6 +1,6 @@
-"""How a plan looks: as text, as HTML, as a pandas table; and the labels of its ranks.
+"""Reports on a plan: as text, as HTML, as a DataFrame, and the composition of its ranks.
 
-It knows the public answers of an :class:`~annbatch_distributed.EpochPlan`, and not how they are computed.
+They use the public results of an :class:`~annbatch_distributed.EpochPlan`, but don't know how these are computed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Composition(NamedTuple):
-    """What ranks have of each label."""
+    """Labels of each rank's rows."""
 
     counts: Int64Array
-    """For each rank and each label, how many rows of it the rank has; of shape (ranks, labels)."""
+    """Number of rows of each label on each rank, of shape ``(n_ranks, n_labels)``."""
     distances: npt.NDArray[np.float64]
-    """For each rank, the total variation distance of its labels to the window's: from 0, the same mix, to 1."""
+    """Total variation distance of each rank's labels from those of all selected rows, of shape ``(n_ranks,)``."""
 
 
 def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]]:
-    """Count the labels of every rank's rows, and return the labels: ascending, and NaN last if some are missing.
+    """Count the labels of every rank's rows. Also return the labels: ascending, with NaN last if some are missing.
 
     ``labels`` has a value for each row of the collection.
     """
@@ -41,19 +41,19 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
         names.append(np.nan)
 
     def count(rows: Rows) -> Int64Array:
-        # codes 0 1 1 and -1, which is missing, are counted as 1 2 2 0: [1 1 2 0], which is rolled to [1 2 0 1]
+        # codes 0 1 1 -1 of 3 labels, where -1 is missing, are counted as 1 2 2 0: [1 1 2 0], rolled to [1 2 0 1]
         counts = np.zeros(len(categorical.categories) + 1, dtype=np.int64)
         for part in rows.arrays():
             counts += np.bincount(codes[part].astype(np.int64) + 1, minlength=len(counts))
         return np.roll(counts, -1)[: len(names)]
 
-    # (labels,) of the window, and (ranks, labels): every rank draws from the whole window, or has rows of its own
+    # (labels,) of all selected rows, and (ranks, labels): each rank samples from all selected rows, or has its shard
     window = count(plan.window)
     if plan.n_draws is not None:
         counts = np.tile(window, (plan.n_streams, 1))
     else:
         counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.n_streams)])
-    # (ranks, labels): the share of each label in a rank's rows; a rank without rows has no share of any
+    # (ranks, labels): the fraction of each label in a rank's rows; a rank without rows has zeros
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return Composition(counts, np.abs(shares - window / window.sum()).sum(axis=1) / 2), names
 
@@ -61,28 +61,31 @@ def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]
 def _categorical(labels: object, n_obs: int, unit: str) -> pd.Categorical:
     import pandas as pd
 
-    expected = f"labels must have a value for each of the {plural(n_obs, unit)}, got"
+    expected = f"labels must have one value for each of the {plural(n_obs, unit)}, got"
     values: Any = getattr(labels, "array", labels) if isinstance(labels, pd.Series | pd.Index) else labels
     if not hasattr(values, "__len__") or isinstance(values, str | bytes) or getattr(values, "ndim", 1) != 1:
-        raise ValueError(f"{expected} {shortened(labels)} in {getattr(values, 'ndim', 'no')} dimensions.")
+        raise ValueError(
+            f"{expected} {shortened(labels)} in {getattr(values, 'ndim', 'no')} dimensions. Pass an array or a Series "
+            "of one dimension."
+        )
     if len(values) != n_obs:
-        raise ValueError(f"{expected} {len(values)}.")
+        raise ValueError(f"{expected} {len(values):,}. Take them from the obs of the whole collection.")
     return values if isinstance(values, pd.Categorical) else pd.Categorical(values)
 
 
-#: With more ranks, the table shows the first and the last ones.
+#: Largest number of ranks that the table shows: the first ones and the last one.
 _MOST_RANKS = 16
-#: Rows are named by so many stretches at most.
-_MOST_STRETCHES = 3
+#: Largest number of ranges of rows that are listed.
+_MOST_RANGES = 3
 
 
 def percent(plan: EpochPlan) -> str:
-    """Return how many of the window's rows are lost, of a hundred."""
+    """Format the fraction of selected rows that are dropped."""
     return f"{100 * plan.n_dropped / len(plan.window):.2g}%"
 
 
 def title(plan: EpochPlan) -> str:
-    """Return who shares which rows, and how, in a line."""
+    """Return the first line: the ranks, the rows and the settings."""
     settings = [f'remainder="{plan.remainder}"']
     if not isinstance(plan.sharding, Contiguous):  # the default
         settings.insert(0, f"sharding={getattr(plan.sharding, '__name__', plan.sharding)}")
@@ -104,7 +107,7 @@ def as_text(plan: EpochPlan) -> str:
     lines = [_names(plan), *(tuple(map(str, _cells(plan, rank))) for rank in shown)]
     if len(shown) < len(ranks):
         lines.insert(-1, ("...",) * len(lines[0]))
-    # numbers end below each other; the last column, the rows, begins below its name
+    # columns of numbers are aligned on the right; the last one, of rows, on the left
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join([*map(str.rjust, line[:-1], widths), line[-1]]) for line in lines]
     return "\n".join((title(plan), *table, *_notes(plan)))
@@ -118,7 +121,7 @@ def as_html(plan: EpochPlan) -> str:
 
 
 def as_frame(plan: EpochPlan) -> pd.DataFrame:
-    """Return a line for each rank, whatever their number."""
+    """Return a DataFrame with one line per rank."""
     import pandas as pd
 
     names = _names(plan)
@@ -133,10 +136,10 @@ def _names(plan: EpochPlan) -> tuple[str, ...]:
 
 
 def _cells(plan: EpochPlan, rank: int) -> tuple[int | str, ...]:
-    shard, rows = plan.shard(rank), plan.in_order(rank).format(_MOST_STRETCHES)
-    # of 4 virtual ranks on 2 ranks, 0 and 1 are run by rank 0, and 2 and 3 by rank 1
-    runs_it = () if plan.n_processes is None else (rank * plan.n_processes // plan.n_streams,)
-    return *runs_it, rank, plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows
+    shard, rows = plan.shard(rank), plan.in_order(rank).format(_MOST_RANGES)
+    # of 4 virtual ranks on 2 ranks, rank 0 runs 0 and 1, and rank 1 runs 2 and 3
+    real_rank = () if plan.n_processes is None else (rank * plan.n_processes // plan.n_streams,)
+    return *real_rank, rank, plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows
 
 
 def _notes(plan: EpochPlan) -> Iterable[str]:
@@ -149,9 +152,9 @@ def _notes(plan: EpochPlan) -> Iterable[str]:
     if plan.n_draws is not None:
         yield f"without sharding: {plural(plan.n_draws, 'sample')}"
     else:
-        lost = f"dropped in this epoch: {plural(plan.n_dropped, plan.unit)}"
-        lost += f", {percent(plan)} ({plan.dropped.format(_MOST_STRETCHES)})" if plan.n_dropped else ""
-        yield lost + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
+        dropped = f"dropped in this epoch: {plural(plan.n_dropped, plan.unit)}"
+        dropped += f", {percent(plan)} ({plan.dropped.format(_MOST_RANGES)})" if plan.n_dropped else ""
+        yield dropped + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
     if plan.n_dropped and plan.remaining is None:
         yield 'to drop none: remainder="exact", "keep" or "pad"'
     if plan.rows_in_memory is not None:

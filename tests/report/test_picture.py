@@ -77,7 +77,7 @@ def test_a_picture_says_what_its_signs_mean() -> None:
         return [text.get_text() for legend in made.plot().legends for text in legend.get_texts()]
 
     assert names() == ["dropped"]
-    assert names(remainder="pad", mask=slice(0, 100)) == ["repeated", "left out by the mask"]
+    assert names(remainder="pad", mask=slice(0, 100)) == ["repeated", "masked"]
     assert names(remainder="keep") == []
 
 
