@@ -28,11 +28,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
-from benchmarks import libraries
+from benchmarks import figures, libraries
 from benchmarks.libraries.cells import FIRST
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "end_to_end.svg"
@@ -159,27 +157,23 @@ def text_of(line: dict[str, Any]) -> str:
 
 
 def draw(lines: list[dict[str, Any]], out: Path) -> None:
-    """Write the picture: rows per second of each way in epoch 1, as a part of annbatch's."""
-    panels = list(dict.fromkeys(line["collection"] for line in lines))
+    """Write the figure: rows per second in epoch 1, relative to annbatch, in a panel for each kind of cells."""
+    kinds = list(dict.fromkeys(line["collection"] for line in lines))
     ways = list(dict.fromkeys(line["way"] for line in lines))
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "end_to_end", "font.size": 9}):
-        figure = Figure(figsize=(2.1 + 1.2 * len(panels), 0.7 + 0.33 * len(ways)), layout="constrained")
-        axes = figure.subplots(ncols=len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        for axis, panel in zip(axes, panels, strict=True):
-            for line in lines:
-                if (line["collection"], line["epoch"]) == (panel, 1):
-                    part = line["of annbatch's"]
-                    spread = [[part - line["least"]], [line["most"] - part]]
-                    color = "#08519c" if "distributed" in line["way"] else "#bdbdbd"
-                    axis.barh(ways.index(line["way"]), part, xerr=spread, color=color, ecolor="#636363")
-            axis.axvline(1, color="#636363", linewidth=0.8)
-            # a name of several parts has a line for its first, which keeps names short
-            axis.set_yticks(range(len(ways)), [way.replace(", ", ",\n", 1) for way in ways])
-            axis.set_title(panel, fontsize="medium")
-        axes[0].invert_yaxis()
-        figure.supxlabel("rows per second, as a part of annbatch's", fontsize="medium")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, metadata={"Date": None})
+    with figures.figure(out, 5.6, len(kinds) * (0.7 + 0.19 * len(ways))) as figure:
+        axes = figure.subplots(nrows=len(kinds), sharex=True, squeeze=False)[:, 0]
+        for axis, kind in zip(axes, kinds, strict=True):
+            own = [line for line in lines if (line["collection"], line["epoch"]) == (kind, 1)]
+            colors = [figures.BLUE if "distributed" in line["way"] else figures.GRAY for line in own]
+            ratios = [line["of annbatch's"] for line in own]
+            bars = axis.barh(range(len(own)), ratios, 0.75, color=colors)
+            axis.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, color=figures.INK)
+            axis.axvline(1, color=figures.INK, linewidth=0.8)
+            names = [f"{line['way']} (control)" if line["way"].endswith(", again") else line["way"] for line in own]
+            axis.set_yticks(range(len(own)), names)
+            axis.set_title(f"{kind} cells", fontsize="medium", loc="left")
+            axis.invert_yaxis()
+        axes[-1].set_xlabel("rows per second, relative to annbatch")
 
 
 def main() -> None:

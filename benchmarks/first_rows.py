@@ -29,10 +29,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+import numpy as np
 
-from benchmarks import libraries
+from benchmarks import figures, libraries
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "first_rows.svg"
 RANK, WORLD_SIZE, OTHER_WORLD_SIZE = 3, 8, 6
@@ -80,41 +79,31 @@ def line_of(name: str, n_obs: int, when: str, found: dict[str, Any]) -> dict[str
 
 
 def draw(lines: list[dict[str, Any]], out: Path) -> None:
-    """Write the picture: seconds and memory by the number of rows."""
-    kinds = list(dict.fromkeys(line["when"] for line in lines))
-    names = list(dict.fromkeys(line["name"] for line in lines))
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "first_rows", "font.size": 9}):
-        figure = Figure(figsize=(5.2, 1.2 + 1.6 * len(kinds)), layout="constrained")
-        panels = figure.subplots(nrows=len(kinds), ncols=2, sharex="row", sharey="col", squeeze=False)
-        for row, kind in enumerate(kinds):
-            for column, unit in enumerate(("seconds", "MB")):
-                axis = panels[row, column]
-                for number, name in enumerate(names):
-                    own = [line for line in lines if (line["when"], line["name"]) == (kind, name)]
-                    # what takes next to nothing is at the bottom
-                    heights = [
-                        max(line[unit], 1e-3 if unit == "seconds" else 0.1) for line in own if line[unit] is not None
-                    ]
-                    rows = [line["rows"] for line in own if line[unit] is not None]
-                    ours = "distributed" in name
-                    axis.loglog(rows, heights, marker="o", color=f"C{number}", linewidth=2.5 if ours else 1, label=name)
-                axis.set_xticks(sorted({line["rows"] for line in lines if line["when"] == kind}))
-                axis.grid(visible=True, axis="y", linewidth=0.4)
-            panels[row, 0].set_ylabel(kind.replace(", ", ",\n"))
-        for axis, unit in zip(panels[0], ("seconds", "MB"), strict=True):
-            axis.set_title(unit, fontsize="medium")
-        for axis in panels[-1]:
-            axis.set_xlabel("rows")
-        found = {
-            label: handle
-            for axis in panels[:, 0]
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize="small"
-        )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, metadata={"Date": None})
+    """Write the figure: seconds and memory by the number of rows, where an epoch begins."""
+    kind = lines[0]["when"]
+    names = list(dict.fromkeys(line["name"] for line in lines if line["when"] == kind))
+    with figures.figure(out, 5.6, 6.4) as figure:
+        panels = figure.subplots(nrows=2, sharex=True)
+        # what takes next to nothing is at the bottom
+        for panel, unit, least in zip(panels, ("seconds", "MB"), (1e-3, 0.1), strict=True):
+            ends = []
+            for name in names:
+                own = [
+                    line for line in lines if (line["when"], line["name"]) == (kind, name) and line[unit] is not None
+                ]
+                rows, heights = [line["rows"] for line in own], [max(line[unit], least) for line in own]
+                color = {"annbatch-distributed": figures.BLUE, "annbatch": figures.ORANGE}.get(
+                    name.split(", ")[0], figures.INK
+                )
+                panel.loglog(rows, heights, marker="o", markersize=3, color=color)
+                ends.append((rows[-1], heights[-1], name, color))
+            panel.set_ylim(top=3 * panel.get_ylim()[1])
+            figures.label_lines(panel, ends)
+            panel.set_xlim(right=10 ** (np.log10(panel.get_xlim()[1]) + 1.9))  # room for the names
+            panel.set_xticks(sorted({line["rows"] for line in lines if line["when"] == kind}))
+            panel.minorticks_off()
+            panel.set_ylabel("seconds" if unit == "seconds" else "memory (MB)")
+        panels[-1].set_xlabel("rows")
 
 
 def main() -> None:

@@ -33,11 +33,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
-from benchmarks import libraries
+from benchmarks import figures, libraries
 from benchmarks.end_to_end import WORLD_SIZE, make, together
 
 #: Of an epoch: rows per second, and of the waits after the first one, the longest and the 99th percentile.
@@ -135,27 +133,24 @@ def kind_of(line: dict[str, Any]) -> str:
 
 
 def draw(lines: list[dict[str, Any]], out: Path) -> None:
-    """Write the picture: what is reached of the ideal, and how long a step waits, by how long it takes."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "reading", "font.size": 9}):
-        kinds = list(dict.fromkeys(kind_of(line) for line in lines))
-        figure = Figure(figsize=(4.8, 0.8 + 1.2 * len(kinds)), layout="constrained")
-        panels = figure.subplots(nrows=len(kinds), ncols=2, sharex=True, sharey="col", squeeze=False)
-        for row, kind in enumerate(kinds):
-            for way, color in zip(WAYS, ("#bdbdbd", "#6baed6", "#08519c"), strict=True):
-                own = [line for line in lines if kind_of(line) == kind and line["way"] == way and line["epoch"]]
-                places = np.arange(len(own)) + 0.25 * WAYS.index(way)
-                panels[row, 0].bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
-                panels[row, 1].bar(places, [line["99 % of waits"] * 1e3 for line in own], 0.25, color=color)
-                for axis in panels[row]:
-                    axis.set_xticks(np.arange(len(own)) + 0.25, [line["step"] for line in own])
-            panels[row, 0].set_ylabel(kind)
-        panels[0, 0].set_title("rows/s, of the ideal", fontsize="medium")
-        panels[0, 1].set_title("99th percentile of waits, ms", fontsize="medium")
-        for axis in panels[-1]:
-            axis.set_xlabel("step / reading a batch")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, metadata={"Date": None})
+    """Write the figure: throughput relative to the limit, by the duration of a step, where reading has its own core."""
+    shown = [line for line in lines if (tuple(line["configuration"]), line["cores"]) == JOBS[0] and line["epoch"]]
+    kinds = list(dict.fromkeys(line["collection"] for line in shown))
+    with figures.figure(out, 5.6, 3.0) as figure:
+        panels = figure.subplots(ncols=len(kinds), sharey=True, squeeze=False)[0]
+        for panel, kind in zip(panels, kinds, strict=True):
+            for way, color in zip(WAYS, (figures.GRAY, figures.ORANGE, figures.BLUE), strict=True):
+                own = [line for line in shown if (line["collection"], line["way"]) == (kind, way) and line["step"]]
+                places = np.arange(len(own)) + 0.27 * WAYS.index(way)
+                panel.bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
+                names = ["small model" if line["step"] == "model" else f"{line['step']} x" for line in own]
+                panel.set_xticks(np.arange(len(own)) + 0.27, names)
+            panel.axhline(1, color=figures.INK, linewidth=0.8)
+            panel.set_title(f"{kind} cells", fontsize="medium", loc="left")
+        figure.supxlabel("duration of a step, relative to the time to read a batch", fontsize="medium")
+        panels[0].set_ylabel("throughput / limit")
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
 
 
 def main() -> None:

@@ -14,12 +14,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 from annbatch.samplers import RandomSampler
-from matplotlib.figure import Figure
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled
+from benchmarks import figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,12 +53,12 @@ class Setting(NamedTuple):
 
 # a color for each sharding, and a line for each number of chunks to preload
 SETTINGS = [
-    Setting("contiguous", 32, "#d7301f"),
-    Setting(Shuffled(4096), 32, "#08306b"),
-    Setting(Shuffled(512), 8, "#2171b5", ":"),
-    Setting(Shuffled(512), 32, "#2171b5"),
-    Setting(Shuffled(512), 128, "#2171b5", "--"),
-    Setting(Shuffled(64), 32, "#6baed6"),
+    Setting("contiguous", 32, figures.ORANGE),
+    Setting(Shuffled(4096), 32, "#1d4e7a"),
+    Setting(Shuffled(512), 8, figures.BLUE, ":"),
+    Setting(Shuffled(512), 32, figures.BLUE),
+    Setting(Shuffled(512), 128, figures.BLUE, "--"),
+    Setting(Shuffled(64), 32, "#8fbfe8"),
 ]
 
 
@@ -104,30 +103,25 @@ def distances(parts: Iterable[Counts], labels: Labels) -> Distances:
     return np.array([abs(part / part.sum(-1, keepdims=True) - expected).sum(-1).mean() / 2 for part in parts])
 
 
-def draw(results: dict[str, Distances], world_sizes: Sequence[int], title: str, out: Path) -> None:
+def draw(results: dict[str, Distances], world_sizes: Sequence[int], out: Path) -> None:
     """Write the figure: a panel for each part, and in it a line for each setting, by the number of ranks."""
-    # text that stays text takes less space, and a fixed salt and no date make the same figure the same file
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "representativeness", "font.size": 9}):
-        figure = Figure(figsize=(9, 4.6), layout="constrained")
-        figure.suptitle(title, fontsize="medium")
-        panels = figure.subplots(ncols=len(PARTS), sharey=True)
-        looks = [*((setting.color, setting.line) for setting in SETTINGS), ("black", "-.")]
+    with figures.figure(out, 5.6, 7.4) as figure:
+        panels = figure.subplots(nrows=len(PARTS), sharex=True, sharey=True)
+        looks = [*((setting.color, setting.line) for setting in SETTINGS), (figures.INK, "-.")]
         for part, (panel, name) in enumerate(zip(panels, PARTS, strict=True)):
             for (label, found), (color, line) in zip(results.items(), looks, strict=True):
                 panel.plot(world_sizes, found[:, part], line, color=color, label=label)
-            panel.set_title(name, fontsize="medium")
-            panel.set_xlabel("ranks")
+            panel.set_title(name, fontsize="medium", loc="left")
             panel.set_xscale("log", base=2)
             panel.set_xticks(world_sizes, [str(world_size) for world_size in world_sizes])
             panel.set_yscale("log")
             ticks = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1]
             panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
             panel.minorticks_off()
-            panel.grid(color="#dddddd", linewidth=0.6)
-        panels[0].set_ylabel("total variation distance of labels")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, metadata={"Date": None})
+            panel.grid(color=figures.INK, linewidth=0.3)
+        panels[-1].set_xlabel("ranks")
+        figure.supylabel("total variation distance of labels", fontsize="medium")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
 
 
 def main() -> None:
@@ -144,16 +138,13 @@ def main() -> None:
         str(setting): np.array([measure(setting, world_size, labels) for world_size in world_sizes])
         for setting in SETTINGS
     }
-    results["ideal random draw"] = np.array([measure_ideal(world_size, labels) for world_size in world_sizes])
+    results["ideal random sample"] = np.array([measure_ideal(world_size, labels) for world_size in world_sizes])
     for part, name in enumerate(PARTS):
         print(name)
         print(f"{'ranks':36}", *(f"{world_size:6}" for world_size in world_sizes))
         for setting, found in results.items():
             print(f"{setting:36}", *(f"{distance:6.4f}" for distance in found[:, part]))
-    title = (
-        f"{n_obs:,} rows sorted by {N_CLASSES} classes; chunks of {CHUNK_SIZE}, batches of {BATCH_SIZE} rows per rank"
-    )
-    draw(results, world_sizes, title, arguments.out)
+    draw(results, world_sizes, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""Virtual ranks: what they take, and what they are for.
+"""Cost and benefit of virtual ranks.
 
-1. Exhausting a rank's pass, without reading: a rank that runs virtual ones, compared with one that has as many rows
-   of the same sampler without them. Times are CPU seconds of one process, the two alternate, and reported are medians
-   of the ratios of neighbours.
-2. The loss of a linear model that any number of ranks trains on the same cells, with gradients averaged over ranks as
-   DDP does: with plain ranks, whose batches are as many times smaller, and with virtual ones. All ranks run in this
-   process, one after the other. This makes the figure of the documentation.
+1. CPU time of one iteration without reading, of a rank with virtual ranks relative to a rank with the same number of
+   rows and no virtual ranks. The two alternate; ratios are of neighboring runs, and their median is reported.
+2. Loss of a linear model trained on 1, 2, 4 and 8 ranks, with gradients averaged over ranks as in DDP, with and without
+   virtual ranks. All ranks run in this process, one after another.
 
-    python -m benchmarks.virtual_ranks                            # draws the figure of the documentation
-    python -m benchmarks.virtual_ranks --small --out small.svg    # the same at a size for tests
+    python -m benchmarks.virtual_ranks
+    python -m benchmarks.virtual_ranks --small    # the same at a size for tests
 """
 
 from __future__ import annotations
@@ -17,13 +15,10 @@ import argparse
 import gc
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 from annbatch.samplers import RandomSampler
-from matplotlib.figure import Figure
 
 from annbatch_distributed import DistributedSampler, Rank
 
@@ -35,7 +30,6 @@ if TYPE_CHECKING:
     type Floats = npt.NDArray[np.float64]
     type Rows = npt.NDArray[np.int64]
 
-FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "virtual-ranks.svg"
 #: chunk_size, preload_nchunks, batch_size: annbatch's FAQ, and its tutorial.
 CONFIGURATIONS = [(512, 32, 4096), (64, 32, 256)]
 VIRTUAL_RANKS = 8
@@ -115,34 +109,11 @@ def losses(world_size: int, virtual_ranks: int | None, cells: Floats, targets: F
     return np.array(found)
 
 
-def draw(curves: dict[str, dict[int, Floats]], out: Path) -> None:
-    """Write the figure: a panel for each case, and in it a line for each number of ranks."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "virtual-ranks", "font.size": 9}):
-        figure = Figure(figsize=(9, 3.4), layout="constrained")
-        panels = figure.subplots(ncols=len(curves), sharey=True)
-        for panel, (name, of_ranks) in zip(panels, curves.items(), strict=True):
-            for (world_size, found), (color, width) in zip(
-                of_ranks.items(), [("#c6dbef", 5), ("#6baed6", 3.5), ("#2171b5", 2), ("#d7301f", 0.8)], strict=True
-            ):
-                label = f"{world_size} rank{'s' * (world_size > 1)}"
-                panel.plot(np.arange(1, len(found) + 1), found, color=color, linewidth=width, label=label)
-            panel.set_title(name, fontsize="medium")
-            panel.set_xlabel("step")
-            panel.grid(color="#dddddd", linewidth=0.6)
-        panels[0].set_ylabel("training loss of the step")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, metadata={"Date": None})
-
-
 def main() -> None:
-    """Measure, print the ratios and the differences, and draw the figure."""
+    """Measure, and print the ratios and the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="where the figure goes")
     arguments = parser.parse_args()
-    if arguments.small and arguments.out == FIGURE:
-        parser.error("--small needs an --out, or the figure of the documentation would be a small one")
     n_obs, repeats = (100_000, 1) if arguments.small else (10_000_000, 9)
     print(f"{n_obs:.0e} rows, {VIRTUAL_RANKS} virtual ranks: CPU time of a rank's pass, of one without; of {repeats}")
     print("chunk/preload/batch   sharding     of a rank   ratio")
@@ -167,7 +138,6 @@ def main() -> None:
     for name, of_ranks in curves.items():
         largest = max(np.abs(found - of_ranks[1]).max() for found in of_ranks.values())
         print(f"{name}: losses of {', '.join(map(str, WORLD_SIZES))} ranks differ by {largest:.1e} at most")
-    draw(curves, arguments.out)
 
 
 if __name__ == "__main__":

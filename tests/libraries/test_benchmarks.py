@@ -70,13 +70,12 @@ def test_sets_benchmark_compares_chunks_in_both_collections() -> None:
         assert re.findall(r"(\S+) [\d.]+", line) == ["cells", "chunk=4", "chunk=16", "chunk=64"]
 
 
-def test_the_virtual_ranks_benchmark_measures_their_cost_and_draws_losses_that_agree(tmp_path: Path) -> None:
-    lines = lines_of("virtual_ranks.py", "--small", "--out", tmp_path / "small.svg")
+def test_virtual_ranks_have_equal_losses() -> None:
+    lines = lines_of("virtual_ranks.py", "--small")
     assert sum(line.split()[0] in ("512/32/4096", "64/32/256") for line in lines) == 8
     plain, virtual = lines[-2:]
     assert float(plain.split("differ by ")[1].split()[0]) > 0.1
     assert float(virtual.split("differ by ")[1].split()[0]) < 1e-9
-    assert ET.parse(tmp_path / "small.svg").getroot().tag.endswith("svg")
 
 
 def test_the_reading_benchmark_measures_every_way_and_draws_it(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_sorted_rows_are_represented_as_the_sharding_lets_expect(tmp_path: Path)
         "shuffled, blocks of 4096, preload 32",
         "shuffled, blocks of 512, preload 32",
         "shuffled, blocks of 64, preload 32",
-        "ideal random draw",
+        "ideal random sample",
     ]
     assert steps["ranks"] == [2, 4]
     for column in range(2):
