@@ -121,9 +121,9 @@ def test_every_cell_has_its_values_by_the_names_of_genes(
     assert obs["age"].isna().sum() == 3 * N
     assert obs.loc["cell 2-3", "src_path"] == str(tmp_path / "texts.h5ad")
     assert list(obs.index) != [name for cells in files.values() for name in cells.obs_names]  # they are shuffled
-    assert f"genes: 3 in all files, 5 in any; their {genes} is taken" in text
-    assert "cell_type: 3 values (B, NK, T), in 3 of 4 files only, 40 cells without one" in text
-    assert "donor: 3 values (d0, d1, d3), no cell without one" in text
+    assert f"genes: 3 in all files, 5 in any file; using their {genes}" in text
+    assert "cell_type: 3 values (B, NK, T), in only 3 of 4 files, missing in 40 cells" in text
+    assert "donor: 3 values (d0, d1, d3), none missing" in text
     assert f"{tmp_path / 'cells.zarr'}: 120 cells of 4 files, {len(kept)} genes" in text
     assert {path.name for path in tmp_path.iterdir()} == {"cells.zarr", *(path.name for path in paths)}
     assert "src_path" in said(capsys, "plan", tmp_path / "cells.zarr", "--by", "src_path", "--batch-size", 8)
@@ -161,11 +161,9 @@ def test_counts_are_in_a_layer_or_raw_or_x_of_each_file_and_are_not_mixed_with_o
         tmp_path / "cells.zarr",
     )
     line = said(capsys, *command, code=2)
-    assert (
-        "layer.h5ad: X has numbers that aren't whole, and other files have counts. It has layers raw; --layer" in line
-    )
+    assert "layer.h5ad: X must have counts, as in other files" in line
     text = said(capsys, *command, "--layer", "raw")
-    assert re.findall(r", of (.*)", text) == ["X", "layer raw", "raw"]
+    assert re.findall(r", from (.*)", text) == ["X", "layer raw", "raw"]
     values, _ = read(tmp_path / "cells.zarr")
     whole = pd.concat(expected)
     pd.testing.assert_frame_equal(values.loc[whole.index, list("abc")], whole, check_names=False)
@@ -175,7 +173,7 @@ def test_texts_that_are_no_labels_are_made_missing(tmp_path: Path, capsys: pytes
     write(tmp_path)
     command = "collect", tmp_path / "rows.h5ad", tmp_path / "columns.h5ad", "--out", tmp_path / "cells.zarr"
     text = said(capsys, *command, "--missing", "T", "Unknown")
-    assert "cell_type: 2 values (B, NK), 20 cells without one\n" in text
+    assert "cell_type: 2 values (B, NK), missing in 20 cells\n" in text
     assert "--missing: no cell has 'Unknown'\n" in text
     assert "'T'" not in text
     _, obs = read(tmp_path / "cells.zarr")
@@ -195,8 +193,8 @@ def test_columns_may_be_categories_of_any_kind_and_be_missing_in_a_file(
         cells.write_h5ad(tmp_path / f"{number}.h5ad")
     command = "collect", tmp_path / "1.h5ad", tmp_path / "2.h5ad", "--out", tmp_path / "cells.zarr"
     text = said(capsys, *command, "--missing", "Unknown")
-    assert "kind: 1 value (B), 30 cells without one" in text
-    assert "cluster: 3 values (0, 1, 2), no cell without one" in text
+    assert "kind: 1 value (B), missing in 30 cells" in text
+    assert "cluster: 3 values (0, 1, 2), none missing" in text
     _, obs = read(tmp_path / "cells.zarr")
     assert obs.loc["1-4", "cluster"] == "1"
     assert obs["kind"].notna().sum() == N
@@ -211,7 +209,7 @@ def test_names_that_repeat_are_made_unique_where_that_is_asked_for(
         cells.write_h5ad(tmp_path / f"{name}.h5ad")
     command = "collect", tmp_path / "one.h5ad", tmp_path / "two.h5ad", "--out", tmp_path / "cells.zarr"
     wrong = said(capsys, *command, code=2)
-    assert wrong.count("1 gene name repeated (a): --make-unique") == 2  # of all files at once
+    assert wrong.count("1 gene name repeated (a). Pass --make-unique") == 2  # of all files at once
     assert f"{N} cell names repeated" in wrong
     said(capsys, *command, "--make-unique")
     values, _ = read(tmp_path / "cells.zarr")
@@ -233,18 +231,18 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
     before = set(tmp_path.iterdir())
     for arguments, message in (
         ((tmp_path / "damaged.h5ad",), "damaged.h5ad: can't be read as h5ad: OSError"),
-        ((tmp_path / "of_10x.h5",), "It is a file of 10x, which scanpy.read_10x_h5 reads"),
-        ((tmp_path / "empty.h5ad",), "no file has any cell"),
+        ((tmp_path / "of_10x.h5",), "scanpy.read_10x_h5"),
+        ((tmp_path / "empty.h5ad",), "the files have no cells"),
         ((tmp_path / "nothing.h5ad",), "nothing.h5ad: no such file"),
-        ((rows, "--obs", "age"), "rows.h5ad: no columns age in obs, which has cell_type, donor"),
-        ((rows, rows), "given more than once: "),
-        ((rows, "--out", "s3://atlas/cells.zarr"), "--out s3://atlas/cells.zarr: must be a folder of this machine"),
+        ((rows, "--obs", "age"), "rows.h5ad: obs has no columns age. It has cell_type, donor"),
+        ((rows, rows), "files must be different"),
+        ((rows, "--out", "s3://atlas/cells.zarr"), "--out s3://atlas/cells.zarr: must be a local folder"),
         ((rows, "--out", tmp_path / "none" / "cells.zarr"), "cells.zarr: No such file or directory"),
-        ((rows, "--out", tmp_path / "link.zarr"), "link.zarr: is there already, a link to nothing"),
+        ((rows, "--out", tmp_path / "link.zarr"), "link.zarr: must not exist, but does as a broken link"),
         ((rows, "--memory", "lots"), "--memory: must be a size above 0, such as 4GB, got 'lots'"),
         ((rows, "--memory", "0"), "--memory: must be a size above 0"),
-        ((rows, "--memory", "1KB"), "can't write the cells (--memory 1KB)"),
-        ((rows, "--group-by", "age"), "--group-by age: no such column in obs, which has cell_type, donor"),
+        ((rows, "--memory", "1KB"), "can't write the cells under --memory 1KB"),
+        ((rows, "--group-by", "age"), "--group-by age: obs has no such column. It has cell_type, donor"),
         ((tmp_path / "columns.h5ad", "--group-by", "age"), "--group-by age: must be a column of labels"),
     ):
         assert message in said(capsys, "collect", "--out", out, *arguments, code=2)
@@ -253,11 +251,13 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
     assert len(both.splitlines()) == 2
     # before a file is read as a whole
     told = said(capsys, "collect", rows, "--layer", "counts", "--out", out, code=2)
-    assert told == f"annbatch-distributed: no file has a layer 'counts'; {rows} has layers raw"
+    assert told == f"annbatch-distributed: --layer: no file has a layer 'counts'; {rows} has layers raw"
     (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
     assert "30 cell names repeated" in said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
     out.mkdir()
-    assert "is there already, an empty folder: another collect" in said(capsys, "collect", rows, "--out", out, code=2)
+    assert "must not exist, but does as an empty folder: another collect" in said(
+        capsys, "collect", rows, "--out", out, code=2
+    )
 
 
 def test_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
@@ -304,9 +304,9 @@ def test_columns_have_one_type_in_all_files(tmp_path: Path, capsys: pytest.Captu
         tmp_path, "two", cluster=clusters.astype(str).astype(object) + ".0", is_cell=clusters >= 0, kind=["true"] * N
     )
     text = said(capsys, "collect", first, second, "--out", tmp_path / "cells.zarr")
-    assert "cluster: 3 values (0, 1, 2), no cell without one" in text
-    assert "WARNING: values of kind differ in case only: True and true" in text
-    assert "is_cell: booleans, no cell without one" in text
+    assert "cluster: 3 values (0, 1, 2), none missing" in text
+    assert "WARNING: values of kind differ only in case: True and true" in text
+    assert "is_cell: booleans, none missing" in text
     obs = DatasetCollection(tmp_path / "cells.zarr", mode="r").obs()
     one, two = (obs[obs.index.str.startswith(name)] for name in ("one", "two"))
     assert len(one) == len(two) == N
@@ -379,10 +379,10 @@ def test_values_that_are_no_counts_are_named(tmp_path: Path, capsys: pytest.Capt
         cells.layers["raw"] = cells.obsm["X_pca"] = cells.X
         cells.write_h5ad(file)
         text = said(capsys, "collect", file, "--out", tmp_path / f"{name}.zarr")
-        assert "left out: layer raw (1 file), obsm X_pca (1 file)" in text
+        assert "not collected: layer raw (1 file), obsm X_pca (1 file)" in text
         expected = {
-            "logged": "float32; not all are whole numbers; they look log-normalized",
-            "scaled": " are negative, as scaled values are",
+            "logged": "float32; not all values are integers; they look log-normalized",
+            "scaled": " values are negative, as after scaling",
             "unknown": "values are NaN",
             "half": "3 genes, float32\n",
         }
@@ -393,9 +393,7 @@ def test_own_column_of_paths_is_an_error(tmp_path: Path, capsys: pytest.CaptureF
     file = of_obs(tmp_path, "one", src_path=["x"] * N, donor=["d"] * N)
     command = "collect", file, "--out", tmp_path / "cells.zarr"
     for options in ((), ("--obs", "src_path")):
-        assert "obs has a column src_path, in which a collection has each cell's file" in said(
-            capsys, *command, *options, code=2
-        )
+        assert "obs must not have a column src_path" in said(capsys, *command, *options, code=2)
     said(capsys, *command, "--obs", "donor")
 
 

@@ -164,25 +164,28 @@ WRONG = {
     "no command": ([], "required: COMMAND"),
     "no such command": (["plam"], "invalid choice: 'plam'"),
     "no such option": (["plan", "--rank", "2"], "unrecognized arguments: --rank"),
-    "neither rows nor a collection": (["plan"], "PATH of a collection, or --n-obs"),
-    "rows and a collection": (["plan", "{collection}", "--n-obs", "5"], "one of them"),
+    "neither rows nor a collection": (["plan"], "PATH of a collection or --n-obs, got none"),
+    "rows and a collection": (["plan", "{collection}", "--n-obs", "5"], "got both"),
     "a number that is none": (["plan", "--n-obs", "many"], "--n-obs: must be an integer of at least 1, got 'many'"),
     "a column without a collection": (["plan", "--n-obs", "5", "--by", "donor"], "--by need the PATH"),
     "no such path": (
         ["check", "{folder}/none.zarr"],
-        "none.zarr: not a collection that can be read",
+        "none.zarr: can't be read as a collection",
     ),
-    "a group that is no collection": (["check", "{folder}/group.zarr"], "no annbatch collection"),
-    "a damaged collection": (["check", "{folder}/matrix.zarr"], "can be read: JSONDecodeError"),
-    "damaged annotations": (["plan", "{folder}/obs.zarr", "--by", "donor"], "can be read: JSONDecodeError"),
+    "a group that is no collection": (["check", "{folder}/group.zarr"], "no datasets of annbatch"),
+    "a damaged collection": (["check", "{folder}/matrix.zarr"], "as a collection: JSONDecodeError"),
+    "damaged annotations": (["plan", "{folder}/obs.zarr", "--by", "donor"], "as a collection: JSONDecodeError"),
     "cells by columns, planned": (["plan", "{folder}/csc.zarr"], "dataset_0/X must be a CSR matrix, got a CSC matrix"),
     "no such column": (
         ["plan", "{collection}", "--by", "doner"],
-        "no column 'doner' in obs, which has cell_type, donor",
+        "obs has no column 'doner'. It has cell_type, donor",
     ),
-    "a column that names each cell": (["plan", "{folder}/names.zarr", "--by", "name"], "1200 values are too many"),
-    "no such value": (["plan", "{collection}", "--where", "donor=d9"], "no 'd9' in column 'donor', which has d0, d1"),
-    "no column": (["plan", "{collection}", "--where", "=d1"], "--where takes COLUMN=VALUE, COLUMN!=VALUE or COLUMN"),
+    "a column that names each cell": (["plan", "{folder}/names.zarr", "--by", "name"], "at most 1000 values, got 1200"),
+    "no such value": (
+        ["plan", "{collection}", "--where", "donor=d9"],
+        "column 'donor' has no value 'd9'. It has d0, d1",
+    ),
+    "no column": (["plan", "{collection}", "--where", "=d1"], "--where must be COLUMN=VALUE"),
     "more ranks than rows": (
         ["check", "{collection}", "--ranks", "400", "--remainder", "exact"],
         "too few for 400 ranks",
@@ -196,7 +199,7 @@ def test_misspelt_column_is_not_a_collection_that_cannot_be_read(
     collection: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = said(capsys, "plan", collection, "--where", "dnor=d1", code=2)
-    assert line.startswith(f"annbatch-distributed: {collection}: no column 'dnor' in obs, which has cell_type, donor")
+    assert line.startswith(f"annbatch-distributed: {collection}: obs has no column 'dnor'. It has cell_type, donor")
 
 
 @pytest.fixture(scope="module")

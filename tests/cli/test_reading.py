@@ -86,7 +86,7 @@ def of_the_other_rank(batch: Batch) -> Iterator[Batch]:
 #: What rank 1 makes of a batch, and what is said of it.
 WRONG: dict[str, tuple[Callable[[Batch], Iterator[Batch]], str]] = {
     "a batch that is left out": (leave_out, "20 batches"),
-    "a row of the other rank": (of_the_other_rank, "other rows"),
+    "a row of the other rank": (of_the_other_rank, "different rows"),
 }
 
 

@@ -198,7 +198,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "twice": ([*SOURCES, *SOURCES[:2]], "--source must name each source once, got tahoe, census, tahoe."),
     "no path": (["--source", "tahoe"], "--source: must be NAME=PATH, such as tahoe=tahoe.zarr, got 'tahoe'"),
     "no name": (["--source", "=a.zarr"], "--source: must be NAME=PATH, such as tahoe=tahoe.zarr, got '=a.zarr'"),
-    "no collection": (["--source", "tahoe=none", *SOURCES[2:]], "none: not a collection that can be read"),
+    "no collection": (["--source", "tahoe=none", *SOURCES[2:]], "none: can't be read as a collection"),
     "other collection": (
         ["--source", "tahoe={census}", "--source", "census={tahoe}"],
         "This is the state of the source 'census'.",

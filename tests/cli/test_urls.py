@@ -55,7 +55,7 @@ def test_ranks_that_check_starts_open_a_url_too(url: str) -> None:
 
 def test_what_is_not_at_a_url_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = said(capsys, "plan", f"{url}/nothing", code=2)
-    assert f"{url}/nothing: not a collection that can be read: " in line
+    assert f"{url}/nothing: can't be read as a collection: " in line
 
 
 def test_server_without_tls_names_the_variable(

@@ -50,7 +50,7 @@ def test_a_row_that_was_not_planned_is_found_and_a_rank_that_is_killed_ends_the_
     out, err = capfd.readouterr()
 
     assert code == 1
-    assert err == "annbatch-distributed: rank 1 ended with SIGKILL; the other ranks were ended\n"
+    assert err == "annbatch-distributed: rank 1 ended with SIGKILL, so all ranks were stopped\n"
     first, second = out.split("\n\n")
     rows = [line.split()[:3] for line in first.splitlines()]
     assert rows[:3] == [["rank", "rows", "batches"], ["0", "173", "22"], ["1", "174", "22"]]

@@ -1,6 +1,6 @@
-"""The command line: collections, plans, and epochs that processes of this machine stream and compare with them.
+"""The command line: commands that write collections, show plans, and check or replay what a job reads.
 
-It knows what users know, and imports annbatch when a command is run.
+It uses the public API where it can, and imports annbatch only when a command runs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from math import gcd
-from typing import NoReturn
+from typing import Any, NoReturn
 
 __all__ = ["CommandError", "main"]
 
 
 class CommandError(Exception):
-    """Ends a command with a line on stderr for each problem, and an exit code."""
+    """Error that ends a command with one line on stderr for each problem, and an exit code."""
 
     def __init__(self, *problems: str, code: int = 2) -> None:
         super().__init__(*problems)
@@ -26,21 +26,21 @@ class CommandError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return the exit code; whatever is wrong is one line on stderr."""
+    """Run a command and return its exit code; problems are lines on stderr."""
     try:
         options = _parser().parse_args(arguments)
         if options.command in {"plan", "check"} and options.preload_nchunks is None:
-            # the fewest chunks from 32 on that make whole batches: 33 for chunks of 64 and batches of 192
+            # the smallest number of chunks from 32 on that makes whole batches: 33 for chunks of 64 and batches of 192
             step = options.batch_size // gcd(options.batch_size, options.chunk_size)
             options.preload_nchunks = -(-32 // step) * step
-        # each command imports what it needs, which takes seconds
+        # imported here, as the imports of a command take seconds
         code: int = import_module(f"annbatch_distributed.cli.{options.command}").run(options)
     except CommandError as error:
         for problem in error.args:
             print(f"annbatch-distributed: {' '.join(problem.split())}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        return 130  # as shells have it: 128 + SIGINT
+        return 130  # 128 + SIGINT, as in shells
     return code
 
 
@@ -64,7 +64,7 @@ def _size(text: str) -> str:
     return text
 
 
-def _stretch(text: str) -> slice:
+def _range(text: str) -> slice:
     # 5:10, :10, 5: and : itself
     start, colon, stop = text.partition(":")
     if not (colon and f"0{start}{stop}".isdecimal()):
@@ -73,7 +73,7 @@ def _stretch(text: str) -> slice:
 
 
 def _steps(text: str) -> int | slice:
-    return int(text) if text.isdecimal() else _stretch(text)
+    return int(text) if text.isdecimal() else _range(text)
 
 
 def _source(text: str) -> tuple[str, str]:
@@ -86,97 +86,171 @@ def _source(text: str) -> tuple[str, str]:
 _POSITIVE, _NATURAL = _at_least(1), _at_least(0)
 
 
-def _planning(**defaults: object) -> _Parser:
-    """Return the options that a plan follows from; one that is left out is None, if it has no default."""
-    shared = _Parser(add_help=False)
-    add = shared.add_argument
-    add("--chunk-size", type=_POSITIVE, metavar="N", help="consecutive rows that are read at a time (64)")
-    add(
-        "--preload-nchunks", type=_POSITIVE, metavar="N", help="chunks of a load request (32 or more, in whole batches)"
-    )
-    add("--batch-size", type=_POSITIVE, metavar="N", help="rows of a batch on each rank (256)")
-    add("--sampler", choices=["random", "sequential"], help="the order of the batches (random)")
-    add("--remainder", choices=["drop", "keep", "exact", "pad"], help="rows that don't divide (drop)")
-    add("--sharding", choices=["contiguous", "shuffled"], help="whose rows (contiguous)")
-    add("--seed", type=_NATURAL, metavar="N", help="what all randomness begins from (0)")
-    add("--epoch", type=_NATURAL, metavar="N", help="the epoch, or the first of them (0)")
-    add("--virtual-ranks", type=_POSITIVE, metavar="N", help="deal the rows to so many, a multiple of --ranks")
-    add("--mask", type=_stretch, action="append", metavar="START:STOP", help="only these rows; can be repeated")
-    where = "only rows with this value in obs; COLUMN!=VALUE, without it; COLUMN, with any"
-    add("--where", nargs="+", action="extend", metavar="COLUMN=VALUE", help=where)
-    add("--json", action="store_true", help="print JSON, and nothing else")
-    shared.set_defaults(**defaults)
-    return shared
-
-
 def _parser() -> argparse.ArgumentParser:
-    path = "an annbatch collection: a folder, or a URL such as s3://atlas/cells.zarr"
-    about = "Who reads what of a collection of cells: planned, and read by processes of this machine."
-    parser = _Parser(prog="annbatch-distributed", description=about, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('annbatch-distributed')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, about: str, *parents: _Parser) -> _Parser:
-        return commands.add_parser(name, parents=parents, allow_abbrev=False, help=about, description=about)
-
-    # the texts of --help name these, too
-    planned = _planning(
-        chunk_size=64,
-        batch_size=256,
-        sampler="random",
-        remainder="drop",
-        sharding="contiguous",
-        seed=0,
-        epoch=0,
+    parser = _Parser(
+        prog="annbatch-distributed",
+        description="Write annbatch collections, show how they are sharded across ranks, and check or replay what a "
+        "job reads.",
+        epilog="Run 'annbatch-distributed COMMAND --help' for the options of a command.",
+        allow_abbrev=False,
     )
-    plan = command(
-        "plan", "say which rank reads which rows, and which are dropped or repeated; no row is read", planned
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"%(prog)s {version('annbatch-distributed')}",
+        help="Show the version and exit",
     )
-    plan.add_argument("path", nargs="?", help=path)
-    plan.add_argument("--n-obs", type=_POSITIVE, metavar="N", help="so many rows, instead of a collection")
-    plan.add_argument("--ranks", type=_POSITIVE, default=8, metavar="N", help="how many ranks there are (8)")
-    plan.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="how many epochs (1)")
-    plan.add_argument("--by", metavar="COLUMN", help="count each rank's cells by a column of obs")
-    plan.add_argument("--plot", metavar="FILE", help="draw the plans into a .png, .svg or .pdf")
+    commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
 
-    about = "stream epochs in processes of this machine, and compare what they read with the plan"
-    check = command("check", about, planned)
-    check.add_argument("path", help=path)
-    check.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help="how many processes, one a rank (2)")
-    check.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="how many epochs (1)")
-    check.add_argument("--read-ahead", type=_NATURAL, default=0, metavar="N", help="load requests read ahead (0)")
+    def command(name: str, about: str, example: str) -> _Parser:
+        return commands.add_parser(
+            name,
+            help=about,
+            description=f"{about}.",
+            epilog=f"example:\n  annbatch-distributed {name} {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
-    _add_options_of_collect(command("collect", "write one shuffled collection of h5ad files, and say what is in it"))
-
-    # without defaults: options that are left out are as the state has them
-    about = "say which cells were in which step of a job, or will be, from its state; no cell is read"
-    replay = command("replay", about, _planning())
-    replay.add_argument("path", nargs="?", help=path)
-    source = "collection of a source, if the state is of a mixture; once for each source, in place of the path"
-    replay.add_argument("--source", type=_source, action="append", metavar="NAME=PATH", help=source)
-    past = "a file with the state of a job, JSON or torch's; options that are left out are as it has them"
-    replay.add_argument("--state", required=True, metavar="FILE", help=past)
-    replay.add_argument("--steps", type=_steps, required=True, metavar="A:B", help="these steps, or a single one")
-    replay.add_argument("--ranks", type=_POSITIVE, metavar="N", help="how many ranks there were (as the state has it)")
-    replay.add_argument("--obs", nargs="+", metavar="COLUMN", help="columns of obs to show")
-    replay.add_argument("--by", metavar="COLUMN", help="count the cells of each step by a column of obs")
+    _add_collect(command("collect", "Write one shuffled collection of h5ad files", "*.h5ad --out cells.zarr"))
+    _add_plan(
+        command(
+            "plan",
+            "Show which rows each rank will read, without reading data",
+            "cells.zarr --ranks 4 --where split=train --by donor",
+        )
+    )
+    _add_check(
+        command(
+            "check",
+            "Read epochs in local processes, and compare the rows with the plan",
+            "cells.zarr --ranks 2 --remainder exact",
+        )
+    )
+    _add_replay(
+        command(
+            "replay",
+            "List the cells of some steps of a job, from its saved state",
+            "cells.zarr --state state.json --steps 335:345 --obs donor",
+        )
+    )
     return parser
 
 
-def _add_options_of_collect(collect: _Parser) -> None:
-    add = collect.add_argument
-    add("files", nargs="+", metavar="FILE", help="an h5ad file")
-    add("--out", required=True, metavar="PATH", help="the collection, which must not be there yet")
-    layer = "the layer that has the counts, in files that have it; raw takes .raw, too (X)"
+_PATH = "Path or URL of an annbatch collection, such as s3://atlas/cells.zarr"
+
+
+def _add_collect(parser: _Parser) -> None:
+    add = parser.add_argument_group("files").add_argument
+    add("files", nargs="+", metavar="FILE", help="Path of an h5ad file")
+    add("--out", required=True, metavar="PATH", help="Path of the new collection, which must not exist (required)")
+    add = parser.add_argument_group("cells and genes").add_argument
+    layer = "Layer with the counts, or raw for .raw; files without it use X (default: X)"
     add("--layer", metavar="NAME", help=layer)
-    genes = "of files with other genes, all or those that each has (union)"
-    add("--genes", choices=["union", "intersection"], help=genes)
-    add("--obs", nargs="+", metavar="COLUMN", help="the columns of obs to keep (all)")
-    missing = "texts of obs that are no labels, such as Unknown"
+    genes = (
+        "Genes to keep if files have different genes: union fills missing genes with 0, intersection keeps the shared "
+    )
+    add("--genes", choices=["union", "intersection"], help=f"{genes}genes (default: union)")
+    add("--obs", nargs="+", metavar="COLUMN", help="Columns of obs to keep (default: all)")
+    missing = "Strings in obs to replace by missing values, such as Unknown"
     add("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
-    add("--make-unique", action="store_true", help="name cells FILE-NAME, and number genes of one name")
-    memory = "the most that cells take in memory while they are shuffled, such as 20GB (4GB)"
-    add("--memory", type=_size, default="4GB", metavar="SIZE", help=memory)
-    groups = "sort cells by these columns of labels within each dataset, as class samplers need them"
+    add("--make-unique", action="store_true", help="Rename cells to FILE-NAME, and number repeated names of genes")
+    add = parser.add_argument_group("shuffling").add_argument
+    groups = "Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets"
     add("--group-by", nargs="+", metavar="COLUMN", help=groups)
-    add("--seed", type=_NATURAL, metavar="N", help="what the order of the cells follows from (0)")
+    memory = "Memory limit for the cells that are shuffled at a time, such as 20GB (default: 4GB)"
+    add("--memory", type=_size, default="4GB", metavar="SIZE", help=memory)
+    add("--seed", type=_NATURAL, metavar="N", help="Seed of the order of the cells (default: 0)")
+
+
+def _add_plan(parser: _Parser) -> None:
+    group = parser.add_argument_group("what to plan")
+    group.add_argument("path", nargs="?", help=_PATH)
+    group.add_argument("--n-obs", type=_POSITIVE, metavar="N", help="Number of rows, instead of a collection")
+    group.add_argument("--ranks", type=_POSITIVE, default=8, metavar="N", help="Number of ranks (default: 8)")
+    group.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="Number of epochs (default: 1)")
+    _add_rows_and_sampler(parser, group)
+    add = parser.add_argument_group("output").add_argument
+    add("--by", metavar="COLUMN", help="Count the cells of each rank by a column of obs")
+    add("--plot", metavar="FILE", help="Draw the plans into a .png, .svg or .pdf file")
+    _add_json(add)
+
+
+def _add_check(parser: _Parser) -> None:
+    group = parser.add_argument_group("what to read")
+    group.add_argument("path", help=_PATH)
+    ranks = "Number of ranks, each in its own process (default: 2)"
+    group.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help=ranks)
+    group.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="Number of epochs (default: 1)")
+    ahead = "Number of load requests to prefetch (default: 0)"
+    group.add_argument("--read-ahead", type=_NATURAL, default=0, metavar="N", help=ahead)
+    _add_rows_and_sampler(parser, group)
+    _add_json(parser.add_argument_group("output").add_argument)
+
+
+def _add_replay(parser: _Parser) -> None:
+    group = parser.add_argument_group("what to replay")
+    group.add_argument("path", nargs="?", help=_PATH)
+    state = "File with the saved state of the job, as JSON or a PyTorch checkpoint (required)"
+    group.add_argument("--state", required=True, metavar="FILE", help=state)
+    steps = "Step or range of steps of the epoch, such as 335 or 335:345 (required)"
+    group.add_argument("--steps", type=_steps, required=True, metavar="A:B", help=steps)
+    source = "Collection of a source, instead of the path, if the state is of a mixture; repeat it for each source"
+    group.add_argument("--source", type=_source, action="append", metavar="NAME=PATH", help=source)
+    ranks = "Number of ranks of the job (default: from the state)"
+    group.add_argument("--ranks", type=_POSITIVE, metavar="N", help=ranks)
+    _add_rows_and_sampler(parser, group, of_state=True)
+    add = parser.add_argument_group("output").add_argument
+    add("--obs", nargs="+", metavar="COLUMN", help="Columns of obs to show")
+    add("--by", metavar="COLUMN", help="Count the cells of each step by a column of obs")
+    _add_json(add)
+
+
+def _add_json(add: Callable[..., argparse.Action]) -> None:
+    add("--json", action="store_true", help="Print only JSON")
+
+
+def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_state: bool = False) -> None:
+    """Add the options that determine a plan; under ``of_state``, the defaults are in a state."""
+
+    def add(
+        group: argparse._ArgumentGroup,
+        name: str,
+        about: str,
+        default: object = None,
+        shown: str = "",
+        **options: Any,  # noqa: ANN401 argparse's own
+    ) -> None:
+        shown = "from the state" if of_state else shown or str(default)
+        group.add_argument(name, default=None if of_state else default, help=f"{about} (default: {shown})", **options)
+
+    epoch = "Number of the epoch" if of_state else "Number of the epoch, or of the first one"
+    add(rows, "--epoch", epoch, 0, type=_NATURAL, metavar="N")
+    where = (
+        "Select rows by obs: COLUMN=VALUE, COLUMN!=VALUE, or COLUMN for any value. Repeat it for more conditions; "
+        "values of the same column are alternatives"
+    )
+    add(rows, "--where", where, shown="all rows", nargs="+", action="extend", metavar="COLUMN=VALUE")
+    mask = "Select a range of rows. Repeat it for more ranges"
+    add(rows, "--mask", mask, shown="all rows", type=_range, action="append", metavar="START:STOP")
+    sampler = parser.add_argument_group("sampler")
+    batch_size = "Number of rows of a batch on each rank"
+    add(sampler, "--batch-size", batch_size, 256, type=_POSITIVE, metavar="N")
+    add(sampler, "--chunk-size", "Number of consecutive rows to read together", 64, type=_POSITIVE, metavar="N")
+    chunks = "Number of chunks of a load request"
+    fewest = "the fewest from 32 on that make whole batches"
+    add(sampler, "--preload-nchunks", chunks, shown=fewest, type=_POSITIVE, metavar="N")
+    add(sampler, "--sampler", "Order of the rows of a rank", "random", choices=["random", "sequential"])
+    sharding = (
+        "Assignment of rows to ranks: contiguous gives each rank one range of rows, shuffled assigns blocks of rows to "
+        "the ranks again in each epoch"
+    )
+    add(sampler, "--sharding", sharding, "contiguous", choices=["contiguous", "shuffled"])
+    remainder = (
+        "Treatment of rows that don't fill a batch on every rank: drop drops them, keep gives some ranks more batches, "
+        "exact makes some batches smaller, pad repeats rows"
+    )
+    add(sampler, "--remainder", remainder, "drop", choices=["drop", "keep", "exact", "pad"])
+    virtual = "Number of virtual ranks, a multiple of --ranks, so that steps are the same on any number of ranks"
+    add(sampler, "--virtual-ranks", virtual, shown="none", type=_POSITIVE, metavar="N")
+    add(sampler, "--seed", "Seed of the order", 0, type=_NATURAL, metavar="N")

@@ -1,8 +1,8 @@
-"""The collection that a command names, its rows, and the samplers that the options make for them.
+"""Collections of the command line, their rows, and the samplers of a command's options.
 
-A chunk of cells, names or categories that isn't in the store counts as lost: zarr would read fill values for it, and
-raise nothing. Writers leave out chunks that hold the fill value only, as columns of ``obs`` may, but that would have to
-be cells without a single count.
+A chunk of cells, names or categories counts as lost if it isn't in the store. zarr would silently read fill values for
+it. Writers omit chunks that have only fill values, as columns of ``obs`` may; for cells, such a chunk would have no
+counts at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from annbatch_distributed.loader._annbatch import n_rows_of
 def lost_chunks(collection: DatasetCollection) -> list[str]:
     """Return a line for each array that has lost chunks."""
     groups = list(collection)
-    # where keys can't be listed, every chunk would look lost
+    # if keys can't be listed, every chunk would look lost
     if not _lists_keys(groups[0]):
         return []
     return [
@@ -40,17 +40,17 @@ def lost_chunks(collection: DatasetCollection) -> list[str]:
 
 
 def _lists_keys(group: zarr.Group) -> bool:
-    """Whether a store says which keys it has: some web servers and buckets don't."""
+    """Return True if a store can list its keys; some web servers and buckets can't."""
     try:
         return any(zarr.open_group(group.store, path=group.path, mode="r", use_consolidated=False).keys())
-    except Exception:  # noqa: BLE001 each store has its own error where listing isn't allowed
+    except Exception:  # noqa: BLE001 each store has its own error if listing isn't allowed
         return False
 
 
 def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of zarr's
-    """Yield the arrays of a data set of which writers leave no chunk out."""
+    """Yield the arrays of a dataset whose chunks writers never omit."""
     cells, obs, var = group["X"], group["obs"], group["var"]
-    # of sparse cells without a single value, writers leave out everything
+    # writers omit all chunks of sparse cells without values
     if isinstance(cells, zarr.Array):
         yield cells
     elif cells["data"].size:
@@ -58,37 +58,37 @@ def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of
         if cells["indices"].nchunks_initialized:  # none are written if all values are of the first gene
             yield cells["indices"]
     names = [table[table.attrs.get("_index", "_index")] for table in (obs, var)]
-    # of a categorical column, the categories: codes may be the fill value, 0, in all cells of a chunk
+    # categories of categorical columns, but not codes, which may be the fill value 0 in all cells of a chunk
     columns = [obs[name] for name in obs.attrs["column-order"]]
     names += [column["categories"] for column in columns if isinstance(column, zarr.Group) and "categories" in column]
-    # strings of which some are missing are a group of values and flags
+    # strings with missing values are a group of values and flags
     arrays = (array if isinstance(array, zarr.Array) else array["values"] for array in names)
-    yield from (array for array in arrays if array.size > 1)  # a name may be empty
+    yield from (array for array in arrays if array.size > 1)  # a single name may be empty, which is the fill value
 
 
 class Cells:
-    """A collection, opened for reading by its path or URL; a CommandError if it can't be read."""
+    """Collection at a path or URL, opened for reading; a CommandError if it can't be read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         with self._readable():
             self.collection = DatasetCollection(zarr.open_group(_stored(path), mode="r"))
             if self.collection.is_empty:
-                raise ValueError("no annbatch collection, which DatasetCollection(...).add_adatas writes")
-            # from metadata; it is an error where annbatch would read rows wrongly
+                raise ValueError("it has no datasets of annbatch. Write it with annbatch-distributed collect")
+            # from metadata; raises if annbatch would read rows wrongly
             self.n_obs = sum(n_rows_of(group["X"], group["X"].path) for group in self.collection)
             if not self.n_obs:
-                raise ValueError("no rows")
+                raise ValueError("it has no rows")
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # zarr and its stores raise all kinds for what is missing or damaged
+        except Exception as error:  # zarr and its stores raise many types for missing or damaged data
             what = f"{type(error).__name__}: {error}"
-            if "BadScheme" in what:  # of obstore, whose error doesn't say it
-                what = "its server has an address http://..., which needs AWS_ALLOW_HTTP=true in the environment"
-            raise CommandError(f"{self.path}: not a collection that can be read: {what}") from error
+            if "BadScheme" in what:  # the error of obstore doesn't name the variable
+                what = "its server has an http:// address, which needs AWS_ALLOW_HTTP=true in the environment"
+            raise CommandError(f"{self.path}: can't be read as a collection: {what}") from error
 
     def lost(self) -> list[str]:
         """Return a line for each array that has lost chunks."""
@@ -101,32 +101,32 @@ class Cells:
             obs = self.collection.obs([column])
             columns: Any = next(iter(self.collection))["obs"].attrs["column-order"]
         if column not in obs:
-            raise CommandError(f"{self.path}: no column {column!r} in obs, which has {_listed(columns)}")
+            raise CommandError(f"{self.path}: obs has no column {column!r}. It has {_listed(columns)}")
         return pd.Categorical(obs[column])
 
-    def mask(self, stretches: Sequence[slice] | None, conditions: Sequence[str] | None) -> Any:  # noqa: ANN401 any mask
-        """Return what selects the rows of some stretches for which all conditions hold.
+    def mask(self, ranges: Sequence[slice] | None, conditions: Sequence[str] | None) -> Any:  # noqa: ANN401 any mask
+        """Return a mask of the rows in some ranges that match all conditions.
 
-        Of several values of a column, a row has one; of several that it must not have, none.
+        Values of the same column are alternatives; excluded values add up.
         """
         if not conditions:
-            return stretches
-        # a flag for each row: the stretches, then without the rows that a condition rules out
+            return ranges
+        # (n_obs,): True in the ranges, then False for rows that don't match a condition
         flags = np.zeros(self.n_obs, dtype=np.bool_)
-        for stretch in stretches or [slice(None)]:
-            flags[stretch] = True
+        for rows in ranges or [slice(None)]:
+            flags[rows] = True
         labels_of = cache(lambda column: self.labels(column).rename_categories(str))
         any_of: dict[str, Any] = {}
         for condition in conditions:
-            # "donor=d1" selects a value, "donor!=d1" all others and missing ones, "donor" all values
+            # "donor=d1" selects a value, "donor!=d1" other values and missing values, "donor" any value
             name, equals, value = condition.partition("=")
             column = name.removesuffix("!") if equals else name
             if not column:
-                raise CommandError(f"--where takes COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {condition!r}")
+                raise CommandError(f"--where must be COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {condition!r}")
             labels = labels_of(column)
             if equals and value not in labels.categories:
-                there = _listed(labels.categories)
-                raise CommandError(f"{self.path}: no {value!r} in column {column!r}, which has {there}")
+                known = _listed(labels.categories)
+                raise CommandError(f"{self.path}: column {column!r} has no value {value!r}. It has {known}")
             if not equals:
                 flags &= labels.notna()
             elif name != column:
@@ -137,7 +137,7 @@ class Cells:
 
 
 def _stored(path: str) -> Any:  # noqa: ANN401 whatever zarr opens
-    """Return the store of a URL, by obstore if that is there; or what was given, for zarr to open."""
+    """Return an obstore store for a URL, if obstore is installed; else the path, for zarr to open."""
     if "://" not in path or find_spec("obstore") is None:
         return path
     from obstore.store import from_url
@@ -147,7 +147,7 @@ def _stored(path: str) -> Any:  # noqa: ANN401 whatever zarr opens
 
 
 def sampler_of(options: Namespace, mask: Any, rank: int) -> DistributedSampler:  # noqa: ANN401 any mask
-    """Return the sampler that the options make for a rank."""
+    """Return the sampler of a rank, from the options."""
     kind = {"random": RandomSampler, "sequential": SequentialSampler}[options.sampler]
     return DistributedSampler(
         kind(options.chunk_size, options.preload_nchunks, options.batch_size),
@@ -161,7 +161,7 @@ def sampler_of(options: Namespace, mask: Any, rank: int) -> DistributedSampler: 
 
 
 def plans_of(options: Namespace, mask: Any, n_obs: int) -> list[EpochPlan]:  # noqa: ANN401 any mask
-    """Return the plan of each epoch; a CommandError if there can't be one."""
+    """Return the plan of each epoch; a CommandError if the options are invalid."""
     plans = []
     try:
         sampler = sampler_of(options, mask, 0)
@@ -174,7 +174,7 @@ def plans_of(options: Namespace, mask: Any, n_obs: int) -> list[EpochPlan]:  # n
 
 
 def settings_of(options: Namespace, n_obs: int) -> dict[str, Any]:
-    """Return what JSON says of all epochs."""
+    """Return the settings of all epochs, for JSON."""
     sizes = ["ranks", "virtual_ranks", "chunk_size", "preload_nchunks", "batch_size"]
     names = [*sizes, "sampler", "remainder", "sharding", "seed"]
     return {"n_obs": n_obs} | {name: getattr(options, name) for name in names}

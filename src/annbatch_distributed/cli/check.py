@@ -1,7 +1,7 @@
-"""The command ``check``: one process for each rank streams a collection and checks what it has read.
+"""The command ``check``: one process per rank reads a collection and verifies its rows.
 
-1. Each rank streams an epoch as a user's loop would, and counts its rows.
-2. All ranks call ``check_epoch_read``. The process that started them passes on what each says to all others.
+1. Each rank reads an epoch as a user's loop would, and counts its rows.
+2. All ranks call ``check_epoch_read``. The parent process passes the message of each rank to all ranks.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from annbatch_distributed.cli import CommandError
 if TYPE_CHECKING:
     from annbatch_distributed import StatefulLoader
 
-#: Says something to all ranks, and returns what each of them has said.
+#: Sends a message to all ranks, and returns the messages of all ranks.
 type Meet = Callable[[Any], list[Any]]
 
 
 class _Read(NamedTuple):
-    """What a rank has read in an epoch."""
+    """Rows that a rank has read in an epoch."""
 
     numbers: dict[str, Any]
-    """What the table and JSON show of the rank."""
+    """Numbers of the rank in the table and in JSON."""
     is_planned: bool
-    """Whether all ranks together have read what was planned."""
+    """True if all ranks together have read the rows of the plan."""
     verdict: str
-    """What ``check_epoch_read`` says, or raises."""
+    """Result or error message of ``check_epoch_read``."""
 
 
 def run(options: Namespace) -> int:
-    """Print what the ranks have read in each epoch, and what is not as planned."""
-    # a process that imports what ranks need; ranks are forked from it, and don't have to import it again
+    """Print the rows of each rank in each epoch, and differences from the plan."""
+    # the fork server imports the modules once, for all ranks
     if _start_method() == "forkserver":
         needed = ["annbatch_distributed.cli.check", "annbatch_distributed.cli.cells", "annbatch_distributed.loader"]
         forkserver.set_forkserver_preload(needed)
-        with interrupts_held():  # the server ignores interrupts as soon as it has imported all
+        with interrupts_held():  # the server ignores interrupts only after its imports
             forkserver.ensure_running()
-    # imported here, and not at the top, because the server imports the same at the same time
+    # imported here, and not at the top, so that the server imports at the same time
     import pandas as pd
 
     from annbatch_distributed.cli.cells import Cells, plans_of, settings_of
@@ -61,14 +61,14 @@ def run(options: Namespace) -> int:
         else:
             print(
                 *lost,
-                "zarr would read fill values, mostly 0, for what is lost, so no epoch was read: copy or write the "
-                "collection again",
+                "zarr would read missing chunks as fill values, mostly 0, so no epoch was read. Copy or write the "
+                "collection again.",
                 sep="\n",
             )
         return 1
-    # made once, and sent to the ranks: to read a column of obs may take long
+    # made once and sent to the ranks, as reading a column of obs may take long
     mask = cells.mask(options.mask, options.where)
-    plans_of(options, mask, cells.n_obs)  # raises what is wrong before a rank is started
+    plans_of(options, mask, cells.n_obs)  # raises for invalid options before a rank starts
     epochs: list[dict[str, Any]] = []
     for read in _streamed(options, mask):
         ranks, problems = [rank.numbers for rank in read], [] if read[0].is_planned else read[0].verdict.splitlines()
@@ -86,15 +86,15 @@ def run(options: Namespace) -> int:
 
 
 def _start_method() -> str:
-    """Return how ranks are started: forked from the server, or spawned on Windows, which has none."""
+    """Return the start method of the ranks: forkserver, or spawn on Windows."""
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """Delay an interrupt until the context ends; processes started in it ignore interrupts, except on Windows."""
-    held: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))  # another thread may get it
+    signals: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))  # any thread may get it
     block = getattr(signal, "pthread_sigmask", None)
     before = block(signal.SIG_BLOCK, {signal.SIGINT}) if block else None
     try:
@@ -103,69 +103,69 @@ def interrupts_held() -> Iterator[None]:
         if block:
             block(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGINT, handler)
-        if held:
+        if signals:
             signal.raise_signal(signal.SIGINT)
 
 
 def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: ANN401 any mask
-    """Start the ranks, and yield what they have read in each epoch; a CommandError if one raises or dies."""
+    """Start the ranks, and yield the rows that they read in each epoch; a CommandError if one raises or dies."""
     context: Any = multiprocessing.get_context(_start_method())
-    # by this process's end of the pipe to each
+    # by this process's end of the pipe to each rank
     ranks: dict[Any, BaseProcess] = {}
     try:
-        # an interrupt waits until the ranks have started: it would leave one with half of its arguments
+        # an interrupt waits until all ranks have started, as it could leave one with half of its arguments
         with interrupts_held():
             for rank in range(options.ranks):
                 here, there = context.Pipe()
                 arguments = options, mask, rank, there
                 ranks[here] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
                 ranks[here].start()
-                there.close()  # else this process wouldn't notice that the rank has ended
-        # ranks answer in step: "ready" first, then what check_epoch_read gathers, then what each has read
+                there.close()  # otherwise this process wouldn't notice that the rank has ended
+        # all ranks send the same kind of message: first "ready", then what check_epoch_read gathers, then a _Read
         n_read = 0
         while n_read < options.epochs:
-            said = _said(ranks)
-            if isinstance(said[0], _Read):
+            messages = _messages_of(ranks)
+            if isinstance(messages[0], _Read):
                 n_read += 1
-                yield said
+                yield messages
             for pipe in ranks:
-                with suppress(OSError):  # a dead rank, which _said notices next
-                    pipe.send(said)
+                with suppress(OSError):  # a dead rank, for which _messages_of raises next
+                    pipe.send(messages)
     finally:
         for process in ranks.values():
             process.kill()
             process.join()
 
 
-def _said(ranks: dict[Any, BaseProcess]) -> list[Any]:
-    """Return what each rank says next, through its pipe."""
-    said: dict[Any, Any] = {}
-    while len(said) < len(ranks):
+def _messages_of(ranks: dict[Any, BaseProcess]) -> list[Any]:
+    """Return the next message of each rank."""
+    messages: dict[Any, Any] = {}
+    while len(messages) < len(ranks):
         pipe: Any
-        for pipe in connection.wait([pipe for pipe in ranks if pipe not in said]):
+        for pipe in connection.wait([pipe for pipe in ranks if pipe not in messages]):
             try:
-                said[pipe] = pipe.recv()
+                messages[pipe] = pipe.recv()
             except (EOFError, OSError):  # the rank has ended
                 ranks[pipe].join()
                 code = ranks[pipe].exitcode or 0
                 how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-                raise CommandError(f"{ranks[pipe].name} ended with {how}; the other ranks were ended", code=1) from None
-            if isinstance(said[pipe], CommandError):
-                raise said[pipe]
-    return [said[pipe] for pipe in ranks]
+                raise CommandError(f"{ranks[pipe].name} ended with {how}, so all ranks were stopped", code=1) from None
+            if isinstance(messages[pipe], CommandError):
+                raise messages[pipe]
+    return [messages[pipe] for pipe in ranks]
 
 
 def _rank(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:  # noqa: ANN401 any mask
-    """Be a rank, until its epochs are read or the parent ends."""
-    # a rank whose parent was killed would wait for it for ever
+    """Run a rank until its epochs are read or the parent ends."""
+    # otherwise a rank whose parent was killed would wait forever
     threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends this process
-    warnings.simplefilter("ignore")  # the parent has shown them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the parent ends this one
+    warnings.simplefilter("ignore")  # the parent shows them
 
-    def meet(said: Any) -> list[Any]:  # noqa: ANN401 anything
-        pipe.send(said)
-        heard: list[Any] = pipe.recv()
-        return heard
+    def meet(message: Any) -> list[Any]:  # noqa: ANN401 anything
+        pipe.send(message)
+        messages: list[Any] = pipe.recv()
+        return messages
 
     try:
         as_rank(options, mask, rank, meet)
@@ -180,7 +180,7 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # noqa: ANN401 any mask
-    """Stream each epoch as a rank, and say what was read in it."""
+    """Read each epoch as a rank, and send the rows that were read."""
     from annbatch_distributed import StatefulLoader
     from annbatch_distributed.cli.cells import Cells, sampler_of
 
@@ -190,7 +190,7 @@ def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # no
         preload_to_gpu=False,
         read_ahead=options.read_ahead,
     ).use_collection(Cells(options.path).collection)
-    meet("ready")  # all ranks read at the same time
+    meet("ready")  # so that all ranks read at the same time
     for epoch in range(options.epoch, options.epoch + options.epochs):
         loader.set_epoch(epoch)
         meet(_read(loader, rank, meet))
@@ -199,18 +199,18 @@ def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # no
 def _read(loader: StatefulLoader, rank: int, meet: Meet) -> _Read:
     from annbatch_distributed.checks import Tally
 
-    # counted as in a user's loop: a loader that says other rows than it yields is found out
+    # counted here, as in a user's loop, to find a loader that reports other rows than it yields
     tally, longest_wait = Tally(), 0.0
-    began = asked = perf_counter()
+    start = last = perf_counter()
     for batch in loader:
-        longest_wait = max(longest_wait, perf_counter() - asked)
+        longest_wait = max(longest_wait, perf_counter() - last)
         tally.add(batch["index"])
-        asked = perf_counter()
+        last = perf_counter()
     numbers = {
         "rank": rank,
         "rows": tally.n_rows,
         "batches": tally.n_batches,
-        "rows_per_second": round(tally.n_rows / (perf_counter() - began)),
+        "rows_per_second": round(tally.n_rows / (perf_counter() - start)),
         "longest_wait": round(longest_wait, 3),
     }
     try:

@@ -1,4 +1,4 @@
-"""The command ``plan``: which rank reads which rows, as text, as JSON and as a picture."""
+"""The command ``plan``: the rows of each rank as text, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: A column with more values holds measurements, or names each cell.
+#: Largest number of labels; a column with more values has measurements, or names of cells.
 _MOST_LABELS = 1000
-#: JSON has no more stretches of a rank's rows.
-_MOST_STRETCHES = 1000
+#: Largest number of ranges of a rank's rows in JSON.
+_MOST_RANGES = 1000
 
 
 def run(options: Namespace) -> int:
     """Print the plan of each epoch."""
     if (options.path is None) == (options.n_obs is None):
-        raise CommandError("plan takes the PATH of a collection, or --n-obs, the number of its rows: one of them")
+        problem = "none" if options.path is None else "both"
+        raise CommandError(f"plan needs either the PATH of a collection or --n-obs, got {problem}")
     labels, n_obs, mask = None, options.n_obs, options.mask
     if options.path is not None:
         cells = Cells(options.path)
@@ -34,16 +35,18 @@ def run(options: Namespace) -> int:
         if options.by is not None:
             labels = cells.labels(options.by)
             if (n_labels := len(labels.categories)) > _MOST_LABELS:
-                raise CommandError(f"--by {options.by}: {n_labels} values are too many to count each rank's")
+                raise CommandError(
+                    f"--by {options.by}: the column must have at most {_MOST_LABELS} values, got {n_labels}"
+                )
     elif options.where or options.by:
-        raise CommandError("--where and --by need the PATH of a collection, whose obs has the column")
+        raise CommandError("--where and --by need the PATH of a collection, because they use columns of its obs")
     plans = plans_of(options, mask, n_obs)
     if options.plot is not None:
         try:
             plans[0].plot(*plans[1:]).savefig(options.plot)
         except (ImportError, OSError, ValueError) as error:
             raise CommandError(f"--plot {options.plot}: {error}") from error
-    # (ranks, labels) of each plan, if they are asked for
+    # for each plan with --by: a table of shape (ranks, labels)
     mixes = [] if labels is None else [plan.composition(labels) for plan in plans]
     if options.json:
         epochs = [_plan_of(plan) for plan in plans]
@@ -53,14 +56,16 @@ def run(options: Namespace) -> int:
         return 0
     texts = list(map(str, plans))
     for number, mix in enumerate(mixes):
-        title = f"rows of each {options.by}, and how far their mix is from that of all selected rows, 0 to 1"
+        title = (
+            f"rows of each {options.by}, and the distance of each rank's mix from the mix of all selected rows (0 to 1)"
+        )
         texts[number] += f"\n\n{title}\n" + mix.astype(object).T.to_string(float_format="{:.3f}".format)
     print("\n\n".join(texts))
     return 0
 
 
 def _plan_of(plan: EpochPlan) -> dict[str, Any]:
-    """Return what JSON has of a plan; ranks are virtual ones if the plan has virtual ranks."""
+    """Return a plan for JSON, with a shard for each rank or virtual rank."""
     shards = [plan.shard(rank) for rank in range(plan.n_streams)]
     return {
         "epoch": plan.epoch,
@@ -78,11 +83,11 @@ def _plan_of(plan: EpochPlan) -> dict[str, Any]:
 
 def _stretches(rows: Rows) -> dict[str, Any]:
     # rows 0:5 and 8:9 are [[0, 5], [8, 9]]
-    bounds = np.column_stack([rows.starts[:_MOST_STRETCHES], rows.stops[:_MOST_STRETCHES]])
-    return {"stretches": bounds.tolist(), "all_stretches": len(rows.starts) <= _MOST_STRETCHES}
+    bounds = np.column_stack([rows.starts[:_MOST_RANGES], rows.stops[:_MOST_RANGES]])
+    return {"stretches": bounds.tolist(), "all_stretches": len(rows.starts) <= _MOST_RANGES}
 
 
 def _composition_of(mix: pd.DataFrame) -> dict[str, Any]:
-    """Return what JSON has of a composition; the label of cells without a value is null."""
+    """Return a composition for JSON; the label of missing values is null."""
     labels = [None if label != label else str(label) for label in mix["rows"].columns]  # noqa: PLR0124 NaN differs from itself
     return {"labels": labels, "rows": mix["rows"].to_numpy().tolist(), "distance": mix["distance"].tolist()}
