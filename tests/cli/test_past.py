@@ -89,8 +89,8 @@ def test_cells_are_counted_beside_the_epochs_share(
     loader = made(collection, mask=mask)
     arguments: list[Any] = [collection, "--state", saved(loader, tmp_path), "--steps", "2:4", "--by", "donor"]
     line = said(capsys, "replay", *arguments, code=2)
-    assert "has only a digest of its mask" in line
-    assert "name its rows by --mask or --where" in line
+    assert "the mask can't be restored" in line
+    assert "Pass its rows as --mask or --where" in line
     donors = sorted(set(DONORS[mask]))
     arguments += [part for donor in donors for part in ("--where", f"donor={donor}")]
     counted = json.loads(said(capsys, "replay", *arguments, "--json"))
@@ -119,14 +119,14 @@ def test_sets_that_a_state_does_not_describe_are_refused(
     flags = CLASSES.astype(str) == "3"
     loader = made(collection, RandomSampler(1, 4, 2), sets=sets(controls=flags))
     line = said(capsys, "replay", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
-    assert "only a digest of which cells are controls: ask loader.cells_of" in line
+    assert "the controls can't be restored" in line
     mask = DONORS != "d4"
     state = saved(made(collection, RandomSampler(1, 4, 2), sets=sets(mask=mask)), tmp_path)
-    assert "has only a digest of its mask" in said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
+    assert "the mask can't be restored" in said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
     named = [part for donor in sorted(set(DONORS[mask])) for part in ("--where", f"donor={donor}")]
     assert said(capsys, "replay", collection, "--state", state, "--steps", 1, *named)
     line = said(capsys, "replay", collection, "--state", state, "--steps", 1, *named, "--by", "donor", code=2)
-    assert "--by counts cells that are sampled one by one, and these are sets: pass --obs" in line
+    assert "--by can't count cells of sets" in line
 
 
 def test_what_a_state_does_not_hold_or_contradicts_is_said(
@@ -138,8 +138,8 @@ def test_what_a_state_does_not_hold_or_contradicts_is_said(
         return rows
 
     for loader, message in (
-        (made(collection, classes, sharding="independent"), "which can't be made from it: ask sampler.rows_of"),
-        (made(collection, sharding=order), "which can't be made from it: ask sampler.rows_of"),
+        (made(collection, classes, sharding="independent"), "can't be restored from the state"),
+        (made(collection, sharding=order), "can't be restored from the state"),
     ):
         assert message in said(capsys, "replay", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
     state = saved(made(collection), tmp_path)
@@ -151,7 +151,7 @@ def test_what_a_state_does_not_hold_or_contradicts_is_said(
         (["--ranks", 3], "virtual_ranks must be a multiple of the world size"),
         (["--obs", "none"], "has no columns none in obs"),
         (["--steps", 999], "Steps of an epoch of"),
-        (["--steps", "900:999"], "--steps: the epoch has none of these steps"),
+        (["--steps", "900:999"], "--steps must have a step of the epoch"),
     ):
         assert message in said(capsys, "replay", collection, "--state", state, "--steps", 1, *arguments, code=2)
     whole = json.loads(state.read_text())
@@ -181,8 +181,8 @@ def test_state_is_found_in_a_checkpoint_of_torch(
     assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
     torch.save(checkpoint | {"validation": state}, tmp_path / "last.pt")
     line = said(capsys, *arguments, code=2)
-    assert "2 states of loaders: ['loaders'][0]['training'], ['validation']. Write one of them alone" in line
+    assert "got 2: ['loaders'][0]['training'], ['validation']" in line
     torch.save({"model": {}}, tmp_path / "last.pt")
-    assert "0 states of loaders" in said(capsys, *arguments, code=2)
+    assert "must have one state of a loader, got 0" in said(capsys, *arguments, code=2)
     torch.save({"model": made}, tmp_path / "last.pt")  # a function
     assert "can't load it with weights_only=True" in said(capsys, *arguments, code=2)

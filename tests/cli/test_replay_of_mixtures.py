@@ -161,9 +161,7 @@ def test_replay_asks_for_ranks_of_virtual_ranks(
     mixture = mixture_of(paths, 0, 2, virtual_ranks=4, **JOBS["weights"])
     arguments = [*arguments_of(paths, mixture.state_dict(), tmp_path), "--steps", ":"]
     line = said(capsys, *arguments, code=2)
-    assert (
-        "the sources have different numbers of ranks or virtual ranks: census 2, tahoe 4. Pass the job's number" in line
-    )
+    assert "got numbers of ranks or virtual ranks census 2, tahoe 4" in line
     rows = mixture.cells_of(slice(None), [])["row"].tolist()
     assert [row for *_, row in replayed(capsys, *arguments, "--ranks", 2)] == rows
 
@@ -178,23 +176,26 @@ def test_mixture_state_is_found_in_checkpoint(
     torch.save({"loops": [{"train": state}]}, tmp_path / "mixture.json")
     assert replayed(capsys, *arguments) == cells
     torch.save({"train": state, "validation": state}, tmp_path / "mixture.json")
-    assert "has 2 states of loaders: ['train'], ['validation']." in said(capsys, *arguments, code=2)
+    assert "got 2: ['train'], ['validation']" in said(capsys, *arguments, code=2)
 
 
 SOURCES = ["--source", "tahoe={tahoe}", "--source", "census={census}"]
 MISTAKES: dict[str, tuple[list[str], str]] = {
-    "neither": ([], "Pass the PATH of a collection, or --source NAME=PATH for each source of a mixture."),
-    "both": (["{tahoe}", *SOURCES], "Pass the PATH of a collection, or --source NAME=PATH for each"),
+    "neither": ([], "either the PATH of a collection or --source NAME=PATH for each source"),
+    "both": (["{tahoe}", *SOURCES], "either the PATH of a collection or --source NAME=PATH for each source"),
     "path": (
         ["{tahoe}"],
-        "it is the state of a mixture of census, tahoe. Name the collections by --source census=PATH --source tahoe=",
+        "the state is of a mixture of census, tahoe. Instead of the path, pass --source census=PATH --source tahoe=",
     ),
     "single": (
         ["--state", "{single}", *SOURCES],
-        "state.json: it is the state of a single loader. Pass the PATH of its collection in place of --source.",
+        "state.json: the state is of a single loader. Pass the PATH of its collection instead of --source.",
     ),
-    "unknown": ([*SOURCES, "--source", "own={census}"], "--source own: the mixture has the sources census, tahoe."),
-    "missing": (SOURCES[:2], "--source: the collection of census is missing. Pass --source census=PATH."),
+    "unknown": (
+        [*SOURCES, "--source", "own={census}"],
+        "--source own: must be a source of the mixture, census, tahoe.",
+    ),
+    "missing": (SOURCES[:2], "but census is missing. Pass --source census=PATH."),
     "twice": ([*SOURCES, *SOURCES[:2]], "--source must name each source once, got tahoe, census, tahoe."),
     "no path": (["--source", "tahoe"], "--source: must be NAME=PATH, such as tahoe=tahoe.zarr, got 'tahoe'"),
     "no name": (["--source", "=a.zarr"], "--source: must be NAME=PATH, such as tahoe=tahoe.zarr, got '=a.zarr'"),
@@ -210,10 +211,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "sampler": ([*SOURCES, "--sampler", "sequential"], "sampler.type is"),
     "seed": ([*SOURCES, "--seed", "4"], "and 4 here"),
     "remainder": ([*SOURCES, "--remainder", "keep"], "remainder='keep'"),
-    "virtual ranks": ([*SOURCES, "--virtual-ranks", "3"], "census: virtual_ranks=3 must be a multiple of"),
+    "virtual ranks": ([*SOURCES, "--virtual-ranks", "3"], "census: virtual_ranks must be a multiple of"),
     "column": ([*SOURCES, "--obs", "none"], "has no columns none in obs"),
     "step": ([*SOURCES, "--steps", "30"], "Steps of an epoch of 30"),
-    "steps": ([*SOURCES, "--steps", "30:40"], "--steps: the epoch has none of these steps"),
+    "steps": ([*SOURCES, "--steps", "30:40"], "--steps must have a step of the epoch"),
 }
 
 
@@ -243,11 +244,11 @@ def test_state_that_cannot_be_replayed_is_refused(
     for state, message in (
         (
             mixture_of(paths, 0, 2, weights=often, n_steps=30).state_dict(),
-            "the weights can't be restored from the state, which has only a digest of the 17 weights of each source",
+            "only a digest of the 17 weights of each source",
         ),
         (
             whole | {"sources": whole["sources"] | {"census": masked}},
-            "mixture.json: census: the state has only a digest of its mask",
+            "mixture.json: census: the mask can't be restored",
         ),
         (whole | {"sources": {"census": census}}, "Weights must name the sources census, got census, tahoe"),
         (whole | {"identity": {}}, "mixture.json: the state is damaged (KeyError: 'n_steps')"),

@@ -1,6 +1,6 @@
-"""The command ``replay``: which cells were in some steps of an epoch, from a state, as a table or counted by label.
+"""The command ``replay``: the cells of some steps of an epoch, from a saved state, as a table or counted by label.
 
-The job of the state is made again from what the state holds: a loader, or a mixture with a loader for each source.
+The state describes the job, from which the command makes a loader, or a mixture with a loader for each source.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from annbatch_distributed.state import Identity, Position, from_state
 
 _SAMPLERS = {"random": RandomSampler, "sequential": SequentialSampler}
 _SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
-#: Classes that a state can name, by the names that it has for them.
+#: Classes of samplers and shardings by their names in a state.
 _CLASSES: dict[str, Any] = {f"annbatch.samplers.{kind.__name__}": kind for kind in _SAMPLERS.values()}
 _CLASSES |= {"Contiguous": Contiguous, "Independent": Independent, "Shuffled": Shuffled}
 #: Options that apply to a single collection, not to the sources of a mixture.
-_OF_ONE = "mask", "where", "by"
+_SINGLE = "mask", "where", "by"
 
 
-def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 whatever a file has
+def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
     """Return rank 0's loader with a state loaded; options must not contradict it."""
     with _reported(f"--state {options.state}"):
         if isinstance(state, dict) and isinstance(state.get("sources"), dict):
             names = sorted(map(str, state["sources"]))
             raise ValueError(
-                f"it is the state of a mixture of {', '.join(names)}. Name the collections by "
+                f"the state is of a mixture of {', '.join(names)}. Instead of the path, pass "
                 f"{' '.join(f'--source {name}=PATH' for name in names)}."
             )
         loader = _loader(options, state, cells)
@@ -48,19 +48,15 @@ def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  
     return loader
 
 
-def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 whatever a file has
+def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 the contents of a file
     """Return rank 0's mixture with a state loaded; options must not contradict it."""
-    for name in _OF_ONE:
+    for name in _SINGLE:
         if getattr(options, name) is not None:
-            raise CommandError(
-                f"--{name} applies to a single collection, not to the sources of a mixture. Leave it out."
-            )
+            raise CommandError(f"--{name} applies to a single collection, not to the sources of a mixture. Omit it.")
     file = f"--state {options.state}"
     with _reported(file):
         if isinstance(state, dict) and "segments" in state:
-            raise ValueError(
-                "it is the state of a single loader. Pass the PATH of its collection in place of --source."
-            )
+            raise ValueError("the state is of a single loader. Pass the PATH of its collection instead of --source.")
         _, identity, sources = from_mixture_state(state)
         settings = _settings_of(identity)
     readers, states = {}, {}
@@ -69,13 +65,13 @@ def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 w
             loader = _loader(options, sources[name], cells)
             states[name] = _with_seed(options, _of_store(sources[name], loader))
             readers[name] = _reader(loader, sources[name])
-    # from the last segment of each state, which is of the job that has saved it; "since" may end at an earlier job
+    # from the last segment of each state, which is of the job that saved it; "since" may end at an earlier job
     ranks = {name: reader.sampler.world_size for name, reader in readers.items()}
     if len({*ranks.values()}) > 1:
         each = ", ".join(f"{name} {number}" for name, number in ranks.items())
         raise CommandError(
-            f"{file}: the sources have different numbers of ranks or virtual ranks: {each}. Pass the job's number "
-            "of ranks by --ranks."
+            f"{file}: all sources must have the same number of ranks, got numbers of ranks or virtual ranks {each}. "
+            "Pass the number of ranks of the job as --ranks."
         )
     with _reported(file):
         mixture = MixedLoader(readers, **settings)
@@ -84,29 +80,29 @@ def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 w
 
 
 def _collections(options: Namespace, sources: Mapping[str, Any]) -> dict[str, Cells]:
-    """Return the collection of each source of a state, in the order of their names."""
+    """Return the collection of each source of a state, sorted by name."""
     paths = dict(options.source)
     for name, _ in options.source:
         if name not in sources:
-            raise CommandError(f"--source {name}: the mixture has the sources {', '.join(sorted(sources))}.")
+            raise CommandError(f"--source {name}: must be a source of the mixture, {', '.join(sorted(sources))}.")
     if len(paths) < len(options.source):
         raise CommandError(f"--source must name each source once, got {', '.join(name for name, _ in options.source)}.")
     if missing := sorted(sources.keys() - paths.keys()):
         needed = " ".join(f"--source {name}=PATH" for name in missing)
-        raise CommandError(f"--source: the collection of {', '.join(missing)} is missing. Pass {needed}.")
+        raise CommandError(f"--source must name every source, but {', '.join(missing)} is missing. Pass {needed}.")
     return {name: Cells(paths[name]) for name in sorted(paths)}
 
 
 def _settings_of(identity: Identity) -> dict[str, Any]:
-    """Return the arguments of a mixture, from the identity in its state."""
+    """Return the arguments of a mixture from the identity in its state."""
     settings = {name: identity[name] for name in ("n_steps", "until")}
     if "within_batch" in identity:
         return settings | {"within_batch": True}
     shares = identity["weights"]
-    if digests := [own for own in shares.values() if isinstance(own, dict)]:
+    if digests := [schedule for schedule in shares.values() if isinstance(schedule, dict)]:
         raise ValueError(
             f"the weights can't be restored from the state, which has only a digest of the {digests[0]['length']} "
-            "weights of each source. Ask mixture.cells_of in the script that makes the mixture."
+            "weights of each source. Call mixture.cells_of in the script that makes the mixture."
         )
     # {"tahoe": [[0, 0.75], [50, 0.5]], "census": [[0, 0.25], [50, 0.5]]} has the steps 0 and 50
     schedule = [
@@ -117,24 +113,24 @@ def _settings_of(identity: Identity) -> dict[str, Any]:
 
 
 def _reader(loader: StatefulLoader, state: Mapping[str, Any]) -> Any:  # noqa: ANN401 torch isn't imported for its type
-    """Return a loader, or a DataLoader with the job's workers, which change the order of the batches."""
+    """Return the loader, or a DataLoader with the workers of the job, which change the order of batches."""
     n_workers = from_state(state)[0].segments[-1].n_workers
     if n_workers == 1:
         return loader
-    with warnings.catch_warnings():  # torch warns of more workers than cores, but none is started here
+    with warnings.catch_warnings():  # PyTorch warns of more workers than cores, but no worker starts here
         warnings.simplefilter("ignore")
         return loader.to_dataloader(num_workers=n_workers)
 
 
-def _loader(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 whatever a file has
-    """Return the loader of rank 0 of the job that has saved a state; the state isn't loaded."""
+def _loader(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
+    """Return a loader of rank 0 of the job that saved a state, without loading the state."""
     sampler = _sampler(options, cells, *from_state(state))
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
     return loader.use_collection(cells.collection)
 
 
 def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, Any]:
-    """Return the state of an AlignedLoader as the state of one of its stores; any other state as it is."""
+    """Return the state of an AlignedLoader as the state of one of its stores; other states unchanged."""
     stores, here = state["identity"].get("datasets"), loader.state_dict()["identity"]["datasets"]
     # {"rna": [[rows, columns], ...], ...} of stores, or [[rows, columns], ...], or a digest of that
     if not isinstance(stores, dict) or "digest" in stores or here not in stores.values():
@@ -143,51 +139,51 @@ def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, 
 
 
 def _with_seed(options: Namespace, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state whose seed is its root: here the root is a seed, whatever it was drawn from."""
+    """Return a state with its root as the seed; the root may come from a generator."""
     identity = state["identity"]
     return {**state, "identity": {**identity, "seed": _seed(options, identity)}}
 
 
 @contextmanager
 def _reported(where: str) -> Iterator[None]:
-    """Raise a CommandError that says where the problem is, for an error about a state."""
+    """Convert errors about a state to a CommandError with the name of its file or source."""
     try:
         yield
     except (OSError, TypeError, ValueError) as error:
-        # the notes name a source, or strict=False, for which the command has no option
+        # notes name a source, or strict=False, which is no option of the command
         notes = [note for note in getattr(error, "__notes__", ()) if "strict=False" not in note]
         raise CommandError(" ".join([f"{where}: {error}", *notes])) from error
     except (AttributeError, KeyError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise CommandError(f"{where}: the state is damaged ({what}); take another one") from error
+        raise CommandError(f"{where}: the state is damaged ({what}). Pass a different one") from error
 
 
 def _state(file: Path) -> Any:  # noqa: ANN401 whatever the file has
-    """Return the state in a file of JSON, or the only one that is in a checkpoint of torch."""
+    """Return the state in a JSON file, or the only state in a PyTorch checkpoint."""
     data = file.read_bytes()
-    if not data.startswith(b"PK"):  # of a zip file, as torch.save writes it
+    if not data.startswith(b"PK"):  # the start of a zip file, which torch.save writes
         return json.loads(data)
     import torch
 
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises all kinds for what it doesn't trust, or is damaged
+    except Exception as error:  # PyTorch raises many types for unsafe or damaged files
         raise ValueError(
-            f"torch can't load it with weights_only=True: {str(error).splitlines()[0]} Write the state alone, with "
+            f"PyTorch can't load it with weights_only=True: {str(error).splitlines()[0]} Write only the state, with "
             "json.dump(loader.state_dict(), file)."
         ) from error
-    found = dict(_states_in(checkpoint))
-    if len(found) != 1:
+    states = dict(_states_in(checkpoint))
+    if len(states) != 1:
         raise ValueError(
-            f"the checkpoint has {len(found)} states of loaders{': ' if found else ''}{', '.join(found)}. Write one of "
-            "them alone, with json.dump(state, file)."
+            f"the checkpoint must have one state of a loader, got {len(states)}{': ' if states else ''}"
+            f"{', '.join(states)}. Write only the state, with json.dump(state, file)."
         )
-    return next(iter(found.values()))
+    return next(iter(states.values()))
 
 
 def _states_in(part: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the states of loaders and of mixtures in a part of a checkpoint, each with its path."""
-    # a mixture's state, whose sources have states in it, is one state
+    """Yield the path and the state of each loader and mixture in a checkpoint."""
+    # the state of a mixture is one state, although it contains the states of its sources
     if (
         isinstance(part, dict)
         and {"version", "identity"} <= part.keys()
@@ -206,14 +202,14 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
     else:
         mask = _mask(options, cells, identity["rows"])
     sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
-    # a rank for each lane, unless --ranks says that the lanes were virtual ranks
+    # one rank per lane, unless --ranks is smaller, as the lanes were virtual ranks then
     n_lanes = position.segments[-1].n_lanes
     ranks = options.ranks or n_lanes
     return DistributedSampler(
-        _made(identity["sampler"], _SAMPLERS.get(options.sampler), sizes),
+        _build(identity["sampler"], _SAMPLERS.get(options.sampler), sizes),
         dist_info=Rank(0, ranks),
         remainder=options.remainder or identity["remainder"],
-        sharding=_made(identity["sharding"], _SHARDINGS.get(options.sharding), {}),
+        sharding=_build(identity["sharding"], _SHARDINGS.get(options.sharding), {}),
         seed=_seed(options, identity),
         virtual_ranks=options.virtual_ranks or (None if ranks == n_lanes else n_lanes),
         align=identity["align"],
@@ -223,22 +219,22 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
 
 
 def _mask(options: Namespace, cells: Cells, rows: Mapping[str, Any]) -> Any:  # noqa: ANN401 any mask
-    """Return the mask that options name, or else the one that a state describes."""
+    """Return the mask of the options, or else of a state."""
     if (mask := cells.mask(options.mask, options.where)) is not None:
         return mask
     if "ranges" not in rows:
-        how = "ask mixture.cells_of in the script" if options.source else "name its rows by --mask or --where"
-        raise ValueError(f"the state has only a digest of its mask, {rows}: {how}")
+        how = "Call mixture.cells_of in the script" if options.source else "Pass its rows as --mask or --where"
+        raise ValueError(f"the mask can't be restored from the state, which has only a digest, {rows}. {how}")
     return [slice(start, stop) for start, stop in rows["ranges"]]
 
 
 def _sets(options: Namespace, cells: Cells, described: Mapping[str, Any]) -> Sets:
-    """Return the sets that a state describes."""
+    """Return the sets of a state."""
     controls = described["controls"]
     if controls is not None and "digest" in controls:
         raise ValueError(
-            "the state has only a digest of which cells are controls: ask loader.cells_of in the script that makes the "
-            "sets"
+            "the controls can't be restored from the state, which has only a digest of them. Call loader.cells_of in "
+            "the script that makes the sets"
         )
     settings = {name: described[name] for name in ("by", "size", "chunk", "tail", "seed")}
     columns = dict.fromkeys([*described["by"], *(controls or ())])
@@ -252,27 +248,27 @@ def _sets(options: Namespace, cells: Cells, described: Mapping[str, Any]) -> Set
 
 
 def _seed(options: Namespace, identity: Identity) -> int:
-    """Return the seed of a job: the root stands for it, whatever it was drawn from."""
+    """Return the seed of a job: the option, or the seed or root in the state."""
     return next((seed for seed in (options.seed, identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
 
 
-def _made(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401 of any kind
-    """Return what a state describes, or the same of another class, with settings that options change."""
+def _build(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401 of any class
+    """Return the sampler or sharding that a state describes, with the class and settings of the options."""
     kind = kind or _CLASSES.get(described["type"])
     if kind is None:
         raise ValueError(
-            f"the state is of {described['type']}, which can't be made from it: ask sampler.rows_of, or cells_of of "
-            "the loader or mixture, in the script that makes that object"
+            f"{described['type']} can't be restored from the state. Call cells_of of the loader or mixture, or "
+            "rows_of of the sampler, in the script that makes it"
         )
-    # a state holds more than the arguments of a class, and --sampler may name a class that takes fewer
+    # a state has more settings than arguments, and the class of --sampler may have fewer arguments
     settings = described | {name: value for name, value in options.items() if value is not None}
     return kind(**{name: value for name, value in settings.items() if name in inspect.signature(kind).parameters})
 
 
 def run(options: Namespace) -> int:
-    """Print the cells of some steps, or how many of each label there are in each."""
+    """Print the cells of some steps, or their counts by label."""
     if (options.path is None) == (options.source is None):
-        raise CommandError("Pass the PATH of a collection, or --source NAME=PATH for each source of a mixture.")
+        raise CommandError("replay needs either the PATH of a collection or --source NAME=PATH for each source")
     with _reported(f"--state {options.state}"):
         state = _state(Path(options.state))
     loader: StatefulLoader | MixedLoader
@@ -285,14 +281,14 @@ def run(options: Namespace) -> int:
     columns = dict.fromkeys(options.obs or ())
     if options.by is not None:
         if isinstance(loader, StatefulLoader) and loader.plan().sets is not None:
-            raise CommandError("--by counts cells that are sampled one by one, and these are sets: pass --obs")
+            raise CommandError("--by can't count cells of sets. Pass --obs to list them")
         columns[options.by] = None
     try:
         frame = loader.cells_of(options.steps, list(columns), epoch=options.epoch)
     except (IndexError, KeyError, ValueError) as error:
         raise CommandError(str(error.args[0])) from error
     if frame.empty:
-        raise CommandError("--steps: the epoch has none of these steps")
+        raise CommandError("--steps must have a step of the epoch, got none")
     if options.by is not None and isinstance(loader, StatefulLoader):  # mixtures take no --by
         _print_counts(options, epoch, frame, cells.labels(options.by), loader)
     elif options.json:
@@ -305,28 +301,28 @@ def run(options: Namespace) -> int:
 def _print_counts(
     options: Namespace, epoch: int, frame: pd.DataFrame, labels: pd.Categorical, loader: StatefulLoader
 ) -> None:
-    """Print how many cells of each label are in each step, and the share of the epoch's rows that have it."""
+    """Print the number of cells of each label in each step, and the label's share of the epoch."""
     n_labels = len(labels.categories)
-    # missing labels have the code -1; of 3 labels, they are the last of 4: -1 % 4 = 3
+    # missing labels have the code -1; for 3 labels they are counted as -1 % 4 = 3, the last of 4
     window = loader.plan().window.take(labels.codes).astype(np.int64) % (n_labels + 1)
     in_epoch = np.bincount(window, minlength=n_labels + 1)
     shares = in_epoch / in_epoch.sum()
-    # (labels, steps): cells of each label in each step, and of missing labels if the epoch has some
+    # (labels, steps): numbers of cells; missing labels are the last line, if the epoch has any
     codes = pd.Categorical(frame[options.by], categories=labels.categories).codes
     counts = pd.crosstab(codes, frame["step"].to_numpy()).reindex([*range(n_labels), -1], fill_value=0)
     counts.index = pd.Index([*labels.categories, np.nan], dtype=object)
     if not shares[-1]:
         counts, shares = counts.iloc[:-1], shares[:-1]
-    # (steps,): total variation distance of each step's mix of labels to that of the epoch, from 0 to 1
+    # (steps,): total variation distance between the labels of each step and of the epoch, from 0 to 1
     distances = (counts / counts.sum()).sub(shares, axis="index").abs().sum() / 2
     if options.json:
-        texts = [None if pd.isna(label) else str(label) for label in counts.index]
-        said = {"epoch": epoch, "labels": texts, "share": shares.tolist(), "distance": distances.tolist()}
-        print(json.dumps(said | {"steps": counts.columns.tolist(), "counts": counts.T.to_numpy().tolist()}))
+        names = [None if pd.isna(label) else str(label) for label in counts.index]
+        summary = {"epoch": epoch, "labels": names, "share": shares.tolist(), "distance": distances.tolist()}
+        print(json.dumps(summary | {"steps": counts.columns.tolist(), "counts": counts.T.to_numpy().tolist()}))
         return
-    print(f"cells of each {options.by} in steps of epoch {epoch}, its share of the epoch, and how far their mixes are")
+    print(f"cells of each {options.by} in steps of epoch {epoch}, its share of the epoch, and distances (0 to 1)")
     shown = counts.astype(object)
-    shown["epoch"] = [f"{100 * share:.1f} %" for share in shares]
+    shown["epoch"] = [f"{100 * share:.1f}%" for share in shares]
     shown.loc["distance"] = [*(f"{distance:.3f}" for distance in distances), ""]
     text = shown.rename_axis(columns="step", index=None).to_string()
     print("\n".join(map(str.rstrip, text.splitlines())))
