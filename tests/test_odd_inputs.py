@@ -253,9 +253,9 @@ WRONG_SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
 NO_ORDERS: dict[str, tuple[Callable[[Rows], Any], type[Exception], str]] = {
     "nothing": (lambda rows: None, TypeError, "must return Rows, got an object of type NoneType"),
     "a list": (lambda rows: [rows, rows], TypeError, "must return Rows, got an object of type list"),
-    "too few": (lambda rows: rows.cyclic(0, 12), ValueError, r"each of the 13 rows of 0:13 once .* returned 12 rows"),
-    "a row twice": (lambda rows: Rows((range(12), range(11, 12))), ValueError, "once and no other"),
-    "another row": (lambda rows: Rows((range(12), range(99, 100))), ValueError, r"it returned 13 rows, 0:12, 99"),
+    "too few": (lambda rows: rows.cyclic(0, 12), ValueError, r"each of the 13 rows 0:13 once, .* got 12 rows"),
+    "a row twice": (lambda rows: Rows((range(12), range(11, 12))), ValueError, "once, and no other"),
+    "another row": (lambda rows: Rows((range(12), range(99, 100))), ValueError, r"got 13 rows, 0:12, 99"),
 }
 ODD: dict[str, Odd] = {
     # ranks
@@ -476,7 +476,7 @@ ODD: dict[str, Odd] = {
     "a sharding of other arguments": (
         argument("sharding", lambda rows: rows),
         TypeError,
-        r"A sharding is a function \(rows, \*, epoch, seed\), but <lambda> has",
+        r"sharding must be a function \(rows, \*, epoch, seed\), but <lambda> has",
     ),
     **each(
         "shuffled classes", [ClassSampler, WeightedClassSampler], shuffled_classes, ValueError, "Use .*'independent'"

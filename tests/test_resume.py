@@ -260,7 +260,7 @@ def test_a_state_of_other_settings_is_an_error_that_names_each_and_leaves_the_sa
     state = before.state_dict(batches_done=5)
     after = random(**options)
     untouched = batches(random(**options).sample(N_OBS))
-    with pytest.raises(ValueError, match="The state is of a sampler with other settings") as error:
+    with pytest.raises(ValueError, match="saved by a sampler with different settings") as error:
         after.load_state_dict(state)
     message = str(error.value)
     assert all(name in message for name in named)
@@ -322,7 +322,7 @@ def test_a_damaged_state_leaves_all_as_it_was(make: Any, strict: bool) -> None:
     before = everything(source)
     damaged: list[Any] = [{}, *NO_STATES, *(OTHER_STATE | changes for changes, _ in DAMAGED)]
     for state in damaged:
-        with pytest.raises((TypeError, ValueError), match=r"The state is damaged|The state has format|A state must be"):
+        with pytest.raises((TypeError, ValueError), match=r"The state is damaged|format of a state|state must be"):
             source.load_state_dict(state, strict=strict)
     assert everything(source) == before
 
@@ -463,7 +463,7 @@ def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_rando
     ]
     with pytest.raises(
         ValueError,
-        match=r"root is .*The root is the seed, or drawn by the wrapped sampler's generator: pass a seed",
+        match=r"root is .*The root is the seed",
     ):
         ranks[1].load_state_dict(ranks[0].state_dict(batches_done=2))
     ranks[1].load_state_dict(ranks[0].state_dict(batches_done=0))  # no order has to be brought back

@@ -665,7 +665,7 @@ def test_secrets_of_samplers_and_shardings_are_never_shown(secret: Any) -> None:
         for rank in ranks:
             heard += agreement(rank)
         other = DistributedSampler(Remote("other"), dist_info=Rank(0, 2), sharding=ByToken("other"))
-        with pytest.raises(ValueError, match="of a sampler with other settings") as raised:
+        with pytest.raises(ValueError, match="by a sampler with different settings") as raised:
             other.load_state_dict(state)
         assert "hunter2" not in "".join([str(state), *heard, str(raised.value)])
 

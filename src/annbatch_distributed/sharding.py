@@ -1,6 +1,6 @@
-"""Shardings: functions that put the rows of a window into the order that is cut into streams.
+"""Shardings: functions that determine the order of the selected rows, which is then cut into streams.
 
-They know rows, the epoch and the seed, and nothing of ranks, samplers, batches or what becomes of the remainder.
+They know the rows, the epoch and the seed, but nothing about ranks, samplers, batches or remainders.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import numpy as np
 
 from annbatch_distributed.rows import BOUND, Rows, cut_at_multiples, expand, integer
 
-#: Takes rows, and by name the epoch and the seed, and returns the same rows in another order. What it returns depends
-#: on these alone, so that every rank works out the same.
+#: Function ``(rows, *, epoch, seed)`` that returns the same rows in a different order. The order must depend only on
+#: these arguments, so that every rank computes the same order.
 type Sharding = Callable[..., Rows]
 
 
 @dataclass(frozen=True, repr=False)
 class Contiguous:
-    """Cut the rows into one stretch for each rank: the best locality, for collections that have been shuffled.
+    """Sharding with one contiguous range of rows per rank.
 
-    How 12 rows go to 2 ranks, in every epoch::
+    It reads fastest, and suits collections that were shuffled when they were written.
+
+    How 12 rows are assigned to 2 ranks, in every epoch::
 
         rank 0    0 1 2 3 4 5
         rank 1    6 7 8 9 10 11
@@ -43,38 +45,43 @@ class Contiguous:
         return '"contiguous"'
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
-        """Return the rows in the order that they have."""
-        del epoch, seed  # the same for all of them
+        """Return the rows in their order."""
+        del epoch, seed  # the order doesn't depend on them
         return rows
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Deal blocks of consecutive rows to the ranks anew in each epoch: for rows that are sorted or grouped on disk.
+    """Sharding that reassigns blocks of consecutive rows to ranks in every epoch.
 
-    How 12 rows may go to 2 ranks, with blocks of 2 rows::
+    It suits rows that are sorted or grouped on disk.
+
+    How 12 rows may be assigned to 2 ranks, with blocks of 2 rows::
 
                   epoch 0             epoch 1           epoch 2
         rank 0    0 1 2 3 10 11       6 7 2 3 8 9       4 5 6 7 8 9
         rank 1    4 5 6 7 8 9         4 5 0 1 10 11     2 3 0 1 10 11
 
-    The order of the blocks follows from the sampler's ``seed`` and the epoch, and every rank works it out alone. For
-    10^9 rows in blocks of 64, that takes some seconds and 400 MB, once in each epoch.
+    The order of the blocks depends on the sampler's ``seed`` and the epoch. Every rank computes it, which takes some
+    seconds and 400 MB in each epoch for 10^9 rows in blocks of 64.
 
-    Blocks are cut at the multiples of their size, so that a row is in the same block in every epoch. The rows that a
-    mask leaves of a block stay together. A rank boundary may cut a block. In its shard, a rank has such parts after its
-    whole blocks: local rows ``[k * block_size, (k + 1) * block_size)`` are one block, and a chunk of them is one
-    contiguous read.
+    Blocks begin at multiples of their size, so a row is in the same block in every epoch. The rows of a block that a
+    mask selects stay together. A boundary between ranks may cut a block. Such parts come after the whole blocks in a
+    shard, so that local rows ``[k * block_size, (k + 1) * block_size)`` are one block, and a chunk is one contiguous
+    read.
 
     Parameters
     ----------
     block_size
-        Rows of a block. None takes the wrapped sampler's own chunk size, so that what it reads as a chunk is a block.
+        Number of rows of a block. None (default) takes the chunk size of the wrapped sampler, so that each chunk is a
+        block.
 
     Raises
     ------
-    TypeError, ValueError
-        If ``block_size`` is not an integer of at least 1 and below 2**63.
+    TypeError
+        If ``block_size`` is not an integer.
+    ValueError
+        If ``block_size`` is not within ``[1, 2**63)``.
 
     Examples
     --------
@@ -105,19 +112,19 @@ class Shuffled:
         self.check_seed(seed)
         if self.block_size is None:
             raise ValueError(
-                "Shuffled() has no block size of its own, and there is no sampler whose chunk size it could take. Pass "
+                "block_size must be set, since there is no sampler whose chunk size could be used. Pass "
                 "Shuffled(block_size=...)."
             )
         assert seed is not None
         size = self.block_size
         starts, stops = cut_at_multiples(rows, size)
-        # two words, which no pass of a stream has as its spawn key
+        # a spawn key of two words, which no pass of a stream has
         rng = np.random.default_rng(np.random.SeedSequence([seed, epoch], spawn_key=(0, 0)))
-        # where no two ranges share a block, each piece is a block
+        # if no two ranges share a block, each piece is a block
         if not (rows.starts[1:] // size == (rows.stops[:-1] - 1) // size).any():
             order = rng.permutation(len(starts))
-        else:  # the ranges of each block, one after the other
-            # blocks of 4 with pieces 0:2, 3:4, 4:8: the first piece of each block is 0 and 2; shuffled as 2, 0 1
+        else:  # keep the pieces of each block together
+            # pieces 0:2, 3:4, 4:8 of blocks of 4: blocks begin at pieces 0 and 2; shuffled, the pieces are 2 0 1
             first = np.flatnonzero(np.diff(starts // size, prepend=-1))
             order = rng.permutation(len(first))
             stop = np.append(first[1:], len(starts))
@@ -129,26 +136,26 @@ class Shuffled:
         """Raise a ValueError if there is no seed."""
         if seed is None:
             raise ValueError(
-                "sharding='shuffled' needs a seed: without one, every rank would shuffle the rows differently, so that "
-                "some were read twice and others never. Pass the same seed=... on every rank."
+                "sharding='shuffled' requires a seed, since ranks that shuffle rows differently would repeat some rows "
+                "and never read others. Pass the same seed=... on every rank."
             )
 
 
 @dataclass(frozen=True, repr=False)
 class Independent:
-    """Let every rank draw from all of the rows: for samplers that draw with replacement.
+    """Sharding under which every rank samples from all rows, for samplers with replacement.
 
-    What the ranks share out is the draws. The job as a whole makes as many as the wrapped sampler would make alone, and
-    every rank its part of them, with a generator of its own. Weights of classes hold for the whole job, which they
-    can't where each rank sees only a stretch of rows that are sorted by class.
+    The samples are divided among the ranks: the job takes the same number of samples as the wrapped sampler would take
+    on a single rank. Each rank takes its part of them, with its own generator. Class weights hold for the whole job,
+    even if rows are sorted by class.
 
-    How 10 draws go to 2 ranks with a batch size of 2 or 4::
+    How 10 samples are divided among 2 ranks with a batch size of 2 or 4::
 
         remainder    batches of 2                  batches of 4
-        "drop"       4 and 4, in 2 batches each    4 and 4, in 1 batch each: 2 fewer draws
+        "drop"       4 and 4, in 2 batches each    4 and 4, in 1 batch each: 2 fewer samples
         "keep"       5 and 5, in 3 batches each    5 and 5, in 2 batches each
         "exact"      5 and 5, in 3 batches each    5 and 5, in 2 batches each
-        "pad"        6 and 6, in 3 batches each    8 and 8, in 2 batches each: 6 draws more
+        "pad"        6 and 6, in 3 batches each    8 and 8, in 2 batches each: 6 more samples
 
     Examples
     --------
@@ -167,15 +174,15 @@ class Independent:
         return '"independent"'
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
-        """Return the rows, which are every rank's to draw from."""
-        del epoch, seed  # the same for all of them
+        """Return the rows, which every rank samples from."""
+        del epoch, seed  # the rows don't depend on them
         return rows
 
 
 def checked_sharding(thing: object, expected: str) -> Sharding:
-    """Return what can be asked for an order, as far as that can be told without asking, or raise a TypeError.
+    """Return the argument; raise a TypeError unless it can be called as a sharding.
 
-    ``expected`` is the beginning of its message.
+    ``expected`` is the beginning of the message.
     """
     if inspect.isclass(thing) or not callable(thing):
         hint = " Pass an instance, not the class." if inspect.isclass(thing) else ""
@@ -183,22 +190,24 @@ def checked_sharding(thing: object, expected: str) -> Sharding:
     try:
         inspect.signature(thing).bind(Rows(), epoch=0, seed=None)
     except ValueError:
-        pass  # what is written in C may not tell
+        pass  # functions written in C may have no signature
     except TypeError as error:
-        raise TypeError(f"A sharding is a function (rows, *, epoch, seed), but {name_of(thing)} has {error}.") from None
+        raise TypeError(
+            f"sharding must be a function (rows, *, epoch, seed), but {name_of(thing)} has {error}."
+        ) from None
     return cast("Sharding", thing)
 
 
 def name_of(sharding: object) -> str:
-    """Return the name of a sharding, and nothing that it holds: other ranks see it."""
+    """Return the name of a sharding, without its attributes, since other ranks receive it."""
     return getattr(sharding, "__name__", type(sharding).__name__)
 
 
 def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
-    """Ask a sharding for an order of rows.
+    """Return rows in the order of a sharding.
 
-    A TypeError if a user's returns something else; a ValueError if these aren't the same rows. They are compared by
-    their number and a sum over mixed row numbers, which takes 10 to 15 ns for each.
+    A TypeError if a custom sharding doesn't return Rows; a ValueError if it returns different rows. They are compared
+    by their number and their checksum, in 10 to 15 ns per row.
     """
     answer: object = sharding(rows, epoch=epoch, seed=seed)
     if isinstance(sharding, Contiguous | Shuffled | Independent):
@@ -206,12 +215,12 @@ def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> 
     name = name_of(sharding)
     if not isinstance(answer, Rows):
         raise TypeError(
-            f"The sharding {name} must return Rows, got an object of type {type(answer).__name__}. Make them of row "
-            "numbers with Rows.of."
+            f"The sharding {name} must return Rows, got an object of type {type(answer).__name__}. Convert row indices "
+            "with Rows.of."
         )
     if len(answer) != len(rows) or answer.mixed_sum() != rows.mixed_sum():
         raise ValueError(
-            f"The sharding {name} must return each of the {len(rows):,} rows of {rows.format(3)} once and no other, "
-            f"in any order; it returned {len(answer):,} rows, {answer.format(3)}."
+            f"The sharding {name} must return each of the {len(rows):,} rows {rows.format(3)} once, and no other rows, "
+            f"in any order, got {len(answer):,} rows, {answer.format(3)}."
         )
     return answer

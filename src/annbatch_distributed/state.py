@@ -1,25 +1,25 @@
-"""States: how far an epoch is, as a position, and as a dict that JSON can hold.
+"""States: the position in an epoch, as an object and as a dict that can be written as JSON.
 
-A state is the same on every rank, and small however large the collection is:
+A state is the same on every rank, and small for collections of any size:
 
 ``version``
     Format of the state.
 ``epoch``, ``pass``
-    The epoch, and the number of passes that were begun before this one since the epoch was set.
+    The epoch, and the number of earlier passes since the epoch was set.
 ``segments``
-    Parts of the epoch that were run, each by one number of lanes (ranks, or virtual ones) and of ``DataLoader``
-    workers: ``[n_lanes, n_workers, done]``, with the number of batches that every lane has done. The epoch has as many
-    streams as its first segment has lanes.
+    Parts of the epoch that were run, each with one number of lanes (ranks, or virtual ranks) and of ``DataLoader``
+    workers: ``[n_lanes, n_workers, done]``, where ``done`` is the number of batches that every lane has done. The
+    number of streams of the epoch is the number of lanes of its first segment.
 ``finished``
     True if all batches of the epoch are done.
 ``unverified``
-    True if batches that are done may be others than those of this plan: a state was loaded with ``strict=False``, or
-    saved by other versions.
+    True if batches that are done may differ from this plan, because a state was loaded with ``strict=False`` or saved
+    by different versions.
 ``identity``
-    The settings that the rows and their order follow from, as JSON: ``sampler``, ``sharding``, ``remainder``, ``seed``,
-    ``root`` (seed of all randomness), ``align``, ``n_obs``, ``rows`` (of the mask), ``versions`` of what draws rows;
-    and from a loader ``datasets`` (their shapes) and ``cells`` (a digest of some of their names). A state fits samplers
-    of the same identity only.
+    The settings that determine the rows and their order, as JSON: ``sampler``, ``sharding``, ``remainder``, ``seed``,
+    ``root`` (seed of all randomness), ``align``, ``n_obs``, ``rows`` (of the mask), and ``versions`` of the packages
+    that determine the order. A loader adds ``datasets`` (their shapes) and ``cells`` (a digest of some of their names).
+    A state fits only samplers with the same identity.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ from annbatch_distributed.lanes import Segment
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.rows import BOUND
 
-#: Format of states; a state of a newer one can't be read.
+#: Format of states; a state of a newer format can't be read.
 VERSION = 1
 
 #: Largest number of segments, so that a state stays small.
 MOST_SEGMENTS = 100
 
-#: Longest string that is compared as it is; a longer one is cut, and ends in a digest.
+#: Largest length of a string that is compared unchanged; a longer string is cut, and ends in a digest.
 _LONGEST = 240
 
-#: Lists of at most this length are in an identity as they are, longer ones as a digest.
+#: Largest length of a list that is part of an identity; of a longer list, there is a digest.
 _LISTED = 16
 
 #: Names that a state or a sampler may lack; they are compared if both have them.
 _OPTIONAL = "n_obs", "datasets", "cells"
 
-#: What the rows and their order follow from, as JSON.
+#: Settings that determine the rows and their order, as JSON.
 type Identity = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Position:
-    """The place in an epoch where a pass begins."""
+    """Place in an epoch where a pass begins."""
 
     epoch: int = 0
     """Epoch of the pass."""
     passes: int = 0
-    """Number of passes begun before this one, since the epoch was set."""
+    """Number of earlier passes since the epoch was set."""
     segments: tuple[Segment, ...] = ()
-    """Parts of the epoch that were run, each by one number of lanes and of workers."""
+    """Parts of the epoch that were run, each with one number of lanes and of workers."""
     finished: bool = False
     """True if all batches of the epoch are done."""
     unverified: bool = False
-    """True if batches that are done may be others than those of this epoch's plan."""
+    """True if batches that are done may differ from this epoch's plan."""
 
     @property
     def done(self) -> int:
@@ -83,7 +83,7 @@ class Position:
         return self.done - self.segments[-1].done
 
     def with_lanes(self, n_lanes: int, n_workers: int = 1) -> Position:
-        """Return the same position, with a last segment of this number of lanes and workers."""
+        """Return this position with a last segment of the given numbers of lanes and workers."""
         segments = tuple(segment for segment in self.segments if segment.done)
         if not segments or segments[-1][:2] != (n_lanes, n_workers):
             segments = (*segments, Segment(n_lanes, n_workers, 0))
@@ -107,7 +107,7 @@ class Position:
         return replace(self, segments=(*segments, last), finished=done == n_batches)
 
     def after(self) -> Position:
-        """Return the beginning of the pass after this one."""
+        """Return the beginning of the next pass."""
         return Position(self.epoch, self.passes + 1)
 
 
@@ -131,14 +131,14 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
         "segments": [list(segment) for segment in position.segments],
         "finished": position.finished,
         **({"unverified": True} if position.unverified else {}),
-        "identity": copy.deepcopy(identity),  # a sampler keeps its own
+        "identity": copy.deepcopy(identity),  # the sampler keeps the original
     }
 
 
 def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
     """Return the position and the identity of a state.
 
-    A TypeError if it is no mapping; a ValueError if it is of a newer format, or damaged.
+    A TypeError if it isn't a mapping; a ValueError if it is damaged or has a newer format.
     """
     check_format(state)
     try:
@@ -157,13 +157,13 @@ def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
 
 
 def check_format(state: object) -> None:
-    """Raise a TypeError if a state is no mapping, or a ValueError if it is of a newer format."""
+    """Raise a TypeError if a state isn't a mapping, or a ValueError if it has a newer format."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"A state must be a dict that state_dict has returned, got {shortened(state)}.")
+        raise TypeError(f"state must be a dict, got {shortened(state)}. Pass the return value of state_dict().")
     version = state.get("version")
     if isinstance(version, Integral) and int(version) > VERSION:
         raise ValueError(
-            f"The state has format {version}, and this version of annbatch-distributed reads formats up to {VERSION}. "
+            f"The format of a state must be at most {VERSION} for this version of annbatch-distributed, got {version}. "
             "Load it with the version that saved it, or a newer one."
         )
 
@@ -183,9 +183,9 @@ def as_segments(parts: Any) -> tuple[Segment, ...]:  # noqa: ANN401 a state may 
 
 
 def as_integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1) -> int:
-    """Return an integer of any library, numpy's and torch's too, as Python's."""
+    """Return an integer of any library, such as NumPy or PyTorch, as Python's."""
     try:
-        number = int(index(value))  # type: ignore[arg-type]  # a TypeError says so
+        number = int(index(value))  # type: ignore[arg-type]  # raises a TypeError
     except TypeError:
         number = least - 1
     if not least <= number <= most or (isinstance(value, bool) and most > 1):
@@ -194,7 +194,7 @@ def as_integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 
 
 
 def as_json(name: str, value: Any) -> Any:  # noqa: ANN401 a state may have anything
-    """Return JSON with Python's own types, whatever library has loaded it; a ValueError if it is none."""
+    """Return JSON in Python's own types, whichever library has loaded it; a ValueError if it isn't JSON."""
     if isinstance(value, Mapping):
         return {str(key): as_json(f"{name}.{key}", part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -205,7 +205,7 @@ def as_json(name: str, value: Any) -> Any:  # noqa: ANN401 a state may have anyt
 
 
 def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
-    """Return a list as it is if it is short, or else its length and a digest.
+    """Return a short list unchanged, and the length and a digest of a longer list.
 
     >>> listed([[0, 100]])
     [[0, 100]]
@@ -216,7 +216,7 @@ def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
 
 
 def digest_of(text: str) -> str:
-    """Return a digest of a string, which tells it from others."""
+    """Return a digest of a string."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -238,7 +238,7 @@ def flat(identity: Identity, path: str = "") -> dict[str, Any]:
 def differences(saved: Identity, here: Identity) -> list[str]:
     """Return the differences between the identities of a state and of a sampler, each with its path and values."""
     unknown = [name for name in _OPTIONAL if None in (saved.get(name), here.get(name))]
-    # what either side lacks, where it may, is left out of both
+    # optional names that one side lacks are ignored on both sides
     theirs, ours = (flat({name: part for name, part in one.items() if name not in unknown}) for one in (saved, here))
     return [
         f"{path} is {theirs.get(path)!r} in the state and {ours.get(path)!r} here"
@@ -247,15 +247,15 @@ def differences(saved: Identity, here: Identity) -> list[str]:
     ]
 
 
-#: Explanations of a difference whose value says little, by its path.
+#: Explanations of differences in values that aren't readable, by path.
 _HINTS = {
-    "root": "The root is the seed, or drawn by the wrapped sampler's generator: pass a seed.",
-    "cells": "The names of the cells differ: datasets in another order, or another collection of the same cells.",
+    "root": "The root is the seed, or comes from the wrapped sampler's generator: pass seed=... to make it the same.",
+    "cells": "The obs_names differ: the datasets have a different order, or belong to a different collection.",
 }
 
 
-#: What to do if the settings were changed on purpose.
-_NOTE = "load_state_dict(state, strict=False) resumes all the same, and may read rows twice or never."
+#: Advice for settings that were changed on purpose.
+_NOTE = "load_state_dict(state, strict=False) resumes without comparing settings, but may repeat or skip rows."
 
 
 def check_identity(saved: Identity, here: Identity, *, whose: str = "a sampler", note: str = _NOTE) -> None:
@@ -267,17 +267,17 @@ def check_identity(saved: Identity, here: Identity, *, whose: str = "a sampler",
             if any(text.startswith((f"{path} ", f"{path}.")) for text in differing)
         ]
         advice = (
-            f"The state is of {whose} with other settings: {'; '.join(differing)}. Use the settings and datasets of "
-            "then, or begin with another checkpoint."
+            f"The state was saved by {whose} with different settings: {'; '.join(differing)}. Use the same settings "
+            "and datasets as when it was saved, or load a different checkpoint."
         )
         error = ValueError(" ".join([advice, *hints]))
-        # a note, since commands and frameworks have no such option
+        # as a note, since commands and frameworks don't have this option
         error.add_note(note)
         raise error
 
 
 def bounded[Value](value: Value) -> Value | str:
-    """Return a value, or of a long string its beginning and a digest."""
+    """Return a value; cut a long string, and append a digest."""
     if not isinstance(value, str) or len(value) <= _LONGEST:
         return value
     return f"{value[: _LONGEST - 40]}... {digest_of(value)}"

@@ -741,7 +741,7 @@ def test_changed_mixture_resumes_known_sources(changed: dict[str, Any]) -> None:
     steps = read(before) + read(before, 9)
     names = options.pop("names", list(WEIGHTS))
     after = MixedLoader(loaders(0, 2, *names), **options)
-    with pytest.raises(ValueError, match="of a mixture with other settings") as error:
+    with pytest.raises(ValueError, match="by a mixture with different settings") as error:
         after.load_state_dict(before.state_dict())
     assert "strict=False" in error.value.__notes__[0]
     with pytest.warns(UserWarning, match="The state is of a different mixture") as said:
@@ -902,7 +902,7 @@ def test_epoch_entered_by_a_jump_is_not_vouched_for() -> None:
         assert len(read(mixture) + read(mixture)) == 16
     first, second = verdicts(jumped)
     assert first.startswith("tahoe, rest of epoch 0: 2 ranks have read 32 rows in 8 batches, as planned. Earlier")
-    assert first.endswith("before were not checked")
+    assert first.endswith("Earlier batches were not checked")
     assert "was read once" not in first
     assert second.startswith("tahoe, epoch 1: 2 ranks have read 96 rows in 24 batches, as planned. Each of the 96 rows")
     # a state knows, and whoever loads it says no more of the epochs before it
@@ -973,10 +973,10 @@ def test_a_state_of_another_mixture_is_refused_and_leaves_all_as_it_was() -> Non
     others = later.state_dict()["sources"]
     damaged = state | {"sources": others | {"own": others["tahoe"]}}  # the first of which can be loaded
     for wrong, message in (
-        (other, "The state is of a mixture with other settings: n_steps is 9 in the state and 60 here"),
+        (other, "The state was saved by a mixture with different settings: n_steps is 9 in the state and 60 here"),
         ({}, "must be of a mixture"),
         (loaders()["own"].state_dict(), "must be of a mixture"),
-        (state | {"version": 10**6}, "has format 1000000"),
+        (state | {"version": 10**6}, "got 1000000"),
         (state | {"done": 8, "step": 7}, "damaged: before must be|damaged: the step where the epoch began"),
         (damaged, "n_obs"),
     ):
