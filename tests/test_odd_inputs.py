@@ -183,8 +183,8 @@ def argument(name: str, value: Any) -> Callable[[], object]:
 #: What is called, the kind of error, and a part of its message.
 type Odd = tuple[Callable[[], object], type[Exception], str]
 NO_PAIR = r"must return a tuple of two integers \(rank, world_size\).*VALUE"
-A_CLASS = "Unknown dist_info .*NAME.*Pass an instance"
-WITH_ARGUMENTS = "is called without arguments, .*NAME"
+A_CLASS = "dist_info must be .*NAME.*Pass an instance"
+WITH_ARGUMENTS = "must need no arguments, .*NAME"
 NO_GENERATORS: list[Any] = [np.random.RandomState(0), 7, "seed"]
 NO_GENERATOR = r"rng must be a numpy\.random\.Generator or None, got"
 NO_INTEGERS: list[Any] = ["5", 1.5, math.nan, True, [5]]
@@ -261,7 +261,7 @@ ODD: dict[str, Odd] = {
     # ranks
     "a rank beyond": (lambda: Rank(2, 2), ValueError, "world_size"),
     "a negative rank": (lambda: Rank(-1, 2), ValueError, "rank"),
-    "no world": (lambda: Rank(0, 0), ValueError, "world size"),
+    "no world": (lambda: Rank(0, 0), ValueError, "world_size"),
     "a rank that is a text": (lambda: Rank("0", 2), TypeError, "integer"),
     "an unknown dist_info": (argument("dist_info", "mpi"), ValueError, "'torch', 'jax', 'env'"),
     "a dist_info that is a number": (argument("dist_info", 3), TypeError, "callable"),
@@ -293,7 +293,7 @@ ODD: dict[str, Odd] = {
     ),
     **each("arguments", [rank_of, deferred], said_by, TypeError, WITH_ARGUMENTS),
     **each("arguments, later", [rank_of, deferred], said_later_by, TypeError, WITH_ARGUMENTS),
-    "a sampler as dist_info": (argument("dist_info", RandomSampler(1, 1, 1)), TypeError, "Unknown dist_info"),
+    "a sampler as dist_info": (argument("dist_info", RandomSampler(1, 1, 1)), TypeError, "dist_info must be"),
     # masks
     **{
         f"mask {number}": (partial(rows_of_mask, mask), ValueError, re.escape(message))

@@ -218,7 +218,7 @@ def test_a_sharding_must_be_named_and_have_devices() -> None:
     for wrong in (jax.sharding.SingleDeviceSharding(jax.devices()[0]), over().mesh, None):
         with pytest.raises(TypeError, match="Expected a NamedSharding, got"):
             global_batch(CELLS, wrong)
-    with pytest.raises(TypeError, match="Expected a mesh of devices"):
+    with pytest.raises(TypeError, match="mesh must be a PyTorch DeviceMesh"):
         global_batch(CELLS, abstract)
 
 

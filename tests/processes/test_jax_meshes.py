@@ -112,7 +112,7 @@ def test_a_process_without_devices_in_the_mesh_is_told_so_and_the_other_is_not(p
     for failure in ("the mesh of process 0", "a batch in the mesh of process 0"):
         inside, outside = (process["failures"][failure] for process in processes)
         assert not inside
-        assert outside.startswith("Process 1 has no devices in the JAX mesh, whose devices are those of process 0.")
+        assert outside.startswith("Process 1 must have devices in the JAX mesh, which has only devices of process 0.")
 
 
 def test_columns_that_do_not_divide_are_an_error_in_every_process(processes: list[Told]) -> None:

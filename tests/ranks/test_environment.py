@@ -54,9 +54,9 @@ def torchrun(rank: int, world_size: int, n_torchruns: int | None = None) -> Vari
 
 #: Variables of rank 1 of 4, with what is named as their source.
 JOBS: dict[str, tuple[Variables, str]] = {
-    "torchrun": (torchrun(1, 4), "torchrun or alike (RANK=1, WORLD_SIZE=4)"),
+    "torchrun": (torchrun(1, 4), "torchrun or similar (RANK=1, WORLD_SIZE=4)"),
     "Open MPI": (open_mpi(1, 4), "Open MPI (OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4)"),
-    "MPICH": (pmi(1, 4), "MPICH or alike (PMI_RANK=1, PMI_SIZE=4)"),
+    "MPICH": (pmi(1, 4), "MPICH or similar (PMI_RANK=1, PMI_SIZE=4)"),
     "srun": (slurm(1, 4), "Slurm (SLURM_PROCID=1, SLURM_NTASKS=4)"),
     "the last step of srun": (slurm(1, 4) | {"SLURM_STEP_ID": "4294967280"}, "Slurm"),
     "srun that sets PMI": (slurm(1, 4) | pmi(1, 4), "MPICH"),
@@ -89,7 +89,7 @@ def test_launched_is_rank_of_innermost_launcher(variables: Variables, source: st
     assert placement.source.startswith(source)
 
 
-NO_JOB = "the variables of no launcher"
+NO_JOB = "needs the variables of a launcher"
 #: Ranks and world sizes that are no rank of a job.
 NO_RANKS = [
     *[(rank, "2") for rank in ("", " 1", "-1", "1.0", "1_0", "\u0660", "1" * 5000)],
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[Variables, type[Exception], str]] = {
     "other torchruns": (
         torchrun(1, 4, n_torchruns=2) | slurm(0, 3),
         ValueError,
-        rf"{CONTRADICTION}torchrun or alike \(RANK=1, WORLD_SIZE=4\), ",
+        rf"{CONTRADICTION}torchrun or similar \(RANK=1, WORLD_SIZE=4\), ",
     ),
     "within a rank of torchrun": (torchrun(1, 4, n_torchruns=2) | open_mpi(3, 4), ValueError, CONTRADICTION),
     "a rank alone": ({"RANK": "0"}, ValueError, "the first below the second, got RANK=0, no WORLD_SIZE"),
@@ -207,7 +207,7 @@ def test_env_is_that_of_this_process_itself(monkeypatch: pytest.MonkeyPatch) -> 
     assert placement.rank == Rank(0, 1)
     assert (placement.framework, placement.processes) == (None, None)
     monkeypatch.setattr(multiprocessing, "parent_process", object)
-    with pytest.raises(RuntimeError, match="needs RANK and WORLD_SIZE of its own"):
+    with pytest.raises(RuntimeError, match="set RANK and WORLD_SIZE"):
         resolve("env")
     for name, value in hand(1, 2).items():
         monkeypatch.setenv(name, value)

@@ -1,6 +1,6 @@
-"""Which rank of the job this process is, and which worker: one file per source of the answer.
+"""Ranks: the rank and the worker number of this process, with one module for each source.
 
-``resolve`` picks the source. This room knows frameworks and launchers, and nothing of rows.
+``resolve`` selects the source. The modules depend on frameworks and launchers, and not on rows or samplers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The member that this process is, as the variables say that its launcher set.
+"""Launchers: the rank of this process from environment variables.
 
-1. Each launcher in a table says a rank and a world size, or nothing. Half of that, or anything else, is an error.
-2. The innermost launcher is taken. One further out must say the same, unless it only started the inner one's daemons.
-   A process that ``multiprocessing`` has started is none of those that mpirun or srun have; ``RANK`` can be its own.
-3. Where no launcher says anything there is no rank: a batch script under Slurm has variables too, but is no task.
+1. Each launcher in a table sets a rank and a world size, or neither. Anything else raises.
+2. The innermost launcher counts. An outer launcher must set the same rank, unless it only started the daemons of the
+   inner one. Processes of ``multiprocessing`` inherit the variables of mpirun and srun, so only ``RANK`` and
+   ``WORLD_SIZE`` count in them.
+3. Without a launcher, there is no rank: a batch script under Slurm has variables too, but isn't a task.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from annbatch_distributed.ranks.worker import current_worker
 
 
 class _Launcher(NamedTuple):
-    """What starts the processes of a job, and the variables that it sets in each."""
+    """Launcher of a job, with the variables that it sets in each process."""
 
     name: str
     rank: str
     world_size: str
     has_daemons: bool = False
-    """Whether it lets Slurm start a daemon on each node, and the daemons start the ranks."""
+    """True if Slurm starts a daemon of the launcher on each node, and the daemons start the ranks."""
 
 
-_TORCHRUN = _Launcher("torchrun or alike", "RANK", "WORLD_SIZE")
-_PMI = _Launcher("MPICH or alike", "PMI_RANK", "PMI_SIZE", has_daemons=True)
+_TORCHRUN = _Launcher("torchrun or similar", "RANK", "WORLD_SIZE")
+_PMI = _Launcher("MPICH or similar", "PMI_RANK", "PMI_SIZE", has_daemons=True)
 _SLURM = _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS")
 _INNERMOST_FIRST = (
     _TORCHRUN,
@@ -40,31 +41,31 @@ _INNERMOST_FIRST = (
     _SLURM,
 )
 
-# torch itself recognizes a process of torchrun by it; RANK and WORLD_SIZE alone are often exported by hand
+# set by torchrun; RANK and WORLD_SIZE alone are often exported by hand
 _BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
-# the number of torchruns of the job, which another launcher may have started
+# the number of torchruns of the job, which may be tasks of another launcher
 _N_TORCHRUNS = "GROUP_WORLD_SIZE"
-# srun --pty sets them: its one process is a shell, to which the number of tasks says nothing of what is started in it
+# set by srun --pty, whose only process is a shell, although the number of tasks may be larger
 _OF_A_TERMINAL = "SLURM_PTY_PORT", "SLURM_PTY_WIN_COL"
-# the numbers above are Slurm's own, for batch scripts, external processes and shells of salloc
+# larger numbers are special steps of Slurm: batch scripts, external processes and shells of salloc
 _LAST_STEP = 0xFFFF_FFF0
-# int() takes signs, blanks and other alphabets' digits too, and fails on thousands of digits
+# int() would also accept signs, spaces and digits of other alphabets, and fails for thousands of digits
 _NATURAL = re.compile("[0-9]{1,18}")
 
 
 def launcher() -> Placement:
-    """Return which member of a job this process is, as its launcher's variables say: see :func:`launched`."""
+    """Return the placement of this process, from the variables of its launcher; see :func:`launched`."""
     variables: Mapping[str, str] = os.environ
     if multiprocessing.parent_process() is not None and current_worker() is None:
-        # only what was set for this process itself; all others are those of the process that has started it
+        # only variables that may be set for this process; the other ones belong to its parent
         variables = {name: value for name, value in variables.items() if name in {_TORCHRUN.rank, _TORCHRUN.world_size}}
     return launched(variables)
 
 
 def launched(variables: Mapping[str, str]) -> Placement:
-    """Return which member of a job a process with these environment variables is.
+    """Return the placement of a process with these environment variables.
 
-    A RuntimeError if no launcher has set any, a ValueError if they are no rank of a job or contradict each other.
+    A RuntimeError if no launcher has set variables, a ValueError if they are invalid or contradict each other.
 
     >>> slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
     >>> launched(slurm).source
@@ -72,7 +73,7 @@ def launched(variables: Mapping[str, str]) -> Placement:
     >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"}).rank
     Rank(rank=7, world_size=8)
     """
-    # Slurm sets SLURM_PROCID=0 in batch scripts too, which are no ranks: only numbered steps of srun are
+    # Slurm also sets SLURM_PROCID=0 in batch scripts, which are no ranks, so only numbered steps of srun count
     step = variables.get("SLURM_STEP_ID", "")
     in_step = _NATURAL.fullmatch(step) is not None and int(step) <= _LAST_STEP
     launchers = [
@@ -84,67 +85,68 @@ def launched(variables: Mapping[str, str]) -> Placement:
         raise RuntimeError(_no_launcher(variables))
     if _SLURM in launchers and variables.get(_SLURM.world_size) != "1" and any(map(variables.get, _OF_A_TERMINAL)):
         launchers.remove(_SLURM)
-        # Slurm sets PMI's variables as well, if it is to; mpirun and torchrun in the shell have ranks of their own
-        copies = all(variables.get(own) == variables.get(its) for own, its in zip(_PMI[1:3], _SLURM[1:3], strict=True))
+        # Slurm can set the variables of PMI as well; mpirun and torchrun in the shell set their own
+        copies = all(
+            variables.get(pmi) == variables.get(slurm) for pmi, slurm in zip(_PMI[1:3], _SLURM[1:3], strict=True)
+        )
         if not launchers or (launchers == [_PMI] and copies):
             raise ValueError(
-                f"srun --pty has started one process here, a shell, but {_SLURM.world_size}="
-                f"{shlex.quote(variables.get(_SLURM.world_size, ''))} is the number of tasks: the others' rows would "
-                "never be read. Start the script by srun without --pty, for a rank in each task; or, if this process "
-                "is the whole job, pass dist_info=Rank(0, 1)."
+                f"srun --pty has started a single process, a shell, but {_SLURM.world_size}="
+                f"{shlex.quote(variables.get(_SLURM.world_size, ''))}, so rows of the other tasks would never be read. "
+                "Start the script with srun without --pty; or, if this process is the whole job, pass "
+                "dist_info=Rank(0, 1)."
             )
     innermost, *others = launchers
     if innermost is _TORCHRUN and _BY_TORCHRUN in variables:
-        member = _read(variables, _TORCHRUN)
-        # 2 nodes with a torchrun each, which mpirun or srun has started, and 8 ranks: their world size is 2, or 1 if
-        # they have started nothing but a shell
+        placement = _read(variables, _TORCHRUN)
+        # for 8 ranks on 2 nodes with one torchrun each, the world size of mpirun or srun is 2, the number of torchruns,
+        # or 1 if mpirun or srun has started only a shell
         n_torchruns = variables.get(_N_TORCHRUNS)
         if n_torchruns is not None and any(
             variables.get(other.world_size) not in {"1", n_torchruns} for other in others
         ):
             raise _contradiction(_read(variables, launcher) for launcher in launchers)
-        return member
-    members = [_read(variables, launcher) for launcher in launchers]
-    # of neighbors that say the same, the outermost counts: Slurm sets PMI's variables as well, if it is to
-    pairs = zip(launchers, members, strict=True)
+        return placement
+    placements = [_read(variables, launcher) for launcher in launchers]
+    # of neighbors with the same rank, the outermost counts, since Slurm can set the variables of PMI as well
+    pairs = zip(launchers, placements, strict=True)
     distinct = [[*group][-1] for _, group in groupby(pairs, key=lambda pair: pair[1].rank)]
-    for (inner, own), (outer, other) in pairwise(distinct):
-        # mpirun has Slurm start one daemon on each node: fewer than there are ranks
-        if not (inner.has_daemons and outer is _SLURM and other.rank.world_size < own.rank.world_size):
-            raise _contradiction(members)
-    return members[0]
+    for (inner, of_inner), (outer, of_outer) in pairwise(distinct):
+        # Slurm starts one daemon of mpirun on each node, so it has fewer tasks than there are ranks
+        if not (inner.has_daemons and outer is _SLURM and of_outer.rank.world_size < of_inner.rank.world_size):
+            raise _contradiction(placements)
+    return placements[0]
 
 
 def _read(variables: Mapping[str, str], launcher: _Launcher) -> Placement:
-    """Return the member that a launcher says this process is."""
+    """Return the placement of this process from the variables of one launcher."""
     rank, world_size = (variables.get(name, "") for name in (launcher.rank, launcher.world_size))
     if not (_NATURAL.fullmatch(rank) and _NATURAL.fullmatch(world_size) and int(rank) < int(world_size)):
         raise ValueError(
-            f"{launcher.name} sets {launcher.rank} and {launcher.world_size} to two integers, the first below the "
-            f"second, got {_as_shell(variables, launcher.rank, launcher.world_size)}. Set both, or unset both."
+            f"{launcher.rank} and {launcher.world_size} must be two integers, the first below the second, got "
+            f"{_as_shell(variables, launcher.rank, launcher.world_size)}. Set both, or unset both."
         )
     if launcher is _SLURM and variables.get("SLURM_STEP_NUM_TASKS", world_size) != world_size:
         raise ValueError(
-            "srun sets SLURM_NTASKS and SLURM_STEP_NUM_TASKS to the same number, got "
-            f"{_as_shell(variables, 'SLURM_NTASKS', 'SLURM_STEP_NUM_TASKS')}. A batch script that was submitted "
-            "within a step still has that step's variables: start the script with srun."
+            "SLURM_NTASKS and SLURM_STEP_NUM_TASKS must be the same number, got "
+            f"{_as_shell(variables, 'SLURM_NTASKS', 'SLURM_STEP_NUM_TASKS')}. A batch script that was submitted within "
+            "a step inherits the variables of the step. Start the script with srun."
         )
-    member = Rank(int(rank), int(world_size))
-    source = f"{launcher.name} ({launcher.rank}={member.rank}, {launcher.world_size}={member.world_size})"
-    return Placement(member, source)
+    parsed = Rank(int(rank), int(world_size))
+    source = f"{launcher.name} ({launcher.rank}={parsed.rank}, {launcher.world_size}={parsed.world_size})"
+    return Placement(parsed, source)
 
 
 def _as_shell(variables: Mapping[str, str], *names: str) -> str:
-    """Write variables as a shell would."""
+    """Format variables as in a shell."""
     return ", ".join(f"{name}={shlex.quote(variables[name])}" if name in variables else f"no {name}" for name in names)
 
 
-def _contradiction(members: Iterable[Placement]) -> ValueError:
-    sources = ", ".join(member.source for member in members)
+def _contradiction(placements: Iterable[Placement]) -> ValueError:
+    sources = ", ".join(placement.source for placement in placements)
     return ValueError(
-        f"The variables of different launchers contradict each other: {sources}. Unset those that didn't start this "
-        "process (what a batch script or another job exports is the same in all of them), or give "
-        '"torch" or a callable that returns (rank, world_size) as dist_info.'
+        f"The variables of different launchers contradict each other: {sources}. Unset the variables that a batch "
+        "script or another job has exported, or pass dist_info='torch' or a callable that returns (rank, world_size)."
     )
 
 
@@ -154,12 +156,11 @@ def _no_launcher(variables: Mapping[str, str]) -> str:
     if any(name in variables for name in ("SLURM_JOB_ID", _SLURM.rank, _SLURM.world_size)):
         shown = _as_shell(variables, "SLURM_JOB_ID", "SLURM_STEP_ID", _SLURM.rank, _SLURM.world_size)
         no_srun = (
-            f"Slurm's are set ({shown}), but not by srun, so that they don't tell processes apart: in a batch "
+            f"Variables of Slurm are set ({shown}), but not by srun, so they are the same in all processes. In a batch "
             "script or a shell of salloc, start the script with srun. "
         )
     return (
-        f"dist_info='env' found the variables of no launcher. It looked for: {pairs}, within a step of srun. {no_srun}"
-        "Start every process of the job with torchrun, mpirun, mpiexec or srun; what multiprocessing has started, as "
-        "torch.multiprocessing.spawn does, needs RANK and WORLD_SIZE of its own. A process that is no part of a job "
-        "says so outright: dist_info=Rank(0, 1)."
+        f"dist_info='env' needs the variables of a launcher, got none of {pairs}, within a step of srun. {no_srun}"
+        "Start every process of the job with torchrun, mpirun, mpiexec or srun; in processes of multiprocessing or "
+        "torch.multiprocessing.spawn, set RANK and WORLD_SIZE. For a single process, pass dist_info=Rank(0, 1)."
     )

@@ -1,14 +1,13 @@
-"""Resolving ``dist_info``: from an argument of a user to the :class:`Placement` of this process.
+"""Resolution of ``dist_info``: from the argument of a user to the :class:`Placement` of this process.
 
-There is no fallback to rank 0: in a job of several processes it would give every one of them all rows.
+There is no fallback to rank 0, since every process of a job would then read all rows.
 
-Frameworks' own objects (a trainer, an accelerator, a training context) are known by the names of their types, so that
-none has to be installed, or imported before its time. Their answer is compared with torch's default process group, or
-else with the launcher's variables: a trainer that was made for one device would give each of several processes all
-rows.
+Objects of frameworks (a trainer, an accelerator, a training context) are recognized by the names of their types, so
+that no framework is imported. Their rank is compared with PyTorch's default process group, or else with the launcher's
+variables: otherwise, with a trainer for one device, each of several processes would read all rows.
 
-Frameworks such as Lightning build loaders before there is a process group. :func:`deferred` asks at first use; all that
-doesn't depend on the rank is checked at once.
+Frameworks such as Lightning make loaders before there is a process group. :func:`deferred` asks at first use;
+everything that doesn't depend on the rank is checked at once.
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class FrameworkObject:
-    """A framework's object that is asked which member of the job this process is."""
+    """Source of the rank: an object of a framework, such as a trainer."""
 
     thing: Any
-    """None in a worker, which is told its rank by the process that started it."""
+    """Object of the framework; None in a worker, which gets its rank from its parent process."""
     ask: Callable[[Any], Placement]
-    """Function that asks it."""
+    """Function that returns the placement for the object."""
 
     def __call__(self) -> Placement:
-        """Return the placement; a RuntimeError if the framework has not started its processes yet."""
+        """Return the placement; a RuntimeError if the framework hasn't started its processes."""
         if self.thing is None:
             raise RuntimeError(
-                "A trainer, or what else knows the rank, stays in the process that dist_info was given to. This one "
-                "was started by it: give dist_info='torch' there, or another one that this process can ask by itself."
+                "dist_info is an object of a framework, such as a Trainer, which can't be sent to a child process. "
+                "Pass dist_info='torch', or another source that this process can ask itself."
             )
         return self.ask(self.thing)
 
     def __getstate__(self) -> dict[str, Any]:
         thing = self.thing
         if get_spawning_popen() is not None:
-            # if it can't answer yet, ranks are about to be started, which ask a trainer of their own
+            # if it can't answer yet, the spawned processes are ranks, which ask their own trainer
             with suppress(RuntimeError):
                 self()
                 thing = None
@@ -61,28 +60,28 @@ class FrameworkObject:
 
 
 def _asker_of(thing: object) -> Callable[[Any], Placement] | None:
-    """Return the function that asks a framework's object for the rank; None if it is no object that knows one."""
-    # a user's subclass of Trainer is asked as Trainer is: "lightning.Trainer", without the modules between
+    """Return the function that asks a framework's object for the rank; None for other objects."""
+    # "lightning.Trainer" for Trainer and its subclasses: the package and the class, without submodules
     names = (f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}" for kind in type(thing).__mro__)
     return next((_ASKERS[name] for name in names if name in _ASKERS), None)
 
 
 def _lightning(trainer: Any) -> Placement:  # noqa: ANN401 a Trainer or a Fabric
-    """Ask what Lightning gives torch's own sampler."""
+    """Return the placement that Lightning gives to PyTorch's own sampler."""
     source = f"Lightning's {type(trainer).__name__}"
     strategy = trainer.strategy
     if not hasattr(type(strategy), "distributed_sampler_kwargs"):
         return _compared(Rank(0, 1), source)
     if not torch.is_initialized():
         raise RuntimeError(
-            f"{source} has not started its processes yet, with strategy {type(strategy).__name__}. Ask for batches, "
-            "lengths and plans in a hook that it calls, such as train_dataloader, or after fabric.launch()."
+            f"{source} with strategy {type(strategy).__name__} has not started its processes yet. Use the loader in "
+            "a hook of the trainer, such as train_dataloader, or after fabric.launch()."
         )
-    # what Lightning itself would pass to torch's DistributedSampler
-    own = strategy.distributed_sampler_kwargs
-    if own is None:  # one process for several devices
+    # the arguments that Lightning would pass to PyTorch's DistributedSampler
+    arguments = strategy.distributed_sampler_kwargs
+    if arguments is None:  # one process for several devices
         return _compared(Rank(0, 1), source)
-    rank = Rank(own["rank"], own["num_replicas"])
+    rank = Rank(arguments["rank"], arguments["num_replicas"])
     if rank == torch.default_group().rank:
         return _compared(rank, source)
     # ranks that split up a model read the same rows
@@ -90,7 +89,7 @@ def _lightning(trainer: Any) -> Placement:  # noqa: ANN401 a Trainer or a Fabric
 
 
 def _accelerate(state: Any) -> Placement:  # noqa: ANN401 an Accelerator or one of its states
-    source = f"accelerate's {type(state).__name__}"
+    source = f"Accelerate's {type(state).__name__}"
     mesh = getattr(state, "torch_device_mesh", None) or getattr(state, "device_mesh", None)
     if mesh is None:
         return _compared(Rank(state.process_index, state.num_processes), source)
@@ -98,8 +97,8 @@ def _accelerate(state: Any) -> Placement:  # noqa: ANN401 an Accelerator or one 
     if names:
         return replace(torch.mesh(mesh, names), source=source)
     # all ranks split up a model
-    everyone = dict.fromkeys(mesh.mesh.flatten().tolist(), 0)
-    return Placement.of_ranks(everyone, state.process_index, source, "torch")
+    rank_of = dict.fromkeys(mesh.mesh.flatten().tolist(), 0)
+    return Placement.of_ranks(rank_of, state.process_index, source, "torch")
 
 
 def _ray(context: Any) -> Placement:  # noqa: ANN401 of either version of Ray Train
@@ -107,25 +106,24 @@ def _ray(context: Any) -> Placement:  # noqa: ANN401 of either version of Ray Tr
 
 
 def _compared(rank: Rank, source: str) -> Placement:
-    """Return a placement, as one of torch's default process group if there is one; raise if others say otherwise."""
-    # whoever else knows the processes of this job: torch, or the launcher if this seems to be the only process
+    """Return the placement of a rank; raise if PyTorch's default group or the launcher contradict it."""
+    # a second source: PyTorch, or the launcher if this seems to be the only process
     other = None
     if torch.is_initialized():
         other = torch.default_group()
     elif rank.world_size == 1:
-        with suppress(RuntimeError, ValueError):  # there is no launcher, or none that is sure
+        with suppress(RuntimeError, ValueError):  # there is no launcher, or its variables are invalid
             other = environment.launcher()
     if other is not None and other.rank != rank:
         raise ValueError(
-            f"{source} says that this process is rank {rank.rank} of {rank.world_size}, and {other.source} that it is "
-            f"rank {other.rank.rank} of {other.rank.world_size}. Have {source} start as many processes (accelerate "
-            "without GPUs needs cpu=True for that), or pass what is right for the data as dist_info: 'torch', 'env' or "
-            "Rank(...)."
+            f"This process is rank {rank.rank} of {rank.world_size} for {source}, but rank {other.rank.rank} of "
+            f"{other.rank.world_size} for {other.source}. Configure {source} for all processes (Accelerate without "
+            "GPUs needs cpu=True), or pass dist_info='torch', 'env' or Rank(...)."
         )
     return Placement(rank, source) if other is None else replace(other, source=source)
 
 
-#: By the package and the name of its type, as frameworks move their modules about.
+#: By package and class, without submodules, which frameworks rename.
 _ASKERS: dict[str, Callable[[Any], Placement]] = {
     "accelerate.Accelerator": _accelerate,
     "accelerate.AcceleratorState": _accelerate,
@@ -139,35 +137,41 @@ _ASKERS: dict[str, Callable[[Any], Placement]] = {
 
 
 def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[str] | None = None) -> Placement:
-    """Return which share of the data this process has in a mesh of torch or JAX, as ``dist_info``.
+    """Return the data-parallel rank of this process in a PyTorch or JAX mesh.
 
-    Four processes in a mesh of 2 x 2, of which the first dimension is data-parallel::
+    Pass the result as ``dist_info``. Processes with the same coordinates along the data-parallel dimensions have the
+    same rank and read the same rows. For four processes in a mesh of 2 x 2 whose first dimension is data-parallel::
 
-        process             0  1  2  3
-        place in the mesh  00 01 10 11
-        rank                0  0  1  1    of a world of 2
+        process              0  1  2  3
+        mesh coordinates    00 01 10 11
+        rank                 0  0  1  1    (world size 2)
 
     Parameters
     ----------
     mesh
-        A torch ``DeviceMesh``, a JAX ``Mesh``, or a JAX ``NamedSharding`` of the batches.
+        PyTorch ``DeviceMesh``, JAX ``Mesh``, or JAX ``NamedSharding`` of the batches.
     names
-        The data-parallel dimensions by name, in a list if they are several, of which the first varies slowest. None if
-        the mesh has one dimension only, or for the axes along which a ``NamedSharding`` splits rows.
+        Name or list of names of the data-parallel dimensions; the first one varies slowest. None takes the only
+        dimension of the mesh, or the axes along which a ``NamedSharding`` splits rows (default).
+
+    Returns
+    -------
+    ~annbatch_distributed.ranks.Placement
+        Rank and world size, for ``dist_info``.
 
     Raises
     ------
     TypeError
-        If ``mesh`` is something else, or ``names`` are no names.
+        If ``mesh`` is not a mesh, or ``names`` is not a name or a list of names.
     ValueError
-        If there are no such dimensions; the message lists those there are. If this process isn't in the mesh. If the
-        rows of two JAX processes would overlap without being the same.
+        If the mesh has no such dimensions, or this process isn't in the mesh, or the rows of two JAX processes would
+        overlap partly.
     RuntimeError
-        If JAX is not initialised.
+        If JAX is not initialized.
 
     Examples
     --------
-    A job of torch, of which this is the only process:
+    A PyTorch job with a single process:
 
     >>> import torch.distributed as dist
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -182,9 +186,9 @@ def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[st
     """
     if isinstance(names, str):
         names = [names]
-    # a set has another order in every process
+    # a set has a different order in every process
     elif names is not None and not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
-        raise TypeError(f"names must be a name, or a list of names of the dimensions that split rows, got {names!r}.")
+        raise TypeError(f"names must be a name or a list of names of data-parallel dimensions, got {names!r}.")
     return torch.mesh(mesh, names) if torch.is_mesh(mesh) else jax.mesh(mesh, names)
 
 
@@ -196,7 +200,7 @@ class _Trainer(Protocol):
 
 
 class _Accelerator(Protocol):
-    """accelerate's ``Accelerator`` or ``PartialState``."""
+    """Accelerate's ``Accelerator`` or ``PartialState``."""
 
     @property
     def process_index(self) -> int: ...
@@ -205,7 +209,7 @@ class _Accelerator(Protocol):
 
 
 class _TrainContext(Protocol):
-    """The context of Ray Train."""
+    """Ray Train's context."""
 
     def get_world_rank(self) -> int: ...
     def get_world_size(self) -> int: ...
@@ -223,7 +227,7 @@ _SOURCES: dict[str, Callable[[], Placement]] = {
 
 
 def resolve(dist_info: DistInfo) -> Placement:
-    """Return which member of a job this process is, as a ``dist_info`` of :class:`DistributedSampler` says.
+    """Return the placement of this process for a ``dist_info`` of :class:`DistributedSampler`.
 
     >>> resolve(lambda: (1, 2)).rank
     Rank(rank=1, world_size=2)
@@ -232,45 +236,43 @@ def resolve(dist_info: DistInfo) -> Placement:
 
 
 def source_of(dist_info: DistInfo) -> Callable[[], Placement]:
-    """Return the function that says which member this process is; a TypeError or a ValueError if there is none.
+    """Return a function that returns the placement of this process; a TypeError or a ValueError if there is none.
 
-    What has a place for this process already is asked at once.
+    Objects that know the rank already, such as a process group, are asked at once.
     """
     if isinstance(dist_info, str):
         if dist_info not in _SOURCES:
-            raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}")
+            raise ValueError(f"{_EXPECTED}, got {dist_info!r}.")
         return _SOURCES[dist_info]
     if (source := _source_of_object(dist_info)) is not None:
         return source
     if not callable(dist_info) or inspect.isclass(dist_info):
         hint = " Pass an instance, not the class." if inspect.isclass(dist_info) else ""
-        raise TypeError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}{hint}")
+        raise TypeError(f"{_EXPECTED}, got {dist_info!r}.{hint}")
     try:
         parameters = inspect.signature(dist_info)
-    except (TypeError, ValueError):  # builtins needn't have any
+    except (TypeError, ValueError):  # some builtins have no signature
         parameters = inspect.Signature()
     try:
         parameters.bind()
     except TypeError as error:
         name = getattr(dist_info, "__qualname__", repr(dist_info))
         raise TypeError(
-            f"A callable as dist_info is called without arguments, and returns (rank, world_size), but {name}"
-            f"{parameters} can't be: {error}. Pass one that needs none, such as a lambda that calls it."
+            f"A dist_info callable must need no arguments, got {name}{parameters}: {error}. Pass a lambda that calls "
+            "it with its arguments."
         ) from None
-    return partial(
-        _call, cast("Callable[[], object]", dist_info)
-    )  # a Mesh can be called too, but is none of these any more
+    return partial(_call, cast("Callable[[], object]", dist_info))  # a Mesh is callable too, but was handled above
 
 
 _EXPECTED = (
-    f"Expected one of {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), a Rank, a torch "
-    "ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, what mesh_ranks or deferred returns, Lightning's Trainer "
-    "or Fabric, accelerate's Accelerator or PartialState, or Ray Train's context."
+    f"dist_info must be {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), a Rank, a "
+    "PyTorch ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, the result of mesh_ranks or deferred, "
+    "Lightning's Trainer or Fabric, Accelerate's Accelerator or PartialState, or Ray Train's context"
 )
 
 
 def _source_of_object(thing: object) -> Callable[[], Placement] | None:
-    """Return the function that says which member an object names, whose answer most have already; else None."""
+    """Return a function that returns the placement that an object names; None for other objects."""
     if (ask := _asker_of(thing)) is not None:
         return FrameworkObject(thing, ask)
     if isinstance(thing, Placement):
@@ -287,7 +289,7 @@ def _source_of_object(thing: object) -> Callable[[], Placement] | None:
 
 
 def _call(function: Callable[[], object]) -> Placement:
-    """Return what a user's callable says."""
+    """Return the placement that a user's callable returns."""
     answer = function()
     if (source := _source_of_object(answer)) is not None:
         return source()
@@ -303,7 +305,7 @@ def _call(function: Callable[[], object]) -> Placement:
 
 
 class Deferred:
-    """What :func:`deferred` returns. All copies within a process ask once, together, or again if it was too early."""
+    """Result of :func:`deferred`. All copies in a process share one answer, and ask until there is one."""
 
     def __init__(self, ask: Callable[[], Placement]) -> None:
         self._ask = ask
@@ -312,60 +314,67 @@ class Deferred:
 
     @property
     def framework_object(self) -> object:
-        """The framework's object that is asked; None if another thing is."""
+        """Object of a framework that is asked; None for other sources."""
         return getattr(self._ask, "thing", None)
 
     @property
     def is_known(self) -> bool:
-        """Whether it was asked already."""
+        """True once the source has answered."""
         return self._answer is not None
 
     def placement(self) -> Placement:
-        """Return which member of a job this process is."""
+        """Return the placement of this process."""
         if self._answer is None:
-            # a DataLoader's worker is in no process group, and belongs to the rank that has started it
+            # a worker of a DataLoader is in no process group, and has the rank of the process that started it
             self._answer = (self._answer_of_parent if current_worker() is not None else None) or self._ask()
         return self._answer
 
     def unanswered(self) -> Deferred:
-        """Return another one that hasn't asked yet."""
+        """Return a copy without an answer."""
         return Deferred(self._ask)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # another process may be another rank, and asks for itself, unless it turns out to be a DataLoader's worker
+        # a child process may be a different rank, which asks itself, or a worker, which takes the parent's answer
         of_parent = self._answer
         if get_spawning_popen() is not None:
-            with suppress(Exception):  # if it is too early here, a worker that asks again says so
+            with suppress(Exception):  # if it is too early, asking again in a worker raises
                 of_parent = self.placement()
         return {"_ask": self._ask, "_answer": None, "_answer_of_parent": of_parent}
 
 
 def deferred(dist_info: DistInfo | Deferred) -> Deferred:
-    """Have a ``dist_info`` asked when the rank is first needed, instead of when the sampler is made.
+    """Return a ``dist_info`` that is asked when the rank is first needed.
+
+    Use it if the sampler is made before the job is initialized.
 
     Parameters
     ----------
     dist_info
-        Any ``dist_info``. Where it can't be made before its time either, as a process group or a mesh, pass a callable
-        that makes it.
+        Any ``dist_info`` of :class:`DistributedSampler`. For a process group or a mesh that doesn't exist yet, pass a
+        callable that returns it.
+
+    Returns
+    -------
+    ~annbatch_distributed.ranks.Deferred
+        Source of the rank, for ``dist_info``.
 
     Raises
     ------
     TypeError, ValueError
-        If it is nothing that can be asked.
+        If ``dist_info`` is invalid.
 
     Examples
     --------
     >>> from annbatch.samplers import SequentialSampler
     >>> from annbatch_distributed import DistributedSampler, deferred
-    >>> who = {}
+    >>> job = {}
     >>> sampler = DistributedSampler(
-    ...     SequentialSampler(2, 1, 2), dist_info=deferred(lambda: (who["rank"], 2))
+    ...     SequentialSampler(2, 1, 2), dist_info=deferred(lambda: (job["rank"], 2))
     ... )
-    >>> who["rank"] = 1  # only now does the job begin
+    >>> job["rank"] = 1  # the job is initialized later
     >>> sampler.rank
     1
     """
@@ -373,19 +382,19 @@ def deferred(dist_info: DistInfo | Deferred) -> Deferred:
 
 
 def placement_of(dist_info: DistInfo | Deferred) -> Placement | Deferred:
-    """Ask a ``dist_info`` which member this process is, but for a framework's object that may not know it yet."""
+    """Return the placement for a ``dist_info``, or a deferred one for an object of a framework."""
     if isinstance(dist_info, Deferred):
         return dist_info
     return deferred(dist_info) if _asker_of(dist_info) is not None else resolve(dist_info)
 
 
 def placement_again(dist_info: DistInfo | Deferred) -> Placement | Deferred:
-    """Ask a ``dist_info`` that may have been asked before; copies of a deferred one keep the answer they have."""
+    """Ask a ``dist_info`` again; copies of a deferred one keep their answer."""
     return placement_of(dist_info.unanswered() if isinstance(dist_info, Deferred) else dist_info)
 
 
 def rank_now(dist_info: DistInfo | Deferred | None, known: Placement) -> Rank:
-    """Return the rank that a ``dist_info`` gives now, if it can be asked at any time; else the known one."""
+    """Return the current rank for a ``dist_info`` that can be asked at any time; else the known rank."""
     if dist_info is None or not known.can_be_asked or (known.framework == "torch" and not torch.is_initialized()):
         return known.rank
     answer = placement_again(dist_info)

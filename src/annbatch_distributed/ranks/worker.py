@@ -1,6 +1,7 @@
-"""Workers: which worker of a torch ``DataLoader`` this process is, if any.
+"""Workers: the worker of a PyTorch ``DataLoader`` that this process is, if any.
 
-annbatch's samplers would divide their rows among the workers. Here the lanes are divided, so it is hidden from them.
+annbatch's samplers would split their rows among the workers. Here, the lanes are split among the workers, so the worker
+is hidden from annbatch's samplers.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from multiprocessing.context import get_spawning_popen
 
 from annbatch_distributed.lanes import Worker
 
-#: What is hidden is hidden from all threads, so that they take turns.
+#: Held while the worker is hidden, since it is hidden from all threads.
 _hiding = threading.RLock()
 
 
-def _hide_anew() -> None:
-    """In a process that was forked, nobody is left to let go of what another thread held."""
-    global _hiding  # noqa: PLW0603 a lock can't be told to forget its holder
+def _replace_lock() -> None:
+    """Replace the lock in a forked process, where the thread that held it doesn't exist."""
+    global _hiding  # noqa: PLW0603 a lock can't be reset
     _hiding = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_hide_anew)
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 def current_worker() -> Worker | None:
-    """Return which worker this process is; None if it is none.
+    """Return the worker that this process is; None if it isn't a worker.
 
-    A process becomes a worker after it was started, so that the answer is for the call at hand only.
+    A process becomes a worker after it has started, so the answer may change.
     """
-    torch = sys.modules.get("torch")  # in a worker, torch has been imported
+    torch = sys.modules.get("torch")  # every worker has imported PyTorch
     if torch is None:
         return None
     with _hiding:
@@ -43,20 +44,20 @@ def current_worker() -> Worker | None:
 
 
 def base_seed() -> int:
-    """Return the seed that torch has drawn for all workers of this iteration, in one of them."""
+    """Return PyTorch's base seed of this iteration, which is the same in all workers; call it in a worker."""
     import torch
 
     with _hiding:
         info = torch.utils.data.get_worker_info()
     assert info is not None
-    # torch seeds worker w with its base seed + w
+    # worker w has the seed base_seed + w
     return (info.seed - info.id) % (1 << 62)
 
 
 class SharedFlag:
-    """A flag that this process shares with the processes that it starts, in anonymous memory that a fork inherits.
+    """Flag that this process shares with the processes that it starts, in memory that a fork inherits.
 
-    A spawned process has none of that memory: being pickled for one sets the flag, as it may then set its own.
+    A spawned process doesn't have this memory, so pickling for a spawned process sets the flag at once.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class SharedFlag:
 
     @property
     def is_set(self) -> bool:
-        """True once this process, or one that it started, has set it."""
+        """True once this process, or a process that it started, has set the flag."""
         return self._memory[0] != 0
 
     def set(self) -> None:
@@ -76,7 +77,7 @@ class SharedFlag:
         self._memory[0] = 0
 
     def __reduce__(self) -> tuple[type[SharedFlag], tuple[()]]:
-        # multiprocessing says so while it pickles for a process that it spawns
+        # not None while multiprocessing pickles for a process that it spawns
         if get_spawning_popen() is not None:
             self.set()
         return SharedFlag, ()
@@ -84,19 +85,19 @@ class SharedFlag:
 
 @contextmanager
 def worker_info_hidden(worker: Worker | None) -> Iterator[None]:
-    """Have torch say in this context that this process is no worker, to annbatch's samplers in particular.
+    """Hide in this context, mainly from annbatch's samplers, that this process is a worker.
 
-    ``worker`` is what :func:`current_worker` has returned: if it is None, there is nothing to hide.
+    ``worker`` is the result of :func:`current_worker`; for None, nothing is hidden.
     """
     if worker is None:
         yield
         return
-    # torch has no public way to set this; tests/test_workers.py notices if it is kept elsewhere
-    from torch.utils.data._utils import worker as torchs
+    # a private attribute; tests/test_workers.py fails if PyTorch renames it
+    from torch.utils.data._utils import worker as torch_worker
 
     with _hiding:
-        info, torchs._worker_info = torchs._worker_info, None
+        info, torch_worker._worker_info = torch_worker._worker_info, None
         try:
             yield
         finally:
-            torchs._worker_info = info
+            torch_worker._worker_info = info
