@@ -170,13 +170,13 @@ def test_a_missing_batch_comes_from_halving_the_largest_of_the_last_request(
 
 def test_a_batch_of_two_rows_can_be_halved_and_one_of_a_row_can_not() -> None:
     assert counted([2, 1], promised=2, planned=3) == [[1, 1, 1]]
-    with pytest.raises(RuntimeError, match="Cut ended on batches of a single row"):
+    with pytest.raises(RuntimeError, match="Cut must yield full batches"):
         counted([1, 1], promised=2, planned=3)
 
 
 @pytest.mark.parametrize(("promised", "yielded"), [(3, "only 2"), (1, "2 or more")])
 def test_a_promise_that_is_broken_is_an_error(promised: int, yielded: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"Cut promised {promised} batches \(n_batches\) and yielded {yielded}"):
+    with pytest.raises(RuntimeError, match=rf"Cut yielded {yielded} batches, .* returned {promised}"):
         counted([2, 2], promised=promised, planned=promised)
 
 
@@ -184,9 +184,9 @@ def test_a_promise_that_is_broken_is_an_error(promised: int, yielded: str) -> No
 def test_batches_of_a_sampler_that_promised_none_are_an_error(remainder: Any) -> None:
     """A sampler that says 0 and yields batches raises on every rank, though no pass would run it."""
     for rank in job(Counting(8, lambda n_rows: math.ceil(n_rows / 8) - 1), 2, remainder=remainder):
-        with pytest.raises(RuntimeError, match=r"Counting promised 0 batches .* and yielded 1 or more"):
+        with pytest.raises(RuntimeError, match=r"Counting yielded 1 or more batches, .* returned 0"):
             rank.validate(16)
-        with pytest.raises(RuntimeError, match=r"Counting promised 1 batches .* and yielded 2 or more"):
+        with pytest.raises(RuntimeError, match=r"Counting yielded 2 or more batches, .* returned 1"):
             list(rank.sample(32))
 
 
@@ -219,7 +219,7 @@ def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_of_a_lane_unless_
         assert n_taken == sum(map(len, numbers))
         broken = stream(Yielding(*[request] * n_drawn, n_batches=8), Rows((range(4),)))
         assert sum(len(part.splits) for part in broken.requests(numbers)) == n_taken
-    with pytest.raises(RuntimeError, match="promised 8 batches"):
+    with pytest.raises(RuntimeError, match="returned 8"):
         list(stream(Yielding(*[request] * 5, n_batches=8), Rows((range(4),))).requests((range(2, 8),)))
 
 
@@ -271,7 +271,7 @@ def test_without_splits_a_batch_size_and_shuffle_must_be_known(size: Any, shuffl
         batch_size, shuffle = size, shuffles
 
     [rank] = job(Leaving({"requests": [slice(0, 4)]}), 1, remainder="keep")
-    with pytest.raises(ValueError, match="Leaving yields load requests without splits, so it must have a batch_size"):
+    with pytest.raises(ValueError, match="Leaving must have a batch_size"):
         list(rank.sample(20))
 
 
@@ -313,7 +313,7 @@ def test_what_annbatchs_loader_reads_as_it_is_meant_is_read_so(request_: Any, ex
     assert batches(rank.sample(20)) == read_alone(sampler) == expected
 
 
-NO_REQUEST, BEYOND = "Yielding must yield load requests", "asked for rows from"
+NO_REQUEST, BEYOND = "Yielding must yield load requests", "got rows of"
 #: What is wrong, which kind of error it is, and what that says.
 MALFORMED: list[tuple[Any, type[Exception], str]] = [
     (None, TypeError, NO_REQUEST),
@@ -386,5 +386,5 @@ def test_a_sampler_that_yields_nothing_at_all_says_so() -> None:
             return None
 
     [rank] = job(Returning(4), 1)
-    with pytest.raises(TypeError, match="Returning must yield load requests for its rows, got None"):
+    with pytest.raises(TypeError, match=r"Returning.sample must return an iterable of load requests, got None"):
         list(rank.sample(20))

@@ -1,9 +1,10 @@
-"""Every rank its own share of an annbatch collection.
+"""Sharding of annbatch collections across the ranks of a distributed job.
 
-Wrap any annbatch sampler in a :class:`DistributedSampler`, and pass it to annbatch's ``Loader``.
+Wrap any annbatch sampler in a :class:`DistributedSampler`, and pass it to a :class:`StatefulLoader` or to annbatch's
+``Loader``.
 
-The public names are imported when they are first asked for, so that a module of arithmetic can be imported without
-annbatch, torch, jax and all that they bring along.
+Public names are imported on first use, so that a module of plain arithmetic can be imported without annbatch, PyTorch,
+JAX and their dependencies.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # else type checkers take any name for one that is there
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name in __all__:

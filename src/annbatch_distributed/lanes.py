@@ -1,17 +1,18 @@
-"""Lanes: which of an epoch's batches each consumer reads, as ranges of their numbers.
+"""Lanes: the batches of an epoch that each consumer reads, as ranges of numbers.
 
-The batches of an epoch are numbered, all streams laid end to end. A lane is the numbers that one consumer reads, in
-order. At first, lane s is stream s. So long as the number of lanes stays the same, what is done takes each lane's first
-numbers away. With another number of lanes, what is left, in lane order, is cut into as many even stretches; the first
-numbers are left over where they don't divide evenly, and become, as ``remainder`` says:
+The batches of an epoch are numbered consecutively over all streams. A lane is the sequence of numbers that one consumer
+reads. At first, lane s is stream s. While the number of lanes stays the same, finished batches are removed from the
+front of each lane. When it changes, the remaining batches of all lanes, in order, are cut into an equal number of
+batches per lane. If they don't divide evenly, the first few numbers are excess, and ``remainder`` decides:
 
-- ``drop``: dropped in this epoch.
-- ``keep``: one more for the first lanes.
-- ``pad``: one last step, for which they are read by as many lanes as there are, by some as repeats.
-- ``exact``: one last step, in which all lanes share their rows.
+- ``drop``: they are dropped in this epoch.
+- ``keep``: each of the first lanes has one batch more.
+- ``pad``: all lanes read them in one last step, some of them as repeats.
+- ``exact``: all lanes read parts of them in one last step.
 
-The workers of a ``DataLoader`` cut a lane in the same way. torch collects from worker 0, 1, ... in turn. Each has a
-stretch, so that a load request is read by one of them; of a sampler that keeps an order, every K-th number.
+The workers of a ``DataLoader`` divide a lane in the same way. PyTorch collects batches from worker 0, 1, ... in turn.
+Each worker has a contiguous part, so that each load request is read by one worker; if the sampler keeps an order, each
+of K workers has every K-th number.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple, get_args
 
-#: What becomes of rows, or batches, that don't divide evenly.
+#: Policy for rows, or batches, that don't divide evenly.
 type Remainder = Literal["drop", "keep", "exact", "pad"]
 
 POLICIES: tuple[Remainder, ...] = get_args(Remainder.__value__)
@@ -31,60 +32,60 @@ type Numbers = tuple[range, ...]
 
 
 class Worker(NamedTuple):
-    """A worker of a torch ``DataLoader``, or its part of a lane."""
+    """Worker of a PyTorch ``DataLoader``, or its part of a lane."""
 
     number: int
-    """Which of the workers, from 0: the batches are its that are collected ``number``-th, ``number + n_workers``-th."""
+    """Index of the worker. It yields batches ``number``, ``number + n_workers``, ... of the collected order."""
     n_workers: int
-    """How many workers there are."""
+    """Number of workers."""
 
 
 class Segment(NamedTuple):
-    """A part of an epoch that was run with one number of lanes and of workers."""
+    """Part of an epoch that was run with one number of lanes and of workers."""
 
     n_lanes: int
-    """How many lanes there were."""
+    """Number of lanes."""
     n_workers: int
-    """How many ``DataLoader`` workers shared each lane: 1 if there are none, or it doesn't matter."""
+    """Number of ``DataLoader`` workers of each lane; 1 if there are none, or the order doesn't depend on them."""
     done: int
-    """How many batches every lane has done."""
+    """Number of batches that every lane has done."""
 
 
 class SharedStep(NamedTuple):
-    """The last step of a lane: a batch that it shares with others, or that others read as well."""
+    """Last step of a lane: a batch that it shares with other lanes, or that other lanes read as well."""
 
     number: int
-    """Which batch."""
+    """Number of the batch."""
     part: int = 0
-    """Which part of its rows the lane reads."""
+    """Index of the part of its rows that the lane reads."""
     n_parts: int = 1
-    """Among how many lanes they are shared."""
+    """Number of parts, one for each lane that shares the batch."""
     is_repeat: bool = False
-    """Whether another lane reads it too, and this one repeats it."""
+    """True if another lane also reads the batch, and this lane repeats it."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """What one consumer reads."""
+    """Batches that one consumer reads."""
 
     numbers: Numbers
-    """Whole batches."""
+    """Numbers of whole batches."""
     last: SharedStep | None = None
-    """What comes after them, if anything does."""
+    """Last step after them; None if there is none."""
 
     def __len__(self) -> int:
         return _n(self.numbers) + (self.last is not None)
 
     def after(self, n_workers: int, done: int) -> Lane:
-        """Return what is left once some batches were collected from so many workers in turn.
+        """Return the remaining batches after ``done`` were collected from ``n_workers`` workers in turn.
 
         >>> Lane((range(10),)).after(2, 3)  # 0, 5 and 1
         Lane(numbers=(range(2, 5), range(6, 10)), last=None)
         """
         if done >= len(self):
             return Lane(())
-        # of 10 batches, workers 0 and 1 have 0:5 and 5:10; after 3 collected in turn (0, 5, 1), worker 0 has done two
-        # of its own and worker 1 one: 2:5 and 6:10 are left
+        # of 10 batches, workers 0 and 1 have 0:5 and 5:10; after 3 collected in turn (0, 5, 1), worker 0 has done 2
+        # and worker 1 has done 1: 2:5 and 6:10 remain
         parts = zip(self._stretches(n_workers), range(n_workers), strict=True)
         left = [_cut(numbers, [len(range(worker, done, n_workers))])[1] for numbers, worker in parts]
         return Lane(_joined(chain.from_iterable(left)), self.last)
@@ -101,8 +102,8 @@ class Lane:
         last = self.last if number == (len(self) - 1) % n_workers else None
         if not keeps_order:
             return Lane(self._stretches(n_workers)[number], last)
-        # every n_workers-th number over all ranges: `first` is where the next one lies, counted from the start of a
-        # range; of worker 1 of 3 in 0:4 and 10:14, that is 1, then 1 - 4 = -3, and -3 mod 3 = 0: numbers 1, 10 and 13
+        # every n_workers-th number over all ranges: `first` is the place of the next number, counted from the start of
+        # a range. For worker 1 of 3 in 0:4 and 10:14, it is 1, then 1 - 4 = -3, and -3 mod 3 = 0: numbers 1, 10 and 13
         every, first = [], number
         for part in self.numbers:
             every.append(part[first % n_workers :: n_workers])
@@ -110,7 +111,7 @@ class Lane:
         return Lane(tuple(part for part in every if part), last)
 
     def in_turn(self, n_workers: int) -> Iterator[SharedStep]:
-        """Yield the batches in the order in which they are collected from so many workers in turn.
+        """Yield the batches in the order in which they are collected from ``n_workers`` workers in turn.
 
         >>> [step.number for step in Lane((range(7),)).in_turn(3)]
         [0, 3, 5, 1, 4, 6, 2]
@@ -122,8 +123,9 @@ class Lane:
             yield self.last
 
     def _stretches(self, n_workers: int) -> list[Numbers]:
-        """The whole batches of each worker, as many as it is asked for: the last step belongs to whose turn it is."""
+        """Return the whole batches of each worker, a contiguous part for each; the last step takes one turn as well."""
         n = len(self)
+        # 7 batches of 3 workers: worker 0 has the turns 0 3 6, so the sizes are 3 2 2
         sizes = [len(range(worker, n, n_workers)) for worker in range(n_workers)]
         if self.last is not None:
             sizes[(n - 1) % n_workers] -= 1
@@ -133,9 +135,9 @@ class Lane:
 def each_segment(
     counts: Sequence[int], segments: Iterable[Segment], policy: Remainder
 ) -> Iterator[tuple[list[Lane], Numbers]]:
-    """Yield the lanes that an epoch has when each segment begins, and the numbers that none of them has.
+    """Yield the lanes of an epoch when each segment begins, and the excess numbers, which are in no lane.
 
-    ``counts`` is how many batches each stream has.
+    ``counts`` is the number of batches of each stream.
 
     >>> *_, (own, _) = each_segment([4, 4], [Segment(2, 1, 1), Segment(3, 1, 0)], "drop")
     >>> [lane.numbers for lane in own]
@@ -146,32 +148,32 @@ def each_segment(
     over: Numbers = ()
     for segment in segments:
         if len(own) != segment.n_lanes:
-            # numbers that were left over are cut again: with other lanes they may fit
-            left = _joined(chain(chain.from_iterable(lane.numbers for lane in own), over))
-            own, over = _recut(left, segment.n_lanes, policy)
+            # excess numbers are divided again, since they may fit a different number of lanes
+            remaining = _joined(chain(chain.from_iterable(lane.numbers for lane in own), over))
+            own, over = _recut(remaining, segment.n_lanes, policy)
         yield own, over
         if segment.done:
             own = [lane.after(segment.n_workers, segment.done) for lane in own]
-        # the last step, shared by all lanes, is done: the numbers that were left over are read
+        # once the last step, which reads the excess numbers, is done, none are left
         if policy in ("exact", "pad") and all(lane.last is None for lane in own):
-            over = ()  # read
+            over = ()
 
 
-def _recut(left: Numbers, n_lanes: int, policy: Remainder) -> tuple[list[Lane], Numbers]:
-    """Cut numbers that are left into even lanes; return them and the numbers left over."""
-    # 7 numbers for 3 lanes: 2 for each, and 1 left over
-    size, n_over = divmod(_n(left), n_lanes)
+def _recut(remaining: Numbers, n_lanes: int, policy: Remainder) -> tuple[list[Lane], Numbers]:
+    """Divide the remaining numbers evenly among lanes; return the lanes and the excess numbers."""
+    # 7 numbers for 3 lanes: 2 for each, and 1 excess number
+    size, n_over = divmod(_n(remaining), n_lanes)
     if policy == "keep":
-        return [Lane(part) for part in _cut(left, [size + (lane < n_over) for lane in range(n_lanes)])[:-1]], ()
-    # the first ones, as a stream's last batches are its small ones
-    over, *parts, _ = _cut(left, [n_over, *[size] * n_lanes])
+        return [Lane(part) for part in _cut(remaining, [size + (lane < n_over) for lane in range(n_lanes)])[:-1]], ()
+    # the first numbers are excess, since the small batches of a stream are its last ones
+    over, *parts, _ = _cut(remaining, [n_over, *[size] * n_lanes])
     numbers = list(chain.from_iterable(over))
     steps: list[SharedStep | None] = [None] * n_lanes
     if n_over and policy == "pad":
-        # 2 numbers a, b over 5 lanes: a b a b a, of which lanes 2 to 4 read repeats
+        # 2 numbers a, b over 5 lanes: a b a b a, where lanes 2 to 4 read repeats
         steps = [SharedStep(numbers[lane % n_over], is_repeat=lane >= n_over) for lane in range(n_lanes)]
     if n_over and policy == "exact":
-        # 2 numbers over 5 lanes: the first one is split among lanes 0 and 1, the second one among lanes 2, 3 and 4
+        # 2 numbers over 5 lanes: firsts is 0 2 5, so lanes 0 and 1 share the first number, and lanes 2 to 4 the second
         firsts = [which * n_lanes // n_over for which in range(n_over + 1)]
         for number, first, stop in zip(numbers, firsts, firsts[1:], strict=False):
             steps[first:stop] = [SharedStep(number, lane - first, stop - first) for lane in range(first, stop)]
@@ -183,7 +185,7 @@ def _n(numbers: Numbers) -> int:
 
 
 def _joined(parts: Iterable[range]) -> Numbers:
-    """Join ranges of consecutive numbers that continue each other."""
+    """Join ranges that continue each other."""
     joined: list[range] = []
     for part in parts:
         if joined and joined[-1].stop == part.start:
@@ -194,19 +196,19 @@ def _joined(parts: Iterable[range]) -> Numbers:
 
 
 def _cut(numbers: Numbers, sizes: Iterable[int]) -> list[Numbers]:
-    """Cut numbers into parts of some sizes, and what is left of them.
+    """Cut numbers into parts of some sizes, and a last part of the remaining numbers.
 
     >>> _cut((range(0, 3), range(7, 9)), [2, 2])
     [(range(0, 2),), (range(2, 3), range(7, 8)), (range(8, 9),)]
     """
-    # `rest` is what is left of the range that the last cut went through
+    # `rest` is the remainder of the range that was cut last
     parts, rest = iter(numbers), range(0)
 
     def take(size: int) -> Iterator[range]:
         nonlocal rest
         while size and (rest := rest or next(parts, range(0))):
-            taken, rest = rest[:size], rest[size:]
-            size -= len(taken)
-            yield taken
+            part, rest = rest[:size], rest[size:]
+            size -= len(part)
+            yield part
 
     return [*(tuple(take(size)) for size in sizes), tuple(part for part in (rest, *parts) if part)]
