@@ -1,29 +1,32 @@
 """Facts about a wrapped sampler that sharding needs and annbatch's interface doesn't expose.
 
-A sampler of a user's own states them in attributes of these names, as far as it has them:
+A custom sampler provides them as attributes with these names, each of which is optional:
 
 ===========================  ==========================================================================================
 ``chunk_size``               number of consecutive rows that it reads at a time
-``n_draws(n_rows)``          number of samples that it draws with replacement from ``n_rows`` rows; None without
-``set_draws(n_draws)``       makes it draw ``n_draws`` samples: a rank's part of the samples of the job
-``localize(rows, n_obs)``    narrows values that it holds for each of the ``n_obs`` rows to the rows of a shard
-``settings()``               dict of the settings that its batches follow from, if it holds more than those
+``n_draws(n_rows)``          number of samples with replacement from ``n_rows`` rows; None without replacement
+``set_draws(n_draws)``       set the number of samples, to a rank's part of the samples of the job
+``localize(rows, n_obs)``    select the values of a shard's rows, if it holds a value for each of the ``n_obs`` rows
+``settings()``               return a dict of the attributes that determine the batches (default: all attributes)
 ===========================  ==========================================================================================
 
-annbatch's own samplers are known here by private names: tests/test_wrapped.py fails if annbatch changes one.
+For annbatch's own samplers, this module uses private names; tests/test_wrapped.py fails if annbatch changes one.
 
 A private copy
-    Pickle asks each object what it consists of, and the copy is made of copies of these parts, but for four things:
+    A pickler visits each object that a sampler consists of, and the copy is built from copies of these parts, with four
+    exceptions:
 
-    1. Arrays of at least ``SHARED_BYTES`` (labels of 10^8 rows, say) are shared, and numpy's are read-only in the copy.
-    2. If a new generator is given, it replaces those of the sampler, so that no pass repeats the order of another.
-    3. A sampler consists of its attributes, also if it forbids copies.
+    1. Arrays of at least ``SHARED_BYTES``, such as the labels of 10^8 rows, are shared. NumPy's arrays are read-only in
+       the copy.
+    2. A new generator, if there is one, replaces the sampler's generators, so that no two passes have the same order.
+    3. A sampler is copied by its attributes, even if it forbids copies.
     4. Objects that can't be pickled, such as locks and open files, are shared.
 
 A description
-    JSON that is equal for samplers with equal settings, in any process. Generators and the mask are left out: the
-    wrapper has those. It goes into states and to other ranks, so it shows the numbers that annbatch's samplers and this
-    package's shardings are set to; all other values, which can be a password or a token, are in it as a digest only.
+    JSON that is equal for samplers with equal settings, in any process. It leaves out generators and the mask, which
+    the wrapper holds. Since it is part of states and is sent to other ranks, it shows only the numeric settings of
+    annbatch's samplers and this package's shardings. Other values, which could be a password or a token, are part of a
+    digest.
 """
 
 from __future__ import annotations
@@ -51,10 +54,10 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 from annbatch_distributed.rows import Rows
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
 
-#: Arrays of this many bytes and more are shared, not copied.
+#: Smallest size of an array that is shared instead of copied, in bytes.
 SHARED_BYTES = 1 << 20
 
-# Types whose objects pickle writes without asking them; all others are looked at first.
+# Types whose objects are pickled without visiting them
 _PLAIN = frozenset(
     {bool, bytearray, bytes, dict, float, frozenset, int, list, pickle.PickleBuffer, set, str, tuple, type(None)}
 )
@@ -62,29 +65,29 @@ _PANDAS = (pd.DataFrame, pd.Series, pd.Index, pd.api.extensions.ExtensionArray)
 
 
 def private_copy[S: Sampler](sampler: S, rng: np.random.Generator | None = None) -> S:
-    """Return a copy of a sampler, for one pass or to be kept. The sampler stays as it is.
+    """Return a copy of a sampler, which isn't changed.
 
-    ``rng`` takes the place of the sampler's own generator in the copy, under every name; each other generator is
-    replaced by one spawned from ``rng``. None copies all generators.
+    In the copy, ``rng`` replaces the sampler's own generator, under every name. Each further generator is replaced by a
+    generator spawned from ``rng``. None copies all generators.
     """
     duplicate: S = _copied(sampler, rng).duplicate
     return duplicate
 
 
 def first_generator(sampler: Sampler) -> np.random.Generator | None:
-    """Return the generator that a sampler's randomness comes from: its ``rng``, or else the first in an attribute."""
+    """Return a sampler's ``rng``, or else the first generator in its attributes; None if it has none."""
     if sampler.rng is not None:
         return sampler.rng
     return next((thing for thing in _copied(sampler).visited.values() if isinstance(thing, np.random.Generator)), None)
 
 
 def samplers_in(sampler: Sampler) -> list[Sampler]:
-    """Return a sampler and all samplers in its attributes, however deep."""
+    """Return a sampler and all samplers in its attributes, at any depth."""
     return [thing for thing in _copied(sampler).visited.values() if isinstance(thing, Sampler)]
 
 
 def make_numbers_ints(sampler: Sampler) -> None:
-    """Replace numpy's integers in a private copy by Python's: JSON has no others, and sums of numpy's can overflow."""
+    """Convert NumPy's integers in a private copy to Python's, which JSON can hold and which don't overflow."""
     for part in samplers_in(sampler):
         for name, value in getattr(part, "__dict__", {}).items():
             if isinstance(value, np.integer):
@@ -92,7 +95,7 @@ def make_numbers_ints(sampler: Sampler) -> None:
 
 
 def attributes(thing: object) -> dict[str, Any]:
-    """Return the attributes of an object itself, not of its class, slots included."""
+    """Return the attributes of an object, including its slots, but without those of its class."""
     state: Any = object.__getstate__(thing)
     # the instance's dict, or a pair of it and the slots; either can be None
     in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
@@ -100,28 +103,28 @@ def attributes(thing: object) -> dict[str, Any]:
 
 
 def _copied(sampler: Sampler, rng: np.random.Generator | None = None) -> _Copier:
-    """Return what has copied a sampler, and knows what it has visited."""
+    """Return a copier that has copied a sampler, with all objects that it visited."""
     try:
         return _Copier(sampler, rng)
-    except Exception:  # noqa: BLE001 an object that says wrongly how to make it anew may raise anything
+    except Exception:  # noqa: BLE001 an object with a wrong __reduce__ may raise anything
         return _Copier(sampler, rng, is_careful=True)
 
 
 class _Copier(pickle.Pickler):
-    """Copies a sampler by a pickle of it, which visits every object in it once.
+    """Pickler that copies a sampler, and visits every object in it once.
 
-    If ``is_careful``, it copies samplers, containers and numpy's objects only, and shares all others.
+    If ``is_careful``, it copies only samplers, containers and NumPy's objects, and shares all other objects.
     """
 
     def __init__(self, sampler: Sampler, rng: np.random.Generator | None, *, is_careful: bool = False) -> None:
         file = BytesIO()
         super().__init__(file, protocol=5)
         self._own_rng, self._rng, self._is_careful = sampler.rng, rng, is_careful
-        #: Objects by their ids; as long as they are here, no other object gets the id.
+        #: Objects by their ids. They are kept here so that no other object gets the same id.
         self.visited: dict[int, Any] = {}
-        #: Objects that the copy has instead of others, by the ids of the others.
+        #: Objects that replace others in the copy, by the ids of the replaced objects.
         self.substitutes: dict[int, Any] = {}
-        #: What objects consist of, as they say to pickle, by their ids.
+        #: Results of ``__reduce_ex__`` of objects, by their ids.
         self._parts: dict[int, Any] = {}
         self.dump(sampler)
         file.seek(0)
@@ -130,7 +133,7 @@ class _Copier(pickle.Pickler):
         self.duplicate: Any = unpickler.load()
 
     def persistent_id(self, thing: object) -> int | None:
-        """Return the id of an object that the copy has a substitute for; None for one to be copied."""
+        """Return the id of an object with a substitute; None if the object is to be copied."""
         if type(thing) in _PLAIN:
             return None
         key = id(thing)
@@ -140,13 +143,13 @@ class _Copier(pickle.Pickler):
         return key if key in self.substitutes else None
 
     def reducer_override(self, thing: object) -> Any:  # noqa: ANN401 pickle's form, of many lengths
-        """Return what an object consists of: of a sampler its attributes, whatever it says about copies."""
+        """Return the parts of an object; of a sampler, its attributes, even if it defines ``__reduce__``."""
         if isinstance(thing, Sampler):
             return object.__new__, (type(thing),), attributes(thing), None, None, _set_attributes
         return self._parts.pop(id(thing), NotImplemented)
 
     def _visit(self, key: int, thing: object) -> None:
-        """Note the substitute of an object, or what it consists of."""
+        """Store the substitute of an object, or its parts."""
         if isinstance(thing, Sampler):
             return
         if isinstance(thing, np.random.Generator) and self._rng is not None:
@@ -157,20 +160,20 @@ class _Copier(pickle.Pickler):
             self.substitutes[key] = _shared(thing)
             return
         if isinstance(thing, _PANDAS):
-            self.substitutes[key] = thing.copy()  # several times as fast as a pickle of it
+            self.substitutes[key] = thing.copy()  # several times faster than pickling
             return
         try:
             parts = thing.__reduce_ex__(5)
-        except Exception:  # noqa: BLE001 a lock, a file, a function, a module: whatever is there once only
+        except Exception:  # noqa: BLE001 a lock, a file, a module, or another object that can't be copied
             parts = ""
-        if isinstance(parts, str):  # pickle would look it up by this name
+        if isinstance(parts, str):  # a global name: there is only one such object
             self.substitutes[key] = thing
         else:
             self._parts[key] = parts
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what a copier has written."""
+    """Unpickler of the objects that a copier has pickled."""
 
     substitutes: dict[int, Any]
 
@@ -180,13 +183,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _set_attributes(thing: object, named: dict[str, Any]) -> None:
-    """Set attributes, also where the class forbids it."""
+    """Set attributes, even if the class forbids it."""
     for name, value in named.items():
         object.__setattr__(thing, name, value)
 
 
 def _shared(thing: object) -> object:
-    """Return an object for the copy to share, so that the copy can't write into it where that is possible."""
+    """Return an object for the copy to share, read-only if possible."""
     match thing:
         case np.ndarray():
             view = thing.view()
@@ -199,20 +202,20 @@ def _shared(thing: object) -> object:
 
 
 def _n_bytes(thing: object) -> int:
-    """Return the size of an array of any library: numpy's, pandas', torch's and zarr's have ``nbytes``. Else 0."""
+    """Return the size in bytes of an array of any library with ``nbytes`` (NumPy, pandas, PyTorch, zarr); else 0."""
     if isinstance(thing, pd.DataFrame):
-        return int(thing.size) * 8  # about, and at once
+        return int(thing.size) * 8  # a quick estimate
     try:
         n_bytes = getattr(thing, "nbytes", 0)
-    except Exception:  # noqa: BLE001 an array of a file that is closed can't tell, whatever its library raises
+    except Exception:  # noqa: BLE001 an array of a closed file may raise anything
         return 0
     return n_bytes if isinstance(n_bytes, int) else 0
 
 
 _SIZES = ("_batch_size", "_chunk_size", "_preload_nchunks", "_drop_last")
 
-#: For each of annbatch's types, the attributes that hold arguments of its constructor, but for mask, rng, classes and
-#: class_weights. They are listed so that saved states stay valid if a later annbatch adds an attribute.
+#: For each of annbatch's types, the attributes that hold arguments of its constructor, except mask, rng, classes and
+#: class_weights. They are listed so that saved states stay valid if a later version of annbatch adds an attribute.
 SETTINGS: dict[type[Sampler], tuple[str, ...]] = {
     RandomSampler: (*_SIZES, "_num_samples", "_replacement"),
     SequentialSampler: _SIZES,
@@ -223,13 +226,13 @@ _ANNBATCHS = (RandomSampler, SequentialSampler, ClassSampler)
 
 
 def _method(sampler: Sampler, name: str) -> Callable[..., Any] | None:
-    """Return a method that a sampler has for this package; None if it has none."""
+    """Return a method of a custom sampler; None if it doesn't have this method."""
     method = getattr(sampler, name, None)
     return method if callable(method) else None
 
 
 def is_annbatchs_own(sampler: Sampler) -> bool:
-    """True for annbatch's own samplers, whose load requests are right; those of subclasses may not be."""
+    """Return True for annbatch's own samplers, whose load requests are valid; those of subclasses may not be."""
     return type(sampler) in SETTINGS
 
 
@@ -249,7 +252,7 @@ def rows_per_request(sampler: Sampler) -> int | None:
 
 
 def n_draws(sampler: Sampler, n_rows: int) -> int | None:
-    """Return the number of samples that a sampler draws with replacement from some rows; None if it doesn't draw.
+    """Return the number of samples with replacement that a sampler takes from some rows; None without replacement.
 
     >>> n_draws(RandomSampler(64, 32, 256, replacement=True), 20_000)
     20000
@@ -257,24 +260,24 @@ def n_draws(sampler: Sampler, n_rows: int) -> int | None:
     True
     """
     if method := _method(sampler, "n_draws"):
-        drawn: int | None = method(n_rows)
-        return drawn
+        number: int | None = method(n_rows)
+        return number
     if isinstance(sampler, ClassSampler):
-        drawn = sampler._num_samples
+        number = sampler._num_samples
     elif isinstance(sampler, RandomSampler) and sampler._replacement:
-        drawn = sampler._num_samples or n_rows
+        number = sampler._num_samples or n_rows
     else:
         return None
-    return drawn // sampler.batch_size * sampler.batch_size if sampler._drop_last else drawn
+    return number // sampler.batch_size * sampler.batch_size if sampler._drop_last else number
 
 
 def can_set_draws(sampler: Sampler) -> bool:
-    """True if the number of samples that a sampler draws can be set."""
+    """Return True if a sampler's number of samples can be set."""
     return isinstance(sampler, ClassSampler | RandomSampler) or _method(sampler, "set_draws") is not None
 
 
 def set_draws(sampler: Sampler, n_draws: int) -> None:
-    """Set the number of samples that a private copy of a sampler draws in a pass."""
+    """Set the number of samples of a private copy of a sampler."""
     if method := _method(sampler, "set_draws"):
         method(n_draws)
     else:
@@ -283,20 +286,20 @@ def set_draws(sampler: Sampler, n_draws: int) -> None:
 
 
 def reads_every_row(sampler: Sampler) -> bool:
-    """True if a sampler reads each of its rows once, rather than drawing some of them."""
+    """Return True if a sampler reads each of its rows once, rather than a sample of them."""
     has_fixed_number = isinstance(sampler, RandomSampler) and sampler._num_samples is not None
     return not has_fixed_number and n_draws(sampler, 1) is None
 
 
 def is_random(sampler: Sampler) -> bool:
-    """True if a sampler's order may follow from a generator: it holds one, or leaves shuffling to others."""
-    if isinstance(sampler, SequentialSampler):  # it holds a generator all the same
+    """Return True if a sampler's order may depend on a generator: it holds one, or ``shuffle`` is True."""
+    if isinstance(sampler, SequentialSampler):  # it holds a generator that it may not use
         return sampler.shuffle
     return first_generator(sampler) is not None or bool(sampler.shuffle)
 
 
 def drawable_classes(sampler: Sampler) -> frozenset[str] | None:
-    """Return the classes that a class sampler can draw from its rows; None for other samplers."""
+    """Return the classes that a class sampler can sample from; None for other samplers."""
     if not isinstance(sampler, ClassSampler):
         return None
     runs = sampler._rle_manager
@@ -304,12 +307,12 @@ def drawable_classes(sampler: Sampler) -> frozenset[str] | None:
 
 
 def needs_global_rows(sampler: Sampler) -> bool:
-    """True if a sampler holds a value for each row, so that it matters which rows a shard has, not only how many."""
+    """Return True if a sampler holds a value for each row, so that its batches depend on the rows of a shard."""
     return isinstance(sampler, ClassSampler) or _method(sampler, "localize") is not None
 
 
 def localize(sampler: Sampler, rows: Rows, n_obs: int) -> None:
-    """Make a private copy of a sampler run on the local rows of a shard, and take ``len(rows)`` for ``n_obs``.
+    """Prepare a private copy of a sampler to run on the local rows of a shard, with ``len(rows)`` as ``n_obs``.
 
     A ValueError if it can't run on these rows; a TypeError if its mask can't be assigned.
     """
@@ -319,29 +322,30 @@ def localize(sampler: Sampler, rows: Rows, n_obs: int) -> None:
         sampler.validate(n_obs)  # one label per row of the collection
         sampler._num_open_passes = 0  # the original may have been copied with one open
         labels: pd.Categorical = sampler._rle_manager._classes
-        # a ClassSampler of the shard's labels, in the categories of all: a class that the shard lacks keeps its number
+        # a ClassSampler of the shard's labels, with the categories of all labels: a class keeps its code even if the
+        # shard lacks others
         codes = rows.take(labels.codes)
         sampler._n_obs = len(codes)
         sampler._rle_manager._classes = pd.Categorical.from_codes(codes, dtype=labels.dtype)
-        sampler.mask = slice(0, len(codes))  # looks for the runs of each class again
+        sampler.mask = slice(0, len(codes))  # updates the runs of each class
     else:
-        mask: object = sampler.mask  # which a user's sampler may have of any type
+        mask: object = sampler.mask  # may have any type in a custom sampler
         if mask is None or (isinstance(mask, slice) and mask == slice(0, None)):
             return
         try:
             sampler.mask = slice(0, None)
         except AttributeError as error:
             raise TypeError(
-                f"{type(sampler).__name__} has the mask {sampler.mask}, which can't be assigned. To run on a rank's "
-                "rows it must take another one; give it a setter for mask."
+                f"{type(sampler).__name__}.mask must be assignable, so that it can run on a rank's rows, but it is "
+                f"{sampler.mask} and has no setter. Add a setter for mask."
             ) from error
 
 
 def settings(sampler: Sampler) -> dict[str, Any]:
-    """Return what a sampler's batches follow from, by name.
+    """Return the settings that determine a sampler's batches, by name.
 
-    Of annbatch's own samplers these are the arguments of the constructor, of others all attributes, unless they have a
-    method ``settings``.
+    They are the constructor's arguments for annbatch's own samplers, and the result of ``settings()`` or else all
+    attributes for custom samplers.
     """
     if method := _method(sampler, "settings"):
         named: dict[str, Any] = method()
@@ -350,21 +354,21 @@ def settings(sampler: Sampler) -> dict[str, Any]:
     named = attributes(sampler) if names is None else {name: getattr(sampler, name) for name in names}
     if not isinstance(sampler, ClassSampler):
         return named
-    # without what follows from labels, weights and mask, and what counts passes
+    # without attributes that are derived from labels, weights and mask, and without the counter of passes
     named = {name: value for name, value in named.items() if name not in ("_rle_manager", "_num_open_passes")}
     return named | {"classes": sampler._rle_manager._classes, "class_weights": sampler._rle_manager._weights}
 
 
-#: Types whose settings a description shows, with their names there. Subclasses of them may hold anything.
+#: Types whose settings a description shows, with their names in it. Subclasses aren't included: they may hold anything.
 _SHOWN: dict[type, str] = {
     **{kind: f"annbatch.samplers.{kind.__name__}" for kind in SETTINGS},
     **{kind: kind.__name__ for kind in (Contiguous, Independent, Shuffled)},
 }
-# Types of values that repr() writes out in full, the same in every process.
+# Types of values whose repr() is complete, and the same in every process.
 _NUMBERS = (bool, complex, float, int, Decimal, Fraction)
 _VALUES = (*_NUMBERS, bytearray, bytes, range, slice, str, type(None), np.dtype, dt.date, dt.time, dt.timedelta)
 
-# Modules whose objects, such as locks and loggers, hold what differs from process to process.
+# Modules whose objects, such as locks and loggers, have attributes that differ between processes.
 _OPAQUE = frozenset(sys.stdlib_module_names) - {"collections", "functools"}
 
 
@@ -396,21 +400,21 @@ def description(thing: object) -> dict[str, Any]:
 
 def _full_name(thing: Any) -> str:  # noqa: ANN401 a function or a class
     """Return the module and the name of a function or a class."""
-    # a spawned process imports the script again, under another name
+    # a spawned process imports the main script under a different name
     module = "__main__" if thing.__module__ == "__mp_main__" else thing.__module__
     return f"{module}.{thing.__qualname__}"
 
 
 def _digest(data: str | memoryview) -> str:
     """Return 32 hexadecimal digits that differ for different data."""
-    # the name of a file can hold surrogates
+    # file names can contain surrogates
     encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     return blake2b(encoded, digest_size=16).hexdigest()
 
 
 def _text(thing: Any, within: tuple[int, ...] = ()) -> str:  # noqa: ANN401 anything
-    """Return a string that differs for different things; ``within`` are the ids of what the thing is in."""
-    if id(thing) in within:  # a list that is in itself, say
+    """Return a string that differs for different objects; ``within`` holds the ids of the containers around them."""
+    if id(thing) in within:  # a list that contains itself, for example
         return "..."
     match thing:
         case np.generic():
@@ -429,7 +433,7 @@ def _text(thing: Any, within: tuple[int, ...] = ()) -> str:  # noqa: ANN401 anyt
 
 
 def _parts(thing: Any) -> Iterable[Any]:  # noqa: ANN401, PLR0911 anything, and a return for each kind of it
-    """Return what an object consists of, as far as that counts."""
+    """Return the relevant parts of an object."""
     match thing:
         case list() | tuple() | set() | frozenset() | deque():
             return thing
@@ -451,7 +455,7 @@ def _parts(thing: Any) -> Iterable[Any]:  # noqa: ANN401, PLR0911 anything, and 
             return [*thing.items(), thing.index]
         case pd.Categorical():
             return [thing.codes, *thing.categories]
-        case _ if hasattr(thing, "__array__"):  # pandas', torch's and jax's
+        case _ if hasattr(thing, "__array__"):  # of pandas, PyTorch or JAX
             return [np.asarray(thing)]
         case _ if type(thing).__module__.partition(".")[0] in _OPAQUE:
             return []
@@ -459,10 +463,10 @@ def _parts(thing: Any) -> Iterable[Any]:  # noqa: ANN401, PLR0911 anything, and 
 
 
 def _named_parts(thing: object) -> Iterator[tuple[str, Any]]:
-    """Yield what counts of a sampler or another object, by name, in the order of the names."""
+    """Yield the relevant attributes of an object, sorted by name."""
     parts = settings(thing) if isinstance(thing, Sampler) else attributes(thing)
     for name, value in sorted(parts.items()):
-        # the wrapper has a mask and a generator instead
+        # the wrapper holds the mask and the generator
         is_replaced = isinstance(thing, Sampler) and name in ("_mask", "_rng")
         if not is_replaced and not isinstance(value, np.random.Generator):
             yield name.lstrip("_"), value
