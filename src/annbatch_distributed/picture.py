@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -22,8 +21,10 @@ from annbatch_distributed.rows import Int64Array, Rows
 
 type Floats = npt.NDArray[np.floating[Any]]
 
+#: Colors of ranks, in turns, so that neighbors differ.
+_RANKS = "#3a86c8", "#e69f00", "#1fa187"
 #: Colors of dropped rows and of masked rows; no rank has these colors.
-_DROPPED, _OUTSIDE = "#d55e00", "#c8c8c8"
+_DROPPED, _OUTSIDE = "#cc3311", "#c8c8c8"
 
 #: Number of points along the rows.
 _BINS = 1000
@@ -107,12 +108,10 @@ def _draw_plan(plan: EpochPlan, axes: Axes) -> None:
     if _is_masked(plan):
         outside = _points(to_rgb(_OUTSIDE), 1 - density(plan.window, n_obs, n_bins))
         _paint(axes, outside[np.newaxis], (0, n_obs, bottom, -0.5))
-    # (n_ranks, RGBA), from dark violet to green: yellow, the end of the color map, is too close to white
-    colors = colormaps["viridis"](np.linspace(0, 0.8, n_ranks))
     lanes = np.empty((n_ranks, n_bins, 4))
     for rank in range(n_ranks):
         shard = plan.shard(rank)
-        lanes[rank] = _points(colors[rank, :3], density(shard.rows, n_obs, n_bins))
+        lanes[rank] = _points(to_rgb(_RANKS[rank % len(_RANKS)]), density(shard.rows, n_obs, n_bins))
         if plan.n_repeated:
             _hatch(axes, rank, density(shard.repeated, n_obs, n_bins) > 0, n_obs)
     _paint(axes, lanes, (0, n_obs, n_ranks - 0.5, -0.5))
