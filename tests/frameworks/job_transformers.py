@@ -1,4 +1,4 @@
-"""One rank of a page's training by Hugging Face's Trainer: ``job_transformers SCRIPT COLLECTION FOLDER [CHECKPOINT]``.
+"""One rank of the example of Hugging Face's Trainer: ``job_transformers SCRIPT COLLECTION FOLDER [CHECKPOINT]``.
 
 In the folder are checkpoints, and the files that `logging_rows` writes.
 """

@@ -1,9 +1,8 @@
-"""The page about Hugging Face's Trainer: a job that is resumed and one that ran through, and its evaluation."""
+"""The example of Hugging Face's Trainer: a job that is resumed, one that runs through, and its evaluation."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-SCRIPTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks/hugging-face.md").read_text(), re.DOTALL)
+SCRIPT = ROOT / "examples/transformers_trainer.py"
 #: Evaluates 101 cells, of which each has its number as its loss, by the page's trainer and by that of Hugging Face.
 EVALUATION = """
 import anndata as ad
@@ -64,12 +63,10 @@ N_BATCHES = 39  # of each rank in an epoch: 20 steps of two, or of one that is l
 
 
 def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(cells: Path, tmp_path: Path) -> None:
-    script, _ = SCRIPTS
-    (tmp_path / "train.py").write_text(script)
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     for folder, checkpoint in ((whole, []), (rest, [whole / "checkpoint-25"])):
         folder.mkdir()
-        job = "-m", "tests.frameworks.job_transformers", tmp_path / "train.py", cells, folder
+        job = "-m", "tests.frameworks.job_transformers", SCRIPT, cells, folder
         run(*forked_ranks(*job, *checkpoint, ranks=2))
 
     for epoch in range(3):
@@ -84,8 +81,7 @@ def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(cells
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_evaluation_counts_each_cell_once(ranks: int, tmp_path: Path) -> None:
     """Stock evaluation, which can't, is an error but where all batches are full."""
-    script, evaluating = SCRIPTS
-    (tmp_path / "evaluate.py").write_text(script.partition("if __name__")[0] + evaluating + EVALUATION)
+    (tmp_path / "evaluate.py").write_text(SCRIPT.read_text().partition("if __name__")[0] + EVALUATION)
     first, *_ = run(*forked_ranks(tmp_path / "evaluate.py", ranks=ranks))
     said = json.loads(first.stdout.splitlines()[-1])
     assert said["page"] == pytest.approx(50)
