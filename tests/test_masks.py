@@ -26,7 +26,7 @@ def test_a_mask_selects_the_rows_of_the_collection_that_it_would_select_of_an_ar
     window = resolved.window(N_OBS)
     assert list(window) == selected(mask, N_OBS)
     assert window == Rows.of(selected(mask, N_OBS))
-    assert resolve_mask(resolved.given()).window(N_OBS) == window
+    assert resolve_mask(resolved.to_argument()).window(N_OBS) == window
 
 
 @given(st.lists(st.booleans(), min_size=60, max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
@@ -85,7 +85,7 @@ def test_a_mask_is_given_back_as_slices_or_rows_with_what_was_left_open_filled_i
     mask: Any, given_back: Any, rows: str
 ) -> None:
     resolved = resolve_mask(mask)
-    assert resolved.given() == given_back
+    assert resolved.to_argument() == given_back
     assert str(resolved.window(N_OBS)) == rows
     assert resolved.is_open == (str(resolved.window(2 * N_OBS)) != rows)
 
@@ -111,9 +111,9 @@ def test_all_that_is_open_is_the_other_mask_itself() -> None:
     within = resolve_mask([slice(0, 20), slice(40, None)])
     for everything in (slice(None), slice(0, None), [slice(None, None, 1)], slice(np.int64(0), None)):
         assert resolve_mask(everything, within=within) is within
-    assert resolve_mask(slice(50, None), within=within).given() == slice(50, None)
+    assert resolve_mask(slice(50, None), within=within).to_argument() == slice(50, None)
     narrow = resolve_mask(slice(10, 60))
-    assert [resolve_mask(part, within=narrow).given() for part in (slice(30), slice(30, None))] == [
+    assert [resolve_mask(part, within=narrow).to_argument() for part in (slice(30), slice(30, None))] == [
         slice(10, 30),
         slice(30, 60),
     ]

@@ -120,7 +120,7 @@ class Mask:
             )
         return Rows.of_bounds(self.rows.starts, np.minimum(self.rows.stops, n_obs)) if self.is_open else self.rows
 
-    def given(self) -> slice | list[slice] | Rows:
+    def to_argument(self) -> slice | list[slice] | Rows:
         """Return the mask in a form that a user may pass."""
         slices = self._slices(len(self.rows.starts)) if self.is_slices else []
         return self.rows if not slices else slices[0] if len(slices) == 1 else slices
@@ -194,13 +194,13 @@ def resolve_mask(mask: AnyMask, within: Mask = ALL) -> Mask:
     A TypeError if it isn't a mask; a ValueError if it selects no row, a row twice, rows that no collection has, or rows
     outside of ``within``.
 
-    >>> resolve_mask(slice(16_000)).given()
+    >>> resolve_mask(slice(16_000)).to_argument()
     slice(0, 16000, None)
-    >>> resolve_mask([slice(4_000, None), slice(0, 2_000)]).given()
+    >>> resolve_mask([slice(4_000, None), slice(0, 2_000)]).to_argument()
     [slice(0, 2000, None), slice(4000, None, None)]
     >>> resolve_mask(np.array([True, False, True])).rows
     Rows(0:1, 2:3)
-    >>> resolve_mask(slice(4_000, None), within=resolve_mask(slice(0, 8_000))).given()
+    >>> resolve_mask(slice(4_000, None), within=resolve_mask(slice(0, 8_000))).to_argument()
     slice(4000, 8000, None)
     """
     parts = mask if isinstance(mask, list | tuple) else [mask]

@@ -80,7 +80,7 @@ class Shard:
 
     @property
     def repeated(self) -> Rows:
-        """Repeated rows under ``remainder="pad"``, which are also a rank's own rows; else empty."""
+        """Repeated rows, under ``remainder="pad"``; otherwise empty."""
         return self.rows.cut(self.n_own, len(self))
 
 
@@ -346,10 +346,11 @@ class EpochPlan:
 
     @property
     def rows_in_memory(self) -> int | None:
-        """Largest number of rows that a rank's loader holds, over all virtual ranks that it runs.
+        """Largest number of rows that a rank's loader holds.
 
-        Reading takes about the same amount of memory again. None if the size of a load request is unknown, or if short
-        gaps between selected rows, or between the cells of sets, are read as well.
+        With virtual ranks, it counts all that the rank runs. Reading takes about the same amount of memory again. None
+        if the size of a load request is unknown, or if short gaps between selected rows, or between the cells of sets,
+        are read as well.
         """
         if self.rows_per_request is None or not self.window.is_stretch or self.sets is not None:
             return None
@@ -358,7 +359,7 @@ class EpochPlan:
         return min(self.rows_per_request, max(self.sizes)) * n_own
 
     def composition(self, labels: npt.ArrayLike | pd.Series[Any] | pd.Categorical | None = None) -> pd.DataFrame:
-        """Count the rows of each label on every rank, and compare ranks with all selected rows.
+        """Count the rows of each label on every rank.
 
         Parameters
         ----------

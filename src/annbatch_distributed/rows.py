@@ -38,9 +38,10 @@ def plural(number: int, noun: str) -> str:
 
 
 def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
-    """Return an integer of any type as Python's. ``name`` is its name in messages.
+    """Return an integer of any type as Python's.
 
-    A TypeError if it isn't an integer, or is a bool; a ValueError if it isn't within ``[least, below)``.
+    ``name`` is its name in messages. A TypeError if it isn't an integer, or is a bool; a ValueError if it isn't within
+    ``[least, below)``.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}.")

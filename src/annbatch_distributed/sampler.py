@@ -244,9 +244,10 @@ class DistributedSampler(Sampler):
 
     @property
     def batch_size(self) -> int | None:
-        """Number of rows of a full batch; None if the wrapped sampler has no batch size.
+        """Number of rows of a full batch of this rank.
 
-        With virtual ranks, it is the number of rows of the joined batch of all virtual ranks that this rank runs.
+        With virtual ranks, it is the sum over the virtual ranks that this rank runs. It is None if the wrapped sampler
+        has no batch size.
         """
         size = self._config.batch_size
         if size is None or self._virtual_ranks is None:  # a deferred rank may not be known yet
@@ -255,12 +256,12 @@ class DistributedSampler(Sampler):
 
     @property
     def virtual_ranks(self) -> int | None:
-        """Number of virtual ranks; None if rows are sharded across the ranks themselves."""
+        """Number of virtual ranks; None if they are not used."""
         return self._virtual_ranks
 
     @property
     def remainder(self) -> Remainder:
-        """The policy for rows that don't divide evenly."""
+        """Policy for the rows that don't divide evenly."""
         return self._config.remainder
 
     @property
@@ -270,12 +271,13 @@ class DistributedSampler(Sampler):
 
     @property  # type: ignore[override]  # annbatch's samplers know single slices only
     def mask(self) -> slice | list[slice] | Rows:
-        """Rows that are sharded: a slice, a list of slices in ascending order, or :class:`Rows`.
+        """Rows that are sharded.
 
-        A new mask can have any form that the argument ``mask`` accepts; ``slice(0, None)`` stands for all rows of the
-        wrapped sampler's own mask. It takes effect with the next iteration, which reads all of its rows.
+        The value is a slice, a list of slices in ascending order, or :class:`Rows`. A new mask can have any form that
+        the argument ``mask`` accepts; ``slice(0, None)`` stands for all rows of the wrapped sampler's own mask. It
+        takes effect with the next iteration, which reads all of its rows.
         """
-        return self._config.mask.given()
+        return self._config.mask.to_argument()
 
     @mask.setter
     def mask(self, value: AnyMask) -> None:
@@ -289,7 +291,7 @@ class DistributedSampler(Sampler):
 
     @property
     def rng(self) -> np.random.Generator:
-        """Generator of the order, made from the seed or copied from the wrapped sampler.
+        """Generator of the order, from the seed or from the wrapped sampler.
 
         Using it does not change any iteration. Assigning a different generator restarts the epoch with a new order.
         The rows of a rank stay the same: under ``"shuffled"``, blocks are assigned by the seed.
@@ -303,20 +305,21 @@ class DistributedSampler(Sampler):
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next iteration: 0 until :meth:`set_epoch` or :meth:`load_state_dict` changes it."""
+        """Epoch of the next iteration; 0 at first."""
         return self._position.epoch
 
     @property
     def next_epoch(self) -> int:
-        """Epoch to start or resume: the current one, or the one after it if the current one is finished.
+        """Epoch to start or resume.
 
-        Use it after loading a state: ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
+        It is the current epoch, or the next one if the current epoch is finished. After loading a state, use it as
+        ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
         return self._position.epoch + self._position.finished
 
     @property
     def batches_done(self) -> int:
-        """Number of batches of the epoch that every rank has done already: 0 unless an epoch is resumed."""
+        """Number of batches that were done before a resume; else 0."""
         return self._begins_at.done
 
     @property
@@ -433,8 +436,8 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        Two ranks save a state after 2 of their 6 batches. Each of three ranks resumes with a third of the 8 remaining
-        batches; 2 of them don't divide evenly and are dropped:
+        Two ranks save a state after 2 of their 6 batches. Of the 8 remaining batches, each of three ranks reads 2, and
+        2 are dropped:
 
         >>> wrapped = SequentialSampler(2, 1, 2)
         >>> state = DistributedSampler(wrapped, dist_info=Rank(0, 2)).state_dict(batches_done=2)
@@ -488,7 +491,7 @@ class DistributedSampler(Sampler):
         self.reshard_at(self.state_at(batches_done, {}), dist_info)
 
     def plan(self, n_obs: int) -> EpochPlan:
-        """Return the rows and batches of every rank in this epoch. Reads no data.
+        """Return the rows and batches of every rank, without reading data.
 
         Parameters
         ----------
@@ -561,7 +564,7 @@ class DistributedSampler(Sampler):
     def rows_of(
         self, n_obs: int, steps: StepSelection, ranks: int | Sequence[int] | None = None, epoch: int | None = None
     ) -> pd.DataFrame:
-        """Return the rows that each rank reads in some steps of an epoch. Reads no data.
+        """Return the rows that each rank reads in some steps, without reading data.
 
         Parameters
         ----------
@@ -599,9 +602,10 @@ class DistributedSampler(Sampler):
         return self.rows_in_epoch(integer("n_obs", n_obs, least=0, below=BOUND), self._position_of(epoch), steps, ranks)
 
     def validate(self, n_obs: int) -> None:
-        """Check that every rank can run on a collection of ``n_obs`` rows in this epoch.
+        """Check that every rank can run on a collection of ``n_obs`` rows.
 
-        The result is valid for all epochs, unless a custom sampler or sharding depends on the epoch.
+        It checks the current epoch. The result is valid for all epochs, unless a custom sampler or sharding depends on
+        the epoch.
 
         Parameters
         ----------
@@ -671,7 +675,7 @@ class DistributedSampler(Sampler):
     def check_epoch_read(
         self, n_obs: int, read: Read, *, timeout: Timeout = 300.0, gather: Gather | None = None
     ) -> str:
-        """Check that all ranks together have read the planned rows in the last iteration.
+        """Check that all ranks have read the planned rows in the last iteration.
 
         Call it in every process of the job, at the end of an epoch and before ``set_epoch``.
 

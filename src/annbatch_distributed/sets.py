@@ -100,8 +100,8 @@ class Sets:
     >>> sets = Sets.from_obs(obs, by="donor", size=4, chunk=2, seed=0)
     >>> sets
     <Sets: 10 sets of 5 groups, 4 cells each>
-    >>> len(sets), sets.n_obs, sets.size, sets.labels
-    (10, 50, 4, ('a', 'b', 'c', 'd', 'e'))
+    >>> len(sets), sets.n_obs, sets.size
+    (10, 50, 4)
     """
 
     labels: tuple[str, ...]
@@ -239,8 +239,8 @@ class Sets:
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         if match is not None and (controls is None or not set(matched) <= set(columns)):
             raise ValueError(
-                f"match must name columns of by, and needs controls, got match={matched} with by={columns}"
-                f"{' and no controls' if controls is None else ''}. Pass controls=..., or leave match out."
+                f"match must name columns of by, and requires controls, got match={matched} with by={columns}"
+                f"{' and no controls' if controls is None else ''}. Name only columns of by and pass controls=..., or leave match out."
             )
         settings = {"by": columns, "match": matched, "size": size, "chunk": chunk, "tail": tail, "seed": seed}
         if not len(obs):

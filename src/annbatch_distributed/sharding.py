@@ -143,11 +143,11 @@ class Shuffled:
 
 @dataclass(frozen=True, repr=False)
 class Independent:
-    """Sharding under which every rank samples from all rows, for samplers with replacement.
+    """Sharding under which every rank samples from all rows.
 
-    The samples are divided among the ranks: the job takes the same number of samples as the wrapped sampler would take
-    on a single rank. Each rank takes its part of them, with its own generator. Class weights hold for the whole job,
-    even if rows are sorted by class.
+    It is for samplers with replacement. The samples are divided among the ranks: the job takes the same number of
+    samples as the wrapped sampler would take on a single rank. Each rank takes its part of them, with its own
+    generator. Class weights hold for the whole job, even if rows are sorted by class.
 
     How 10 samples are divided among 2 ranks with a batch size of 2 or 4::
 

@@ -39,14 +39,15 @@ type Read = Tally | Iterable[npt.ArrayLike]
 type Values = Mapping[str, int | str | None]
 
 
-#: Number of rows that are mixed together, since numpy takes as long for a few as for thousands.
+#: Number of rows that are mixed together, since NumPy takes the same time for a few as for thousands.
 _AT_ONCE = 1 << 14
 
 
 class Tally:
-    """Order-independent checksum of rows, to compare the rows read with the planned ones.
+    """Checksum of rows that doesn't depend on their order.
 
-    Two tallies are equal if their rows are equal, whatever the batches were.
+    Use it to compare the rows that were read with the planned rows. Two tallies are equal if their rows are equal,
+    whatever the batches were.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ class Tally:
     @property
     def value(self) -> int:
         """Checksum of the rows."""
-        # batches are collected until they have some thousands of rows, for which numpy takes as long as for a few
+        # batches are collected until they have some thousands of rows, which take NumPy the same time as a few
         if self._pending:
             self._value = (self._value + mixed_sum(np.concatenate(self._pending))) % 2**64
             self._pending, self._n_pending = [], 0
