@@ -26,7 +26,7 @@ def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
         for sampler in ranks:
             sampler.set_epoch(epoch)
             plan = sampler.plan(104)
-            assert all(plan.shard(rank).rows.is_stretch for rank in range(3))
+            assert all(plan.shard(rank).rows.is_contiguous for rank in range(3))
             assert set(flat(batches(sampler.sample(104)))) <= set(plan.shard(sampler.rank).rows)
         assert list(plan.dropped) == list(range(96, 104))
 

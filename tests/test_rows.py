@@ -40,7 +40,7 @@ def test_rows_are_their_ranges_in_order_joined_where_they_continue_each_other(pa
     kept = of_bounds(rows.starts, rows.stops)
     assert all(kept)
     assert all(before.stop != after.start for before, after in pairwise(kept))
-    assert rows.is_stretch == (len(kept) < 2)
+    assert rows.is_contiguous == (len(kept) < 2)
     starts, stops = np.array([(part.start, part.stop) for part in parts], dtype=np.int64).reshape(-1, 2).T
     assert Rows.of_bounds(starts, stops) == rows
 

@@ -86,7 +86,7 @@ class Lane:
             return Lane(())
         # of 10 batches, workers 0 and 1 have 0:5 and 5:10; after 3 collected in turn (0, 5, 1), worker 0 has done 2
         # and worker 1 has done 1: 2:5 and 6:10 remain
-        parts = zip(self._stretches(n_workers), range(n_workers), strict=True)
+        parts = zip(self._ranges(n_workers), range(n_workers), strict=True)
         left = [_cut(numbers, [len(range(worker, done, n_workers))])[1] for numbers, worker in parts]
         return Lane(_joined(chain.from_iterable(left)), self.last)
 
@@ -101,7 +101,7 @@ class Lane:
         number, n_workers = worker
         last = self.last if number == (len(self) - 1) % n_workers else None
         if not keeps_order:
-            return Lane(self._stretches(n_workers)[number], last)
+            return Lane(self._ranges(n_workers)[number], last)
         # every n_workers-th number over all ranges: `first` is the place of the next number, counted from the start of
         # a range. For worker 1 of 3 in 0:4 and 10:14, it is 1, then 1 - 4 = -3, and -3 mod 3 = 0: numbers 1, 10 and 13
         every, first = [], number
@@ -116,13 +116,13 @@ class Lane:
         >>> [step.number for step in Lane((range(7),)).in_turn(3)]
         [0, 3, 5, 1, 4, 6, 2]
         """
-        stretches = [chain.from_iterable(numbers) for numbers in self._stretches(n_workers)]
+        ranges = [chain.from_iterable(numbers) for numbers in self._ranges(n_workers)]
         for place in range(_n(self.numbers)):
-            yield SharedStep(next(stretches[place % n_workers]))
+            yield SharedStep(next(ranges[place % n_workers]))
         if self.last is not None:
             yield self.last
 
-    def _stretches(self, n_workers: int) -> list[Numbers]:
+    def _ranges(self, n_workers: int) -> list[Numbers]:
         """Return the whole batches of each worker, a contiguous part for each; the last step takes one turn as well."""
         n = len(self)
         # 7 batches of 3 workers: worker 0 has the turns 0 3 6, so the sizes are 3 2 2

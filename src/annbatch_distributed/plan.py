@@ -218,7 +218,7 @@ class EpochPlan:
         """Number of rows, or samples, that are divided among ranks."""
         return len(self.window) if self.n_draws is None else self.n_draws
 
-    def _stretch(self, rank: int) -> tuple[int, int, int]:
+    def _range(self, rank: int) -> tuple[int, int, int]:
         """Return the start of a rank's range in the order, the number of its own rows, and its length with repeats."""
         size = self.batch_size or 1
         rows, extra = divmod(self._n_shared, self.n_streams)
@@ -262,7 +262,7 @@ class EpochPlan:
     def _shard(self, rank: int, align: int | None) -> Shard:
         if self.n_draws is not None:  # samples are divided among ranks, and each rank samples from all rows
             return Shard(self.order, len(self.order))
-        start, n_own, length = self._stretch(rank)
+        start, n_own, length = self._range(rank)
         # repeats are the next rows in the order, which continues at the front after its end
         own, repeats = self.order.cut(start, start + n_own), self.order.cyclic(start + n_own, length - n_own)
         if align is not None:
@@ -324,7 +324,7 @@ class EpochPlan:
 
     def size(self, rank: int) -> int:
         """Return the number of rows of a rank's shard; of its samples, if the sharding is independent."""
-        return self._stretch(rank)[2]
+        return self._range(rank)[2]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -352,7 +352,7 @@ class EpochPlan:
         if the size of a load request is unknown, or if short gaps between selected rows, or between the cells of sets,
         are read as well.
         """
-        if self.rows_per_request is None or not self.window.is_stretch or self.sets is not None:
+        if self.rows_per_request is None or not self.window.is_contiguous or self.sets is not None:
             return None
         # each process runs the same number of virtual ranks
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes

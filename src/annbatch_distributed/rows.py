@@ -282,7 +282,7 @@ class Rows:
         return ", ".join(f"{start}:{stop}" for start, stop in ranges) or "none"
 
     @property
-    def is_stretch(self) -> bool:
+    def is_contiguous(self) -> bool:
         """True if these are consecutive rows, or none."""
         return len(self.starts) < 2
 

@@ -127,10 +127,10 @@ class Request(NamedTuple):
         # Ranges 4:6, 9:12 and 30:31, where the gap before 9 is read: joined ranges 4:12 and 30:31 of lengths 8 and 1.
         starts, stops = self.starts, self.stops
         is_first = np.append(True, ~are_read & (starts[1:] != stops[:-1]))  # 1 0 1
-        stretch_starts, stretch_stops = starts[is_first], stops[np.append(is_first[1:], True)]
-        lengths = stretch_stops - stretch_starts
+        range_starts, range_stops = starts[is_first], stops[np.append(is_first[1:], True)]
+        lengths = range_stops - range_starts
         # the places of the ranges in the rows that are read: 4:6 at 0, 9:12 at 5, 30:31 at 8
-        shifts = stretch_starts - (np.cumsum(lengths) - lengths)
+        shifts = range_starts - (np.cumsum(lengths) - lengths)
         first = starts - shifts[np.cumsum(is_first) - 1]
         # the places of their rows, which translate the positions of splits: 0 1 5 6 7 8
         places = expand(first, first + (stops - starts))
@@ -139,7 +139,7 @@ class Request(NamedTuple):
             are_repeats = np.zeros(lengths.sum(), dtype=np.bool_)
             are_repeats[places] = self.are_repeats
         splits = [places[split] for split in self.splits]
-        return Request(stretch_starts, stretch_stops, splits, are_repeats, self.is_narrowed, self.of_sets)
+        return Request(range_starts, range_stops, splits, are_repeats, self.is_narrowed, self.of_sets)
 
     def to_annbatch(self) -> LoadRequest:
         """Return annbatch's form of a load request, with additional keys.

@@ -45,8 +45,8 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     return json.loads(said(capsys, "plan", *arguments, "--json"))
 
 
-def rows_of(stretches: list[list[int]]) -> list[int]:
-    return [row for start, stop in stretches for row in range(start, stop)]
+def rows_of(ranges: list[list[int]]) -> list[int]:
+    return [row for start, stop in ranges for row in range(start, stop)]
 
 
 def test_a_plan_is_printed_as_python_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +68,8 @@ def test_in_json_each_row_is_in_one_shard_or_lost_and_batches_are_full(
 ) -> None:
     options = "--n-obs", 1_003, "--ranks", 3, "--remainder", remainder, "--sharding", sharding, *SMALL
     (epoch,) = planned(capsys, *options)["epochs"]
-    counts = Counter(row for shard in epoch["shards"] for row in rows_of(shard["stretches"]))
-    lost = rows_of(epoch["dropped"]["stretches"])
+    counts = Counter(row for shard in epoch["shards"] for row in rows_of(shard["ranges"]))
+    lost = rows_of(epoch["dropped"]["ranges"])
 
     assert sorted([*counts, *lost]) == list(range(1_003))
     assert (
@@ -77,15 +77,15 @@ def test_in_json_each_row_is_in_one_shard_or_lost_and_batches_are_full(
     )
     assert epoch["dropped"]["rows"] == len(lost) == (1_003 % (3 * 8) if remainder == "drop" else 0)
     for shard in epoch["shards"]:
-        assert len(rows_of(shard["stretches"])) == shard["rows"] == 8 * shard["batches"]
+        assert len(rows_of(shard["ranges"])) == shard["rows"] == 8 * shard["batches"]
 
 
 def test_rows_in_many_stretches_are_the_first_thousand(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--n-obs", 100_000, "--ranks", 2, "--sharding", "shuffled", *SMALL
     (epoch,) = planned(capsys, *options)["epochs"]
-    assert [len(shard["stretches"]) for shard in epoch["shards"]] == [1_000, 1_000]
-    assert all(shard["rows"] == 50_000 and not shard["all_stretches"] for shard in epoch["shards"])
-    assert epoch["dropped"]["all_stretches"]
+    assert [len(shard["ranges"]) for shard in epoch["shards"]] == [1_000, 1_000]
+    assert all(shard["rows"] == 50_000 and not shard["all_ranges"] for shard in epoch["shards"])
+    assert epoch["dropped"]["all_ranges"]
 
 
 def test_what_a_mask_and_values_of_columns_select_is_shared_out(
@@ -103,7 +103,7 @@ def test_what_a_mask_and_values_of_columns_select_is_shared_out(
     ]
     assert 16 < len(wanted) < 60
     assert epoch["selected"] == len(wanted)
-    assert sorted(row for shard in epoch["shards"] for row in rows_of(shard["stretches"])) == wanted
+    assert sorted(row for shard in epoch["shards"] for row in rows_of(shard["ranges"])) == wanted
 
 
 def test_rows_may_be_those_without_a_value_or_with_any(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
@@ -117,7 +117,7 @@ def test_rows_may_be_those_without_a_value_or_with_any(capsys: pytest.CaptureFix
         command = "--ranks", 2, "--remainder", "exact", *(part for each in conditions for part in ("--where", each))
         if selected.any():
             (epoch,) = planned(capsys, collection, *command, *SMALL)["epochs"]
-            rows = sorted(row for shard in epoch["shards"] for row in rows_of(shard["stretches"]))
+            rows = sorted(row for shard in epoch["shards"] for row in rows_of(shard["ranges"]))
             assert rows == selected.to_numpy().nonzero()[0].tolist()
         else:
             assert "select" in said(capsys, "plan", collection, *command, code=2)
@@ -134,7 +134,7 @@ def test_cells_are_counted_by_a_column_for_each_rank(capsys: pytest.CaptureFixtu
     donors = DatasetCollection(collection, mode="r").obs()["donor"].tolist()
     labels = epoch["composition"]["labels"]
     for shard, counts in zip(epoch["shards"], epoch["composition"]["rows"], strict=True):
-        assert Counter(donors[row] for row in rows_of(shard["stretches"])) == dict(zip(labels, counts, strict=True))
+        assert Counter(donors[row] for row in rows_of(shard["ranges"])) == dict(zip(labels, counts, strict=True))
     assert all(0 < distance < 0.2 for distance in epoch["composition"]["distance"])
 
     text = said(capsys, "plan", collection, "--by", "donor", "--ranks", 2, *SMALL)
@@ -229,7 +229,7 @@ def test_rows_are_selected_by_columns_of_many_values_and_of_missing_values(
     options = unusable["folder"] / "names.zarr", "--by", "kind", "--ranks", 1, "--remainder", "keep", *SMALL
     (named,) = planned(capsys, *options, "--where", "name=cell 7", "--where", "name=cell 9")["epochs"]
     names = DatasetCollection(unusable["folder"] / "names.zarr", mode="r").obs()["name"].tolist()
-    assert [names[row] for row in rows_of(named["shards"][0]["stretches"])] in (
+    assert [names[row] for row in rows_of(named["shards"][0]["ranges"])] in (
         ["cell 7", "cell 9"],
         ["cell 9", "cell 7"],
     )

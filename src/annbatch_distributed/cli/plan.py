@@ -70,21 +70,21 @@ def _plan_of(plan: EpochPlan) -> dict[str, Any]:
     return {
         "epoch": plan.epoch,
         "selected": len(plan.window),
-        "dropped": {"rows": plan.n_dropped} | _stretches(plan.dropped),
+        "dropped": {"rows": plan.n_dropped} | _ranges(plan.dropped),
         "repeated": plan.n_repeated,
         "rows_in_memory": plan.rows_in_memory,
         "shards": [
             {"rank": rank, "batches": plan.n_batches(rank), "rows": len(shard), "repeated": len(shard) - shard.n_own}
-            | _stretches(shard.rows)
+            | _ranges(shard.rows)
             for rank, shard in enumerate(shards)
         ],
     }
 
 
-def _stretches(rows: Rows) -> dict[str, Any]:
+def _ranges(rows: Rows) -> dict[str, Any]:
     # rows 0:5 and 8:9 are [[0, 5], [8, 9]]
     bounds = np.column_stack([rows.starts[:_MOST_RANGES], rows.stops[:_MOST_RANGES]])
-    return {"stretches": bounds.tolist(), "all_stretches": len(rows.starts) <= _MOST_RANGES}
+    return {"ranges": bounds.tolist(), "all_ranges": len(rows.starts) <= _MOST_RANGES}
 
 
 def _composition_of(mix: pd.DataFrame) -> dict[str, Any]:

@@ -358,21 +358,21 @@ def _without_values(array: zarr.Array[Any], chunks: list[slice]) -> list[slice]:
 
 
 def _batches(
-    stretches: list[slice],
+    ranges: list[slice],
     loader: Loader[Any, Any],
     compute: Compute,
     batch_size: int,
     store: StoreLike,
     like: npt.NDArray[Any] | None = None,
 ) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-    """Yield the rows of each batch in some stretches of rows, and what the model makes of it, of the same kind."""
-    if not stretches:
+    """Yield the rows of each batch in some ranges of rows, and what the model makes of it, of the same kind."""
+    if not ranges:
         return
     sampler = DistributedSampler(
         SequentialSampler(batch_size, max(1, _ROWS_OF_REQUEST // batch_size), batch_size),
         dist_info=Rank(0, 1),
         remainder="keep",
-        mask=stretches,
+        mask=ranges,
         seed=0,
     )
     ahead = 0 if preloads_to_gpu(loader) else 1
