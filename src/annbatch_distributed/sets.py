@@ -240,7 +240,8 @@ class Sets:
         if match is not None and (controls is None or not set(matched) <= set(columns)):
             raise ValueError(
                 f"match must name columns of by, and requires controls, got match={matched} with by={columns}"
-                f"{' and no controls' if controls is None else ''}. Name only columns of by and pass controls=..., or leave match out."
+                f"{' and no controls' if controls is None else ''}. Name only columns of by and pass controls=..., or "
+                "leave match out."
             )
         settings = {"by": columns, "match": matched, "size": size, "chunk": chunk, "tail": tail, "seed": seed}
         if not len(obs):
