@@ -191,7 +191,7 @@ def test_each_of_several_loaders_is_shared_out() -> None:
     assert again.train_dataloader()["first"].state_dict() == state
     other_module = distribute(Cells(), dist_info=Rank(1, 2))
     other_module.load_state_dict({"annbatch_distributed": [state, state]})
-    with pytest.raises(ValueError, match="one of 2 loaders of the training, and this data module has 1"):
+    with pytest.raises(ValueError, match=r"must be of 1 training loaders, .* got 2 states"):
         other_module.train_dataloader()
 
 
@@ -214,8 +214,8 @@ class Shared(Cells):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Wrapped, r"train_dataloader returns a DataLoader around an annbatch Loader.*itself"),
-        (Shared, r"a StatefulLoader with a DistributedSampler, .* annbatch's own Loader"),
+        (Wrapped, r"train_dataloader must return an annbatch Loader itself, got a DataLoader"),
+        (Shared, r"got a StatefulLoader with a DistributedSampler"),
     ],
 )
 def test_a_hook_that_returns_a_dataloader_or_shared_cells_is_an_error(kind: type[Cells], message: str) -> None:
@@ -251,13 +251,13 @@ def test_hooks_that_a_data_module_leaves_out_stay_out() -> None:
 def test_without_a_trainer_there_is_no_rank_and_no_loader() -> None:
     made = distribute(Cells())
     assert made.state_dict() == {"own": 3}
-    with pytest.raises(RuntimeError, match=r"says the trainer, and this data module has none yet.*Rank\(0, 2\)"):
+    with pytest.raises(RuntimeError, match="not attached to a trainer"):
         made.train_dataloader()
 
 
 @pytest.mark.parametrize("wrong", [3, Cells, LightningModule()])
 def test_it_takes_a_data_module(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="Expected a LightningDataModule such as scvi-tools' AnnbatchDataModule, got"):
+    with pytest.raises(TypeError, match="datamodule must be a LightningDataModule"):
         distribute(wrong)
 
 
@@ -266,10 +266,10 @@ def test_a_hook_that_was_assigned_is_an_error() -> None:
     cells.val_dataloader = cells.val_dataloader
     made = LightningDataModule.from_datasets(train_dataset=TensorDataset(torch.zeros(3)))
     for module, name in (
-        (cells, "val_dataloader of this Cells"),
-        (made, "train_dataloader of this LightningDataModule"),
+        (cells, "val_dataloader must be a method of Cells"),
+        (made, "train_dataloader must be a method of LightningDataModule"),
     ):
-        with pytest.raises(TypeError, match=f"The {name} was assigned to it"):
+        with pytest.raises(TypeError, match=name):
             distribute(module)
 
 
@@ -291,7 +291,7 @@ def test_a_wrong_option_is_an_error_before_there_is_a_trainer(option: Any, error
 def test_it_is_distributed_once_with_options_that_only_some_samplers_take() -> None:
     for option in ({"sharding": "shuffled"}, {"sharding": "independent"}, {"virtual_ranks": 8}):
         made = distribute(Cells(), **option)
-    with pytest.raises(TypeError, match="Cells was distributed before"):
+    with pytest.raises(TypeError, match="Cells is already distributed"):
         distribute(made)
 
 

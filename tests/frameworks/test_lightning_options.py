@@ -350,7 +350,7 @@ def test_an_epoch_that_has_more_batches_than_lightning_has_counted_is_an_error(t
     trainer = trainer_of(tmp_path)
     trainer.fit(Module(saved(tmp_path)), loader_of(Rank(0, 1)))
     trainer = trainer_of(tmp_path)
-    with pytest.raises(RuntimeError, match=r"Lightning will ask for 4 batches.*reload_dataloaders_every_n_epochs=1"):
+    with pytest.raises(RuntimeError, match=r"Lightning will read 4 batches.*reload_dataloaders_every_n_epochs=1"):
         trainer.fit(Module(), loader_of(Rank(0, 2)), ckpt_path=tmp_path / "within.ckpt")
 
 
@@ -361,7 +361,7 @@ def test_an_epoch_of_another_size_is_an_error_that_says_how_to_begin_it_anew(
     trainer = trainer_of(tmp_path)
     trainer.fit(Module(saved(tmp_path)), Cells())
     trainer = trainer_of(tmp_path)
-    with pytest.raises(ValueError, match="other settings") as caught:
+    with pytest.raises(ValueError, match="different settings") as caught:
         trainer.fit(Module(), Cells(**change), ckpt_path=tmp_path / "within.ckpt")
     assert ["restart the epoch" in note for note in caught.value.__notes__] == [True]
     trainer, module = trainer_of(tmp_path), Anew()

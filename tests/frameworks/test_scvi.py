@@ -118,11 +118,11 @@ def test_what_is_left_of_an_embedding_is_dealt_out_anew(folder: Path) -> None:
 def test_ranks_that_would_write_or_read_different_things_hear_the_same_error(folder: Path) -> None:
     first, second = (rank["errors"] for rank in told(folder, "whole"))
     assert first == second
-    assert first[0].startswith("No rank continues, since they have different models or cells: of them and of the first")
-    assert first[1] == "No rank continues, since process 0 has failed: ZeroDivisionError: division by zero"
-    assert first[2].startswith("No rank continues, since process 1 has failed: TypeError: Expected an annbatch Loader")
-    assert first[3].startswith("No rank continues, since process 1 has failed: ValueError: batch_size must be")
+    assert first[0].startswith("All ranks stop, because they have different models or cells")
+    assert first[1] == "All ranks stop, because process 0 has failed: ZeroDivisionError: division by zero"
+    assert first[2].startswith("All ranks stop, because process 1 has failed: TypeError: data must be an annbatch")
+    assert first[3].startswith("All ranks stop, because process 1 has failed: ValueError: batch_size must be")
     assert first[4].startswith(
-        "No rank continues, since process 1 has failed: RuntimeError: Error(s) in loading state_dict"
+        "All ranks stop, because process 1 has failed: RuntimeError: Error(s) in loading state_dict"
     )
     assert "seed: 0 on rank 0; 1 on rank 1" in first[5]

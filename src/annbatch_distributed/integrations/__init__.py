@@ -1,6 +1,6 @@
-"""What frameworks need besides a rank and a loader: a module for each, which imports it in the function that needs it.
+"""Integrations with frameworks, with one module each, which imports its framework only in functions.
 
-They know batches and loaders, and nothing of how an epoch is planned.
+The modules depend on batches and loaders, and not on the planning of epochs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Embeddings: what a model makes of every cell, computed by all ranks, and written in the order of the rows.
+"""Embeddings of all cells: computed by all ranks, and written to a zarr array in the order of the rows.
 
-1. Ranks compare which cells they have.
-2. They take rank 0's weights, since DDP leaves running statistics different, and compare what they make of the first
-   cells. The array holds it too, so that another model doesn't resume it.
-3. The array's chunks hold whole batches. Those without values are dealt to the ranks: no two ranks write to the same
-   chunk, and batches are the same on any number of ranks.
-4. A chunk is written when its last batch is done, so that a job that was killed resumes with the next chunk.
+1. Ranks compare their cells.
+2. Ranks take the weights of rank 0, since running statistics differ between ranks under DDP, and compare the values of
+   the first cells. These values are also stored with the array, so that a different model can't resume it.
+3. The chunks of the array have whole batches. Chunks without values are assigned to the ranks, so no two ranks write to
+   the same chunk, and batches are the same on any number of ranks.
+4. A chunk is written when its last batch is done, so a job that was killed resumes with the next chunk.
 
-All ranks meet after each step: what fails on any of them raises on every rank.
+Ranks synchronize after each step, so that an error on one rank raises on every rank.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ type Compute = Callable[[Any], npt.ArrayLike]
 
 __all__ = ["embed"]
 
-#: Rows of a chunk of the array, at most, and of a load request, about.
+#: Largest number of rows of a chunk of the array, and approximate number of rows of a load request.
 _ROWS_OF_CHUNK, _ROWS_OF_REQUEST = 65_536, 8_192
-#: A rank has so many chunks, if there are enough rows: a kill costs one chunk, and ranks differ by one.
+#: Number of chunks of a rank, if there are enough rows: a kill loses one chunk, and ranks differ by one chunk.
 _CHUNKS_OF_RANK = 8
-#: Other hardware and other numbers of threads compute numbers that differ by no more.
+#: Largest relative difference between values on different hardware or numbers of threads.
 _TOLERANCE = 1e-4
-#: Of so many cells and columns are the numbers that are compared.
+#: Number of cells, and of columns, whose values are compared.
 _N_FIRST = 8
-#: zarr renames a chunk that it has written; zarrs writes it in place.
+#: zarr writes a chunk to a temporary file and renames it; zarrs writes it in place, which a kill would interrupt.
 _WRITTEN_WHOLE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 
 
 def embed(
     model: Any,  # noqa: ANN401 of scvi-tools, or any function
-    data: Any,  # noqa: ANN401 a loader of annbatch's, or a data module
+    data: Any,  # noqa: ANN401 an annbatch loader, or a data module
     store: StoreLike,
     *,
     dist_info: DistInfo | Deferred | None = None,
@@ -61,49 +61,51 @@ def embed(
     progress: bool = True,
     timeout: Timeout = 300.0,
 ) -> zarr.Array[Any]:
-    """Compute what a model makes of every cell, on all ranks, into a zarr array in the order of the rows.
+    """Compute an embedding of every cell on all ranks, into a zarr array.
 
-    Every rank of the job calls it. It reads a part of the cells, in an order that is fast to read, and writes it. The
-    network of a model becomes that of rank 0, and ranks that would write something else are an error before anything is
-    written. The array is the same on any number of ranks, bit for bit, as batches are and what torch draws for them,
-    where ranks have as many threads. When a job was killed, another call resumes, on any number of ranks, and keeps
-    what there is.
+    Call it on every rank of the job. Each rank reads, embeds and writes a part of the cells; the rows of the array are
+    in the order of the cells. Rank 0's weights are broadcast. If a rank would write something else, every rank raises
+    before anything is written.
+
+    The array is bit for bit the same on any number of ranks with equal numbers of threads, since batches and PyTorch's
+    random numbers are the same. If the job was killed, call it again, on any number of ranks: it resumes and keeps the
+    values in the array.
 
     Parameters
     ----------
     model
-        A trained model of scvi-tools, of which ``get_latent_representation`` is written; or a function that is given a
-        batch and returns an array of floats, a row for each cell, of a width that is the same for all batches.
+        Trained model of scvi-tools, whose ``get_latent_representation`` is written; or a function that takes a batch
+        and returns an array of floats of shape ``(n_cells, width)``, with the same width for all batches.
     data
-        The cells: an annbatch ``Loader``, whose order and mask don't count; or a data module such as scvi-tools'
-        ``AnnbatchDataModule``, distributed or not, which makes the model's batches of them.
+        Annbatch ``Loader`` of the cells, whose order and mask are ignored; or a data module such as scvi-tools'
+        ``AnnbatchDataModule``, distributed or not, which prepares batches for the model.
     store
-        Where the array is, or will be: the path of an array of zarr with the shape (rows of the cells, width), or
-        another store of zarr's.
+        Path or zarr store of the array, which is created, or resumed if it exists.
     dist_info
-        As for :class:`.DistributedSampler`. None takes torch's default process group if there is one, or else the
-        launcher's variables, or else this process for the only one.
+        Source of the rank and the world size, as for :class:`.DistributedSampler`. None takes PyTorch's default process
+        group, or else the variables of the launcher, or else a single process (default).
     batch_size
-        Rows of a batch. None takes that of the loader's sampler.
+        Number of rows of a batch. None takes the batch size of the loader's sampler (default).
     progress
-        Whether rank 0 shows a bar of its own rows.
+        True to show a progress bar for the rows of rank 0 (default).
     timeout
-        For how many seconds a rank that is done waits for the others.
+        Time to wait for other ranks, in seconds or as a :class:`datetime.timedelta` (default 300 s).
 
     Returns
     -------
-    The array, opened for reading. If no framework is initialised by which ranks could wait for each other, that of
-    other ranks may not be complete yet.
+    zarr.Array
+        Array of shape ``(n_obs, width)``, opened for reading. If neither PyTorch nor JAX is initialized, ranks can't
+        wait for each other, and the parts of other ranks may be incomplete.
 
     Raises
     ------
     TypeError
-        If ``model`` or ``data`` is something else, or the model returns no floats.
+        If ``model`` or ``data`` has the wrong type, or the model doesn't return floats.
     ValueError
-        On every rank, if they have other cells or networks, make other things of the first cells, or if one fails. If
-        there is another array in ``store``, of other cells or by another model; or if the model returns other shapes.
+        On every rank, if ranks have different cells, weights or values of the first cells, or if a rank fails. If
+        ``store`` has an array of different cells or of a different model, or if the model returns a wrong shape.
     TimeoutError
-        If another rank didn't come in time. What it has written is kept.
+        If a rank doesn't respond in time. Its chunks in the array are kept.
 
     Examples
     --------
@@ -129,51 +131,52 @@ def embed(
     seconds, job = seconds_of(timeout), _placement(dist_info)
     meets = job.rank.world_size > 1 and (job.framework or initialized()) is not None
 
-    def compare(said: Mapping[str, Any]) -> None:
+    def compare(facts: Mapping[str, Any]) -> None:
         if meets:
-            _check_same(gather_texts(json.dumps(said), job, seconds=seconds))
+            _check_same(gather_texts(json.dumps(facts), job, seconds=seconds))
 
     is_shown = progress and job.rank.rank == 0
     steps = _steps(model, data, store, job, batch_size, meets=meets, is_shown=is_shown)
-    # after each step, all ranks hear whether one has failed or says something else, before the next one begins
+    # after each step, all ranks learn of errors and differences before the next step begins
     while True:
         try:
-            said = next(steps, None)
+            facts = next(steps, None)
         except Exception as error:
             compare({"failed": f"{type(error).__name__}: {error}"})
             raise
-        if said is None:
+        if facts is None:
             return zarr.open_array(store, mode="r")
-        compare(said)
+        compare(facts)
 
 
 def _check_same(texts: Mapping[int, str]) -> None:
-    """Compare what processes, by number, say after a step."""
-    said = {number: json.loads(text) for number, text in texts.items()}
-    for number, words in said.items():
-        if "failed" in words:
-            raise ValueError(f"No rank continues, since process {number} has failed: {words['failed']}")
-    first, *_ = said
-    for number, words in said.items():
-        if not _is_same(said[first], words):
+    """Compare the facts of all processes, by number, after a step."""
+    facts_of = {number: json.loads(text) for number, text in texts.items()}
+    for number, facts in facts_of.items():
+        if "failed" in facts:
+            raise ValueError(f"All ranks stop, because process {number} has failed: {facts['failed']}")
+    first, *_ = facts_of
+    for number, facts in facts_of.items():
+        if not _is_same(facts_of[first], facts):
             raise ValueError(
-                "No rank continues, since they have different models or cells: of them and of the first cells, process "
-                f"{first} makes {said[first]}, and process {number} {words}. Give all of them the same ones."
+                "All ranks stop, because they have different models or cells: for the first cells, process "
+                f"{first} has {facts_of[first]}, and process {number} has {facts}. Pass the same model and data on "
+                "every rank."
             )
 
 
 def _is_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two processes, or two jobs, say the same, but for the rounding of numbers."""
+    """Return True if the facts of two processes or jobs are the same, except for rounding."""
     if {**first, "values": None} != {**second, "values": None}:
         return False
-    values, others = (np.array(words.get("values", []), dtype=float) for words in (first, second))
-    # numbers near 0 are compared by the largest of all, since sums of others round there
+    values, others = (np.array(facts.get("values", []), dtype=float) for facts in (first, second))
+    # the tolerance near 0 is relative to the largest value, as values near 0 may be rounded sums of large ones
     least = _TOLERANCE * float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
     return np.allclose(values, others, rtol=_TOLERANCE, atol=least, equal_nan=True)
 
 
 def _take_model_of_rank_0(model: Any, job: Placement) -> None:  # noqa: ANN401 of scvi-tools, or any function
-    """Give the network of a model rank 0's weights, if all processes of torch's job call this."""
+    """Broadcast rank 0's weights, if this is a PyTorch job of which every process has its own rank."""
     network: Any = getattr(model, "module", None)
     if job.rank.world_size == 1 or initialized() != "torch" or not hasattr(network, "load_state_dict"):
         return
@@ -201,37 +204,37 @@ def _loader(data: Any) -> Loader[Any, Any]:  # noqa: ANN401 anything
     loader = data if isinstance(data, Loader) else getattr(data, "dataset", None)
     if not isinstance(loader, Loader):
         raise TypeError(
-            f"Expected an annbatch Loader, or a data module with one as its dataset, got {data!r} of type "
+            f"data must be an annbatch Loader, or a data module with a Loader as its dataset, got {data!r} of type "
             f"{type(data).__name__}."
         )
     return loader
 
 
 def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything
-    """Return the function from what the loader yields to an array."""
+    """Return a function from a batch of the loader to an array."""
     of_batch: Compute
     if hasattr(model, "get_latent_representation"):
-        of_batch = lambda batch: model.get_latent_representation(dataloader=[batch])  # noqa: E731 of one line
+        of_batch = lambda batch: model.get_latent_representation(dataloader=[batch])  # noqa: E731 short enough
     elif callable(model):
         of_batch = model
     else:
         raise TypeError(
-            "Expected a model with get_latent_representation, or a function from a batch to an array, got "
+            "model must have get_latent_representation, or be a function from a batch to an array, got "
             f"{model!r} of type {type(model).__name__}."
         )
     if hasattr(data, "on_before_batch_transfer"):
         return lambda batch: of_batch(data.on_before_batch_transfer(batch, 0))
     if any(kind.__module__.partition(".")[0] == "scvi" for kind in type(model).__mro__):
         raise TypeError(
-            f"A model of scvi-tools needs its data module, which names what it reads, got {type(data).__name__}. Pass "
-            "the AnnbatchDataModule, distributed or not."
+            f"data must be the data module of a scvi-tools model, got {type(data).__name__}. Pass the "
+            "AnnbatchDataModule, distributed or not."
         )
     return of_batch
 
 
 @contextmanager
 def _seeded(number: int) -> Iterator[None]:
-    """Have torch draw the same random numbers for a batch on any rank."""
+    """Seed PyTorch in this context, so that a batch gets the same random numbers on any rank."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -252,61 +255,61 @@ def _steps(
     meets: bool,
     is_shown: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Embed a rank's part of the cells, and yield after each step what must be the same on all ranks."""
-    # 1. the cells, the model, and the array that is there
+    """Embed a rank's part of the cells; after each step, yield facts that must be the same on all ranks."""
+    # 1. the cells, the model, and the array if it exists
     loader = _loader(data)
     compute, n_obs, sampler = _compute(model, data), loader.n_obs, loader.batch_sampler
     if batch_size is None:
         batch_size = sampler.batch_size
-        # with virtual ranks, each has batches of its own, whatever their number
+        # the batch size of a virtual rank, which is the same on any number of ranks
         if batch_size is not None and isinstance(sampler, DistributedSampler) and sampler.virtual_ranks:
             batch_size = batch_size * sampler.world_size // sampler.virtual_ranks
     if batch_size is None:
-        raise ValueError(f"The sampler of the loader, {sampler!r}, has no batch size: pass batch_size.")
+        raise ValueError(f"The sampler of the loader must have a batch size, got {sampler!r}. Pass batch_size.")
     batch_size = integer("batch_size", batch_size, least=1, below=BOUND)
     cells = {"n_obs": n_obs, "n_var": loader.n_var, "batch_size": batch_size}
     _open(store, cells)
     yield cells
 
-    # 2. what the model of rank 0 makes of the first cells
+    # 2. the values of the first cells, by the model of rank 0
     _take_model_of_rank_0(model, job)
     _, like = next(_batches([slice(0, min(batch_size, n_obs))], loader, compute, batch_size, store))
-    shown = like[:_N_FIRST, :_N_FIRST].astype(float).tolist()
-    # as texts, since JSON has no nan
-    made = {"dtype": str(like.dtype), "width": like.shape[1], "values": [list(map(str, row)) for row in shown]}
-    first = cells | made
+    corner = like[:_N_FIRST, :_N_FIRST].astype(float).tolist()
+    # values as strings, since JSON has no NaN
+    output = {"dtype": str(like.dtype), "width": like.shape[1], "values": [list(map(str, row)) for row in corner]}
+    first = cells | output
     yield first
 
-    # 3. the array, which one rank makes and all others open, and the chunks that are left
+    # 3. the array, which one rank makes and all others open, and its remaining chunks
     array = _open(store, cells)
     if array is None:
         array = _make(store, cells, first, job.rank.world_size)
-    there: Any = dict(array.attrs)["annbatch_distributed"]
-    if not _is_same(there, first):
+    stored: Any = dict(array.attrs)["annbatch_distributed"]
+    if not _is_same(stored, first):
         raise ValueError(
-            f"The array at {store} was begun with another model, or with other cells: of the first ones, that made "
-            f"{there}, and this one makes {first}. Remove it to begin anew, or name another place."
+            f"The array at {store} is of a different model or of different cells: for the first cells, it has "
+            f"{stored}, and this model has {first}. Remove the array, or pass a different store."
         )
     n_rows = array.chunks[0]
     chunks = [slice(start, min(start + n_rows, n_obs)) for start in range(0, n_obs, n_rows)]
     # chunks go to ranks in turn: rank 1 of 3 has chunks 1, 4, 7, ...
-    mine = slice(job.rank.rank, None, job.rank.world_size)
+    turns = slice(job.rank.rank, None, job.rank.world_size)
     if meets:
-        left = _without_values(array, chunks)
-        own = left[mine]
-        yield {"left": [rows.start for rows in left]}
-    else:  # the array may change while this rank looks at it
-        own = _without_values(array, chunks[mine])
+        remaining = _without_values(array, chunks)
+        of_rank = remaining[turns]
+        yield {"left": [rows.start for rows in remaining]}
+    else:  # other ranks may write to the array meanwhile, so the assignment mustn't depend on it
+        of_rank = _without_values(array, chunks[turns])
 
     # 4. the values of this rank's chunks
     from tqdm.auto import tqdm
 
-    with tqdm(total=sum(rows.stop - rows.start for rows in own), unit=" cells", disable=not is_shown) as bar:
+    with tqdm(total=sum(rows.stop - rows.start for rows in of_rank), unit=" cells", disable=not is_shown) as bar:
         chunk: list[npt.NDArray[Any]] = []
-        for rows, values in _batches(own, loader, compute, batch_size, store, like):
+        for rows, values in _batches(of_rank, loader, compute, batch_size, store, like):
             chunk.append(values)
             bar.update(len(values))
-            # a chunk is written when its last batch is there, as no two ranks may write to one chunk
+            # a chunk is written as a whole, after its last batch
             if rows.stop % n_rows == 0 or rows.stop == n_obs:
                 array[rows.stop - sum(map(len, chunk)) : rows.stop] = np.concatenate(chunk)
                 chunk.clear()
@@ -314,25 +317,25 @@ def _steps(
 
 
 def _open(store: StoreLike, cells: Mapping[str, int]) -> zarr.Array[Any] | None:
-    """Return the array that is there; a ValueError if it is of other cells."""
+    """Return the array if it exists; a ValueError if it is of different cells."""
     try:
         with zarr.config.set(_WRITTEN_WHOLE):
             array = zarr.open_array(store, mode="r+")
     except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
         return None
     except zarr.errors.NodeTypeValidationError:
-        raise ValueError(f"At {store} is no array. Remove what is there, or name another place.") from None
-    told: Any = array.attrs.get("annbatch_distributed") or {}
-    if {name: told.get(name) for name in cells} != cells:
+        raise ValueError(f"store must have an array or be empty, got {store}. Pass a different store.") from None
+    stored: Any = array.attrs.get("annbatch_distributed") or {}
+    if {name: stored.get(name) for name in cells} != cells:
         raise ValueError(
-            f"At {store} is an array of something else: expected one of {cells}, found {told or None}. Remove it, or "
-            "name another place."
+            f"The array at {store} must be an embedding with {cells}, got {stored or None}. Remove it, or pass a "
+            "different store."
         )
     return array
 
 
 def _make(store: StoreLike, cells: Mapping[str, int], first: Mapping[str, Any], world_size: int) -> zarr.Array[Any]:
-    """Make the array, or open it if another rank has made it meanwhile."""
+    """Create the array, or open it if another rank has just created it."""
     n_obs, batch_size = cells["n_obs"], cells["batch_size"]
     # 1,000 rows, batches of 4 and 3 ranks: 250 batches // (3 * 8) are 10 batches, or 40 rows, a chunk
     fair = -(-n_obs // batch_size) // (world_size * _CHUNKS_OF_RANK)
@@ -365,7 +368,7 @@ def _batches(
     store: StoreLike,
     like: npt.NDArray[Any] | None = None,
 ) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-    """Yield the rows of each batch in some ranges of rows, and what the model makes of it, of the same kind."""
+    """Yield the rows of each batch in some ranges, and its embedding, with the dtype and width of ``like``."""
     if not ranges:
         return
     sampler = DistributedSampler(
@@ -379,24 +382,22 @@ def _batches(
     for batch in StatefulLoader.from_loader(loader, batch_sampler=sampler, return_index=True, read_ahead=ahead):
         index = np.asarray(batch["index"])
         rows = slice(int(index[0]), int(index[-1]) + 1)
-        # by the batch's first row, so that any rank draws the same for it
+        # the seed is the first row of the batch, which is the same on any rank
         with _seeded(rows.start):
-            made: Any = compute(batch)
-        values = np.asarray(made.detach().cpu() if hasattr(made, "detach") else made)
+            output: Any = compute(batch)
+        values = np.asarray(output.detach().cpu() if hasattr(output, "detach") else output)
         if values.dtype.kind != "f":
             raise TypeError(
-                f"Expected floats from the model, which an array that isn't complete needs, got {values.dtype}."
+                f"The model must return floats, since NaN marks incomplete chunks, got {values.dtype}. Convert its "
+                "result."
             )
         if values.ndim != 2 or len(values) != len(index):
-            raise ValueError(
-                f"Expected an array with a row for each of {len(index)} cells from the model, got one of shape "
-                f"{values.shape}."
-            )
+            raise ValueError(f"The model must return an array of shape ({len(index)}, width), got {values.shape}.")
         like = values if like is None else like
         if (values.dtype, values.shape[1]) != (like.dtype, like.shape[1]):
             raise ValueError(
-                f"Expected {like.dtype} of width {like.shape[1]} from the model, as for other cells in {store}, got "
-                f"{values.dtype} of width {values.shape[1]} for rows {rows.start} to {rows.stop - 1}. If it is another "
-                "model, name another place."
+                f"The model must return {like.dtype} of width {like.shape[1]}, as for the first cells, got "
+                f"{values.dtype} of width {values.shape[1]} for rows {rows.start} to {rows.stop - 1}. For a different "
+                f"model, pass a different store than {store}."
             )
         yield rows, values

@@ -1,6 +1,6 @@
-"""Batches as JAX arrays that span all processes, for ``jax.jit``.
+"""JAX arrays that span all processes, from batches, for ``jax.jit``.
 
-1. Every part of a batch becomes a numpy array in a dtype that JAX has; ``obs`` becomes one array per column.
+1. Every part of a batch becomes a NumPy array in a dtype that JAX has; ``obs`` becomes one array per column.
 2. All arrays must have the same number of rows.
 3. The arrays are placed on devices.
 """
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
 
 __all__ = ["global_batch"]
 
-type Tree = Any  # an array, or nested dicts of them, which no type can say
+type Tree = Any  # an array, or nested dicts, lists and tuples of arrays
 
 
 def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     """Combine the batches of all processes into JAX arrays that span them.
 
-    Every process must call it, with the same number of rows. JAX doesn't notice a different number on another process,
-    and would compute with wrong sizes. ``remainder="drop"`` and ``"pad"`` have full batches only; under ``"exact"`` and
-    ``"keep"``, some are smaller.
+    Every process must call it, with the same number of rows. If the numbers differ, JAX silently computes with wrong
+    sizes. Under ``remainder="drop"`` and ``"pad"``, all batches are full; under ``"exact"`` and ``"keep"``, some are
+    smaller.
 
-    The rows of rank r, as :func:`~annbatch_distributed.mesh_ranks` counts ranks, are placed where the sharding has the
-    devices of that rank. If devices are in the order of processes, the rows of rank 0 come first, then the rows of
-    rank 1, and so on. Processes of the same rank must pass the same rows, as they read them with
-    ``dist_info=mesh_ranks(sharding)``.
+    The rows of a rank, as :func:`~annbatch_distributed.mesh_ranks` counts ranks, are placed on the devices of the rank
+    in the sharding. If the devices are in the order of processes, the rows of rank 0 come first, then the rows of rank
+    1, and so on. Processes of the same rank must pass the same rows, which ``dist_info=mesh_ranks(sharding)`` ensures.
 
     Parameters
     ----------
     batch
-        A batch of an annbatch ``Loader``, or any part of it: a numpy array, a JAX array, a sparse matrix, a pandas
-        Series or DataFrame, or dicts, lists and tuples of those. Each becomes one array of JAX:
+        Batch of an annbatch ``Loader``, or any part of it: a NumPy array, a JAX array, a sparse matrix, a pandas Series
+        or DataFrame, or dicts, lists and tuples of them. Each part becomes one JAX array:
 
         - a sparse matrix becomes a dense array;
         - a DataFrame such as ``obs`` becomes a dict of its columns;
@@ -54,21 +53,23 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
         JAX uses 32 bits unless it is configured for 64. Floats are rounded to 32 bits; integers that don't fit raise.
         ``var``, which a ``Loader`` repeats in every batch, has no rows of the batch and is left out.
     sharding
-        Placement of the arrays on devices. Its first dimension splits rows. The others may split columns, of which
-        every process has all. An array with fewer dimensions uses the first ones: labels are split as rows are.
+        Placement of the arrays on devices. Its first dimension splits rows, and the other dimensions may split columns;
+        every process passes all columns of its rows. Arrays with fewer dimensions use the first ones, so labels are
+        split like rows.
 
     Returns
     -------
-        An array of JAX, or a dict of them with the keys of ``batch``.
+    jax.Array | dict
+        JAX array of shape ``(n_ranks * n_rows, ...)``, or a dict of arrays with the keys of ``batch``.
 
     Raises
     ------
     TypeError
-        If a part of the batch is not an array of numbers or a categorical column (strings, nullable columns and masked
-        arrays are not), or if ``sharding`` is not a ``NamedSharding`` over devices.
+        If a part of the batch is not an array of numbers or a categorical column, such as strings, nullable columns and
+        masked arrays; or if ``sharding`` is not a ``NamedSharding`` over devices.
     ValueError
-        If parts have different numbers of rows; if rows or columns don't divide by the number of devices that they are
-        spread over; if an integer doesn't fit the bits that JAX uses; or if rows can't be sharded in this mesh, see
+        If parts have different numbers of rows, if rows or columns can't be split evenly among their devices, if an
+        integer doesn't fit into the bits that JAX uses, or if rows can't be sharded in this mesh, see
         :func:`~annbatch_distributed.mesh_ranks`.
 
     Examples
@@ -101,16 +102,16 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     from jax.tree_util import keystr
 
     if not isinstance(sharding, NamedSharding):
-        raise TypeError(f"Expected a NamedSharding, got {sharding!r} of type {type(sharding).__name__}.")
+        raise TypeError(f"sharding must be a NamedSharding, got {sharding!r} of type {type(sharding).__name__}.")
     shares, rank = rows_of(sharding)
     if isinstance(batch, Mapping) and isinstance(batch.get("var"), pd.DataFrame):
         batch = {key: part for key, part in batch.items() if key != "var"}
     arrays = jax.tree.map_with_path(
         lambda path, part: _on_host(f"batch{keystr(path)}", part),
         batch,
-        is_leaf=lambda part: isinstance(part, CSR),  # whose three arrays JAX would take for parts of the batch
+        is_leaf=lambda part: isinstance(part, CSR),  # otherwise JAX would treat its three arrays as parts
     )
-    # of each array its name, as batch['obs']['cell_type'], and its rows
+    # numbers of rows by the names of the arrays, such as batch['obs']['cell_type']
     lengths = {f"batch{keystr(path)}": len(array) for path, array in jax.tree.leaves_with_path(arrays)}
     if len({*lengths.values()}) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -118,12 +119,12 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     n_rows, n_parts = max(lengths.values(), default=0), len(shares[rank].places)
     if n_rows % n_parts:
         raise ValueError(
-            f"A batch of {n_rows} rows doesn't divide by {n_parts}, the number of parts into which the devices of a "
-            f"process split its rows. Use a batch_size that is a multiple of {n_parts}, with remainder='drop' or "
-            "'pad', under which all batches are full."
+            f"The rows of a batch must be a multiple of {n_parts}, because the devices of a process split them into "
+            f"{n_parts} parts, got {n_rows} rows. Pass a batch_size that is a multiple of {n_parts}, and "
+            "remainder='drop' or 'pad', under which all batches are full."
         )
 
-    # arrays with fewer dimensions than the sharding are split by its first ones
+    # arrays with fewer dimensions than the sharding use its first dimensions
     def place(path: tuple[Any, ...], array: npt.NDArray[Any]) -> jax.Array:
         spec = PartitionSpec(*sharding.spec[: array.ndim])
         placement = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
@@ -132,7 +133,7 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
         try:
             placed: jax.Array = jax.make_array_from_process_local_data(placement, array, shape)
         except ValueError as error:
-            error.add_note(f"The array is batch{keystr(path)}, and {sharding.spec} says how it is split.")
+            error.add_note(f"The array is batch{keystr(path)}, which {sharding.spec} splits.")
             raise
         return placed
 
@@ -140,7 +141,7 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
 
 
 def _on_host(name: str, part: Any) -> Any:  # noqa: ANN401 whatever a loader yields
-    """Return a part of a batch as a dense numpy array in a dtype that JAX has; a table as a dict of such arrays."""
+    """Return a part of a batch as a dense NumPy array in a dtype of JAX; a table as a dict of arrays."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.sparse import CSR
@@ -156,19 +157,19 @@ def _on_host(name: str, part: Any) -> Any:  # noqa: ANN401 whatever a loader yie
         part = pd.Series(part).cat.codes.to_numpy(np.int32)
     dtype = getattr(part, "dtype", None)
     is_numeric = isinstance(dtype, np.dtype) and jnp.isdtype(dtype, ("bool", "numeric"))
-    # numpy would drop the mask of a masked array
+    # NumPy would drop the mask of a masked array
     if not is_numeric or not part.shape or isinstance(part, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must be an array of numbers or a categorical column, got {type(part).__name__} of dtype {dtype}. "
-            "Pass only the parts that you need, such as {'X': batch['X'], 'y': batch['obs']['cell_type']}. Otherwise "
-            "convert strings to categories, and nullable or masked values to floats with NaN."
+            "Pass only the parts that you need, such as {'X': batch['X'], 'y': batch['obs']['cell_type']}, or convert "
+            "strings to categories, and nullable or masked values to floats with NaN."
         )
     array = np.asarray(part)
-    # JAX casts too, but silently: integers of 64 bits would wrap around
-    kept = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-    if jnp.isdtype(array.dtype, "integral") and not np.array_equal(kept, array):
+    # JAX would cast silently, and integers of 64 bits would wrap around
+    converted = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    if jnp.isdtype(array.dtype, "integral") and not np.array_equal(converted, array):
         raise ValueError(
-            f"{name} has {array.dtype} values that don't fit into {kept.dtype}, which JAX uses. Leave it out, or call "
+            f"{name} has {array.dtype} values that don't fit into {converted.dtype}, which JAX uses. Omit it, or call "
             "jax.config.update('jax_enable_x64', True) before anything else."
         )
-    return kept
+    return converted

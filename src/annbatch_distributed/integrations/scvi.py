@@ -1,7 +1,7 @@
-"""scvi-tools: a data module of annbatch's loaders that gives every rank of a job its own share.
+"""scvi-tools: a data module whose annbatch loaders are sharded across the ranks of a job.
 
-scvi-tools 1.5.1 trains from annbatch by its ``AnnbatchDataModule``, which knows nothing of ranks: each rank trains and
-validates on all cells. This module needs only what any ``LightningDataModule`` has, and imports nothing of scvi-tools.
+The ``AnnbatchDataModule`` of scvi-tools 1.5.1 doesn't shard: each rank trains and validates on all cells. This module
+works for any ``LightningDataModule``, and doesn't import scvi-tools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from annbatch_distributed.wrapped import n_draws
 
 __all__ = ["distribute", "embed"]
 
-#: Where the data module's state has the states of the training's loaders.
+#: Key of the loaders' states in the state of the data module.
 _KEY = "annbatch_distributed"
 _TRAINING = "train_dataloader"
 _HOOKS = (_TRAINING, "val_dataloader", "test_dataloader", "predict_dataloader")
@@ -38,41 +38,42 @@ def distribute[Module](
     seed: int = 0,
     **options: Any,  # noqa: ANN401 the sampler's own
 ) -> Module:
-    """Have every rank train and validate on its own share of a data module's cells.
+    """Shard a data module across the ranks of a job.
 
-    Training reads the cells of its split, shared out anew for each number of ranks, with the same number of batches on
-    every rank. Where the data module draws classes (``class_sampler_key``), every rank draws from all cells of the
-    split, and the job as many as one rank would alone. Validation reads each of its cells once. A checkpoint holds how
-    far the epoch is: with ``ckpt_path``, a job resumes in the middle of it, on as many ranks as there are then. Before
-    the first epoch, ranks check that they have the same configuration.
+    Training reads the cells of its split, with the same number of batches on every rank. If the data module samples
+    classes (``class_sampler_key``), every rank samples from all cells of the split, and all ranks together sample as
+    many cells as a single rank would. Validation reads each of its cells once. A checkpoint has the position in the
+    epoch: with ``ckpt_path``, a job resumes mid-epoch, on any number of ranks. Before the first epoch, ranks check that
+    they have the same configuration.
 
     Parameters
     ----------
     datamodule
-        scvi-tools' ``AnnbatchDataModule``, or any ``LightningDataModule`` whose hooks return annbatch loaders. It stays
-        as it is: what is returned is a shallow copy.
+        ``AnnbatchDataModule`` of scvi-tools, or any ``LightningDataModule`` whose hooks return annbatch loaders. It is
+        copied, and not changed.
     dist_info
-        As for :class:`.DistributedSampler`. None asks the trainer that the data module is used with, which is right on
-        any number of devices.
+        Source of the rank and the world size, as for :class:`.DistributedSampler`. None asks the trainer of the data
+        module, which is right on any number of devices (default).
     read_ahead
-        How many load requests of the training are read ahead, see :class:`.StatefulLoader`.
+        Number of load requests of the training to prefetch (default 0), as for :class:`.StatefulLoader`.
     seed
-        Shuffles, on every rank alike. Another one gives other epochs.
+        Seed of the order, the same on every rank (default 0).
     options
-        Further arguments of the :class:`.DistributedSampler` of the training, such as ``sharding="shuffled"`` for cells
+        Other arguments of the :class:`.DistributedSampler` of the training, such as ``sharding="shuffled"`` for cells
         that are sorted on disk, ``remainder="exact"`` or ``virtual_ranks=8``.
 
     Returns
     -------
-    A data module of a subclass, with all that ``datamodule`` has, for any number of trainings.
+    LightningDataModule
+        Shallow copy of ``datamodule`` in a subclass of its class, for any number of trainings.
 
     Raises
     ------
     TypeError
-        If ``datamodule`` is no data module, has been distributed before, or has a hook that was assigned to it; or if
-        an option has a name or a type that the sampler doesn't take.
+        If ``datamodule`` is not a data module, is already distributed, or has a hook that was assigned to the object;
+        or if an option has an unknown name or a wrong type.
     ValueError
-        If ``dist_info`` is unknown, or an option has a value that the sampler doesn't take.
+        If ``dist_info`` is unknown, or an option has an invalid value.
 
     Examples
     --------
@@ -96,20 +97,22 @@ def distribute[Module](
     """
     if isinstance(datamodule, _Distributed):
         raise TypeError(
-            f"{type(datamodule).__name__} was distributed before, and its rows would be shared out once more."
+            f"{type(datamodule).__name__} is already distributed, and its rows would be sharded twice. Pass the "
+            "original data module."
         )
     is_module = callable(getattr(datamodule, "train_dataloader", None)) and not hasattr(datamodule, "training_step")
     if isinstance(datamodule, type) or not is_module:
         hint = " Pass an instance, not the class." if isinstance(datamodule, type) else ""
         raise TypeError(
-            f"Expected a LightningDataModule such as scvi-tools' AnnbatchDataModule, got {datamodule!r}.{hint}"
+            "datamodule must be a LightningDataModule, such as scvi-tools' AnnbatchDataModule, got "
+            f"{datamodule!r}.{hint}"
         )
-    if own := [name for name in _HOOKS if name in vars(datamodule)]:
+    if assigned := [name for name in _HOOKS if name in vars(datamodule)]:
         raise TypeError(
-            f"The {', '.join(own)} of this {type(datamodule).__name__} was assigned to it, so that what it returns "
-            "can't be shared out. Make it a method of a subclass of LightningDataModule."
+            f"{', '.join(assigned)} must be a method of {type(datamodule).__name__}, got an attribute of the object, "
+            "whose loaders can't be sharded. Define it in a subclass of LightningDataModule."
         )
-    # raise here what would fail when a trainer asks for loaders; any option fits this sampler
+    # wrong options raise here, and not when a trainer asks for loaders; this sampler takes any option
     trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
     DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
     integer("read_ahead", read_ahead, least=0)
@@ -122,22 +125,22 @@ def distribute[Module](
 
 
 class _Sharing:
-    """The loaders of a data module on this rank, which it makes once for each trainer."""
+    """Loaders of a data module on this rank, made once for each trainer."""
 
     def __init__(self, dist_info: DistInfo | Deferred | None, read_ahead: int, options: dict[str, Any]) -> None:
         self._dist_info, self._read_ahead, self._options = dist_info, read_ahead, options
-        #: for each hook: the trainer and the reload that the loaders are for, and the loaders
+        #: by hook: the trainer and the number of the reload, and the loaders
         self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}
-        #: the trainer that states are for, None for any, and the state of each loader of the training
+        #: the trainer, or None for any trainer, and the states to load into its training loaders
         self.to_load: tuple[Any, Sequence[Mapping[str, Any]]] | None = None
-        #: the trainer that has resumed an epoch, and after how many epochs the user has it reload
+        #: the trainer that has resumed an epoch, and the user's reload_dataloaders_every_n_epochs
         self._resumed: tuple[Any, int] = None, 0
 
     def loaders(self, hook: str, trainer: Any, make: Callable[[], Any]) -> Any:  # noqa: ANN401 whatever hooks return
-        """Return this rank's loaders for a trainer: the same loaders whoever asks, until the user has it reload."""
+        """Return this rank's loaders for a trainer, the same ones until the trainer reloads them."""
         (of_trainer, of_epoch), known = self._loaders.get(hook, ((None, None), None))
         n_epochs = getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
-        # the reload of every epoch after a resume is this package's, not the user's
+        # after a resume, this package makes the trainer reload in every epoch
         if trainer is self._resumed[0]:
             n_epochs = self._resumed[1]
         epoch = trainer.current_epoch // n_epochs if n_epochs else None
@@ -153,7 +156,7 @@ class _Sharing:
         return known
 
     def _shared(self, hook: str, trainer: Any, loaders: Any) -> Any:  # noqa: ANN401 whatever hooks return
-        """Return this rank's part of what loaders read; other loaders than annbatch's stay as they are."""
+        """Return loaders of this rank's shard; loaders other than annbatch's are unchanged."""
         if isinstance(loaders, list | tuple):
             return [self._shared(hook, trainer, loader) for loader in loaders]
         if isinstance(loaders, Mapping):
@@ -162,8 +165,8 @@ class _Sharing:
             return self._loader(hook, trainer, loaders)
         if isinstance(getattr(loaders, "dataset", None), Loader):
             raise TypeError(
-                f"{hook} returns a {type(loaders).__name__} around an annbatch Loader, of which every rank would read "
-                "everything. Return the Loader itself: it makes the batches."
+                f"{hook} must return an annbatch Loader itself, got a {type(loaders).__name__} of a Loader, whose "
+                "cells every rank would read. Return the Loader, which makes the batches."
             )
         return loaders
 
@@ -171,14 +174,14 @@ class _Sharing:
         dist_info = trainer if self._dist_info is None else self._dist_info
         if dist_info is None:
             raise RuntimeError(
-                "Which rank this is says the trainer, and this data module has none yet: its loaders are there in a "
-                "training. To look at one by itself, pass dist_info to distribute, such as Rank(0, 2)."
+                "The rank is unknown, because this data module is not attached to a trainer yet. To make its loaders "
+                "without a trainer, pass dist_info to distribute(), such as Rank(0, 2)."
             )
         if isinstance(loader, StatefulLoader) or isinstance(loader.batch_sampler, DistributedSampler):
             raise TypeError(
-                f"{hook} returns a {type(loader).__name__} with a {type(loader.batch_sampler).__name__}, and its rows "
-                "would be shared out twice, or without the mask of the split. Give the data module annbatch's own "
-                "Loader and sampler."
+                f"{hook} must return annbatch's own Loader and sampler, got a {type(loader).__name__} with a "
+                f"{type(loader.batch_sampler).__name__}, whose rows would be sharded twice, or without the mask of the "
+                "split. Pass annbatch's own Loader and sampler to the data module."
             )
         options: dict[str, Any] = {"remainder": "exact", "seed": self._options["seed"]}
         if hook == _TRAINING:
@@ -186,28 +189,28 @@ class _Sharing:
             options = ({"sharding": "independent"} if draws else {}) | self._options
         sampler = DistributedSampler(loader.batch_sampler, dist_info=dist_info, **options)
         read_ahead = self._read_ahead if hook == _TRAINING else 0
-        made = StatefulLoader.from_loader(loader, batch_sampler=sampler, read_ahead=read_ahead)
+        sharded = StatefulLoader.from_loader(loader, batch_sampler=sampler, read_ahead=read_ahead)
         if initialized() is not None:
-            made.check_ranks_agree()
-        return made
+            sharded.check_ranks_agree()
+        return sharded
 
     def training(self) -> list[StatefulLoader]:
-        """Return the loaders of the training that have states."""
+        """Return the training loaders that have states."""
         _, loaders = self._loaders.get(_TRAINING, (None, None))
         return list(_stateful(loaders))
 
     def __getstate__(self) -> dict[str, Any]:
-        # copies and started ranks make their own loaders
-        by_hand = self.to_load if self.to_load is not None and self.to_load[0] is None else None
-        return vars(self) | {"_loaders": {}, "_resumed": (None, 0), "to_load": by_hand}
+        # copies and spawned ranks make their own loaders, and load only states that are for any trainer
+        states = self.to_load if self.to_load is not None and self.to_load[0] is None else None
+        return vars(self) | {"_loaders": {}, "_resumed": (None, 0), "to_load": states}
 
     def _load(self, trainer: Any, states: Sequence[Mapping[str, Any]]) -> None:  # noqa: ANN401 Lightning's
-        """Resume from the states of a checkpoint, in a trainer or by hand."""
+        """Resume from the states of a checkpoint; ``trainer`` is None outside of a training."""
         loaders = self.training()
         if len(states) != len(loaders):
             raise ValueError(
-                f"The state is one of {len(states)} loaders of the training, and this data module has {len(loaders)}. "
-                "Resume with the data module that it was saved with."
+                f"The state must be of {len(loaders)} training loaders, as in this data module, got {len(states)} "
+                "states. Resume with the data module that saved it."
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
@@ -215,11 +218,11 @@ class _Sharing:
             return
         if trainer is not self._resumed[0]:
             self._resumed = trainer, trainer.reload_dataloaders_every_n_epochs
-        # a resumed epoch may have another number of batches than the epochs that follow
+        # a resumed epoch may have a different number of batches than later epochs
         trainer.reload_dataloaders_every_n_epochs = 1
         done = trainer.fit_loop.epoch_loop.batch_progress.current
         if done.ready and loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
-            # the epoch has ended, which the trainer can't tell from the batches of another number of ranks
+            # the epoch has ended, but the trainer compares the batches with those on a different number of ranks
             done.ready = done.started = done.processed = done.completed = max(map(len, loaders))
 
 
@@ -232,7 +235,7 @@ def _stateful(loaders: Any) -> Iterator[StatefulLoader]:  # noqa: ANN401 whateve
 
 
 class _Distributed:
-    """The first base of a data module that was distributed."""
+    """First base class of a distributed data module."""
 
     _sharing: _Sharing
     trainer: Any
@@ -243,18 +246,18 @@ class _Distributed:
         return {**state, _KEY: states} if states else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        own = {name: value for name, value in state_dict.items() if name != _KEY}
-        super().load_state_dict(own)  # type: ignore[misc]  # only the data module mixed in has it
-        # a trainer that isn't running is an earlier training's
+        of_module = {name: value for name, value in state_dict.items() if name != _KEY}
+        super().load_state_dict(of_module)  # type: ignore[misc]  # only the data module mixed in has it
+        # a trainer that isn't running is of an earlier training
         trainer = self.trainer if self.trainer is not None and self.trainer.state.status == "running" else None
-        if trainer is None or trainer.state.fn == "fit":  # not to evaluate what a checkpoint holds
+        if trainer is None or trainer.state.fn == "fit":  # not for an evaluation of a checkpoint
             states = state_dict.get(_KEY)
             self._sharing.to_load = None if states is None else (trainer, states)
 
     def __copy__(self) -> Any:  # noqa: ANN401 a data module
-        made = object.__new__(type(self))
-        vars(made).update(vars(self), _sharing=copy.copy(self._sharing))
-        return made
+        duplicate = object.__new__(type(self))
+        vars(duplicate).update(vars(self), _sharing=copy.copy(self._sharing))
+        return duplicate
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = type(self).__mro__[2]
@@ -267,16 +270,15 @@ def _unpickled(base: type) -> Any:  # noqa: ANN401 a data module
 
 @cache
 def _distributed_class(base: type[Any]) -> Any:  # noqa: ANN401 a class
-    """Return a subclass of the same name, by which Lightning finds states."""
+    """Return a subclass of the same name, which is Lightning's key for states."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    made = type(base.__name__, (_Distributed, base), names)
-    # hooks that the data module has itself; Lightning's own only raise
+    subclass = type(base.__name__, (_Distributed, base), names)
     for name in _HOOKS:
         owner = next((kind for kind in base.__mro__ if name in vars(kind)), object)
-        # Lightning's own hook is for data modules without such cells, and raises
+        # only hooks that the data module defines; Lightning's own hooks raise
         if owner.__module__.partition(".")[0] not in {"lightning", "pytorch_lightning", "builtins"}:
-            setattr(made, name, _hook(name, made))
-    return made
+            setattr(subclass, name, _hook(name, subclass))
+    return subclass
 
 
 def _hook(name: str, kind: type) -> Callable[[_Distributed], Any]:

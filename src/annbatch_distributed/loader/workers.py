@@ -377,7 +377,7 @@ def _check_not_evaluated(sampler: DistributedSampler) -> None:
         raise RuntimeError(
             "Hugging Face's Trainer needs batches of one size when it evaluates or predicts, and under "
             f"remainder={sampler.remainder!r} its loss and predictions would be wrong. Pass remainder='drop', or "
-            "override evaluate, as 'Evaluate' on the page about the Trainer shows."
+            "override evaluate as in examples/transformers_trainer.py."
         )
 
 
