@@ -1,4 +1,4 @@
-"""Train with accelerate on every rank's own share of the cells, and resume in the middle of an epoch after a stop.
+"""Train with Accelerate, and resume in the middle of an epoch after a stop.
 
 Run it, stop it, and run it again with the last checkpoint, with as many processes as there are then::
 
@@ -35,7 +35,7 @@ def main(
     resume: Path | None,
 ) -> None:
     """Run one rank."""
-    # without cpu=True, and without GPUs, accelerate would take every process for rank 0
+    # without GPUs and without cpu=True, Accelerate would treat every process as rank 0
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     cells = DatasetCollection(collection, mode="r")
     labels = cells.obs([label])[label]
@@ -53,24 +53,23 @@ def main(
     network = nn.Sequential(
         nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
     )
-    # the loader is this rank's already: a DataLoader around it would be shared out a
-    # second time, and raises an error
+    # the loader is sharded already: a DataLoader around it would be sharded a second
+    # time, and raises an error
     model, optimizer = accelerator.prepare(
         network, torch.optim.AdamW(network.parameters(), lr=1e-3)
     )
-    # save_state and load_state take it along
+    # save_state and load_state include it
     accelerator.register_for_checkpointing(loader)
     if resume is not None:
         accelerator.load_state(str(resume))
-    # a rank with another seed, state or collection raises on every rank,
-    # instead of giving a wrong result
+    # if the seed, state or collection of a rank differs, every rank raises
     loader.check_ranks_agree()
 
     for epoch in range(loader.next_epoch, epochs):
-        loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
+        loader.set_epoch(epoch)  # an epoch that was just loaded stays where it is
         for batch in loader:
             with accelerator.accumulate(model):
-                # prepare moves the batches of its own loaders only
+                # prepare moves only the batches of its own loaders
                 counts = batch["X"].to(accelerator.device).to_dense().float()
                 targets = torch.tensor(
                     classes.get_indexer(batch["obs"][label]), device=accelerator.device
@@ -87,7 +86,7 @@ def main(
 
 
 def positive(text: str) -> int:
-    """Read a number that is 1 or more."""
+    """Parse a positive integer."""
     if (number := int(text)) < 1:
         msg = f"must be 1 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
@@ -95,9 +94,9 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> Path:
-    """Read a path of something that is there."""
+    """Parse a path that exists."""
     if not (path := Path(text)).exists():
-        msg = f"{text!r} is not there"
+        msg = f"{text!r} doesn't exist"
         raise argparse.ArgumentTypeError(msg)
     return path
 
@@ -107,29 +106,27 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--collection", type=existing, required=True)
-    parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to learn"
-    )
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
     parser.add_argument("--epochs", type=positive, default=3)
     parser.add_argument(
         "--checkpoints",
         type=Path,
         default=Path("checkpoints"),
-        help="the folder for checkpoints",
+        help="folder for checkpoints",
     )
     parser.add_argument(
-        "--every", type=positive, default=10, help="after how many steps to save one"
+        "--every", type=positive, default=10, help="number of steps between checkpoints"
     )
-    parser.add_argument("--resume", type=existing, help="the checkpoint to resume from")
+    parser.add_argument("--resume", type=existing, help="checkpoint to resume from")
     arguments = parser.parse_args()
     if "RANK" not in os.environ:  # which accelerate sets for two processes or more
         parser.error(
-            "no launcher has started this: "
+            "start this with a launcher: "
             "torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py ..."
         )
 
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     elif os.environ["RANK"] == "0":
-        print("cells are read faster with zarrs: pip install zarrs")
+        print("install zarrs to read faster: pip install zarrs")
     main(**vars(arguments))

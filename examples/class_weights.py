@@ -21,22 +21,22 @@ from annbatch.samplers import WeightedClassSampler
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
 
-# a type is sampled in chunks; of a type with few cells, only in small ones
+# types are sampled in chunks, and types with few cells need small chunks
 CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE = 16, 128, 64
 NOT_SAMPLED = "not sampled"
 
 
 def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
     """Return the type of each cell, as class samplers take it, and the weight of each type."""
-    # every cell needs a type: cells without a label get one that isn't sampled
+    # every cell needs a type: cells without a label get a type that isn't sampled
     types = pd.Categorical(labels).add_categories(NOT_SAMPLED).fillna(NOT_SAMPLED)
-    # so do cells of a type that lie together in runs shorter than a chunk
+    # so do cells in runs that are shorter than a chunk
     starts = np.flatnonzero(np.diff(types.codes, prepend=-1))
     lengths = np.diff(starts, append=len(types))
     is_short = np.repeat(lengths < CHUNK_SIZE, lengths)
     if is_short.mean() > 0.5:
         raise SystemExit(
-            f"cells of one {labels.name} don't lie together in this collection: write it by "
+            f"cells of the same {labels.name} are not stored together: write the collection with "
             f"annbatch-distributed collect --group-by {labels.name}"
         )
     types[is_short] = NOT_SAMPLED
@@ -44,7 +44,7 @@ def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
         lost = labels.astype(object)[types == NOT_SAMPLED].value_counts(dropna=False)
         print("cells that aren't sampled:", lost.to_dict())
 
-    # choose yours; equal ones would sample as many cells of each type
+    # choose your own; equal weights sample the same number of cells of each type
     weights = np.sqrt(types.value_counts())
     weights[NOT_SAMPLED] = 0
     return types, weights
@@ -55,7 +55,7 @@ def sample(collection: Path, label: str, num_samples: int | None) -> None:
     cells = DatasetCollection(collection, mode="r")
     types, weights = weigh(cells.obs([label])[label])
     sampler = DistributedSampler(
-        # or ClassSampler, whose batches are of one type each
+        # or ClassSampler, which samples one type for each batch
         WeightedClassSampler(
             CHUNK_SIZE,
             PRELOAD_NCHUNKS,
@@ -75,7 +75,7 @@ def sample(collection: Path, label: str, num_samples: int | None) -> None:
 
     sampled = torch.zeros(len(weights), dtype=torch.int64)
     for batch in loader:
-        # a step of the training goes here, as in examples/from_h5ad/train.py
+        # train here, as in examples/from_h5ad/train.py
         targets = torch.tensor(types.categories.get_indexer(batch["obs"][label]))
         sampled += torch.bincount(targets, minlength=len(sampled))
     dist.all_reduce(sampled)
@@ -97,7 +97,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("collection", type=Path)
     parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to sample by"
+        "--label", default="cell_type", help="column of obs with the classes"
     )
     parser.add_argument(
         "--num-samples",
@@ -107,7 +107,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: "
+            "start this with a launcher: "
             "torchrun --standalone --nproc-per-node 2 examples/class_weights.py ..."
         )
     else:

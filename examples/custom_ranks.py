@@ -1,4 +1,4 @@
-"""Share cells out among the processes of any launcher, without a framework.
+"""Shard cells across the processes of any launcher, without a framework.
 
 The launcher's variables say which rank this is, and how many there are; or a callable does, here by asking MPI. Every
 rank adds up the counts of its own cells and writes them down, with nothing in common between the ranks but the files.
@@ -25,18 +25,18 @@ from annbatch_distributed import DistributedSampler, StatefulLoader
 
 
 def mpi() -> tuple[int, int]:
-    """Ask MPI, whichever it is and whatever variables it sets."""
+    """Return the rank and the world size of MPI."""
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
 
 def share_out(ranks: str) -> DistributedSampler:
-    """Ask which rank this is, for its share of the cells."""
+    """Return the sampler of this rank."""
     return DistributedSampler(
         SequentialSampler(chunk_size=32, preload_nchunks=8, batch_size=32),
         dist_info=mpi if ranks == "mpi" else "env",
-        # every row once; no rank waits for another, so that one may have a batch more
+        # each row once; ranks don't synchronize, so they may differ by one batch
         remainder="keep",
     )
 
@@ -48,7 +48,7 @@ def main(
     loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
     loader.use_collection(DatasetCollection(collection, mode="r"))
     gather = None
-    if ranks == "mpi":  # whoever has a way to the other ranks can check them
+    if ranks == "mpi":  # MPI can gather strings, which the check needs
         from mpi4py import MPI
 
         gather = MPI.COMM_WORLD.allgather
@@ -75,16 +75,14 @@ if __name__ == "__main__":
         "--ranks",
         choices=["env", "mpi"],
         required=True,
-        help="who says which rank this is",
+        help="source of the rank",
     )
     parser.add_argument("collection", type=Path)
-    parser.add_argument(
-        "folder", type=Path, help="where each rank writes the sums of its cells"
-    )
+    parser.add_argument("folder", type=Path, help="folder for the sums of each rank")
     arguments = parser.parse_args()
     try:
         shared_out = share_out(arguments.ranks)
     except (ImportError, RuntimeError, ValueError) as error:
-        # without mpi4py, a launcher, or sense in its variables
+        # mpi4py or the variables of a launcher are missing
         parser.error(str(error))
     main(shared_out, **vars(arguments))

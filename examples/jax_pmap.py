@@ -1,4 +1,4 @@
-"""Train under JAX on several processes with several devices each, with ``jit`` over a mesh in place of ``jax.pmap``.
+"""Train under JAX on several processes with several devices each, with ``jit`` over a mesh instead of ``jax.pmap``.
 
 Each process reads its own shard of the cells. Its batch is spread over its devices, and the batches of all processes
 together are one global array. (For ``jax.pmap`` itself, reshape a batch instead:
@@ -32,14 +32,13 @@ def main(collection: Path, label: str, epochs: int) -> None:
     classes = pd.Categorical(labels).categories
     loader = StatefulLoader.from_collection(
         cells,
-        batch_size=32,  # on one process: a multiple of its devices
-        dist_info="jax",  # a process is a rank, whatever the number of its devices
-        remainder="drop",  # jit needs batches of one size
+        batch_size=32,  # of each process: a multiple of its devices
+        dist_info="jax",  # each process is a rank, with any number of devices
+        remainder="drop",  # jit needs batches of the same size
         mask=labels.notna(),
         seed=0,
     )
-    # a process with another seed, mask or collection raises on every rank,
-    # instead of giving a wrong result
+    # if the seed, mask or collection of a process differs, every process raises
     loader.check_ranks_agree()
 
     mesh = jax.make_mesh((jax.device_count(),), ("cells",))
@@ -54,13 +53,15 @@ def main(collection: Path, label: str, epochs: int) -> None:
     )
 
     for epoch in range(epochs):
-        loader.set_epoch(epoch)  # another order, and other rows are left out
+        loader.set_epoch(epoch)  # each epoch has its own order and drops different rows
         for batch in loader:
-            # what one process has becomes its part of arrays that span them all
+            # the batch of each process becomes its part of global arrays
             types = classes.get_indexer(batch["obs"][label])
             whole = global_batch({"X": batch["X"], "types": types}, by_cells)
             weights, loss = step(weights, whole["X"], whole["types"])
-        said = loader.check_epoch_read()  # an error, should it not be what was planned
+        said = (
+            loader.check_epoch_read()
+        )  # raises unless all ranks read the planned rows
         if jax.process_index() == 0:
             print(
                 f"{said}: loss {loss:.3f}, "
@@ -85,7 +86,7 @@ def step(
 
 
 def positive(text: str) -> int:
-    """Read a number that is 1 or more."""
+    """Parse a positive integer."""
     if (number := int(text)) < 1:
         msg = f"must be 1 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
@@ -93,9 +94,9 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> Path:
-    """Read a path of something that is there."""
+    """Parse a path that exists."""
     if not (path := Path(text)).exists():
-        msg = f"{text!r} is not there"
+        msg = f"{text!r} doesn't exist"
         raise argparse.ArgumentTypeError(msg)
     return path
 
@@ -107,12 +108,10 @@ if __name__ == "__main__":
     parser.add_argument("--process-id", type=int, required=True)
     parser.add_argument("--num-processes", type=positive, required=True)
     parser.add_argument(
-        "--coordinator", required=True, help="the address of process 0, host:port"
+        "--coordinator", required=True, help="address of process 0, as host:port"
     )
     parser.add_argument("--collection", type=existing, required=True)
-    parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to learn"
-    )
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
     parser.add_argument("--epochs", type=positive, default=3)
     arguments = parser.parse_args()
     if not 0 <= arguments.process_id < arguments.num_processes:

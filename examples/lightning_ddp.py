@@ -1,4 +1,4 @@
-"""Train under Lightning on every rank's own share of the cells, and resume in the middle of an epoch after a stop.
+"""Train with Lightning, and resume in the middle of an epoch after a stop.
 
 Run it, stop it, and run it again with the last checkpoint, with as many devices as there are then::
 
@@ -29,7 +29,7 @@ type Batch = dict[str, Any]
 
 
 class Cells(LightningDataModule):
-    """The cells that have a label: those of some donors to validate on, those of the others to train on."""
+    """Labeled cells: held-out donors to validate on, all other donors to train on."""
 
     def __init__(
         self, collection: Path, label: str, donor: str, hold_out: list[str]
@@ -48,16 +48,15 @@ class Cells(LightningDataModule):
         self.is_labelled, self.is_held_out = obs[label].notna(), donors.isin(hold_out)
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 Lightning's
-        """Open the cells on this rank."""
+        """Open the collection on this rank."""
         self.train = self.load(self.is_labelled & ~self.is_held_out, shuffle=True)
         self.validation = self.load(self.is_labelled & self.is_held_out, shuffle=False)
-        # a rank with another seed, mask or collection raises on every rank,
-        # instead of giving a wrong result
+        # if the seed, mask or collection of a rank differs, every rank raises
         self.train.check_ranks_agree()
         self.validation.check_ranks_agree()
 
     def load(self, mask: pd.Series, *, shuffle: bool) -> StatefulLoader:
-        """Return a loader that reads each of some cells once in an epoch."""
+        """Return a loader that reads each selected cell once in an epoch."""
         return StatefulLoader.from_collection(
             self.collection,
             batch_size=32,
@@ -69,36 +68,38 @@ class Cells(LightningDataModule):
         )
 
     def train_dataloader(self) -> StatefulLoader:
-        """Return the loader itself: a DataLoader would add nothing."""
+        """Return the loader itself, without a DataLoader."""
         return self.train
 
     def val_dataloader(self) -> StatefulLoader:
-        """Return the loader of the cells that are held out."""
+        """Return the loader of the held-out cells."""
         return self.validation
 
-    # Lightning saves a loader's state by itself, but loads it after it has asked how
-    # many batches there are, and on another number of devices there are others: without
-    # these two, a job that grew would leave out the epoch's end.
+    # Lightning saves the state of a loader too, but loads it after it has read its length,
+    # which depends on the number of devices. Without these two methods, a job on more
+    # devices would skip the end of the epoch.
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the epoch is."""
+        """Return the position in the epoch."""
         return self.train.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume there."""
+        """Resume at the position."""
         self.train.load_state_dict(state_dict)
 
 
 class Classifier(LightningModule):
-    """A small network that tells cell types apart."""
+    """A small classifier of cell types."""
 
     def __init__(self, cells: Cells) -> None:
         super().__init__()
         self.cells = cells
-        self.accuracy = MeanMetric()  # which adds up over ranks
+        self.accuracy = MeanMetric()  # sums over ranks
 
     def configure_model(self) -> None:
-        """Make the network, once the cells are open."""
-        if hasattr(self, "network"):  # Lightning asks before trainer.validate too
+        """Create the network, once the collection is open."""
+        if hasattr(
+            self, "network"
+        ):  # Lightning also calls this before trainer.validate
             return
         n_var, n_classes = self.cells.train.n_var, len(self.cells.classes)
         self.network = nn.Sequential(
@@ -106,11 +107,11 @@ class Classifier(LightningModule):
         )
 
     def training_step(self, batch: Batch) -> torch.Tensor:
-        """Learn from a batch."""
+        """Return the loss of a batch."""
         return cross_entropy(*self.scores_and_targets(batch))
 
     def validation_step(self, batch: Batch) -> None:
-        """See how many cells of a batch are predicted correctly."""
+        """Count the cells that are predicted correctly."""
         scores, targets = self.scores_and_targets(batch)
         self.accuracy.update(scores.argmax(dim=1) == targets)
         self.log("accuracy", self.accuracy, prog_bar=True)
@@ -139,7 +140,7 @@ def main(
     every: int,
     resume: Path | None,
 ) -> None:
-    """Train, on as many processes as there are devices."""
+    """Train, with one process for each device."""
     torch.manual_seed(0)
     cells = Cells(collection, label, donor, hold_out)
     trainer = Trainer(
@@ -152,8 +153,8 @@ def main(
                 checkpoints, every_n_train_steps=every, save_top_k=-1, save_last=True
             )
         ],
-        # the rest of an epoch that began on other devices has a length of its own,
-        # which would be taken for all epochs'
+        # the rest of an epoch that began on a different number of devices has a different
+        # length, which Lightning would otherwise use for all epochs
         reload_dataloaders_every_n_epochs=1,
         logger=False,
     )
@@ -161,7 +162,7 @@ def main(
 
 
 def positive(text: str) -> int:
-    """Read a number that is 1 or more."""
+    """Parse a positive integer."""
     if (number := int(text)) < 1:
         msg = f"must be 1 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
@@ -169,9 +170,9 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> Path:
-    """Read a path of something that is there."""
+    """Parse a path that exists."""
     if not (path := Path(text)).exists():
-        msg = f"{text!r} is not there"
+        msg = f"{text!r} doesn't exist"
         raise argparse.ArgumentTypeError(msg)
     return path
 
@@ -181,39 +182,37 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--collection", type=existing, required=True)
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
     parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to learn"
-    )
-    parser.add_argument(
-        "--donor", default="donor", help="the column of obs to hold out by"
+        "--donor", default="donor", help="column of obs with the donors"
     )
     parser.add_argument(
         "--hold-out",
         nargs="+",
         required=True,
         metavar="DONOR",
-        help="whose cells to validate on",
+        help="donors to validate on",
     )
     parser.add_argument("--epochs", type=positive, default=3)
     parser.add_argument(
         "--devices",
         type=positive,
         default=2,
-        help="GPUs, or processes where there are none",
+        help="number of GPUs, or of processes without GPUs",
     )
     parser.add_argument(
         "--checkpoints",
         type=Path,
         default=Path("checkpoints"),
-        help="the folder for checkpoints",
+        help="folder for checkpoints",
     )
     parser.add_argument(
-        "--every", type=positive, default=10, help="after how many steps to save one"
+        "--every", type=positive, default=10, help="number of steps between checkpoints"
     )
-    parser.add_argument("--resume", type=existing, help="the checkpoint to resume from")
+    parser.add_argument("--resume", type=existing, help="checkpoint to resume from")
     arguments = parser.parse_args()
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     else:
-        print("cells are read faster with zarrs: pip install zarrs")
+        print("install zarrs to read faster: pip install zarrs")
     main(**vars(arguments))

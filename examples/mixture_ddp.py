@@ -33,12 +33,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from annbatch_distributed import DistributedSampler, MixedLoader, StatefulLoader
 
-#: Of each source: cells, genes, and its part of the steps.
+#: Cells, genes and weight of each source.
 SOURCES = {"tahoe": (2_000, 60, 3), "census": (700, 40, 1)}
 
 
 class Model(nn.Module):
-    """Genes of a source in, expression out; what lies between is shared."""
+    """An autoencoder with input and output layers for each source, and shared layers."""
 
     def __init__(self, n_genes: dict[str, int]) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class Model(nn.Module):
         )
 
     def forward(self, source: str, counts: torch.Tensor) -> torch.Tensor:
-        """Return the counts as the model sees them."""
+        """Return the reconstructed counts."""
         expressed: torch.Tensor = self.decode[source](
             self.shared(self.embed[source](counts))
         )
         return expressed
 
 
-def make_up(folder: Path) -> None:
+def simulate(folder: Path) -> None:
     """Write the collections."""
     rng = np.random.default_rng(0)
     for name, (n_cells, n_genes, _) in SOURCES.items():
@@ -76,7 +76,7 @@ def load(collection: Path) -> StatefulLoader:
         RandomSampler(chunk_size=32, preload_nchunks=8, batch_size=32),
         dist_info="torch",
         seed=0,
-        remainder="exact",  # every cell once in each epoch of its source
+        remainder="exact",  # each cell once in each epoch of its source
     )
     loader = StatefulLoader(
         batch_sampler=sampler, to="torch", preload_to_gpu=False, read_ahead=1
@@ -87,14 +87,14 @@ def load(collection: Path) -> StatefulLoader:
 def save(folder: Path, job: str, steps: range, parts: dict[str, Any]) -> None:
     """Write a checkpoint, and a log of the cells of the steps since the last one."""
     if (folder / "job").read_text() != job:
-        msg = f"a job that was started later writes to {folder}: end this one"
+        msg = f"a newer job writes to {folder}: stop this job"
         raise RuntimeError(msg)
     states = {name: part.state_dict() for name, part in parts.items()}
     epoch = states["mixture"]["epoch"]
     cells = parts["mixture"].cells_of(steps).assign(epoch=epoch)  # of all ranks
     columns = ["epoch", "step", "source", "rank", "cell"]
-    # the file is written before the checkpoint and named by its first step: if the job is
-    # killed in between, the next job overwrites it, and the log has each step once
+    # the log is written before the checkpoint and named by its first step: if the job is
+    # killed in between, the next job overwrites it, so that it has each step once
     log = folder / "cells" / f"epoch{epoch}-step{steps[0]:06}.csv"
     cells.to_csv(log, columns=columns, index=False)
     torch.save(states, folder / "unfinished")
@@ -109,7 +109,7 @@ def main(
     rank, world_size = dist.get_rank(), dist.get_world_size()
     checkpoint = folder / "last.pt"
     if rank == 0 and not (folder / "census.zarr").exists():
-        make_up(folder)
+        simulate(folder)
     (folder / "cells").mkdir(exist_ok=True)
     dist.barrier()
 
@@ -118,7 +118,7 @@ def main(
     mixture = MixedLoader(loaders, weights=weights, n_steps=n_steps, seed=0)
     torch.manual_seed(0)
     network = Model({name: loader.n_var for name, loader in loaders.items()})
-    # a step trains the layers of its source alone
+    # each step trains only the layers of its source
     model = DistributedDataParallel(network, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     parts: dict[str, Any] = {
@@ -133,14 +133,14 @@ def main(
             part.load_state_dict(states[name])
         first = states["mixture"]["done"]
     mixture.check_ranks_agree()
-    job = uuid4().hex  # the newest job owns the checkpoint
+    job = uuid4().hex  # only the newest job writes checkpoints
     if rank == 0:
         (folder / "job").write_text(job)
         print(
             mixture.plan().round(2)
             if first == 0
             else f"from step {first}, world size {world_size}",
-            flush=True,  # else a rank that is killed may not print it
+            flush=True,  # otherwise, a killed rank may not print it
         )
 
     for epoch in range(mixture.next_epoch, epochs):
@@ -162,7 +162,9 @@ def main(
                 sources = []
             if step == kill_at and rank == world_size - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-        read = mixture.check_epoch_read()  # an error, unless it is what was planned
+        read = (
+            mixture.check_epoch_read()
+        )  # raises unless all ranks read the planned rows
         if rank == 0:
             print(read)
     dist.destroy_process_group()
@@ -191,7 +193,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: torchrun --standalone --nproc-per-node 2 mixture_ddp.py job/"
+            "start this with a launcher: torchrun --standalone --nproc-per-node 2 mixture_ddp.py job/"
         )
     arguments.folder.mkdir(exist_ok=True)
     main(**vars(arguments))

@@ -33,7 +33,7 @@ from annbatch_distributed import AlignedLoader
 N_CELLS, N_GENES, N_PROTEINS = 3_000, 50, 8
 
 
-def make_up(folder: Path) -> None:
+def simulate(folder: Path) -> None:
     """Write a collection of the RNA and one of the proteins of the same cells."""
     rng = np.random.default_rng(0)
     counts = rng.poisson(0.5, (N_CELLS, N_GENES)).astype("float32")
@@ -45,7 +45,7 @@ def make_up(folder: Path) -> None:
     for name, values in modalities.items():
         file = folder / f"{name}.h5ad"
         ad.AnnData(values, obs=cells).write_h5ad(file)
-        # with the same rng and sizes, annbatch shuffles both collections alike
+        # with the same rng and sizes, annbatch shuffles both collections in the same order
         DatasetCollection(folder / f"{name}.zarr").add_adatas(
             [file],
             rng=np.random.default_rng(0),
@@ -55,9 +55,9 @@ def make_up(folder: Path) -> None:
 
 
 def save(folder: Path, job: str, parts: dict[str, Any]) -> None:
-    """Write a checkpoint, unless a job that was started later does."""
+    """Write a checkpoint, unless a newer job does."""
     if (folder / "job").read_text() != job:
-        msg = f"a job that was started later writes to {folder}: end this one"
+        msg = f"a newer job writes to {folder}: stop this job"
         raise RuntimeError(msg)
     states = {name: part.state_dict() for name, part in parts.items()}
     torch.save(states, folder / "unfinished")
@@ -70,7 +70,7 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     checkpoint = folder / "last.pt"
     if rank == 0 and not (folder / "protein.zarr").exists():
-        make_up(folder)
+        simulate(folder)
     dist.barrier()
 
     modalities = {
@@ -94,16 +94,16 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
         for name, part in parts.items():
             part.load_state_dict(states[name])
     loader.check_ranks_agree()
-    job = uuid4().hex  # the newest job owns the checkpoint
+    job = uuid4().hex  # only the newest job writes checkpoints
     if rank == 0:
         (folder / "job").write_text(job)
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)
-        first = loader.sampler.batches_done  # 0, unless a checkpoint was loaded
+        first = loader.sampler.batches_done  # 0 unless a checkpoint was loaded
         if rank == 0:
             start = f"epoch {epoch} from step {first}, world size {world_size}"
-            print(start, flush=True)  # else a rank that is killed may not print it
+            print(start, flush=True)  # otherwise, a killed rank may not print it
         errors = []
         for step, batch in enumerate(loader, start=first):
             counts, proteins = batch["rna"]["X"].to_dense(), batch["protein"]["X"]
@@ -116,12 +116,14 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
                 save(folder, job, parts)
             if step == kill_at and rank == world_size - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-        read = loader.check_epoch_read()  # an error, unless it is what was planned
+        read = (
+            loader.check_epoch_read()
+        )  # raises unless all ranks read the planned rows
         if rank == 0:
             save(folder, job, parts)
             print(read, flush=True)
-            # each protein has a variance of 1: if RNA and proteins were of different cells,
-            # the error would stay at 1
+            # each protein has a variance of 1, so the error would stay at 1 if RNA and
+            # proteins were of different cells
             print(f"squared error on rank 0: {np.mean(errors):.2f}", flush=True)
     dist.destroy_process_group()
 
@@ -143,7 +145,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: torchrun --standalone --nproc-per-node 2 multiome_ddp.py job/"
+            "start this with a launcher: torchrun --standalone --nproc-per-node 2 multiome_ddp.py job/"
         )
     arguments.folder.mkdir(exist_ok=True)
     main(**vars(arguments))

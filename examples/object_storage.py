@@ -1,4 +1,4 @@
-"""Train on cells that lie in object storage, and resume from the last checkpoint on any number of ranks.
+"""Train on cells in object storage, and resume from the last checkpoint on any number of ranks.
 
 Credentials come from the environment, as for any other program that reads S3 (``AWS_ACCESS_KEY_ID``, a role of the
 machine, ...); ``gs://`` and ``az://`` have theirs::
@@ -38,7 +38,7 @@ def open_cells(url: str, client: str) -> DatasetCollection:
     if client == "obstore":
         from obstore.store import from_url
 
-        # what fails, or takes 30 seconds, is asked for again, and is an error in the end
+        # failed requests, and requests of more than 30 seconds, are repeated, and finally raise
         retries: RetryConfig = {
             "max_retries": 5,
             "retry_timeout": timedelta(minutes=2),
@@ -58,7 +58,7 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
         seed=0,
         remainder="exact",
     )
-    # four load requests are read at once, so that steps don't wait for each in turn
+    # read four load requests at the same time, which hides the latency
     loader = StatefulLoader(
         batch_sampler=sampler, to="torch", preload_to_gpu=False, read_ahead=4
     )
@@ -75,7 +75,10 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
         network.load_state_dict(states["model"])
         loader.load_state_dict(states["loader"])
 
-    owner, job = checkpoint.with_suffix(".job"), uuid4().hex  # the newest job's
+    owner, job = (
+        checkpoint.with_suffix(".job"),
+        uuid4().hex,
+    )  # only the newest job writes the checkpoint
     if dist.get_rank() == 0:
         owner.write_text(job)
     for epoch in range(loader.next_epoch, epochs):
@@ -91,12 +94,14 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
             optimizer.step()
             if (step + 1) % every == 0 and dist.get_rank() == 0:
                 if owner.read_text() != job:
-                    msg = f"a newer job writes {checkpoint}: end this one"
+                    msg = f"a newer job writes {checkpoint}: stop this job"
                     raise RuntimeError(msg)
                 states = {"model": network.state_dict(), "loader": loader.state_dict()}
                 torch.save(states, checkpoint.with_suffix(".unfinished"))
                 checkpoint.with_suffix(".unfinished").replace(checkpoint)
-        read = loader.check_epoch_read()  # an error, unless it is what was planned
+        read = (
+            loader.check_epoch_read()
+        )  # raises unless all ranks read the planned rows
         if dist.get_rank() == 0:
             print(read)
     dist.destroy_process_group()
@@ -114,7 +119,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: "
+            "start this with a launcher: "
             "torchrun --standalone --nproc-per-node 2 object_storage.py ..."
         )
     main(**vars(arguments))

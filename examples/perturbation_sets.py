@@ -36,7 +36,7 @@ DRUGS = ["DMSO", "afatinib", "bosutinib", "cisplatin", "dasatinib", "erlotinib"]
 N_GENES = 30
 
 
-def make_up(folder: Path) -> None:
+def simulate(folder: Path) -> None:
     """Write a collection in which the cells of a line and a drug lie together."""
     rng = np.random.default_rng(0)
     lines, drugs = (rng.choice(names, 2_000) for names in (LINES, DRUGS))
@@ -76,13 +76,13 @@ def drugs_of(batch: dict[str, Any]) -> torch.Tensor:
 def save(folder: Path, job: str, steps: range, parts: dict[str, Any]) -> None:
     """Write a checkpoint, and a log of the cells of the steps since the last one."""
     if (folder / "job").read_text() != job:
-        msg = f"a job that was started later writes to {folder}: end this one"
+        msg = f"a newer job writes to {folder}: stop this job"
         raise RuntimeError(msg)
     states = {name: part.state_dict() for name, part in parts.items()}
     epoch = states["loader"]["epoch"]
     cells = parts["loader"].cells_of(steps, ["line", "drug"]).assign(epoch=epoch)
-    # the file is written before the checkpoint and named by its first step: if the job is
-    # killed in between, the next job overwrites it, and the log has each step once
+    # the log is written before the checkpoint and named by its first step: if the job is
+    # killed in between, the next job overwrites it, so that it has each step once
     log = folder / "cells" / f"epoch{epoch}-step{steps[0]:06}.csv"
     cells.to_csv(log, index=False)
     torch.save(states, folder / "unfinished")
@@ -95,7 +95,7 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     checkpoint = folder / "last.pt"
     if rank == 0 and not (folder / "cells.zarr").exists():
-        make_up(folder)
+        simulate(folder)
     (folder / "cells").mkdir(exist_ok=True)
     dist.barrier()
 
@@ -121,16 +121,16 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
         for name, part in parts.items():
             part.load_state_dict(states[name])
     loader.check_ranks_agree()
-    job = uuid4().hex  # the newest job owns the checkpoint
+    job = uuid4().hex  # only the newest job writes checkpoints
     if rank == 0:
         (folder / "job").write_text(job)
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)
-        first = saved = loader.batches_done  # 0, unless a checkpoint was loaded
+        first = saved = loader.batches_done  # 0 unless a checkpoint was loaded
         if rank == 0:
             start = f"epoch {epoch} from step {first}, world size {world_size}"
-            print(start, flush=True)  # else a rank that is killed may not print it
+            print(start, flush=True)  # otherwise, a killed rank may not print it
         n_steps, errors = len(loader), []
         for step, batch in enumerate(loader, start=first):
             loss = mse_loss(model(drugs_of(batch)), effects(batch))
@@ -143,7 +143,9 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
                 saved = step + 1
             if step == kill_at and rank == world_size - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-        read = loader.check_epoch_read()  # an error, unless it is what was planned
+        read = (
+            loader.check_epoch_read()
+        )  # raises unless all ranks read the planned rows
         if rank == 0:
             print(read, flush=True)
             print(f"squared error on rank 0: {np.mean(errors):.2f}", flush=True)
@@ -167,7 +169,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: torchrun --standalone --nproc-per-node 2 perturbation_sets.py job/"
+            "start this with a launcher: torchrun --standalone --nproc-per-node 2 perturbation_sets.py job/"
         )
     arguments.folder.mkdir(exist_ok=True)
     main(**vars(arguments))

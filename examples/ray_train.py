@@ -1,4 +1,4 @@
-"""Train with Ray Train on every worker's own share of the cells, and resume in the middle of an epoch after a failure.
+"""Train with Ray Train, and resume in the middle of an epoch after a failure.
 
 Run it on this machine::
 
@@ -36,7 +36,7 @@ def train(config: dict[str, Any]) -> None:
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     elif rank == 0:
-        print("cells are read faster with zarrs: pip install zarrs")
+        print("install zarrs to read faster: pip install zarrs")
     cells, label = DatasetCollection(config["collection"], mode="r"), config["label"]
     labels = cells.obs([label])[label]
     classes = pd.Categorical(labels).categories
@@ -50,8 +50,7 @@ def train(config: dict[str, Any]) -> None:
     )
 
     torch.manual_seed(0)
-    # only the model: prepare_data_loader is for torch's DataLoader, and would have
-    # nothing to share out here
+    # only the model: the loader is sharded already
     model = prepare_model(
         nn.Sequential(
             nn.Linear(loader.n_var, 64), nn.ReLU(), nn.Linear(64, len(classes))
@@ -64,17 +63,16 @@ def train(config: dict[str, Any]) -> None:
             saved = torch.load(
                 Path(folder) / "state.pt", weights_only=True, map_location=device
             )
-        # another number of workers may wrap the model in another way
+        # on a different number of workers, the model may be wrapped differently
         getattr(model, "module", model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
-    # a worker with another seed, state or collection raises on every rank,
-    # instead of giving a wrong result
+    # if the seed, state or collection of a worker differs, every worker raises
     loader.check_ranks_agree()
 
     step = 0
     for epoch in range(loader.next_epoch, config["epochs"]):
-        loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
+        loader.set_epoch(epoch)  # an epoch that was just loaded stays where it is
         for batch in loader:
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
@@ -95,7 +93,7 @@ def train(config: dict[str, Any]) -> None:
                     loader,
                 )
             if config["fail_at"] == step and checkpoint is None:
-                msg = f"worker {rank} was told to fail after {step} batches"
+                msg = f"worker {rank} fails on purpose after {step} batches"
                 raise RuntimeError(msg)
 
 
@@ -106,7 +104,7 @@ def report(
     optimizer: torch.optim.Optimizer,
     loader: StatefulLoader,
 ) -> None:
-    """Tell Ray how far this worker is; rank 0's checkpoint is everybody's."""
+    """Report metrics to Ray, and the checkpoint of rank 0, which every worker loads."""
     if rank != 0:
         ray.train.report(metrics)
         return
@@ -121,7 +119,7 @@ def report(
 
 
 def positive(text: str) -> int:
-    """Read a number that is 1 or more."""
+    """Parse a positive integer."""
     if (number := int(text)) < 1:
         msg = f"must be 1 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
@@ -129,11 +127,11 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> Path:
-    """Read a path of something that is there."""
+    """Parse a path that exists."""
     if not (path := Path(text)).exists():
-        msg = f"{text!r} is not there"
+        msg = f"{text!r} doesn't exist"
         raise argparse.ArgumentTypeError(msg)
-    return path.resolve()  # workers run in a folder of Ray's
+    return path.resolve()  # workers run in a different folder
 
 
 if __name__ == "__main__":
@@ -141,28 +139,29 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--collection", type=existing, required=True)
-    parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to learn"
-    )
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
     parser.add_argument("--epochs", type=positive, default=3)
     parser.add_argument("--workers", type=positive, default=2)
     parser.add_argument(
         "--checkpoints",
         type=Path,
         default=Path("checkpoints"),
-        help="the folder for checkpoints",
+        help="folder for checkpoints",
     )
     parser.add_argument(
-        "--every", type=positive, default=10, help="after how many batches to save one"
+        "--every",
+        type=positive,
+        default=10,
+        help="number of batches between checkpoints",
     )
     parser.add_argument(
         "--fail-at",
         type=positive,
-        help="after how many batches the first attempt fails, to see it resume",
+        help="number of batches after which the first attempt fails, to see it resume",
     )
     arguments = parser.parse_args()
 
-    # on this machine; rows don't go through the object store, so that it can be small
+    # on this machine; rows don't pass through the object store, so it can be small
     ray.init(
         num_cpus=arguments.workers,
         include_dashboard=False,

@@ -1,4 +1,4 @@
-"""Train scvi-tools' SCVI on every rank's own share of the cells, and write what it makes of every cell.
+"""Train scvi-tools' SCVI on several ranks, and write the latent representation of every cell.
 
 Run it, stop it, and run it again with the last checkpoint, with as many devices as there are then::
 
@@ -30,10 +30,7 @@ BATCH_SIZE, CHUNK_SIZE, PRELOAD_NCHUNKS = 128, 64, 16
 
 
 class Checkpoints(Callback):
-    """Saves a checkpoint after every so many steps.
-
-    scvi-tools' trainer takes no other callback that does.
-    """
+    """Save a checkpoint at regular steps, which no callback of scvi-tools does."""
 
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
@@ -44,7 +41,7 @@ class Checkpoints(Callback):
         module: LightningModule,  # noqa: ARG002 Lightning passes it
         *batch: object,  # noqa: ARG002 Lightning passes it too
     ) -> None:
-        """Save one."""
+        """Save a checkpoint if it is due."""
         if trainer.global_step % self.every == 0:
             trainer.save_checkpoint(self.folder / f"step-{trainer.global_step}.ckpt")
 
@@ -80,7 +77,7 @@ def main(
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy="ddp_find_unused_parameters_true",
         check_val_every_n_epoch=1,
-        # scvi-tools leaves its own out under DDP
+        # scvi-tools ignores its own early stopping under DDP
         callbacks=[
             EarlyStopping("elbo_validation", patience=5),
             Checkpoints(checkpoints, every),
@@ -92,12 +89,12 @@ def main(
     if model.trainer.is_global_zero:
         print(
             f"{model.trainer.current_epoch} epochs; "
-            f"{latent.shape[1]} numbers for each of {latent.shape[0]} cells"
+            f"{latent.shape[1]} latent dimensions for each of {latent.shape[0]} cells"
         )
 
 
 def positive(text: str) -> int:
-    """Read a number that is 1 or more."""
+    """Parse a positive integer."""
     if (number := int(text)) < 1:
         msg = f"must be 1 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
@@ -105,9 +102,9 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> Path:
-    """Read a path of something that is there."""
+    """Parse a path that exists."""
     if not (path := Path(text)).exists():
-        msg = f"{text!r} is not there"
+        msg = f"{text!r} doesn't exist"
         raise argparse.ArgumentTypeError(msg)
     return path
 
@@ -120,33 +117,33 @@ if __name__ == "__main__":
         "--collection",
         type=existing,
         required=True,
-        help="an annbatch collection of counts",
+        help="annbatch collection of counts",
     )
     parser.add_argument(
-        "--batch", default="donor", help="the column of obs with the batch of each cell"
+        "--batch", default="donor", help="column of obs with the batch of each cell"
     )
     parser.add_argument("--epochs", type=positive, default=3)
     parser.add_argument(
         "--checkpoints",
         type=Path,
         default=Path("checkpoints"),
-        help="the folder for what is written",
+        help="folder for checkpoints and results",
     )
     parser.add_argument(
         "--every",
         type=positive,
         default=10,
-        help="after how many steps to save a checkpoint",
+        help="number of steps between checkpoints",
     )
-    parser.add_argument("--resume", type=existing, help="the checkpoint to resume from")
+    parser.add_argument("--resume", type=existing, help="checkpoint to resume from")
     arguments = parser.parse_args()
     if "LOCAL_WORLD_SIZE" not in os.environ:
         parser.error(
-            "no launcher has started this: "
+            "start this with a launcher: "
             "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py ..."
         )
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     elif os.environ["RANK"] == "0":
-        print("cells are read faster with zarrs: pip install zarrs")
+        print("install zarrs to read faster: pip install zarrs")
     main(**vars(arguments))

@@ -1,4 +1,4 @@
-"""Train on every rank's own share of the cells of some donors, and validate on every cell of the others exactly once.
+"""Train with DDP on the cells of some donors, and validate on each cell of the held-out donors once.
 
 Run it with torch's launcher::
 
@@ -55,12 +55,11 @@ def main(
             to="torch",
         )
 
-    # two masks of the cells that have a label: what is held out is never trained on
+    # two masks of labeled cells, so that held-out cells are never trained on
     is_labelled, is_held_out = obs[label].notna(), donors.isin(hold_out)
     train = load(is_labelled & ~is_held_out, shuffle=True)
     validation = load(is_labelled & is_held_out, shuffle=False)
-    # a rank with another seed, mask or collection raises on every rank,
-    # instead of giving a wrong result
+    # if the seed, mask or collection of a rank differs, every rank raises
     train.check_ranks_agree()
     validation.check_ranks_agree()
 
@@ -72,7 +71,7 @@ def main(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     for epoch in range(epochs):
-        train.set_epoch(epoch)  # another order
+        train.set_epoch(epoch)  # each epoch has its own order
         for batch in train:
             counts = batch["X"].to(device).to_dense().float()
             targets = torch.tensor(
@@ -82,7 +81,7 @@ def main(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        # an error, should it not be what was planned
+        # raises unless all ranks read the planned rows
         trained_on = train.check_epoch_read()
 
         totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct, all
@@ -103,7 +102,7 @@ def main(
 
 
 def positive(text: str) -> int:
-    """Read a number that is 1 or more."""
+    """Parse a positive integer."""
     if (number := int(text)) < 1:
         msg = f"must be 1 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
@@ -111,9 +110,9 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> Path:
-    """Read a path of something that is there."""
+    """Parse a path that exists."""
     if not (path := Path(text)).exists():
-        msg = f"{text!r} is not there"
+        msg = f"{text!r} doesn't exist"
         raise argparse.ArgumentTypeError(msg)
     return path
 
@@ -123,35 +122,33 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--collection", type=existing, required=True)
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
     parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to learn"
-    )
-    parser.add_argument(
-        "--donor", default="donor", help="the column of obs to hold out by"
+        "--donor", default="donor", help="column of obs with the donors"
     )
     parser.add_argument(
         "--hold-out",
         nargs="+",
         required=True,
         metavar="DONOR",
-        help="whose cells to validate on",
+        help="donors to validate on",
     )
     parser.add_argument("--epochs", type=positive, default=3)
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: "
+            "start this with a launcher: "
             "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py ..."
         )
 
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     elif os.environ["RANK"] == "0":
-        print("cells are read faster with zarrs: pip install zarrs")
+        print("install zarrs to read faster: pip install zarrs")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        # first of all: otherwise, every rank uses GPU 0
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     main(device, **vars(arguments))

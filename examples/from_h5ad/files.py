@@ -1,4 +1,4 @@
-"""Make up what a laboratory delivers: an h5ad file of raw counts for each donor, sparse, with the type of each cell.
+"""Simulate data: an h5ad file of sparse raw counts for each donor, with the type of each cell.
 
 ::
 
@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     """Write a file for each of ten donors."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
-    # how much a cell of each type has of each gene
+    # expected count of each gene, for each cell type
     profiles = rng.gamma(0.5, size=len(GENES)) * rng.lognormal(
         0, 0.5, size=(len(TYPES), len(GENES))
     )

@@ -1,6 +1,6 @@
 """Train on the cells of some donors, validate on every cell of the others, and resume from the last checkpoint.
 
-Run it with torch's launcher, and after whatever has ended it run it again, on any number of ranks::
+Start it with torchrun. After a stop, run it again, on any number of ranks::
 
     torchrun --standalone --nproc-per-node 2 examples/from_h5ad/train.py --collection cells.zarr --checkpoint last.pt \
         --hold-out d09 d10
@@ -27,7 +27,7 @@ from annbatch_distributed import StatefulLoader
 
 
 def start() -> torch.device:
-    """Join the job: with a GPU for each rank of this machine, or else on its CPU."""
+    """Join the job, with one GPU for each rank of this machine, or on its CPU."""
     if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)  # before anything else uses a GPU
@@ -40,7 +40,7 @@ def start() -> torch.device:
 def split(
     collection: Path, label: str, donor: str, hold_out: list[str]
 ) -> tuple[pd.Index, StatefulLoader, StatefulLoader]:
-    """Return the classes, and loaders of cells to train on and of held-out ones."""
+    """Return the classes, and the loaders of training cells and held-out cells."""
     cells = DatasetCollection(collection, mode="r")
     obs = cells.obs([label, donor])
     classes = pd.Categorical(obs[label]).categories
@@ -55,7 +55,7 @@ def split(
     def load(mask: pd.Series, *, shuffle: bool) -> StatefulLoader:
         return StatefulLoader.from_collection(
             cells,
-            batch_size=32,  # of each rank
+            batch_size=32,  # on each rank
             dist_info="torch",
             mask=mask,
             shuffle=shuffle,
@@ -70,9 +70,9 @@ def split(
 
 
 def save(checkpoint: Path, parts: dict[str, Any], job: str) -> None:
-    """Write a checkpoint in whole or not at all, and never over that of a newer job."""
+    """Write a checkpoint completely or not at all, and never replace a newer job's."""
     if checkpoint.with_suffix(".job").read_text() != job:
-        msg = f"a job that was started later writes {checkpoint}: end this one"
+        msg = f"a newer job writes {checkpoint}: stop this job"
         raise RuntimeError(msg)
     unfinished = checkpoint.with_suffix(".unfinished")
     torch.save({name: part.state_dict() for name, part in parts.items()}, unfinished)
@@ -82,7 +82,7 @@ def save(checkpoint: Path, parts: dict[str, Any], job: str) -> None:
 def tensors(
     batch: dict[str, Any], label: str, classes: pd.Index, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalise the counts of a batch, and number the classes of its cells."""
+    """Normalize the counts of a batch, and return them with the class indices."""
     counts = batch["X"].to(device).to_dense().float()
     per_cell = counts.sum(dim=1, keepdim=True).clamp(min=1)
     targets = torch.tensor(classes.get_indexer(batch["obs"][label]), device=device)
@@ -111,25 +111,25 @@ def main(
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    # what a checkpoint holds; it is the same on every rank
+    # content of a checkpoint, the same on every rank
     parts: dict[str, Any] = {"loader": train, "model": network, "optimizer": optimizer}
     if checkpoint.exists():
         states = torch.load(checkpoint, map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(states[name])
-    # another seed, mask, collection or checkpoint on one rank raises on every rank
+    # if the seed, mask, collection or checkpoint of a rank differs, every rank raises
     for loader in (train, validation):
         loader.check_ranks_agree()
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    job = uuid4().hex  # the job that was started last owns the checkpoint
+    job = uuid4().hex  # only the newest job writes the checkpoint
     if rank == 0:
         checkpoint.with_suffix(".job").write_text(job)
     if rank == 0 and train.next_epoch >= epochs:
         print(f"{checkpoint}: all {epochs} epochs are done")
     for epoch in range(train.next_epoch, epochs):
         train.set_epoch(epoch)
-        first = train.sampler.batches_done  # 0, unless a checkpoint was loaded
+        first = train.sampler.batches_done  # 0 unless a checkpoint was loaded
         if rank == 0:
             print(
                 f"epoch {epoch} from step {first} of {len(train)} on {world_size} ranks"
@@ -145,7 +145,7 @@ def main(
                 save(checkpoint, parts, job)
             if rank == world_size - 1 and step == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-        read = train.check_epoch_read()  # an error, unless it is what was planned
+        read = train.check_epoch_read()  # raises unless all ranks read the planned rows
 
         counts = torch.zeros(2, dtype=torch.int64, device=device)  # correct, all
         for batch in validation:
@@ -166,7 +166,7 @@ def main(
 
 
 def positive(text: str) -> int:
-    """Read a number that is 1 or more."""
+    """Parse a positive integer."""
     if (number := int(text)) < 1:
         msg = f"must be 1 or more, got {number}"
         raise argparse.ArgumentTypeError(msg)
@@ -174,9 +174,9 @@ def positive(text: str) -> int:
 
 
 def existing(text: str) -> Path:
-    """Read a path of something that is there."""
+    """Parse a path that exists."""
     if not (path := Path(text)).exists():
-        msg = f"{text!r} is not there"
+        msg = f"{text!r} doesn't exist"
         raise argparse.ArgumentTypeError(msg)
     return path
 
@@ -190,39 +190,37 @@ if __name__ == "__main__":
         "--checkpoint",
         type=Path,
         required=True,
-        help="is written, and resumed from if it is there",
+        help="file to save to, and to resume from if it exists",
     )
-    parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to learn"
-    )
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
     parser.add_argument(
         "--donor",
         default="donor",
-        help="the column of obs to hold out by",
+        help="column of obs with the donors",
     )
     parser.add_argument(
         "--hold-out",
         nargs="+",
         required=True,
         metavar="DONOR",
-        help="whose cells to validate on",
+        help="donors to validate on",
     )
     parser.add_argument("--epochs", type=positive, default=2)
     parser.add_argument(
         "--every",
         type=positive,
         default=20,
-        help="after how many steps to save a checkpoint",
+        help="number of steps between checkpoints",
     )
     parser.add_argument(
         "--kill-at",
         type=positive,
-        help="at which step to kill the last rank, to see it resume",
+        help="step at which to kill the last rank, to see the job resume",
     )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
-            "no launcher has started this: "
+            "start this with a launcher: "
             "torchrun --standalone --nproc-per-node 2 train.py ..."
         )
     main(**vars(arguments))

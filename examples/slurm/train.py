@@ -1,4 +1,4 @@
-"""Train in a Slurm job that may be stopped at any time: on SIGUSR1 or SIGTERM, all ranks save after the same step.
+"""Train in a Slurm job that can be stopped at any time: on SIGUSR1 or SIGTERM, all ranks save after the same step.
 
 Started again, it resumes with the next batch. ``torchrun.sbatch`` and ``srun.sbatch`` start it; without Slurm::
 
@@ -29,7 +29,7 @@ CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE = 64, 32, 256
 
 
 class StopRequest:
-    """Whether this job was asked to stop, by a signal to any of its ranks."""
+    """A request to stop this job, by a signal to any of its ranks."""
 
     def __init__(self) -> None:
         self.came_here = False
@@ -37,12 +37,12 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:  # noqa: ARG002 Python's
-        # no more: a signal can come in the middle of anything, a collective included
+        # nothing else: a signal can arrive in the middle of a collective
         self.came_here = True
 
     def came_anywhere(self) -> bool:
-        """Ask all ranks, which therefore hear the same after the same step."""
-        # on the CPU: gloo carries it, and the GPU needn't be waited for
+        """Return True on all ranks, after the same step, if any rank got a signal."""
+        # on the CPU, with Gloo, so that no rank waits for its GPU
         came = torch.tensor(int(self.came_here))
         dist.all_reduce(came, op=dist.ReduceOp.MAX)
         return bool(came)
@@ -56,7 +56,7 @@ def main(
     epochs: int,
 ) -> None:
     """Run one rank."""
-    stop = StopRequest()  # early: before this, a signal ends the process
+    stop = StopRequest()  # early: until here, a signal kills the process
     cells = DatasetCollection(collection, mode="r")
     labels = cells.obs([label])[label]
     classes = pd.Categorical(labels).categories
@@ -91,11 +91,11 @@ def main(
             torch.save(
                 {name: of.state_dict() for name, of in state.items()}, unfinished
             )
-            unfinished.replace(checkpoint)  # there in whole, or as it was
-        dist.barrier()  # nobody ends, and takes the job with it, before that
+            unfinished.replace(checkpoint)  # replaces the file atomically
+        dist.barrier()  # no rank ends the job before the file is written
 
     for epoch in range(loader.next_epoch, epochs):
-        loader.set_epoch(epoch)  # changes nothing in the epoch that was just loaded
+        loader.set_epoch(epoch)  # an epoch that was just loaded stays where it is
         for batch in loader:
             targets = torch.tensor(
                 classes.get_indexer(batch["obs"][label]), device=device
@@ -123,19 +123,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("collection", type=Path, help="an annbatch collection")
+    parser.add_argument("collection", type=Path, help="annbatch collection")
     parser.add_argument(
         "checkpoint",
         type=Path,
-        help="the file to save to, and to resume from where it exists",
+        help="file to save to, and to resume from if it exists",
     )
-    parser.add_argument(
-        "--label", default="cell_type", help="the column of obs to learn"
-    )
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
 
-    if "RANK" not in os.environ:  # not torchrun has started this rank, but srun
+    if "RANK" not in os.environ:  # started by srun, without torchrun
         for name, of_slurm in (
             ("RANK", "PROCID"),
             ("WORLD_SIZE", "NTASKS"),
@@ -145,14 +143,14 @@ if __name__ == "__main__":
     if find_spec("zarrs"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     elif os.environ["RANK"] == "0":
-        print("cells are read faster with zarrs: pip install zarrs")
+        print("install zarrs to read faster: pip install zarrs")
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        # a rank sees the GPUs of its node, or only its own one
+        # a rank sees all GPUs of its node, or only its own
         device = torch.device(
             "cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
         )
-        # first of all: what doesn't ask takes GPU 0 on every rank otherwise
+        # first of all: otherwise, every rank uses GPU 0
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     main(device, **vars(arguments))

@@ -82,7 +82,7 @@ def test_checkpoint_of_a_newer_job_is_not_overwritten(tmp_path: Path) -> None:
     save = runpy.run_path(str(ROOT / "examples/from_h5ad/train.py"))["save"]
     checkpoint, layer = tmp_path / "last.pt", torch.nn.Linear(1, 1)
     (tmp_path / "last.job").write_text("newer")
-    with pytest.raises(RuntimeError, match=r"a job that was started later writes .*last\.pt: end this one"):
+    with pytest.raises(RuntimeError, match=r"newer job"):
         save(checkpoint, {"model": layer}, "older")
     assert not checkpoint.exists()
     save(checkpoint, {"model": layer}, "newer")
@@ -236,7 +236,7 @@ def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_an
             errors = [rank.stderr for rank in job(2, expect=1)]
         told, *_ = job(3, expect=0)
     # a rank that waits for one whose store has failed has an error of its own
-    assert any('read from object_store://S3Store(bucket="atlas", prefix="cells.zarr")' in error for error in errors)
+    assert any('object_store://S3Store(bucket="atlas", prefix="cells.zarr")' in error for error in errors)
     first, read = told.stdout.splitlines()
     # how far the two came depends on what they had read ahead by then
     resumed = re.match(r"epoch 0 from step (\d+) of", first)
@@ -303,7 +303,7 @@ REFUSED = {
     "torchrun_ddp.py --epochs 0": "--epochs: must be 1 or more, got 0",
     "class_weights.py cells.zarr": "torchrun --standalone --nproc-per-node 2 examples/class_weights.py",
     "accelerate_ddp.py --collection .": "torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py",
-    "custom_ranks.py --ranks env . sums": "the variables of no launcher",
+    "custom_ranks.py --ranks env . sums": "needs the variables of a launcher",
     "jax_pmap.py --collection . --num-processes 2 --coordinator 127.0.0.1:9 --process-id 2": "must be from 0 to 1",
     "lightning_ddp.py --collection .": "required: --hold-out",
     "mixture_ddp.py job": "torchrun --standalone --nproc-per-node 2 mixture_ddp.py job/",
@@ -311,7 +311,7 @@ REFUSED = {
     "multiome_ddp.py job": "torchrun --standalone --nproc-per-node 2 multiome_ddp.py job/",
     "scvi_ddp.py --collection .": "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py",
     "from_h5ad/train.py --collection . --checkpoint last.pt --hold-out d1": "--nproc-per-node 2 train.py ...",
-    "from_h5ad/train.py --collection none.zarr --checkpoint last.pt": "--collection: 'none.zarr' is not there",
+    "from_h5ad/train.py --collection none.zarr --checkpoint last.pt": "--collection: 'none.zarr' doesn't exist",
     "ray_train.py --workers 0": "--workers: must be 1 or more, got 0",
 }
 
