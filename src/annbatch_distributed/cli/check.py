@@ -116,11 +116,11 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
         # an interrupt waits until all ranks have started, as it could leave one with half of its arguments
         with interrupts_held():
             for rank in range(options.ranks):
-                here, there = context.Pipe()
-                arguments = options, mask, rank, there
-                ranks[here] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
-                ranks[here].start()
-                there.close()  # otherwise this process wouldn't notice that the rank has ended
+                parent_end, child_end = context.Pipe()
+                arguments = options, mask, rank, child_end
+                ranks[parent_end] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
+                ranks[parent_end].start()
+                child_end.close()  # otherwise this process wouldn't notice that the rank has ended
         # all ranks send the same kind of message: first "ready", then what check_epoch_read gathers, then a _Read
         n_read = 0
         while n_read < options.epochs:

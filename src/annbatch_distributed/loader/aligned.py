@@ -114,7 +114,7 @@ class AlignedLoader(EpochLoader):
         load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch
     ) -> Self:
-        """Return a loader of several collections of the same cells.
+        """Make a loader of several collections of the same cells.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class AlignedLoader(EpochLoader):
 
     @property
     def stores(self) -> Mapping[str, StatefulLoader]:
-        """Loaders of the stores by name, for properties such as ``n_var``; don't iterate over them."""
+        """Loaders of the stores by name, for properties such as ``n_var``."""
         return dict(self._stores)
 
     @property

@@ -80,7 +80,7 @@ class StepCounter:
 
 
 class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without torch, it has no parameters
-    """Loader whose epochs can be saved and resumed on any number of ranks, such as :class:`StatefulLoader`.
+    """Base class of :class:`StatefulLoader` and :class:`AlignedLoader`.
 
     Parameters
     ----------
@@ -311,9 +311,10 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     # Reading
 
     def __iter__(self) -> Generator[Any]:
-        """Return an iterator over the batches of the epoch, or the remaining batches of a resumed epoch.
+        """Return an iterator over the batches of the epoch.
 
-        A loader has one iterator at a time: taking the first batch of a new one ends the previous one.
+        After a resume, it yields the remaining batches. A loader has one iterator at a time: taking the first batch of
+        a new one ends the previous one.
 
         Yields
         ------

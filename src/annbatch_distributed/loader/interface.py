@@ -22,9 +22,10 @@ class HasEpochs(Protocol):
 
 @runtime_checkable
 class TrainingLoader(Protocol):
-    """Interface of :class:`.StatefulLoader`, :class:`.MixedLoader` and :class:`.AlignedLoader`.
+    """Interface of all loaders, for training loops and frameworks.
 
-    The ``DataLoader`` that ``to_dataloader`` returns has it, too.
+    :class:`.StatefulLoader`, :class:`.MixedLoader`, :class:`.AlignedLoader` and the ``DataLoader`` that
+    ``to_dataloader`` returns have it.
 
     Examples
     --------

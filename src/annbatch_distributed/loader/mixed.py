@@ -219,7 +219,7 @@ class _Pass:
 
 
 class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
-    """Loader of several collections, mixed in an order that is the same on all ranks.
+    """Loader of several collections, mixed in the same order on all ranks.
 
     Each step yields a batch of one source, with the name of the source under the key ``"source"``. When a source ends,
     its next epoch begins. Under ``within_batch=True``, each step yields a dict with a batch of every source, by name.
@@ -400,7 +400,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     @property
     def next_epoch(self) -> int:
-        """Epoch to resume or to begin: the current one, or the next one if it has ended."""
+        """Epoch to resume or to begin: the current one, or else the next one."""
         if self._pass is not None:
             return self._pass.place.epoch + self._pass.has_ended
         return self._upcoming if isinstance(self._upcoming, int) else self._upcoming.epoch + self._upcoming.finished
@@ -512,11 +512,11 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     # Reading
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Return an iterator over the batches of the epoch, or the remaining batches of a resumed epoch.
+        """Return an iterator over the batches of the epoch.
 
-        Without :meth:`set_epoch`, the next iteration begins the next epoch. A mixture has one iterator at a time:
-        taking the first batch of a new one ends the previous one. If a batch can't be read, the next iteration begins
-        with it.
+        After a resume, it yields the remaining batches. Without :meth:`set_epoch`, the next iteration begins the next
+        epoch. A mixture has one iterator at a time: taking the first batch of a new one ends the previous one. If a
+        batch can't be read, the next iteration begins with it.
 
         Yields
         ------
@@ -966,10 +966,10 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         for name, source in self._sources.items():
             at = source.here(source.position_after(upcoming.tracks[name]))
             parts[name] = source.sampler.describe_at(place, source.loader.n_obs, at, source.loader._collection)
-        mine = {"sources": ", ".join(self._sources), **self._identity}
+        settings = {"sources": ", ".join(self._sources), **self._identity}
         return Description.joined(
             parts,
-            {**mine, "epoch": upcoming.epoch, "steps done": upcoming.done},
+            {**settings, "epoch": upcoming.epoch, "steps done": upcoming.done},
             (upcoming.epoch, upcoming.done),
         )
 

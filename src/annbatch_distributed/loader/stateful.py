@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class StatefulLoader(EpochLoader, Loader[Any, Any]):
-    """Annbatch ``Loader`` that can be saved in the middle of an epoch and resumed there.
+    """Loader of annbatch that can be saved within an epoch and resumed there.
 
     :meth:`from_collection` makes a loader and its sampler in one call. The class itself takes a
     :class:`DistributedSampler` and the arguments of :class:`annbatch.Loader`.
@@ -164,7 +164,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
         **options: Any,  # noqa: ANN401 those of DistributedSampler and annbatch's own
     ) -> Self:
-        """Return a loader of a collection, with a sampler and sizes that fit into memory.
+        """Make a loader of a collection, with sizes that fit into memory.
 
         Each cell is read once per epoch. The sampler is a :class:`DistributedSampler` around annbatch's
         ``RandomSampler``. :func:`suggest_sizes` chooses the sizes of chunks and load requests, which are the same on
@@ -254,7 +254,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         batch_sampler: DistributedSampler | None = None,
         **options: Any,  # noqa: ANN401 annbatch's own, too
     ) -> Self:
-        """Return a loader of the datasets of an annbatch ``Loader``.
+        """Make a loader of the datasets of an annbatch ``Loader``.
 
         No data is opened or copied. Datasets that are added to either loader later are not added to the other one.
 
@@ -323,7 +323,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return super(EpochLoader, self).n_var
 
     def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
-        """Add the datasets of a collection, as ``use_collection`` of :class:`annbatch.Loader`.
+        """Add a collection, as ``use_collection`` of :class:`annbatch.Loader`.
 
         Raises
         ------
@@ -349,11 +349,11 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
 
     @property
     def measured(self) -> pd.DataFrame:
-        """Genes that each file of the collection has, as a table of shape ``(n_files, n_var)``.
+        """Table of the genes that each file of the collection has.
 
-        Its values are booleans, its lines are files and its columns are genes. A gene that a file lacks is 0 in all of
-        the file's cells, and a loss should ignore these zeros: ``loader.measured.to_numpy()[batch["file"]]`` is a mask
-        for the values of a batch.
+        It has boolean values, the shape ``(n_files, n_var)``, and the names of files and genes. A gene that a file lacks
+        is 0 in all cells of the file, and a loss should ignore these zeros: ``loader.measured.to_numpy()[batch["file"]]``
+        is a mask for the values of a batch.
 
         Raises
         ------

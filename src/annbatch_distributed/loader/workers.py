@@ -94,7 +94,9 @@ class _Part(IterableDataset[Any]):
 
 
 class WorkerDataLoader(DataLoader[Any]):
-    """PyTorch ``DataLoader`` with an epoch and a state, from :meth:`.StatefulLoader.to_dataloader`.
+    """PyTorch ``DataLoader`` with an epoch and a state.
+
+    :meth:`.StatefulLoader.to_dataloader` makes it.
 
     Parameters
     ----------
@@ -218,7 +220,9 @@ class WorkerDataLoader(DataLoader[Any]):
         self._loader.check_ranks_agree(timeout=timeout, gather=gather)
 
     def __iter__(self) -> Generator[Any]:  # type: ignore[override]  # torch names its own class
-        """Return an iterator over the batches of the epoch, or the remaining batches of a resumed epoch.
+        """Return an iterator over the batches of the epoch.
+
+        After a resume, it yields the remaining batches.
 
         Raises
         ------
@@ -333,7 +337,7 @@ class WorkerDataLoader(DataLoader[Any]):
         self._loader.load_state_dict(state, strict=strict)
 
     def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
-        """Change the rank and the world size within an epoch, as :meth:`.StatefulLoader.reshard`.
+        """Change rank and world size, as :meth:`.StatefulLoader.reshard`.
 
         New workers read the next batch.
         """

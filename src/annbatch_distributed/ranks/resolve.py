@@ -305,7 +305,10 @@ def _call(function: Callable[[], object]) -> Placement:
 
 
 class Deferred:
-    """Result of :func:`deferred`. All copies in a process share one answer, and ask until there is one."""
+    """Result of :func:`deferred`.
+
+    All copies in a process share one answer, and ask until there is one.
+    """
 
     def __init__(self, ask: Callable[[], Placement]) -> None:
         self._ask = ask
