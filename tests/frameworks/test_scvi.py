@@ -48,7 +48,7 @@ def test_the_example_goes_on_from_its_checkpoint_and_writes_what_its_model_makes
     first = zarr.open_array(tmp_path / "latent.zarr", mode="r")[:]
     (tmp_path / "latent.zarr").rename(tmp_path / "first.zarr")
     done, _ = run(*forked_ranks(*job, "--resume", tmp_path / "step-4.ckpt", ranks=2))
-    assert f"6 epochs; 10 numbers for each of {N_OBS} cells" in done.stdout
+    assert f"6 epochs; 10 latent dimensions for each of {N_OBS} cells" in done.stdout
     again = zarr.open_array(tmp_path / "latent.zarr", mode="r")[:]
     assert again.shape == first.shape == (N_OBS, 10)
     assert not np.isnan(again).any()

@@ -56,7 +56,7 @@ def test_a_row_that_was_not_planned_is_found_and_a_rank_that_is_killed_ends_the_
     assert rows[:3] == [["rank", "rows", "batches"], ["0", "173", "22"], ["1", "174", "22"]]
     assert "as planned. Each of the 347 rows was read once" in first
     assert "rank 1 " in second
-    assert "other rows" in second
+    assert "different rows" in second
     assert not ranks_of(psutil.Process())
 
 

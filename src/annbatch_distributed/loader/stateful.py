@@ -351,9 +351,9 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     def measured(self) -> pd.DataFrame:
         """Table of the genes that each file of the collection has.
 
-        It has boolean values, the shape ``(n_files, n_var)``, and the names of files and genes. A gene that a file lacks
-        is 0 in all cells of the file, and a loss should ignore these zeros: ``loader.measured.to_numpy()[batch["file"]]``
-        is a mask for the values of a batch.
+        It has boolean values, the shape ``(n_files, n_var)``, and the names of files and genes. A gene that a file
+        lacks is 0 in all cells of the file, and a loss should ignore these zeros:
+        ``loader.measured.to_numpy()[batch["file"]]`` is a mask for the values of a batch.
 
         Raises
         ------
