@@ -440,10 +440,10 @@ class DistributedSampler(Sampler):
         2 are dropped:
 
         >>> wrapped = SequentialSampler(2, 1, 2)
-        >>> state = DistributedSampler(wrapped, dist_info=Rank(0, 2)).state_dict(batches_done=2)
-        >>> sampler = DistributedSampler(wrapped, dist_info=Rank(0, 3))
-        >>> sampler.load_state_dict(state)
-        >>> sampler.batches_done, sampler.n_batches(24)
+        >>> before = DistributedSampler(wrapped, dist_info=Rank(0, 2))
+        >>> after = DistributedSampler(wrapped, dist_info=Rank(0, 3))
+        >>> after.load_state_dict(before.state_dict(batches_done=2))
+        >>> after.batches_done, after.n_batches(24)
         (2, 2)
         """
         self.resume(state, strict=strict)
@@ -595,9 +595,12 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        >>> sampler = DistributedSampler(RandomSampler(2, 1, 2), dist_info=Rank(0, 2), seed=0)
-        >>> sampler.rows_of(12, steps=2, ranks=1)["row"].tolist()
-        [11, 10]
+        >>> sampler.rows_of(50, steps=2, ranks=1)
+           step  rank  row
+        0     2     1   34
+        1     2     1   35
+        2     2     1   31
+        3     2     1   33
         """
         return self.rows_in_epoch(integer("n_obs", n_obs, least=0, below=BOUND), self._position_of(epoch), steps, ranks)
 
