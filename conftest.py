@@ -1,10 +1,9 @@
-"""Which tests are run, and every example of the README, of the documentation and of the docstrings among them.
+"""Collection of tests, including the examples of the README, the documentation and the docstrings.
 
-Tests that start many processes, or import what takes long, take longer than all others. They are run where they are
-named, or with ``--all``.
+Tests that start many processes, or have slow imports, run only if they are named, or with ``--all``.
 
-The pages show whole programs, so they run where such programs would: in a folder with a collection ``cells.zarr``,
-under a launcher. Here the launcher is this process, and it started a single rank.
+The pages show complete programs, which run in a folder with a collection ``cells.zarr``, under a launcher with a single
+rank. Here, this process plays the launcher. Examples in docstrings start from shared names, see :func:`shared_names`.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ if TYPE_CHECKING:
 
     from sybil import Document, Example
 
-# tests run on CPUs, also on a machine with a GPU; for some, JAX makes up several CPUs
+# tests run on CPUs, even on a machine with a GPU
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
-#: What is left out where nothing is named.
+#: Folders that are skipped unless they are named.
 LONG = ["docs/frameworks", "tests/frameworks", "tests/libraries", "tests/processes"]
 
 pages = Sybil(
     name="pages",
     parsers=[PythonCodeBlockParser(), CodeBlockParser("ipython3", PythonEvaluator())],  # the latter for notebooks
     patterns=["README.md", "docs/*.md", "docs/frameworks/*.md"],
-    fixtures=["launched_beside_the_cells"],
+    fixtures=["launched_with_cells"],
 )
 
 
@@ -86,32 +85,32 @@ pytest_collect_file = (pages + docstrings).pytest()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that leaves nothing out."""
+    """Add the option that runs all tests."""
     parser.addoption("--all", action="store_true", help=f"run {', '.join(LONG)} too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave nothing out of what is named."""
-    # pytest-xdist gives its workers the options of the process that has started them, and names what to collect
+    """Run all tests of named paths."""
+    # workers of pytest-xdist get the options of the process that started them, and always named paths
     if config.args_source is not config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
         config.option.all = True
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say what is left out."""
-    return None if config.option.all else f"left out, unless with --all: {', '.join(LONG)}"
+    """Report the skipped folders."""
+    return None if config.option.all else f"skipped without --all: {', '.join(LONG)}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave it out."""
-    left_out = not config.option.all and collection_path in {config.rootpath / folder for folder in LONG}
-    return left_out or None
+    """Skip the long folders."""
+    is_skipped = not config.option.all and collection_path in {config.rootpath / folder for folder in LONG}
+    return is_skipped or None
 
 
 @pytest.fixture(scope="session")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Path to a collection of 20,000 cells with 32 genes, with ``cell_type``, ``donor`` and ``split`` in ``obs``."""
-    # imported here because they take seconds, and most tests do without
+    # imported here because they take seconds, and most tests don't need them
     import anndata as ad
     import numpy as np
     import pandas as pd
@@ -120,10 +119,11 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     rng = np.random.default_rng(0)
     types = rng.integers(3, size=20_000)
-    marks_its_type = np.arange(32) % 3 == types[:, None]
-    counts = rng.poisson(0.2 + 2.0 * marks_its_type).astype("float32")
+    # (cells, genes): True for the marker genes of a cell's type
+    is_marker = np.arange(32) % 3 == types[:, None]
+    counts = rng.poisson(0.2 + 2.0 * is_marker).astype("float32")
     obs = pd.DataFrame({"cell_type": pd.Categorical.from_codes(types, ["B cell", "T cell", "monocyte"])})
-    # in stretches, as samples come one after the other
+    # in contiguous ranges, as samples are usually written one by one
     obs["donor"] = pd.Categorical(np.repeat([f"d{number}" for number in range(10)], 2_000))
     obs["split"] = np.where(obs["donor"].isin(["d3", "d7"]), "test", "train")
     folder = tmp_path_factory.mktemp("collection")
@@ -156,18 +156,18 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def launched_beside_the_cells(cells: Path, perturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set what torchrun and Slurm set for the only rank of a job, beside the collection, and leave no job behind."""
+def launched_with_cells(cells: Path, perturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set the variables of torchrun and Slurm for a single rank, in a folder with the collections; end jobs after."""
     import zarr
 
-    # of its own, because a page reads all h5ad files that are there, and others write some
+    # one folder per page, because some pages write h5ad files, and others read all that exist
     folder = tmp_path_factory.mktemp("page")
     for path in (cells, cells.with_suffix(".h5ad"), perturbed):
         (folder / path.name).symlink_to(path)
     port = free_port()
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
     slurm = {
-        # else jax takes SIGTERM for itself, and neither this process nor what it forks ends when told to
+        # otherwise JAX handles SIGTERM, and neither this process nor its forks end on it
         "JAX_ENABLE_PREEMPTION_SERVICE": "0",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{port}",
@@ -181,13 +181,13 @@ def launched_beside_the_cells(cells: Path, perturbed: Path, tmp_path_factory: py
         "SLURM_ARRAY_TASK_COUNT": "1",
     }
     codecs = "codec_pipeline.path"
-    # leaving zarr's context brings its setting back, which a page may have changed
+    # the context restores zarr's setting, which a page may change
     with pytest.MonkeyPatch.context() as patch, zarr.config.set({codecs: zarr.config.get(codecs)}):
         patch.chdir(folder)
         for name, value in (torchrun | slurm).items():
             patch.setenv(name, value)
-        _end_jobs()  # jax joins a job only as long as it has computed nothing, and an earlier test may have
-        # jax has read its variables if it is there; old versions have no such service
+        _end_jobs()  # JAX can't join a job after a computation, which an earlier test may have run
+        # if JAX was imported, it has read its variables already; old versions have no such service
         if "jax" in sys.modules and hasattr(sys.modules["jax"].config, "jax_enable_preemption_service"):
             sys.modules["jax"].config.update("jax_enable_preemption_service", False)
         yield
@@ -195,7 +195,7 @@ def launched_beside_the_cells(cells: Path, perturbed: Path, tmp_path_factory: py
 
 
 def _end_jobs() -> None:
-    """Leave torch and jax as if they had just been imported."""
+    """Reset PyTorch and JAX to their state after import."""
     if "torch" in sys.modules:
         import torch.distributed
 
