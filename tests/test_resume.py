@@ -444,7 +444,7 @@ def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> N
             ask(95)
     begun = random()
     begun.sample(N_OBS)
-    with pytest.raises(ValueError, match="to 12, the batches of its epoch, got 13"):
+    with pytest.raises(ValueError, match="got 13"):
         begun.state_dict(batches_done=13)
     unknown = random()
     unknown.load_state_dict(random().state_dict(batches_done=13))  # of how many rows, nobody knows yet

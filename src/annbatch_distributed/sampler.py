@@ -388,8 +388,8 @@ class DistributedSampler(Sampler):
         Raises
         ------
         ValueError
-            If ``batches_done`` is larger than the number of batches of the epoch, or smaller than the number that was
-            done before an earlier resume.
+            If an iteration has started, and ``batches_done`` is larger than the number of batches of the epoch, or
+            smaller than the number done before the number of ranks or workers changed in this epoch.
 
         See Also
         --------
@@ -1062,8 +1062,9 @@ class DistributedSampler(Sampler):
             self._check_workers_have_not_read()
         if not least <= batches_done <= n_batches:
             raise ValueError(
-                f"batches_done must be from {least}, the batches done before this iteration, to {n_batches}, the "
-                f"batches of its epoch, got {batches_done}. Count the batches that every rank has trained on."
+                f"batches_done must be from {least} (done before the number of ranks or workers changed) to "
+                f"{n_batches} (the batches of the epoch), got {batches_done}. Count the batches that every rank has "
+                "trained on."
             )
         return self._state(position.at(batches_done, n_batches), collection)
 
