@@ -256,7 +256,7 @@ def test_state_that_cannot_be_replayed_is_refused(
         (whole | {"sources": 3}, "mixture.json: The state is damaged"),
         (whole | {"step": -1}, "mixture.json: The state is damaged: step must be"),
         ({}, "must be of a mixture"),
-        ([], "mixture.json: A state must be a dict"),
+        ([], "mixture.json: state must be a dict"),
     ):
         names = state["sources"] if isinstance(state, dict) and isinstance(state.get("sources"), dict) else paths
         arguments = arguments_of({name: paths[name] for name in names}, state, tmp_path)

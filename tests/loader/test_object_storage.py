@@ -122,7 +122,8 @@ def test_an_error_of_the_server_comes_at_its_batch_names_it_and_loses_nothing(
         found.extend(map(_read, batches))
     (note,) = caught.value.__notes__
     assert (
-        'from object_store://S3Store(bucket="sparse", prefix="cells.zarr"), and none of its batches was yielded' in note
+        'from object_store://S3Store(bucket="sparse", prefix="cells.zarr") failed, and none of its batches was yielded'
+        in note
     )
     assert 0 < len(found) < len(whole)
     assert len(found) % 4 == 0  # load requests that were read came whole
