@@ -477,8 +477,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         except Exception as error:
             if stores := stores_of(self):
                 error.add_note(
-                    f"Reading a load request from {stores} failed, and none of its batches was yielded. The state of the "
-                    "loader resumes with these batches."
+                    f"Reading a load request from {stores} failed, and none of its batches was yielded. The state of "
+                    "the loader resumes with these batches."
                 )
             raise
 
