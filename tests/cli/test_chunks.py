@@ -118,9 +118,8 @@ def test_lost_chunks_are_named(whole: Path, tmp_path: Path, name: str, array: st
     assert lost(path) == [f"{data_set} lacks chunks of {name_there}"]
 
 
-def test_each_array_that_has_lost_chunks_is_a_line_and_no_epoch_is_read(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_lists_arrays_with_lost_chunks(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each array with lost chunks has a line, and no epoch is read."""
     path = without(whole / "sparse", tmp_path / "cells.zarr", "dataset_0/X/indices/c/1", "dataset_0/X/data/c/1")
     for folder in (path / "dataset_1").rglob("c"):
         shutil.rmtree(folder)
@@ -140,9 +139,10 @@ def test_each_array_that_has_lost_chunks_is_a_line_and_no_epoch_is_read(
     assert not_named(found) == set()
 
 
-def test_the_page_shows_what_is_printed_of_lost_chunks(
+def test_page_shows_output_for_lost_chunks(
     cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The page shows what check prints for lost chunks."""
     without(cells, tmp_path / "copy.zarr", "dataset_0/X/data/c/0")
     monkeypatch.chdir(tmp_path)
     (shown,) = re.findall(r"```console\n\$ annbatch-distributed check copy.zarr\n((?:(?!```).*\n)+)```", PAGE)
@@ -182,7 +182,8 @@ class Stored(MemoryStore):
                 yield key
 
 
-def test_in_a_store_that_does_not_list_nothing_is_missed(whole: Path, tmp_path: Path) -> None:
+def test_store_without_listing_has_no_lost_chunks(whole: Path, tmp_path: Path) -> None:
+    """In a store that can't list its keys, no chunk counts as lost."""
     path = without(whole / "format 3", tmp_path / "cells.zarr", "dataset_0/X/data/c/2")
     found = {lists: lost(zarr.open_group(Stored(path, lists), mode="r")) for lists in ("all", "nothing", "an error")}
     assert found == {"all": ["dataset_0 lacks chunks of X/data"], "nothing": [], "an error": []}

@@ -100,9 +100,8 @@ def test_the_page_shows_what_is_said(
 
 
 @pytest.mark.parametrize("genes", ["union", "intersection"])
-def test_every_cell_has_its_values_by_the_names_of_genes(
-    genes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collect_matches_genes_by_name(genes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each cell has its values under the names of its genes."""
     files = write(tmp_path)
     paths = [tmp_path / f"{name}.h5ad" for name in files]
     text = said(capsys, "collect", *paths, "--out", tmp_path / "cells.zarr", "--genes", genes)
@@ -129,7 +128,8 @@ def test_every_cell_has_its_values_by_the_names_of_genes(
     assert "src_path" in said(capsys, "plan", tmp_path / "cells.zarr", "--by", "src_path", "--batch-size", 8)
 
 
-def test_counts_may_be_in_a_layer_and_columns_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_reads_layer_and_chosen_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts are read from a layer, and only the chosen columns are kept."""
     files = write(tmp_path)
     options = "--layer", "raw", "--obs", "donor", "--out", tmp_path / "cells.zarr"
     said(capsys, "collect", tmp_path / "rows.h5ad", tmp_path / "columns.h5ad", *options)
@@ -138,9 +138,8 @@ def test_counts_may_be_in_a_layer_and_columns_chosen(tmp_path: Path, capsys: pyt
     assert sorted(obs.columns) == ["donor", "src_path"]
 
 
-def test_counts_are_in_a_layer_or_raw_or_x_of_each_file_and_are_not_mixed_with_other_values(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collect_refuses_to_mix_counts_and_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts are found in a layer, raw or X of each file, and not mixed with other values."""
     expected = []
     for number, name in enumerate(("x", "layer", "raw")):
         cells = ad.AnnData(counts(number, 3), obs=pd.DataFrame(index=[f"{name} {cell}" for cell in range(N)]))
@@ -181,9 +180,8 @@ def test_texts_that_are_no_labels_are_made_missing(tmp_path: Path, capsys: pytes
     assert obs["cell_type"].isna().sum() == 20
 
 
-def test_columns_may_be_categories_of_any_kind_and_be_missing_in_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collect_unites_categories_of_any_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns have categories of any dtype, and may be missing in a file."""
     for number in (1, 2):
         cells = ad.AnnData(counts(number, 3) * (number == 1))  # no values say nothing about counts
         cells.obs_names = [f"{number}-{cell}" for cell in range(N)]
@@ -200,9 +198,8 @@ def test_columns_may_be_categories_of_any_kind_and_be_missing_in_a_file(
     assert obs["kind"].notna().sum() == N
 
 
-def test_names_that_repeat_are_made_unique_where_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_make_unique_renames_repeated_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Repeated names become unique with --make-unique."""
     for name in ("one", "two"):
         cells = ad.AnnData(counts(1, 3))
         cells.var_names = ["a", "b", "a"]
@@ -217,9 +214,8 @@ def test_names_that_repeat_are_made_unique_where_that_is_asked_for(
     assert sorted(values.index) == sorted(f"{name}-{number}" for name in ("one", "two") for number in range(N))
 
 
-def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Input that can't be collected is one line on stderr, and no file is left behind."""
     write(tmp_path)
     (tmp_path / "damaged.h5ad").write_text("damaged")
     (tmp_path / "link.zarr").symlink_to(tmp_path / "gone")
@@ -260,7 +256,8 @@ def test_what_cannot_be_collected_is_one_line_and_leaves_nothing(
     )
 
 
-def test_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """A full disk is one line on stderr, and no file is left behind."""
     write(tmp_path)
     before = set(tmp_path.iterdir())
     # no file may be larger than 1 KB, as if the disk were full; what measures coverage can't write its own, either
@@ -353,7 +350,8 @@ def test_batches_tell_which_genes_were_measured(tmp_path: Path, capsys: pytest.C
         StatefulLoader.from_collection(other, dist_info=Rank(0, 1), batch_size=8, measured=True)
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_with_same_name_differ_by_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files with the same name are distinguished by their folders."""
     files = []
     for folder in ("s1", "s2"):
         (tmp_path / folder).mkdir()

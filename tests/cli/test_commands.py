@@ -63,9 +63,8 @@ def test_every_epoch_has_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("remainder", "sharding"), [("drop", "contiguous"), ("pad", "shuffled")])
-def test_in_json_each_row_is_in_one_shard_or_lost_and_batches_are_full(
-    capsys: pytest.CaptureFixture[str], remainder: str, sharding: str
-) -> None:
+def test_json_of_plan_covers_each_row_once(capsys: pytest.CaptureFixture[str], remainder: str, sharding: str) -> None:
+    """In JSON, each row is in one shard or dropped, and batches are full."""
     options = "--n-obs", 1_003, "--ranks", 3, "--remainder", remainder, "--sharding", sharding, *SMALL
     (epoch,) = planned(capsys, *options)["epochs"]
     counts = Counter(row for shard in epoch["shards"] for row in rows_of(shard["ranges"]))
@@ -88,9 +87,8 @@ def test_rows_in_many_stretches_are_the_first_thousand(capsys: pytest.CaptureFix
     assert epoch["dropped"]["all_ranges"]
 
 
-def test_what_a_mask_and_values_of_columns_select_is_shared_out(
-    capsys: pytest.CaptureFixture[str], collection: Path
-) -> None:
+def test_mask_and_where_select_rows(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+    """--mask and --where select the rows that are sharded."""
     conditions = "--where", "donor=d1", "donor=d3", "--where", "cell_type=3"
     masks = "--mask", "210:260", "--mask", "300:"
     (epoch,) = planned(capsys, collection, *conditions, *masks, "--ranks", 2, "--remainder", "exact", *SMALL)["epochs"]
@@ -106,7 +104,8 @@ def test_what_a_mask_and_values_of_columns_select_is_shared_out(
     assert sorted(row for shard in epoch["shards"] for row in rows_of(shard["ranges"])) == wanted
 
 
-def test_rows_may_be_those_without_a_value_or_with_any(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+def test_where_selects_missing_or_any_value(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+    """--where selects rows without a value, or with any value."""
     obs = DatasetCollection(collection, mode="r").obs()
     for conditions, selected in (
         (["donor!=d1"], obs["donor"] != "d1"),
@@ -129,7 +128,8 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"annbatch-distributed {version('annbatch-distributed')}\n"
 
 
-def test_cells_are_counted_by_a_column_for_each_rank(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+def test_by_counts_cells_of_each_rank(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
+    """--by counts the cells of each rank by a column."""
     (epoch,) = planned(capsys, collection, "--by", "donor", "--ranks", 2, *SMALL)["epochs"]
     donors = DatasetCollection(collection, mode="r").obs()["donor"].tolist()
     labels = epoch["composition"]["labels"]
@@ -195,9 +195,8 @@ WRONG = {
 }
 
 
-def test_misspelt_column_is_not_a_collection_that_cannot_be_read(
-    collection: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_misspelled_column_is_named_in_error(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelled column is named in the error, not reported as an unreadable collection."""
     line = said(capsys, "plan", collection, "--where", "dnor=d1", code=2)
     assert line.startswith(f"annbatch-distributed: {collection}: obs has no column 'dnor'. It has cell_type, donor")
 
@@ -223,9 +222,8 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return {"folder": folder, "collection": collection}
 
 
-def test_rows_are_selected_by_columns_of_many_values_and_of_missing_values(
-    capsys: pytest.CaptureFixture[str], unusable: dict[str, Path]
-) -> None:
+def test_where_handles_many_and_missing_values(capsys: pytest.CaptureFixture[str], unusable: dict[str, Path]) -> None:
+    """--where selects by columns with many values and with missing values."""
     options = unusable["folder"] / "names.zarr", "--by", "kind", "--ranks", 1, "--remainder", "keep", *SMALL
     (named,) = planned(capsys, *options, "--where", "name=cell 7", "--where", "name=cell 9")["epochs"]
     names = DatasetCollection(unusable["folder"] / "names.zarr", mode="r").obs()["name"].tolist()
@@ -240,9 +238,10 @@ def test_rows_are_selected_by_columns_of_many_values_and_of_missing_values(
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_one_line_and_exit_code_2(
+def test_invalid_option_exits_with_code_2(
     capsys: pytest.CaptureFixture[str], unusable: dict[str, Path], what: str
 ) -> None:
+    """An invalid option is one line on stderr, and exit code 2."""
     arguments, problem = WRONG[what]
     line = said(capsys, *(argument.format(**unusable) for argument in arguments), code=2)
     assert problem in line

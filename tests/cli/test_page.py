@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 SHOWN = dict(re.findall(r"```console\n\$ annbatch-distributed (plan .*)\n((?:(?!```).*\n)+)```", PAGE))
 
 
-def test_plans_of_the_page_are_what_the_command_prints(
+def test_page_shows_output_of_plan(
     cells: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The plans on the page are what the command prints."""
     monkeypatch.chdir(cells.parent)
     assert len(SHOWN) == 2
     for command, text in SHOWN.items():

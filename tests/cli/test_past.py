@@ -63,9 +63,10 @@ JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_is_told_of_from_its_state_alone(
+def test_replay_needs_only_state(
     name: str, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """replay lists the cells of a job from its state alone."""
     sampler, options = JOBS[name]
     loader = made(collection, sampler, **options)
     arguments = collection, "--state", saved(loader, tmp_path), "--ranks", 2
@@ -113,9 +114,8 @@ def test_cells_are_counted_beside_the_epochs_share(
     assert "rows." in line
 
 
-def test_sets_that_a_state_does_not_describe_are_refused(
-    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_refuses_undescribed_sets(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """replay refuses sets that the state doesn't describe."""
     flags = CLASSES.astype(str) == "3"
     loader = made(collection, RandomSampler(1, 4, 2), sets=sets(controls=flags))
     line = said(capsys, "replay", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
@@ -129,9 +129,10 @@ def test_sets_that_a_state_does_not_describe_are_refused(
     assert "--by can't count cells of sets" in line
 
 
-def test_what_a_state_does_not_hold_or_contradicts_is_said(
+def test_replay_names_missing_or_contradicting_settings(
     collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """replay names settings that the state lacks or contradicts."""
     classes = ClassSampler(4, 2, 8, classes=pd.Categorical(CLASSES), num_samples=48)
 
     def order(rows: Any, *, epoch: int, seed: int | None) -> Any:

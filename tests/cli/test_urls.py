@@ -28,7 +28,7 @@ def url(collection: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("has_obstore", [True, False])
-def test_commands_say_of_a_url_what_they_say_of_a_folder(
+def test_commands_print_same_for_url_and_folder(
     has_obstore: bool,
     url: str,
     collection: Path,
@@ -36,6 +36,7 @@ def test_commands_say_of_a_url_what_they_say_of_a_folder(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Commands print the same for a URL as for a folder."""
     if not has_obstore:
         monkeypatch.setattr(cells, "find_spec", lambda _: None)
     state = saved(made(collection), tmp_path)
@@ -53,7 +54,8 @@ def test_ranks_that_check_starts_open_a_url_too(url: str) -> None:
     assert "2 ranks have read" in done.stdout
 
 
-def test_what_is_not_at_a_url_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_url_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A URL without a collection is one line on stderr."""
     line = said(capsys, "plan", f"{url}/nothing", code=2)
     assert f"{url}/nothing: can't be read as a collection: " in line
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two ranks
 
 
-def test_save_state_and_load_state_take_the_loader_along(collection: Path, tmp_path: Path) -> None:
+def test_accelerate_states_include_loader(collection: Path, tmp_path: Path) -> None:
+    """save_state and load_state include a registered loader."""
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     for folder, options in ((whole, ("--every", 1)), (rest, ("--every", 100, "--resume", tmp_path / "step-3"))):
         folder.mkdir()
@@ -59,9 +60,8 @@ def loader_of(n_rows: int, dist_info: Any) -> StatefulLoader:
 
 
 @pytest.mark.parametrize("dispatch", [True, False])
-def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
-    accelerator: Accelerator, *, dispatch: bool
-) -> None:
+def test_prepared_dataloader_raises_in_single_process(accelerator: Accelerator, *, dispatch: bool) -> None:
+    """A prepared DataLoader raises, also in a single process."""
     from torch.utils.data import DataLoader
 
     loader = loader_of(8, Rank(0, 1))
@@ -73,9 +73,8 @@ def test_a_dataloader_that_was_prepared_raises_in_a_single_process_too(
     assert len(list(loader)) == len(list(DataLoader(loader, batch_size=None))) == 4
 
 
-def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
+def test_prepare_accepts_result_of_to_dataloader(accelerator: Accelerator, tmp_path: Path) -> None:
+    """prepare accepts the result of to_dataloader, and checkpoints have its state."""
     batches, again = (
         loader_of(24, Rank(1, 2)).to_dataloader(num_workers=2, multiprocessing_context="fork") for _ in range(2)
     )
@@ -95,7 +94,8 @@ def test_prepare_takes_what_to_dataloader_returns_and_checkpoints_have_its_state
     assert [batch["index"].tolist() for batch in again] == [[16, 17], [18, 19], [20, 21], [22, 23]]
 
 
-def test_a_mixture_is_left_as_it_is_and_saved_where_it_was_registered(accelerator: Accelerator, tmp_path: Path) -> None:
+def test_registered_mixture_is_saved_unchanged(accelerator: Accelerator, tmp_path: Path) -> None:
+    """Accelerate leaves a mixture unchanged, and saves it once it is registered."""
     loaders = {"large": loader_of(24, accelerator), "small": loader_of(8, accelerator)}
     mixture = MixedLoader(loaders, weights={"large": 3, "small": 1}, n_steps=12)
     assert accelerator.prepare(mixture) is mixture
@@ -109,7 +109,8 @@ def test_a_mixture_is_left_as_it_is_and_saved_where_it_was_registered(accelerato
     assert [(batch["source"], batch["index"].tolist()) for batch in mixture] == whole[5:]
 
 
-def test_batches_that_make_up_no_step_are_carried_over_to_the_next_epoch(accelerator: Accelerator) -> None:
+def test_incomplete_accumulation_carries_to_next_epoch(accelerator: Accelerator) -> None:
+    """Batches that don't complete a step are carried over to the next epoch."""
     accelerator.gradient_accumulation_steps = 3
     batches = accelerator.prepare(loader_of(8, Rank(0, 1)).to_dataloader())
     steps = []
@@ -120,7 +121,8 @@ def test_batches_that_make_up_no_step_are_carried_over_to_the_next_epoch(acceler
     assert steps == [False, False, True, False, False, True, False, False]
 
 
-def test_batches_are_skipped_by_a_state_and_by_nothing_else(accelerator: Accelerator) -> None:
+def test_skip_first_batches_raises(accelerator: Accelerator) -> None:
+    """Batches are skipped by loading a state; skip_first_batches raises."""
     from accelerate import skip_first_batches
 
     batches = accelerator.prepare(loader_of(8, Rank(0, 1)).to_dataloader())
@@ -136,7 +138,8 @@ def told(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dic
     return told_by(folder)
 
 
-def test_a_dataloader_that_was_prepared_raises_on_every_rank_before_a_row_is_read(told: list[dict[str, Any]]) -> None:
+def test_prepared_dataloader_raises_on_every_rank(told: list[dict[str, Any]]) -> None:
+    """A prepared DataLoader raises on every rank before a row is read."""
     assert told[0]["errors"] == told[1]["errors"]
     errors = told[0]["errors"]
     assert len(errors) == 4
@@ -147,7 +150,8 @@ def test_a_dataloader_that_was_prepared_raises_on_every_rank_before_a_row_is_rea
     assert [rank["passes that wrong ways began"] for rank in told] == [0, 0]
 
 
-def test_prepare_returns_the_loader_itself_which_reads_its_own_share(told: list[dict[str, Any]]) -> None:
+def test_prepare_returns_loader_unchanged(told: list[dict[str, Any]]) -> None:
+    """prepare returns the loader itself, which reads its own shard."""
     assert all(rank["unchanged"] for rank in told)
     rows = [set(rank["rows"]) for rank in told]
     assert len(rows[0]) == len(rows[1]) == len(told[0]["rows"])

@@ -45,25 +45,29 @@ RANKS = {
 }
 
 
-def test_two_ranks_are_told_by_what_has_started_them(told: list[dict[str, Any]]) -> None:
+def test_frameworks_tell_two_ranks(told: list[dict[str, Any]]) -> None:
+    """The frameworks that start two processes tell their ranks."""
     found = {name: [rank_told[name] for rank_told in told] for name in RANKS}
     assert found == {name: [[rank, max(ranks) + 1] for rank in ranks] for name, ranks in RANKS.items()}
 
 
-def test_a_loader_that_was_made_before_fit_reads_every_ranks_share(told: list[dict[str, Any]]) -> None:
+def test_loader_made_before_fit_reads_shards(told: list[dict[str, Any]]) -> None:
+    """A loader made before fit reads the shard of each rank."""
     assert sorted(row for one in told for row in one["rows"]) == list(range(64))
     assert all("2 ranks have read 64 rows" in one["read"] for one in told)
 
 
-def test_a_trainer_that_has_not_started_its_processes_is_an_error_that_says_where_to_ask(
+def test_trainer_before_start_raises(
     told: list[dict[str, Any]],
 ) -> None:
+    """A Trainer that has not started its processes raises, and the error says where to query it."""
     for one in told:
         assert one["Trainer, before"].startswith("RuntimeError: Lightning's Trainer with strategy")
         assert "train_dataloader" in one["Trainer, before"]
 
 
-def test_what_takes_a_process_of_a_job_for_the_only_one_is_an_error(told: list[dict[str, Any]]) -> None:
+def test_framework_contradicting_group_raises(told: list[dict[str, Any]]) -> None:
+    """A framework that treats a process of a job as the only one raises."""
     sources = {"Trainer of one device": "Lightning's Trainer", "accelerate on its own": "Accelerate's PartialState"}
     for name, source in sources.items():
         for rank, rank_told in enumerate(told):
@@ -94,7 +98,8 @@ ON_ONE_DEVICE = pytest.mark.parametrize(
 
 @pytest.mark.usefixtures("_accelerate")
 @ON_ONE_DEVICE
-def test_on_one_device_there_is_no_process_group_and_one_rank(make: Any) -> None:
+def test_single_device_has_one_rank(make: Any) -> None:
+    """On one device, there is no process group and one rank."""
     thing = make()
     for made in (sampler(thing), sampler(lambda: thing), sampler(deferred(thing)), copy.deepcopy(sampler(thing))):
         assert (made.rank, made.world_size) == (0, 1)
@@ -103,9 +108,8 @@ def test_on_one_device_there_is_no_process_group_and_one_rank(make: Any) -> None
 
 @pytest.mark.usefixtures("_accelerate")
 @ON_ONE_DEVICE
-def test_what_takes_its_process_for_the_only_one_where_a_launcher_started_more_is_an_error(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_framework_contradicting_launcher_raises(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework that treats one of several launched processes as the only one raises."""
     thing = make()
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ValueError, match="WORLD_SIZE"):
@@ -117,20 +121,23 @@ def test_what_takes_its_process_for_the_only_one_where_a_launcher_started_more_i
 
 
 @pytest.mark.parametrize("name", ["pytorch_lightning.trainer.trainer.Trainer", "lightning_fabric.fabric.Fabric"])
-def test_lightning_s_older_packages_are_known_by_name_too(name: str) -> None:
+def test_older_packages_of_lightning_are_recognized(name: str) -> None:
+    """Lightning's older packages are recognized by name."""
     module, _, kind = name.rpartition(".")
     own = type("Own", (type(kind, (), {"__module__": module, "strategy": object()}),), {})
     assert (sampler(own()).rank, sampler(own()).world_size) == (0, 1)
 
 
-def test_a_sampler_that_asks_a_trainer_says_so_until_it_is_asked() -> None:
+def test_repr_shows_trainer_until_rank_is_known() -> None:
+    """The repr of a sampler shows that its Trainer has not been queried."""
     made = sampler(Trainer(accelerator="cpu", devices=1, **QUIET))
     assert "rank=?" in repr(made)
     assert made.rank == 0
     assert 'source="Lightning\'s Trainer"' in repr(made)
 
 
-def test_workers_that_are_spawned_are_told_the_rank_and_no_trainer() -> None:
+def test_spawned_workers_get_rank_without_trainer() -> None:
+    """Spawned workers receive the rank, and not the Trainer."""
     trainer = Trainer(accelerator="cpu", devices=1, **QUIET)
     trainer.unpicklable = (number for number in range(3))  # type: ignore[attr-defined]  # as users hang things on it
     loader = numbered(sampler(trainer), 40)

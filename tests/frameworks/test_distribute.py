@@ -111,7 +111,8 @@ def training_of(cells: LightningDataModule) -> StatefulLoader:
     return loader
 
 
-def test_it_is_a_copy_that_has_all_that_the_data_module_has() -> None:
+def test_distribute_copies_data_module() -> None:
+    """distribute returns a copy with all attributes of the data module."""
     cells = Cells()
     made = distribute(cells, dist_info=Rank(1, 2))
     assert type(cells) is Cells
@@ -126,7 +127,8 @@ def test_it_is_a_copy_that_has_all_that_the_data_module_has() -> None:
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_training_is_shared_out_with_its_mask_and_validation_has_every_row_once(rank: int) -> None:
+def test_distribute_shards_training_and_validation(rank: int) -> None:
+    """Training is sharded within its mask, and validation has every row once."""
     made = distribute(Cells(), dist_info=Rank(rank, 3), seed=5, sharding="shuffled", read_ahead=1)
     training, validation = training_of(made), made.val_dataloader()
     assert isinstance(validation, StatefulLoader)
@@ -142,7 +144,8 @@ def test_training_is_shared_out_with_its_mask_and_validation_has_every_row_once(
     assert all(set(batch["index"].tolist()) <= set(range(N_TRAIN)) for batch in training)
 
 
-def test_what_draws_with_replacement_draws_for_the_whole_job() -> None:
+def test_distribute_class_sampling_covers_job() -> None:
+    """Samplers with replacement sample for the whole job."""
     loader = training_of(distribute(Classes(), dist_info=Rank(0, 2)))
     assert 'sharding="independent"' in repr(loader.sampler)
     assert len(loader) == 8
@@ -150,7 +153,8 @@ def test_what_draws_with_replacement_draws_for_the_whole_job() -> None:
     assert 'sharding="contiguous"' in repr(other.sampler)
 
 
-def test_what_is_no_loader_of_annbatch_is_left_as_it_is() -> None:
+def test_distribute_leaves_other_loaders() -> None:
+    """Loaders that are not annbatch's stay unchanged."""
     made = distribute(Others())
     assert isinstance(made.train_dataloader(), DataLoader)
     assert made.val_dataloader() == []
@@ -218,12 +222,14 @@ class Shared(Cells):
         (Shared, r"got a StatefulLoader with a DistributedSampler"),
     ],
 )
-def test_a_hook_that_returns_a_dataloader_or_shared_cells_is_an_error(kind: type[Cells], message: str) -> None:
+def test_hook_returning_dataloader_raises(kind: type[Cells], message: str) -> None:
+    """A hook that returns a DataLoader or sharded cells raises."""
     with pytest.raises(TypeError, match=message):
         distribute(kind(), dist_info=Rank(0, 2)).train_dataloader()
 
 
-def test_a_state_that_was_only_validated_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_validated_checkpoint_is_not_resumed(tmp_path: Path) -> None:
+    """A state that was loaded for a validation is not resumed."""
     reader, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
     reader.at = (0, 3)  # of the epoch that a training begins with
     trainer(max_epochs=1).fit(reader, distribute(Cells()))
@@ -241,14 +247,16 @@ class TrainingOnly(LightningDataModule):
         return Cells().train_dataloader()
 
 
-def test_hooks_that_a_data_module_leaves_out_stay_out() -> None:
+def test_missing_hooks_stay_missing() -> None:
+    """Hooks that a data module doesn't define stay undefined."""
     made, reader = distribute(TrainingOnly()), Reader()
     trainer(max_epochs=1).fit(reader, made)
     assert len(reader.read[0]) == 20
     assert not reader.validated
 
 
-def test_without_a_trainer_there_is_no_rank_and_no_loader() -> None:
+def test_loaders_without_trainer_raise() -> None:
+    """Without a trainer, there is no rank and no loader."""
     made = distribute(Cells())
     assert made.state_dict() == {"own": 3}
     with pytest.raises(RuntimeError, match="not attached to a trainer"):
@@ -283,19 +291,22 @@ def test_a_hook_that_was_assigned_is_an_error() -> None:
         ({"dist_info": "tourch"}, ValueError, "dist_info must be .*'tourch'"),
     ],
 )
-def test_a_wrong_option_is_an_error_before_there_is_a_trainer(option: Any, error: Any, message: str) -> None:
+def test_wrong_option_raises_before_training(option: Any, error: Any, message: str) -> None:
+    """A wrong option raises before there is a trainer."""
     with pytest.raises(error, match=message):
         distribute(Cells(), **option)
 
 
-def test_it_is_distributed_once_with_options_that_only_some_samplers_take() -> None:
+def test_distribute_accepts_options_of_samplers() -> None:
+    """distribute passes options that only some samplers accept, and refuses a second call."""
     for option in ({"sharding": "shuffled"}, {"sharding": "independent"}, {"virtual_ranks": 8}):
         made = distribute(Cells(), **option)
     with pytest.raises(TypeError, match="Cells is already distributed"):
         distribute(made)
 
 
-def test_a_training_has_one_loader_whoever_asks_and_the_next_one_its_own() -> None:
+def test_each_training_has_one_loader() -> None:
+    """A training has one loader, and the next training has its own."""
     made = distribute(Cells())
     first = trainer(max_epochs=2)
     reader = Reader()
@@ -313,7 +324,8 @@ def test_a_training_has_one_loader_whoever_asks_and_the_next_one_its_own() -> No
     assert again.read == {0: reader.read[0]}
 
 
-def test_ranks_that_are_started_after_the_cells_were_distributed_have_shares(tmp_path: Path) -> None:
+def test_ranks_started_after_distribute_have_shards(tmp_path: Path) -> None:
+    """Ranks that are started after distribute have their shards."""
     run(forked("-m", "tests.frameworks.job_strategies", "ddp_fork", tmp_path))
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for epoch in "01":
@@ -325,7 +337,8 @@ def test_ranks_that_are_started_after_the_cells_were_distributed_have_shares(tmp
 
 
 @pytest.mark.parametrize("who", ["both", "the data module alone"])
-def test_a_checkpoint_goes_on_in_the_middle_of_an_epoch(who: str, tmp_path: Path) -> None:
+def test_distributed_module_resumes_within_epoch(who: str, tmp_path: Path) -> None:
+    """A checkpoint resumes in the middle of an epoch."""
     whole, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
     trainer().fit(whole, distribute(Cells()))
     if who != "both":  # Lightning saves the states of loaders too
@@ -351,9 +364,10 @@ class Validating(Reader):
     ("before", "after", "done", "reload"),
     [(2, 1, 2, 0), (2, 3, 2, 2), (2, 1, "all", 1), (2, 3, "all", 0), (2, 1, "validated", 2), (2, 3, "validated", 0)],
 )
-def test_epochs_are_whole_after_a_checkpoint_of_any_step_on_other_ranks(
+def test_epochs_are_complete_after_resume_anywhere(
     before: int, after: int, done: Any, reload: int, tmp_path: Path
 ) -> None:
+    """Epochs are complete after a resume from any step on a different number of ranks."""
     checkpoint = tmp_path / "saved.ckpt"
     options = {"reload_dataloaders_every_n_epochs": reload}
     n_before, n_after = (N_TRAIN // (4 * ranks) for ranks in (before, after))
@@ -367,7 +381,8 @@ def test_epochs_are_whole_after_a_checkpoint_of_any_step_on_other_ranks(
 
 
 @pytest.mark.parametrize("who", ["whole", "resumed"])
-def test_loaders_are_made_anew_as_often_as_the_user_says_whoever_asks(who: str, tmp_path: Path) -> None:
+def test_reload_dataloaders_setting_is_respected(who: str, tmp_path: Path) -> None:
+    """Loaders are made again as often as reload_dataloaders_every_n_epochs says."""
     made, of_epochs = distribute(Cells()), []
 
     class Asking(Reader):
@@ -396,7 +411,8 @@ class Differing(Reader):
         return torch.optim.SGD([{"params": self.parameters()}, {"params": [more]}], lr=0.0)
 
 
-def test_a_training_that_could_not_go_on_leaves_the_next_one_as_it_is(tmp_path: Path) -> None:
+def test_failed_resume_leaves_next_training_unchanged(tmp_path: Path) -> None:
+    """A resume that fails does not change the next training."""
     whole, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
     trainer(max_epochs=2).fit(whole, distribute(Cells()))
     made, anew = distribute(Cells()), Reader()
@@ -408,7 +424,8 @@ def test_a_training_that_could_not_go_on_leaves_the_next_one_as_it_is(tmp_path: 
     assert following.reload_dataloaders_every_n_epochs == 0
 
 
-def test_a_state_that_is_loaded_by_hand_is_gone_on_with_whatever_was_done_before(tmp_path: Path) -> None:
+def test_state_loaded_by_hand_is_resumed(tmp_path: Path) -> None:
+    """A state that is loaded by hand is resumed, whatever was done before."""
     whole, checkpoint = Reader(tmp_path / "middle.ckpt"), tmp_path / "middle.ckpt"
     trainer(max_epochs=2).fit(whole, distribute(Cells()))
     made, rest = distribute(Cells()), Reader()
@@ -432,7 +449,8 @@ def test_a_copy_has_a_training_of_its_own() -> None:
     assert copied.state_dict() != state
 
 
-def test_a_trainer_that_goes_on_twice_keeps_its_loaders(tmp_path: Path) -> None:
+def test_trainer_that_resumes_twice_keeps_loaders(tmp_path: Path) -> None:
+    """A trainer that resumes twice keeps its loaders."""
     checkpoint, made, again = tmp_path / "middle.ckpt", distribute(Cells()), trainer()
     trainer(max_epochs=2).fit(Reader(checkpoint), distribute(Cells()))
     read = []
@@ -452,7 +470,8 @@ class Unpicklable(Cells):
 
 
 @pytest.mark.parametrize("model", [Reader, Differing])
-def test_what_a_data_module_leaves_out_of_its_pickles_stays_out(model: type[Reader], tmp_path: Path) -> None:
+def test_pickle_respects_getstate_of_data_module(model: type[Reader], tmp_path: Path) -> None:
+    """Attributes that a data module excludes from its pickles stay excluded."""
     checkpoint = tmp_path / "middle.ckpt"
     trainer(max_epochs=2).fit(Reader(checkpoint), distribute(Unpicklable()))
     made: Any = distribute(Unpicklable())
@@ -464,7 +483,8 @@ def test_what_a_data_module_leaves_out_of_its_pickles_stays_out(model: type[Read
     assert not hasattr(pickle.loads(pickle.dumps(made)), "stream")
 
 
-def test_a_copy_goes_on_with_a_state_that_was_loaded_by_hand() -> None:
+def test_copy_resumes_state_loaded_by_hand() -> None:
+    """A copy resumes a state that was loaded by hand."""
     on_two = distribute(Cells(), dist_info=Rank(0, 2))
     next(iter(on_two.train_dataloader()))
     made = distribute(Cells(), dist_info=Rank(0, 2))

@@ -52,14 +52,16 @@ def check_validates(folder: Path, *, epoch: int, ranks: int = 2, times: int = 1)
     assert sorted(flat(read(folder, f"validation-{epoch}", ranks))) == sorted(times * HELD_OUT)
 
 
-def test_an_uninterrupted_job_reads_every_row_and_validates_on_every_held_out_one(runs: Path) -> None:
+def test_uninterrupted_job_reads_every_row(runs: Path) -> None:
+    """An uninterrupted job trains on every row and validates on every held-out row."""
     check_reads_everything(runs / "two", epochs=3, among=TRAINING)
     for epoch in range(3):
         # to see whether validation works at all, Lightning reads two batches before: here all that there are
         check_validates(runs / "two", epoch=epoch, times=2 if epoch == 0 else 1)
 
 
-def test_a_job_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_been_interrupted(runs: Path) -> None:
+def test_job_resumes_as_if_uninterrupted(runs: Path) -> None:
+    """A job resumes in the middle of an epoch as if it had not been interrupted."""
     check_goes_on(runs / "two", runs / "middle", epoch=1, n_batches=4)
     check_goes_on(runs / "two", runs / "middle", epoch=2, n_batches=5)
     for epoch in (1, 2):
@@ -67,7 +69,8 @@ def test_a_job_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_been_interrupt
     assert not list((runs / "middle").glob("train-0-*"))
 
 
-def test_a_job_goes_on_with_another_number_of_devices(runs: Path) -> None:
+def test_job_resumes_on_different_number_of_devices(runs: Path) -> None:
+    """A job resumes on a different number of devices."""
     read_before = flat(batches[0] for batches in read_batches(runs / "two", "train-0"))
     (read_after,) = read(runs / "shrunk", "train-0", 1)
     assert sorted([*read_before, *read_after]) == TRAINING

@@ -152,9 +152,10 @@ def saved(folder: Path) -> Callable[[Trainer], None]:
         *(("by slurm", make) for make in (by_trainer, by_workers, by_mixture)),
     ],
 )
-def test_a_checkpoint_that_is_saved_within_a_step_leads_to_its_batch(
+def test_checkpoint_within_step_leads_to_its_batch(
     how: str, make: Callable[[Trainer], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A checkpoint saved within a step leads to the batch of that step."""
     options: dict[str, Any] = {}
     first = Module({"by hand": saved(tmp_path), "by an error": failing, "by slurm": preempted}[how])
     if how == "by slurm":
@@ -183,9 +184,10 @@ def test_a_checkpoint_that_is_saved_within_a_step_leads_to_its_batch(
 
 @pytest.mark.parametrize("at", [(1, 3), (0, N - 1)])
 @pytest.mark.parametrize("make", KINDS)
-def test_a_checkpoint_that_is_saved_after_a_step_leads_to_the_next_batch(
+def test_checkpoint_after_step_leads_to_next_batch(
     make: Callable[[Trainer], Any], at: tuple[int, int], tmp_path: Path
 ) -> None:
+    """A checkpoint saved after a step leads to the next batch."""
     first, rest = Module(at=at, after=saved(tmp_path)), Module()
     for module, checkpoint in ((first, None), (rest, tmp_path / "within.ckpt")):
         trainer = trainer_of(tmp_path)
@@ -196,9 +198,9 @@ def test_a_checkpoint_that_is_saved_after_a_step_leads_to_the_next_batch(
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_a_schedule_that_asks_for_the_number_of_steps_does_not_lose_the_state(
-    make: Callable[[Trainer], Any], tmp_path: Path
-) -> None:
+def test_estimated_steps_keep_loaded_state(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
+    """A schedule that reads the number of steps does not drop the state."""
+
     def fit(checkpoint: Path | None) -> Module:
         module, trainer = Module(saved(tmp_path) if checkpoint is None else None), trainer_of(tmp_path)
         module.asks_for_steps = True
@@ -210,7 +212,8 @@ def test_a_schedule_that_asks_for_the_number_of_steps_does_not_lose_the_state(
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_overfit_batches_gives_the_first_batches_in_every_epoch(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
+def test_overfit_batches_repeats_first_batches(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
+    """overfit_batches gives the first batches in every epoch."""
     trainer, module = trainer_of(tmp_path, overfit_batches=3), Module()
     trainer.fit(module, make(trainer))
     first, second, third = epochs_of(module)
@@ -284,7 +287,9 @@ class Two(Module):
 
 
 @pytest.mark.parametrize("mode", ["max_size", "max_size_cycle", "min_size"])
-def test_of_two_loaders_the_one_that_has_ended_is_not_read_again(mode: str, tmp_path: Path) -> None:
+def test_ended_loader_of_two_is_not_restarted(mode: str, tmp_path: Path) -> None:
+    """Of two loaders, the one that has ended is not read again."""
+
     def fit(checkpoint: Path | None) -> list[Any]:
         trainer = trainer_of(tmp_path)
         module = Two(saved(tmp_path) if checkpoint is None else None, at=(1, 5 if mode != "min_size" else 2))
@@ -312,7 +317,8 @@ class Pairs:
         return ({"X": first["X"], "index": second["index"]} for first, second in zip(batches, batches, strict=True))
 
 
-def test_a_loader_within_something_else_counts_what_it_has_yielded(tmp_path: Path) -> None:
+def test_wrapped_loader_counts_yielded_batches(tmp_path: Path) -> None:
+    """A loader inside another object counts the batches that it has yielded."""
     trainer = trainer_of(tmp_path)
     loader, states = loader_of(trainer), list[Any]()
     module = Module(lambda _: states.append(loader.state_dict()), at=(0, 2))
@@ -346,7 +352,8 @@ class Anew(Module):
         progress["total"]["completed"] = progress["total"]["processed"]
 
 
-def test_an_epoch_that_has_more_batches_than_lightning_has_counted_is_an_error(tmp_path: Path) -> None:
+def test_epoch_longer_than_lightning_expects_raises(tmp_path: Path) -> None:
+    """An epoch with more batches than Lightning expects raises."""
     trainer = trainer_of(tmp_path)
     trainer.fit(Module(saved(tmp_path)), loader_of(Rank(0, 1)))
     trainer = trainer_of(tmp_path)
@@ -355,9 +362,8 @@ def test_an_epoch_that_has_more_batches_than_lightning_has_counted_is_an_error(t
 
 
 @pytest.mark.parametrize("change", [{"n_rows": 9 * N}, {"batch_size": 16}])
-def test_an_epoch_of_another_size_is_an_error_that_says_how_to_begin_it_anew(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
+def test_resized_epoch_raises_with_fix(change: dict[str, Any], tmp_path: Path) -> None:
+    """An epoch of a different size raises, and the error says how to restart it."""
     trainer = trainer_of(tmp_path)
     trainer.fit(Module(saved(tmp_path)), Cells())
     trainer = trainer_of(tmp_path)
@@ -370,8 +376,8 @@ def test_an_epoch_of_another_size_is_an_error_that_says_how_to_begin_it_anew(
 
 
 @pytest.mark.parametrize("at", [(1, 3), (0, N - 1)])
-def test_epoch_begun_anew_after_a_step_counts_from_0(at: tuple[int, int], tmp_path: Path) -> None:
-    """Lightning goes on in its count of steps, also in that of an epoch that was at its end and has more cells now."""
+def test_restarted_epoch_counts_from_zero(at: tuple[int, int], tmp_path: Path) -> None:
+    """A restarted epoch counts its steps from 0, also after an epoch's last step."""
     more = {"n_rows": 9 * N}
     trainer = trainer_of(tmp_path)
     trainer.fit(Module(at=at, after=saved(tmp_path)), Cells())
@@ -384,7 +390,8 @@ def test_epoch_begun_anew_after_a_step_counts_from_0(at: tuple[int, int], tmp_pa
     assert epochs_of(module)[at[0] :] == alone(**more)[at[0] :]
 
 
-def test_fabric_takes_what_to_dataloader_returns_and_its_count_of_epochs_gives_no_state_up() -> None:
+def test_fabric_keeps_state_of_to_dataloader() -> None:
+    """Fabric accepts the result of to_dataloader, and its epoch count does not drop the state."""
     fabric = Fabric(accelerator="cpu", devices=1)
 
     def batches() -> Any:

@@ -28,9 +28,8 @@ def ray_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_workers_that_start_again_go_on_where_the_checkpoint_was_saved(
-    collection: Path, tmp_path: Path, ray_folder: Path
-) -> None:
+def test_restarted_workers_resume_at_checkpoint(collection: Path, tmp_path: Path, ray_folder: Path) -> None:
+    """Restarted workers resume where the checkpoint was saved."""
     environment = {
         "PYTHONPATH": str(ROOT),  # of workers, which run in folders of Ray's
         # the node's address is then 127.0.0.1, on Linux too

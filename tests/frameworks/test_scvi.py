@@ -37,9 +37,8 @@ def folder(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
-def test_the_example_goes_on_from_its_checkpoint_and_writes_what_its_model_makes_of_every_cell(
-    collection: Path, tmp_path: Path
-) -> None:
+def test_scvi_example_resumes_and_embeds(collection: Path, tmp_path: Path) -> None:
+    """The example resumes from its checkpoint, and embeds every cell."""
     job = "examples/scvi_ddp.py", "--collection", collection, "--epochs", 6, "--checkpoints", tmp_path, "--every", 2
     run(*forked_ranks(*job, ranks=2))
     checkpoints = sorted(path.name for path in tmp_path.glob("*.ckpt"))
@@ -54,7 +53,8 @@ def test_the_example_goes_on_from_its_checkpoint_and_writes_what_its_model_makes
     assert not np.isnan(again).any()
 
 
-def test_ranks_train_on_shares_and_validate_on_every_held_out_row_once(folder: Path) -> None:
+def test_scvi_ranks_train_on_shards(folder: Path) -> None:
+    """Ranks train on their shards, and validate on each held-out row once."""
     ranks = [one["SCVI"] for one in told(folder, "whole")]
     epochs = []
     for epoch in "012":
@@ -72,7 +72,8 @@ def test_ranks_train_on_shares_and_validate_on_every_held_out_row_once(folder: P
     assert ranks[0]["weights"] == ranks[1]["weights"]
 
 
-def test_a_job_goes_on_in_the_middle_of_an_epoch_bit_for_bit(folder: Path) -> None:
+def test_scvi_resumes_within_epoch_bitwise(folder: Path) -> None:
+    """A job resumes in the middle of an epoch, bit for bit."""
     for first, second in zip(told(folder, "whole"), told(folder, "resumed"), strict=True):
         whole, rest = first["SCVI"], second["SCVI"]
         # 17 batches an epoch, of which 5 of the second are done
@@ -81,7 +82,8 @@ def test_a_job_goes_on_in_the_middle_of_an_epoch_bit_for_bit(folder: Path) -> No
         assert rest["weights"] == whole["weights"]
 
 
-def test_scanvi_trains_on_every_row_in_as_many_batches_on_every_rank_under_exact(folder: Path) -> None:
+def test_scanvi_trains_on_every_row_under_exact(folder: Path) -> None:
+    """Under "exact", SCANVI trains on every row, with the same number of batches per rank."""
     ranks = [one["SCANVI"] for one in told(folder, "whole")]
     trained = [rank["train"]["0"] for rank in ranks]
     assert sorted(flat(flat(trained))) == TRAINING
@@ -99,23 +101,27 @@ def test_classes_are_drawn_for_the_whole_job(folder: Path) -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_an_embedding_is_that_of_rank_0_where_ddp_leaves_other_weights_on_each_rank(folder: Path) -> None:
+def test_embedding_uses_weights_of_rank_zero(folder: Path) -> None:
+    """All ranks embed with the weights of rank 0."""
     first, second = (rank["weights"] for rank in told(folder, "whole"))
     assert first != second
     on_two, alone = (zarr.open_array(folder / f"{name}.zarr", mode="r")[:] for name in ("trained", "alone"))
     assert np.array_equal(on_two, alone)
 
 
-def test_an_embedding_is_complete_where_another_rank_is_slower(folder: Path) -> None:
+def test_embedding_is_complete_with_slow_rank(folder: Path) -> None:
+    """An embedding is complete, also if one rank is slower."""
     assert all(rank["complete"] for rank in told(folder, "whole"))
 
 
-def test_what_is_left_of_an_embedding_is_dealt_out_anew(folder: Path) -> None:
+def test_rest_of_embedding_is_repartitioned(folder: Path) -> None:
+    """The remaining chunks of an embedding are divided among the ranks again."""
     # of 9 chunks of 5 batches, all even ones are there, which rank 0 would have; and each looks at the first batch
     assert [rank["computed"] for rank in told(folder, "whole")] == [1 + 10, 1 + 10]
 
 
-def test_ranks_that_would_write_or_read_different_things_hear_the_same_error(folder: Path) -> None:
+def test_embedding_with_different_ranks_raises_everywhere(folder: Path) -> None:
+    """If ranks would write or read different cells, every rank raises the same error."""
     first, second = (rank["errors"] for rank in told(folder, "whole"))
     assert first == second
     assert first[0].startswith("All ranks stop, because they have different models or cells")

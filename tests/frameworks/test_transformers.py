@@ -62,7 +62,8 @@ if __name__ == "__main__":
 N_BATCHES = 39  # of each rank in an epoch: 20 steps of two, or of one that is left over
 
 
-def test_a_job_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(cells: Path, tmp_path: Path) -> None:
+def test_trainer_resumes_as_if_uninterrupted(cells: Path, tmp_path: Path) -> None:
+    """A job resumes from a checkpoint as if it had not been interrupted."""
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     for folder, checkpoint in ((whole, []), (rest, [whole / "checkpoint-25"])):
         folder.mkdir()

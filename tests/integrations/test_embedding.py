@@ -63,9 +63,10 @@ def expected(n_obs: int, batch_size: int) -> np.ndarray:
     most=st.integers(1, 100),
 )
 @example(n_obs=100, batch_size=4, world_sizes=(2, 3), lives=[8, 0, 0, 0, 0], most=1000)
-def test_every_row_is_written_once_whoever_is_killed_and_goes_on(
+def test_embed_writes_each_row_once_after_kill(
     n_obs: int, batch_size: int, world_sizes: tuple[int, int], lives: list[int], most: int
 ) -> None:
+    """Each row is written once, whichever rank is killed and resumed."""
     store = MemoryStore()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embedding, "_ROWS_OF_CHUNK", most)
@@ -91,13 +92,16 @@ def test_every_row_is_written_once_whoever_is_killed_and_goes_on(
     assert sum(model.n_batches for model in models) == -(-n_obs // batch_size) - n_there + after
 
 
-def test_chunks_hold_whole_batches_and_are_many_for_each_rank() -> None:
+def test_embed_chunks_hold_whole_batches() -> None:
+    """Chunks hold whole batches, and each rank has many chunks."""
     array = embed(Model(), cells(1_000), MemoryStore(), dist_info=Rank(0, 3), progress=False)
     assert array.chunks == (250 // (3 * 8) * 4, 2)
     assert embed(Model(), cells(1_000), MemoryStore(), batch_size=512, progress=False).chunks == (512, 2)
 
 
-def test_a_data_module_makes_the_batches_and_a_model_of_scvi_tools_the_latent_representation() -> None:
+def test_embed_of_scvi_uses_data_module_and_model() -> None:
+    """The data module makes the batches, and the model the latent representation."""
+
     def tensors(batch: Any, dataloader_idx: int) -> dict[str, Any]:
         assert dataloader_idx == 0
         return {"X": batch["X"] * 2}
@@ -131,7 +135,8 @@ def test_rank_0_shows_how_many_cells_are_done(capsys: pytest.CaptureFixture[str]
     assert "32/32" in capsys.readouterr().err
 
 
-def test_an_array_that_another_rank_makes_meanwhile_is_gone_on_with() -> None:
+def test_embed_continues_array_created_meanwhile() -> None:
+    """An array that another rank has created in the meantime is continued."""
     store = MemoryStore()
 
     def model(batch: Any) -> np.ndarray:
@@ -149,7 +154,8 @@ def begun() -> MemoryStore:
     return store
 
 
-def test_an_array_of_other_cells_or_another_model_is_an_error_and_stays_as_it_is() -> None:
+def test_embed_refuses_array_of_different_model() -> None:
+    """An array of different cells or a different model raises, and stays unchanged."""
     store = begun()
     there = np.asarray(zarr.open_array(store, mode="r")[:])
     with pytest.raises(ValueError, match=r"must be an embedding with .*'n_obs': 44.*got .*'n_obs': 40"):
@@ -176,9 +182,8 @@ def test_an_array_of_other_cells_or_another_model_is_an_error_and_stays_as_it_is
         embed(Model(), cells(40), group, progress=False)
 
 
-def test_a_chunk_is_written_by_zarr_which_a_kill_leaves_whole_whatever_is_read_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embed_writes_chunks_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are written by zarr-python, which a kill leaves complete."""
     written: list[str] = []
     put = LocalStore.set
 
@@ -197,7 +202,9 @@ def test_a_chunk_is_written_by_zarr_which_a_kill_leaves_whole_whatever_is_read_w
     assert [key for key in written if key.startswith("c/")] == chunks
 
 
-def test_what_a_model_draws_is_the_same_on_any_number_of_ranks_and_torch_goes_on_as_before() -> None:
+def test_embed_random_numbers_do_not_depend_on_ranks() -> None:
+    """Random numbers are the same on any number of ranks, and PyTorch's state is restored."""
+
     def drawn(batch: Any) -> torch.Tensor:
         return torch.rand(len(batch["X"]), 1, requires_grad=True)
 
@@ -213,7 +220,9 @@ def test_what_a_model_draws_is_the_same_on_any_number_of_ranks_and_torch_goes_on
 
 
 @pytest.mark.parametrize("value", [0, -np.inf, np.nan])
-def test_what_other_hardware_rounds_otherwise_goes_on_and_another_model_does_not(value: float) -> None:
+def test_embed_tolerates_rounding_not_different_model(value: float) -> None:
+    """Different rounding continues an array, and a different model does not."""
+
     def model(factor: float) -> Any:
         return lambda batch: np.column_stack([Model()(batch) * factor, np.full(len(batch["X"]), value + factor - 1)])
 
@@ -225,7 +234,9 @@ def test_what_other_hardware_rounds_otherwise_goes_on_and_another_model_does_not
     assert not np.isnan(np.asarray(array[:, 0])).any()
 
 
-def test_a_chunk_that_begins_without_a_value_is_not_computed_again() -> None:
+def test_embed_keeps_chunk_that_begins_with_nan() -> None:
+    """A finished chunk that begins with NaN is not computed again."""
+
     def model(batch: Any) -> np.ndarray:
         n_batches.append(1)
         return np.where(Model()(batch)[:, :1] % 4 == 0, np.nan, Model()(batch))
@@ -246,7 +257,8 @@ def test_batches_are_those_of_a_virtual_rank(n_ranks: int) -> None:
     assert np.array_equal(np.asarray(array[:]), expected(40, 4))
 
 
-def test_a_model_of_scvi_tools_needs_its_data_module() -> None:
+def test_embed_of_scvi_needs_data_module() -> None:
+    """A model of scvi-tools needs its data module."""
     kind = type("SCVI", (), {"__module__": "scvi.model", "get_latent_representation": None})
     with pytest.raises(TypeError, match="must be the data module of a scvi-tools model, got Loader"):
         embed(kind(), cells(8), MemoryStore(), progress=False)
@@ -268,7 +280,8 @@ WRONG: dict[str, tuple[Any, Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_a_model_or_cells_cannot_be_is_an_error(what: str) -> None:
+def test_embed_refuses_invalid_model_or_cells(what: str) -> None:
+    """An invalid model or invalid cells raise."""
     model, data, error, message = WRONG[what]
     with pytest.raises(error, match=message):
         embed(model, data, MemoryStore(), progress=False)

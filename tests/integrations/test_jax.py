@@ -57,14 +57,16 @@ def over(*spec: Any) -> NamedSharding:
 
 
 @pytest.mark.parametrize("kind", MATRICES)
-def test_every_kind_of_matrix_becomes_a_dense_array_of_the_same_values(kind: str) -> None:
+def test_matrices_become_equal_dense_arrays(kind: str) -> None:
+    """Every kind of matrix becomes a dense array of the same values."""
     placed = global_batch(MATRICES[kind](CELLS), over("data"))
     assert isinstance(placed, jax.Array)
     assert placed.dtype == np.float32
     assert np.array_equal(placed, CELLS)
 
 
-def test_a_table_becomes_its_columns_with_codes_for_categories_and_what_is_none_stays_none() -> None:
+def test_table_becomes_dict_of_columns() -> None:
+    """A table becomes its columns, with codes for categories; None stays None."""
     types = pd.Categorical(["T", "B", None, "T"] * 2, categories=["B", "T", "NK"])
     obs = pd.DataFrame({"type": types, "var": np.arange(8), "share": np.arange(8) / 8, "kept": [True, False] * 4})
     batch = {"X": CELLS, "obs": obs, "layers": None, "index": np.arange(8) * 3, "repeated": np.arange(8) > 5}
@@ -81,7 +83,8 @@ def test_a_table_becomes_its_columns_with_codes_for_categories_and_what_is_none_
     assert placed["repeated"].tolist() == [False] * 6 + [True] * 2
 
 
-def test_tuples_and_lists_stay_what_they_are_and_each_part_of_them_is_an_array() -> None:
+def test_tuples_and_lists_keep_their_type() -> None:
+    """Tuples and lists keep their type, and their parts become arrays."""
     labels = np.arange(8)
     placed = global_batch((labels, [labels + 1, {"z": pd.Categorical(["a", "b"] * 4)}]), over("data"))
     assert isinstance(placed, tuple)
@@ -90,7 +93,8 @@ def test_tuples_and_lists_stay_what_they_are_and_each_part_of_them_is_an_array()
     assert placed[1][1]["z"].tolist() == [0, 1] * 4
 
 
-def test_a_series_or_an_index_alone_and_a_batch_of_nothing_are_placed_too() -> None:
+def test_series_index_and_empty_batch_are_placed() -> None:
+    """A Series, an Index and an empty batch are placed, too."""
     for series in (pd.Series(pd.Categorical(list("baab") * 2)), pd.CategoricalIndex(list("baab") * 2)):
         assert global_batch(series, over("data")).tolist() == [1, 0, 0, 1] * 2
     assert global_batch({"X": None, "obs": None}, over("data")) == {"X": None, "obs": None}
@@ -109,7 +113,8 @@ WHERE = [
 
 
 @pytest.mark.parametrize(("spec", "where"), WHERE)
-def test_each_device_has_the_rows_and_columns_of_its_place_and_the_labels_of_its_rows(spec: Any, where: Any) -> None:
+def test_devices_have_parts_of_their_position(spec: Any, where: Any) -> None:
+    """Each device has the rows and columns of its position, and the labels of its rows."""
     sharding = over(*spec)
     placed = global_batch({"X": sparse.csr_matrix(CELLS), "labels": np.arange(8)}, sharding)
     assert placed["X"].sharding.is_equivalent_to(sharding, 2)
@@ -121,7 +126,8 @@ def test_each_device_has_the_rows_and_columns_of_its_place_and_the_labels_of_its
     assert jax.jit(lambda batch: batch["X"].sum())(placed) == CELLS.sum()
 
 
-def test_rows_that_do_not_divide_by_the_devices_are_an_error_with_a_way_out() -> None:
+def test_indivisible_rows_raise_with_fix() -> None:
+    """Rows that the devices don't divide raise, and the error names a fix."""
     problem = r"must be a multiple of {}, .* into {} parts, got 7 rows"
     with pytest.raises(ValueError, match=problem.format(2, 2)):
         global_batch(CELLS[:7], over("data"))
@@ -130,13 +136,15 @@ def test_rows_that_do_not_divide_by_the_devices_are_an_error_with_a_way_out() ->
     assert global_batch(CELLS[:7], over()).shape == (7, 4)
 
 
-def test_columns_that_do_not_divide_by_the_devices_are_an_error_that_names_the_array() -> None:
+def test_indivisible_columns_raise_and_name_array() -> None:
+    """Columns that the devices don't divide raise, and the error names the array."""
     with pytest.raises(ValueError, match=r"full shape: \(8, 3\)") as raised:
         global_batch({"X": CELLS[:, :3], "index": np.arange(8)}, over("data", "model"))
     assert raised.value.__notes__[0].startswith("The array is batch['X'], ")
 
 
-def test_parts_with_different_numbers_of_rows_are_an_error_that_tells_them() -> None:
+def test_unequal_parts_raise_with_row_counts() -> None:
+    """Parts with different numbers of rows raise, and the error lists the numbers."""
     with pytest.raises(ValueError, match=r"got batch\['X'\] 8, batch\['obs'\]\['type'\] 6\."):
         global_batch({"X": CELLS, "obs": pd.DataFrame({"type": np.arange(6)})}, over("data"))
 
@@ -160,7 +168,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_part_that_jax_cannot_hold_is_a_type_error_that_names_it(kind: str) -> None:
+def test_unsupported_part_raises_type_error(kind: str) -> None:
+    """A part that JAX can't hold raises TypeError, and the error names it."""
     part, described = REFUSED[kind]
     way_out = "Pass only the parts that you need, .* convert strings to categories"
     with pytest.raises(TypeError, match=rf"^batch\['y'\] must be .*, got {described}.* {way_out}"):
@@ -192,7 +201,8 @@ def whole_numbers(draw: st.DrawFn) -> tuple[str, list[int]]:
 @example(("int64", [2**31 - 1, -(2**31)]))
 @example(("uint64", [2**64 - 1]))
 @given(whole_numbers())
-def test_a_whole_number_is_kept_exactly_or_is_an_error(drawn: tuple[str, list[int]]) -> None:
+def test_integers_are_exact_or_raise(drawn: tuple[str, list[int]]) -> None:
+    """Integers are exact, or raise."""
     dtype, numbers = drawn
     column = np.array(numbers, dtype)
     if all(number in (range(2**32) if dtype[0] == "u" else range(-(2**31), 2**31)) for number in numbers):
@@ -204,7 +214,8 @@ def test_a_whole_number_is_kept_exactly_or_is_an_error(drawn: tuple[str, list[in
         assert [int(number) for number in global_batch(column, over())] == numbers
 
 
-def test_floats_are_rounded_to_32_bits_unless_jax_has_64() -> None:
+def test_floats_are_rounded_without_x64() -> None:
+    """Floats are rounded to 32 bits, unless JAX has 64 bits."""
     floats = np.array([0.1, np.nan, np.inf, 1e-300, 3e38, 2**24 + 1, 0, -1.5])
     placed = global_batch({"y": floats}, over("data"))["y"]
     assert placed.dtype == np.float32

@@ -39,21 +39,24 @@ def test_the_resume_benchmark_measures_every_configuration() -> None:
     assert all(float(line.split()[-1]) > 0 for line in lines)
 
 
-def test_the_latency_benchmark_measures_every_number_of_load_requests_at_once() -> None:
+def test_latency_benchmark_measures_each_read_ahead() -> None:
+    """The benchmark of latency measures each value of read_ahead."""
     lines = lines_of("latency.py", "--small")
     ways = ["annbatch", *(f"read_ahead={n_ahead}" for n_ahead in (0, 1, 2, 4, 8))]
     assert [line.split()[0] for line in lines] == ["sparse,", *ways, "dense,", *ways]
     assert all("of annbatch's" in line and "of the ideal" in line for line in lines if line.split()[0] in ways)
 
 
-def test_the_gpu_benchmark_measures_every_way_also_where_there_is_no_gpu() -> None:
+def test_gpu_benchmark_runs_without_gpu() -> None:
+    """The benchmark of GPUs measures every method, also without a GPU."""
     _, _, *lines = lines_of("gpu.py", "--small")
     ways = ["annbatch, preload_to_gpu=False", "ours, preload_to_gpu=False", "ours, read_ahead=1"]
     assert [line.split("  ")[0] for line in lines] == ways
     assert all("of annbatch's" in line and "of the ideal" in line for line in lines)
 
 
-def test_the_holes_benchmark_compares_every_way_to_read_what_was_selected() -> None:
+def test_gaps_benchmark_compares_all_methods() -> None:
+    """The benchmark of gaps compares every method of reading selected rows."""
     title, *lines = lines_of("holes.py", "--small")
     assert title.startswith("6e+03 cells")
     assert [line.split()[0] for line in lines] == [
@@ -78,7 +81,8 @@ def test_virtual_ranks_have_equal_losses() -> None:
     assert float(virtual.split("differ by ")[1].split()[0]) < 1e-9
 
 
-def test_the_reading_benchmark_measures_every_way_and_draws_it(tmp_path: Path) -> None:
+def test_reading_benchmark_measures_and_draws(tmp_path: Path) -> None:
+    """The benchmark of reading measures every method, and draws a figure."""
     title, _, *lines = lines_of("reading.py", "--small", "--out", tmp_path / "small.svg")
     assert title.startswith("6e+03 cells")
     written = json.loads((tmp_path / "small.json").read_text())
@@ -98,7 +102,8 @@ def test_the_workers_benchmark_measures_every_configuration() -> None:
     assert all(float(line.split()[3]) > 0 for line in lines)
 
 
-def test_sorted_rows_are_represented_as_the_sharding_lets_expect(tmp_path: Path) -> None:
+def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:
+    """Smaller blocks represent sorted rows better."""
     figure = tmp_path / "figure.svg"
     tables: list[dict[str, list[float]]] = []
     for line in lines_of("representativeness.py", "--small", "--out", figure):

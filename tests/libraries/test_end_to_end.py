@@ -38,26 +38,30 @@ def test_every_library_reads_the_same_cells(tmp_path: Path) -> None:
         pytest.param([[9, 1, 2, 3, 4], [5, 6, 7, 8, 0]], id="the order of the other epoch"),
     ],
 )
-def test_a_way_that_does_not_read_all_cells_once_is_not_compared(wrong: list[list[int]]) -> None:
+def test_end_to_end_refuses_incomplete_reads(wrong: list[list[int]]) -> None:
+    """A method that does not read each cell once is not compared."""
     other = [[9, 1, 2, 3, 4], [5, 6, 7, 8, 0]]
     end_to_end.check("this", [other, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]], 10, other_orders=True)
     with pytest.raises(RuntimeError, match="this"):
         end_to_end.check("this", [other, wrong], 10, other_orders=True)
 
 
-def test_ways_that_are_much_slower_are_few_times_measured() -> None:
+def test_slow_methods_have_few_rounds() -> None:
+    """Methods that are much slower are measured in a few rounds."""
     rates = {"annbatch": (9, 10, 90), "much slower": (5, 5, 5), "slower": (70, 7, 1), "faster": (11, 30, 2)}
     measured = [{"way": way, "rows/s": rate} for way, own in rates.items() for rate in own]
     assert end_to_end.slow(measured) == {"much slower"}
 
 
-def test_a_library_that_fails_is_an_error_and_nobody_waits() -> None:
+def test_failing_library_raises_without_waiting() -> None:
+    """A library that fails raises, and no rank is left waiting."""
     with pytest.raises(RuntimeError, match="A rank of torch has failed"):
         libraries.run("torch", "resume", 1_000, 64, 1, 64, 0, 2, 3)
 
 
 @pytest.mark.timeout(300)  # others would give up after libraries.SECONDS, with the same error
-def test_a_rank_that_is_lost_is_an_error_and_nobody_waits(tmp_path: Path) -> None:
+def test_dead_rank_raises_without_waiting(tmp_path: Path) -> None:
+    """A dead rank raises, and no other rank is left waiting."""
     with libraries.Ranks("annbatch", "serve", tmp_path, "shared", 64, 16, 256, world_size=2) as job:
         job._processes[1].kill()
         with pytest.raises(RuntimeError, match="A rank of annbatch has failed"):

@@ -84,9 +84,10 @@ def check_same(batches: Any, others: Any) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(("options", "read_ahead"), [({}, 1), ({"return_index": True, "to": "torch"}, 0)])
-def test_a_loader_with_data_becomes_one_that_yields_what_annbatch_s_does_with_the_same_sampler(
+def test_from_loader_yields_same_batches_as_annbatch(
     source: Callable[..., Loader], options: dict[str, Any], read_ahead: int, tmp_path: Path
 ) -> None:
+    """A loader made from annbatch's yields the batches that annbatch's yields with the same sampler."""
     plain = source(tmp_path, preload_to_gpu=False, **options)
     made = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=read_ahead)
     annbatchs = source(tmp_path, preload_to_gpu=False, **options)
@@ -99,9 +100,8 @@ def test_a_loader_with_data_becomes_one_that_yields_what_annbatch_s_does_with_th
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_loader_it_was_made_of_stays_as_it_is_whatever_is_done_with_either(
-    source: Callable[..., Loader], tmp_path: Path
-) -> None:
+def test_from_loader_leaves_source_loader_unchanged(source: Callable[..., Loader], tmp_path: Path) -> None:
+    """Neither loader changes when data is added to the other one."""
     plain, same = (source(tmp_path, preload_to_gpu=False, return_index=True) for _ in range(2))
     made = StatefulLoader.from_loader(plain, batch_sampler=sampler())
     if source is in_memory:
@@ -115,7 +115,8 @@ def test_the_loader_it_was_made_of_stays_as_it_is_whatever_is_done_with_either(
     check_same(plain, same)
 
 
-def test_what_is_not_given_is_as_in_the_loader_it_was_made_of() -> None:
+def test_from_loader_copies_options() -> None:
+    """Options that are not passed are those of the source loader."""
     plain = Loader(**SIZES, return_index=True, to="torch", preload_to_gpu=False).add_adata(cells())
     ahead = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=2)
     assert StatefulLoader.from_loader(ahead).batch_sampler is ahead.batch_sampler
@@ -127,7 +128,8 @@ def test_what_is_not_given_is_as_in_the_loader_it_was_made_of() -> None:
     assert not isinstance(other["X"], torch.Tensor)
 
 
-def test_what_a_later_annbatch_keeps_of_its_data_is_taken_along_and_is_not_shared() -> None:
+def test_from_loader_copies_unknown_attributes() -> None:
+    """Attributes of a later annbatch are copied, and not shared."""
     plain = Loader(**SIZES, preload_to_gpu=False).add_adata(cells())
     vars(plain)["_obsm"] = {"pca": [1]}
     made = StatefulLoader.from_loader(plain, batch_sampler=sampler())
@@ -151,7 +153,8 @@ def test_it_is_made_of_a_loader(wrong: Any) -> None:
         StatefulLoader.from_loader(wrong, batch_sampler=sampler())
 
 
-def test_a_loader_of_a_class_of_its_own_makes_one_of_that_class() -> None:
+def test_from_loader_of_subclass_makes_subclass() -> None:
+    """from_loader of a subclass makes an instance of the subclass."""
     made = OwnStateful.from_loader(Loader(**SIZES, preload_to_gpu=False).add_adata(cells()), batch_sampler=sampler())
     assert type(made) is type(OwnStateful.from_loader(made)) is OwnStateful
     with pytest.raises(TypeError, match="must be an annbatch Loader"):
@@ -165,8 +168,8 @@ def test_its_sampler_is_a_distributed_one(given: Any) -> None:
         StatefulLoader.from_loader(plain, batch_sampler=given)
 
 
-def test_what_annbatch_keeps_of_a_loader_is_kept_where_it_is_looked_for(tmp_path: Path) -> None:
-    """If this fails, annbatch keeps what a loader has elsewhere, or keeps more: see loader/_annbatch.py."""
+def test_private_attributes_of_annbatch_exist(tmp_path: Path) -> None:
+    """If this fails, annbatch has renamed or added private attributes: see loader/_annbatch.py."""
     made = collection(tmp_path, preload_to_gpu=False, return_index=True, to="torch")
     list(made)
     assert shapes_of(made) == [(N_OBS, N_VAR)]

@@ -45,9 +45,8 @@ def together(batches: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 100, 256, 4_096])
-def test_all_ranks_together_read_each_cell_of_the_mask_once_in_an_order_of_each_epochs_own(
-    batch_size: int, collection: DatasetCollection
-) -> None:
+def test_from_collection_reads_each_selected_cell_once(batch_size: int, collection: DatasetCollection) -> None:
+    """All ranks together read each selected cell once, in a different order in each epoch."""
     mask = collection.obs(["donor"])["donor"] != 3
     loaders = ranks(collection, 2, batch_size=batch_size, mask=mask)
     epochs = []
@@ -65,7 +64,8 @@ def test_all_ranks_together_read_each_cell_of_the_mask_once_in_an_order_of_each_
     assert epochs[0] == together(rows(ranks(collection, 2, batch_size=batch_size, mask=mask)))
 
 
-def test_without_shuffling_cells_are_read_in_the_order_of_the_collection(collection: DatasetCollection) -> None:
+def test_from_collection_without_shuffle_keeps_order(collection: DatasetCollection) -> None:
+    """With shuffle=False, cells are read in the order of the collection."""
     assert together(rows(ranks(collection, 3, shuffle=False))) == list(range(N_ROWS))
 
 
@@ -88,7 +88,8 @@ def test_more_memory_makes_larger_load_requests(collection: DatasetCollection) -
         ranks(collection, 1, memory=10_000)
 
 
-def test_batches_that_make_no_whole_chunks_within_memory_are_read_all_the_same(collection: DatasetCollection) -> None:
+def test_from_collection_cuts_chunks_to_fit_memory(collection: DatasetCollection) -> None:
+    """Batches are read even if whole chunks don't fit into the memory."""
     options: dict[str, Any] = {"batch_size": 999, "memory": 10**6}
     assert sorted(together(rows(ranks(collection, 2, **options)))) == list(range(N_ROWS))
     held = ranks(collection, 1, **options)[0].plan().rows_in_memory
@@ -96,16 +97,19 @@ def test_batches_that_make_no_whole_chunks_within_memory_are_read_all_the_same(c
     assert held < 10**6 / (50 * 0.3 * 8)
 
 
-def test_scattered_cells_take_more_memory_with_those_between_that_are_read_through(
+def test_from_collection_counts_over_read_rows(
     collection: DatasetCollection,
 ) -> None:
+    """Scattered cells take more memory, because rows in gaps are read too."""
     mask, options = np.arange(N_ROWS) % 40 == 0, {"batch_size": 32, "memory": 200_000}
     with pytest.raises(ValueError, match="batch of 32 rows"):
         ranks(collection, 1, mask=mask, **options)
     assert len(ranks(collection, 1, mask=mask, read_through=0, **options)[0]) == 3
 
 
-def test_options_are_those_of_the_sampler_and_of_annbatchs_loader(collection: DatasetCollection) -> None:
+def test_from_collection_passes_options(collection: DatasetCollection) -> None:
+    """Options are passed to the sampler or to annbatch's Loader."""
+
     def donors(group: Any) -> ad.AnnData:
         obs: Any = ad.io.read_elem(group["obs"])
         return ad.AnnData(ad.io.sparse_dataset(group["X"]), obs=obs[["donor"]])

@@ -223,7 +223,8 @@ def test_cut_pass_is_followed_by_a_whole_one(make: Make) -> None:
 
 
 @every
-def test_state_of_a_later_epoch_is_not_given_up(make: Make) -> None:
+def test_earlier_epoch_than_loaded_state_raises(make: Make) -> None:
+    """Setting an earlier epoch than the loaded one raises, and the state stays loaded."""
     loader, after = make(Rank(0, 2)), make(Rank(0, 2))
     loader.set_epoch(1)
     read(loader, 5)
@@ -357,8 +358,8 @@ def test_ranks_that_change_twice_read_each_cell_once(make: Make) -> None:
 
 
 @every
-def test_loader_goes_back_to_a_step_of_earlier_ranks(make: Make) -> None:
-    """As long as no batch was read since the ranks changed twice."""
+def test_reshard_goes_back_before_earlier_change(make: Make) -> None:
+    """A loader can go back over two changes of ranks, as long as no batch was read since."""
     loader, after = make(Rank(0, 3)), make(Rank(0, 1))
     batches = iter(loader)
     states: list[Any] = [None]
@@ -382,8 +383,8 @@ def test_loader_goes_back_to_a_step_of_earlier_ranks(make: Make) -> None:
 
 
 @every
-def test_ranks_that_change_in_the_last_step_end_the_loop(make: Make) -> None:
-    """If that step is done, nothing is left of the epoch."""
+def test_reshard_in_last_step_ends_loop(make: Make) -> None:
+    """If the ranks change when the last step is done, no batches remain in the epoch."""
     loader, n_steps = make(Rank(0, 2)), len(epochs(make, 1)[0])
     found = []
     for batch in loader:
@@ -435,7 +436,8 @@ def test_rank_is_asked_again(make: Make) -> None:
 
 
 @every
-def test_loader_that_cannot_be_resharded_is_as_it_was(make: Make) -> None:
+def test_failed_reshard_changes_nothing(make: Make) -> None:
+    """A loader whose reshard raises stays as it was."""
     loader, options = make(Rank(0, 2), virtual_ranks=4), {"virtual_ranks": 4}
     whole, batches = read(make(Rank(0, 2), **options)), iter(loader)
     found = [seen(batch) for batch in islice(batches, 5)]
@@ -447,7 +449,8 @@ def test_loader_that_cannot_be_resharded_is_as_it_was(make: Make) -> None:
 
 
 @every
-def test_ranks_that_change_after_set_epoch_end_an_open_pass(make: Make) -> None:
+def test_reshard_after_set_epoch_ends_open_iterator(make: Make) -> None:
+    """An open iterator raises if the ranks change after set_epoch."""
     loader, after = make(Rank(0, 2)), make(Rank(0, 1))
     batches = iter(loader)
     next(batches)

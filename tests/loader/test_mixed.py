@@ -82,9 +82,8 @@ def schedules(draw: st.DrawFn) -> list[tuple[int, np.ndarray]]:
 
 
 @given(schedules(), st.integers(0, 3))
-def test_each_source_has_its_share_to_within_less_than_two_batches_after_any_step(
-    weights: list[tuple[int, np.ndarray]], seed: int
-) -> None:
+def test_sources_stay_near_their_weights(weights: list[tuple[int, np.ndarray]], seed: int) -> None:
+    """After any step, each source is within two batches of its weight."""
     order = source_order(weights, 1000, seed)
     # the shares of each step, (steps, sources)
     shares = np.array([next(own for first, own in reversed(weights) if first <= step) for step in range(1000)])
@@ -96,7 +95,8 @@ def test_each_source_has_its_share_to_within_less_than_two_batches_after_any_ste
 
 
 @pytest.mark.parametrize("n_sources", [4, 20, 50])
-def test_shares_of_many_sources_are_kept_next_to_a_large_one(n_sources: int) -> None:
+def test_weights_hold_for_many_small_sources(n_sources: int) -> None:
+    """Many small sources keep their weights next to a large one."""
     shares = np.append(0.5, np.full(n_sources - 1, 0.5 / (n_sources - 1)))
     for seed in range(3):
         order = source_order([(0, shares)], 3000, seed)
@@ -133,7 +133,8 @@ def epochs_of(name: str, rank: int, n_epochs: int, world_size: int = 2, **option
     return found
 
 
-def test_each_source_has_its_own_epochs_one_after_the_other_and_all_ranks_the_same_source() -> None:
+def test_sources_have_consecutive_epochs() -> None:
+    """Each source has consecutive epochs, and all ranks have the same source in each step."""
     ranks = [read(mixed(rank)) for rank in range(2)]
     assert len(ranks[0]) == len(mixed()) == 60
     assert [name for name, _ in ranks[0]] == [name for name, _ in ranks[1]]
@@ -410,7 +411,8 @@ def test_source_left_out_of_an_epoch_begins_later() -> None:
     assert [rows for name, rows in read(mixture) if name == "new"] == epochs_of("new", 0, 1)[0][:1]
 
 
-def test_asking_for_cells_of_an_earlier_epoch_changes_nothing() -> None:
+def test_cells_of_earlier_epoch_changes_nothing() -> None:
+    """cells_of an earlier epoch does not change the position of the mixture."""
     before, (after, other) = mixed(n_steps=20), (mixed(0, 3, n_steps=20) for _ in range(2))
     before.set_epoch(2)
     read(before, 5)
@@ -586,7 +588,8 @@ def test_state_of_an_epochs_end_is_kept() -> None:
     assert text.endswith("each of the 96 rows was read once")
 
 
-def test_other_end_of_epochs_resumes_sources_where_they_were() -> None:
+def test_changed_until_keeps_positions_of_sources() -> None:
+    """With a different end of epochs, sources resume at their positions."""
     before, after = mixed(n_steps=20), mixed(until="all")
     steps = read(before)
     with pytest.warns(UserWarning, match="n_steps is 20 in the state and None here"):
@@ -613,8 +616,8 @@ def test_mixture_in_a_worker_raises() -> None:
         next(iter(batches))
 
 
-def test_pass_that_was_left_lets_go_of_its_sources() -> None:
-    """annbatch takes no datasets while a loader is iterated over, and takes them once the loop was left."""
+def test_abandoned_loop_releases_sources() -> None:
+    """annbatch refuses datasets while a loop is open, and accepts them after the loop was left."""
     sources = loaders()
     more = ad.AnnData(np.zeros((4, SIZES["tahoe"][1])))
     mixture = MixedLoader(sources, weights=WEIGHTS, n_steps=60, seed=1)
@@ -639,16 +642,16 @@ def test_copy_of_mixture_resumes_alone(duplicate: Any) -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda mixture: pickle.loads(pickle.dumps(mixture))])
-def test_copy_at_the_end_of_an_epoch_reads_the_next_one(duplicate: Any) -> None:
-    """The sources are within their epochs there, and the copy begins new passes of them."""
+def test_copy_at_epoch_end_reads_next_epoch(duplicate: Any) -> None:
+    """A copy made at the end of an epoch reads the next one, with new iterations of its sources."""
     mixture, whole = mixed(), mixed()
     expected = [read(whole), read(whole)][1]
     read(mixture)
     assert read(duplicate(mixture)) == expected
 
 
-def test_length_after_a_loop_that_was_left_is_of_the_next_pass() -> None:
-    """Epochs of a mixture until its largest source ends have different lengths."""
+def test_length_after_abandoned_loop_is_of_next_epoch() -> None:
+    """Epochs that end with the largest source differ in length."""
     lengths = []
     for epoch in range(4):
         mixture = mixed_in(epoch)
@@ -793,7 +796,8 @@ def test_weights_of_a_state_make_the_same_mixture() -> None:
         assert sum(again.values()) == pytest.approx(1)
 
 
-def test_once_steps_are_told_states_count_those_that_are_done() -> None:
+def test_step_done_makes_states_count_done_steps() -> None:
+    """After step_done(), states count only the steps that are done."""
     mixture, done = mixed(), 1  # nobody has said anything in the first step
     for number, _ in enumerate(islice(mixture, 8)):
         within = mixture.state_dict()
@@ -807,7 +811,9 @@ def test_once_steps_are_told_states_count_those_that_are_done() -> None:
     assert read(mixture) == read(mixed())[7:]
 
 
-def test_sources_share_the_threads_in_which_they_read_ahead() -> None:
+def test_sources_share_prefetching_threads() -> None:
+    """All sources prefetch in the same threads."""
+
     def threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if "annbatch-distributed" in thread.name}
 
@@ -825,7 +831,8 @@ def test_ranks_may_be_known_later() -> None:
     assert read(mixture) == read(mixed(1))
 
 
-def test_a_source_of_which_more_ranks_have_nothing_left_begins_its_next_epoch() -> None:
+def test_exhausted_source_on_more_ranks_begins_next_epoch() -> None:
+    """A source with no batches left for more ranks begins its next epoch."""
     options: dict[str, Any] = {"weights": {"census": 1}, "n_steps": 8}
     before = MixedLoader(loaders(0, 2, "census", remainder="drop"), **options)
     read(before, 4)  # one batch is left on each of two ranks
@@ -851,7 +858,8 @@ def test_weights_change_and_0_leaves_a_source_out() -> None:
     assert Counter(names)["own"] == pytest.approx(40 / 9 + 30, abs=1)
 
 
-def test_a_plan_says_how_often_each_source_is_read() -> None:
+def test_plan_counts_epochs_of_sources() -> None:
+    """The plan has the number of epochs of each source."""
     plan = mixed(n_steps=90).plan()
     assert plan["steps"].to_dict() == Counter(name for name, _ in read(mixed(n_steps=90)))
     assert plan["batches"].to_dict() == {"tahoe": 12, "census": 5, "own": 30}
@@ -886,8 +894,8 @@ def test_the_epochs_that_were_read_are_checked(n_workers: int | None) -> None:
     )
 
 
-def test_epoch_entered_by_a_jump_is_not_vouched_for() -> None:
-    """Of an epoch of a source that a jump has entered, only the batches since are checked; later ones in full."""
+def test_check_after_jump_covers_later_batches_only() -> None:
+    """After a jump into an epoch of a source, only later batches are checked; later epochs, completely."""
 
     def ranks(name: str = "tahoe") -> list[MixedLoader]:
         return [MixedLoader(loaders(rank, 2, name), weights={name: 1}, n_steps=8) for rank in range(2)]
@@ -963,7 +971,8 @@ def test_what_cannot_be_mixed_is_an_error() -> None:
         assert message in said
 
 
-def test_a_state_of_another_mixture_is_refused_and_leaves_all_as_it_was() -> None:
+def test_state_of_different_mixture_raises() -> None:
+    """A state of a different mixture raises, and changes nothing."""
     mixture = mixed()
     read(mixture, 7)
     state = mixture.state_dict()

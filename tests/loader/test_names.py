@@ -67,9 +67,8 @@ USES: dict[str, Callable[[StatefulLoader], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_mask_with_the_names_of_the_cells_in_another_order_raises_on_every_rank_before_a_row_is_read(
-    use: str, rank: int, shuffled: DatasetCollection
-) -> None:
+def test_mask_in_different_order_raises_before_reading(use: str, rank: int, shuffled: DatasetCollection) -> None:
+    """A mask with obs_names in a different order raises on every rank."""
     obs = shuffled.obs()
     given = loader(in_order_of_files(obs), rank).use_collection(shuffled)
     first = f"row 0 of the collection is '{obs.index[0]}', but row 0 of mask is 'd1-0'"
@@ -85,7 +84,8 @@ def test_mask_in_another_order_raises_in_from_collection(shuffled: DatasetCollec
         StatefulLoader.from_collection(shuffled, dist_info=Rank(0, 2), mask=mask)
 
 
-def test_what_the_message_says_to_do_selects_the_right_cells(shuffled: DatasetCollection) -> None:
+def test_fix_in_message_selects_right_cells(shuffled: DatasetCollection) -> None:
+    """The fix that the message suggests selects the right cells."""
     mask = in_order_of_files(shuffled.obs()).reindex(shuffled.obs().index)
     batches = list(loader(mask).use_collection(shuffled))
     assert {donor for batch in batches for donor in batch["obs"]["donor"]} == {"d1"}
@@ -161,7 +161,8 @@ def test_what_has_no_names_is_by_position(made: str, shuffled: DatasetCollection
     assert list(loader(mask).use_collection(shuffled).plan().window) == list(range(40))
 
 
-def test_a_mask_that_is_assigned_later_is_compared_too(shuffled: DatasetCollection) -> None:
+def test_assigned_mask_is_compared(shuffled: DatasetCollection) -> None:
+    """A mask that is assigned later is compared with the obs_names, too."""
     given = loader(None).use_collection(shuffled)
     assert len(given.plan().window) == 80
     given.sampler.mask = in_order_of_files(shuffled.obs())
@@ -169,7 +170,8 @@ def test_a_mask_that_is_assigned_later_is_compared_too(shuffled: DatasetCollecti
         given.plan()
 
 
-def test_a_rank_whose_mask_is_in_another_order_is_an_error_of_all_ranks(shuffled: DatasetCollection) -> None:
+def test_mask_order_of_one_rank_raises_everywhere(shuffled: DatasetCollection) -> None:
+    """If the mask of one rank is in a different order, every rank raises."""
     right = shuffled.obs()["donor"] == "d1"
     said: list[str] = []
 

@@ -94,9 +94,10 @@ def _read(batch: Any) -> Any:
 
 @pytest.mark.parametrize("client", [by_obstore, by_fsspec])
 @pytest.mark.parametrize(("kind", "read_ahead"), [("sparse", 0), ("dense", 2)])
-def test_batches_and_what_a_state_leads_to_are_those_of_a_local_collection(
+def test_object_storage_has_batches_of_local_collection(
     client: Callable[[str], Store], kind: str, read_ahead: int, server: Server, folder: Path
 ) -> None:
+    """Batches, and batches after a resume, equal those of a local collection."""
     local = LocalStore(folder / kind / "cells.zarr", read_only=True)
     for rank in range(2):
         whole = read(loader(local, rank))
@@ -108,9 +109,8 @@ def test_batches_and_what_a_state_leads_to_are_those_of_a_local_collection(
 
 @pytest.mark.parametrize("read_ahead", [0, 2])
 @pytest.mark.parametrize("how", ["failing", "slow"])
-def test_an_error_of_the_server_comes_at_its_batch_names_it_and_loses_nothing(
-    read_ahead: int, how: str, server: Server, folder: Path
-) -> None:
+def test_server_error_is_raised_at_its_batch(read_ahead: int, how: str, server: Server, folder: Path) -> None:
+    """A server error is raised at the batch that can't be read, names the store, and drops no batch."""
     whole = read(loader(LocalStore(folder / "sparse" / "cells.zarr", read_only=True)))
     cells = loader(by_obstore("sparse", timeout="1s"), read_ahead=read_ahead)
     batches = iter(cells)
@@ -132,7 +132,9 @@ def test_an_error_of_the_server_comes_at_its_batch_names_it_and_loses_nothing(
     assert found + read(after) == whole
 
 
-def test_zarrs_that_would_read_from_far_is_warned_of(server: Server, folder: Path) -> None:
+def test_zarrs_with_object_storage_warns(server: Server, folder: Path) -> None:
+    """Reading object storage through zarrs warns."""
+
     def warned_of(store: Store) -> bool:
         by_zarrs = zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
         with by_zarrs, warnings.catch_warnings(record=True) as caught:

@@ -112,9 +112,10 @@ def dense(draw: st.DrawFn, store: Any, name: str, filled: Values) -> tuple[Any, 
 @given(data=st.data(), dtypes=several_types("float32", "float64", "int8", "uint16", "bool"))
 @pytest.mark.parametrize("store", ["local", "memory"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_stored_arrays_are_read_as_they_are_or_refused_when_they_are_added(
+def test_stored_arrays_are_read_exactly_or_refused(
     codec: str, store: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtypes: list[str]
 ) -> None:
+    """Arrays are read with their exact values, or refused when they are added."""
     columns = data.draw(st.sampled_from([(1,), (7,), (3, 4)]))
     n_rows = data.draw(st.lists(st.sampled_from([0, 1, 2, 23]), min_size=len(dtypes), max_size=len(dtypes)))
     filled = [data.draw(values((n, *columns), dtype)) for n, dtype in zip(n_rows, dtypes, strict=True)]
@@ -153,9 +154,10 @@ def doubled(rows: sp.csr_matrix) -> sp.csr_matrix:
 @given(data=st.data(), dtypes=several_types("float32", "float64", "int16", "bool"))
 @pytest.mark.parametrize("store", ["local", "memory", "in memory"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_sparse_rows_are_read_as_they_are_whatever_their_types(
+def test_sparse_rows_of_all_dtypes_are_exact(
     codec: str, store: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtypes: list[str]
 ) -> None:
+    """Sparse rows of all dtypes are read with their exact values."""
     made, filled = [], []
     kind = data.draw(st.sampled_from([sp.csr_matrix, sp.csr_array]))
     where = store_of(store, tmp_path_factory.getbasetemp())
@@ -192,7 +194,8 @@ def by_columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "cells.zarr"
 
 
-def test_cells_that_lie_column_by_column_are_refused_whoever_asks(by_columns: Path) -> None:
+def test_csc_matrices_are_refused(by_columns: Path) -> None:
+    """CSC matrices are refused, however they are added."""
     collection = DatasetCollection(by_columns, mode="r")
     group: Any = next(iter(collection))
     given = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
@@ -213,7 +216,8 @@ def test_cells_that_lie_column_by_column_are_refused_whoever_asks(by_columns: Pa
     assert given.n_obs == 0
 
 
-def test_a_data_set_that_is_refused_leaves_the_loader_as_it_was(tmp_path: Path) -> None:
+def test_refused_dataset_leaves_loader_unchanged(tmp_path: Path) -> None:
+    """A refused dataset leaves the loader as it was."""
     group = zarr.open_group(tmp_path / "cells.zarr")
     write_sharded(group, ad.AnnData(np.ones((30, 7), dtype="float32")), n_obs_per_chunk=8)
     cut = zarr.create_array(MemoryStore(), shape=(30, 7), chunks=(8, 4), dtype="float32")
@@ -233,9 +237,10 @@ def test_a_data_set_that_is_refused_leaves_the_loader_as_it_was(tmp_path: Path) 
 
 @pytest.mark.parametrize("pipeline", CODECS)
 @pytest.mark.parametrize("how", ["sparse collection", "dense collection", "array"])
-def test_a_relative_path_leads_to_the_same_cells_after_the_process_has_gone_to_another_folder(
+def test_relative_path_survives_chdir(
     how: str, pipeline: str, collection: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A relative path leads to the same cells after os.chdir."""
     monkeypatch.chdir(collection.parent)
     sampler = DistributedSampler(RandomSampler(8, 1, 8), dist_info=Rank(0, 1), seed=0)
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)

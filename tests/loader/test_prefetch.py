@@ -62,14 +62,16 @@ def wait_until(condition: Any) -> None:
 
 
 @pytest.mark.parametrize("n_ahead", [0, 1, 2, 9])
-def test_items_come_in_their_order_also_after_requests_without_any(n_ahead: int) -> None:
+def test_items_keep_order_after_empty_requests(n_ahead: int) -> None:
+    """Items come in order, also after requests without items."""
     requests: list[list[int]] = [[0, 1], [], [2], [], [], [3, 4, 5], []]
     assert list(prefetch(iter(requests), iter, n_ahead)) == list(range(6))
     wait_until(lambda: not threads())
 
 
 @pytest.mark.parametrize("n_ahead", [1, 2])
-def test_as_many_requests_are_read_while_items_are_in_use_as_were_asked_for_and_no_more(n_ahead: int) -> None:
+def test_number_of_prefetched_requests_is_exact(n_ahead: int) -> None:
+    """Exactly the given number of requests is read while items are in use."""
     made = Made()
     items = prefetch(made.requests, made.read, n_ahead)
     for number in range(18):
@@ -102,9 +104,9 @@ def test_several_share_the_threads_that_they_are_given() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError, SystemExit])
 @pytest.mark.parametrize("n_before", [0, 1, 3, 4])
-def test_an_error_is_raised_where_its_item_would_be_and_nothing_comes_after_it(
-    n_before: int, error: type[BaseException]
-) -> None:
+def test_error_is_raised_in_place_of_its_item(n_before: int, error: type[BaseException]) -> None:
+    """An error is raised in the place of its item, and nothing comes after it."""
+
     def read(number: int) -> Generator[int]:
         for item in range(3 * number, 3 * number + 3):
             if item == n_before:
@@ -119,7 +121,9 @@ def test_an_error_is_raised_where_its_item_would_be_and_nothing_comes_after_it(
     wait_until(lambda: not threads())
 
 
-def test_an_error_of_what_makes_the_requests_comes_after_the_items_before_it() -> None:
+def test_error_of_request_iterator_comes_after_items() -> None:
+    """An error of the iterator of requests comes after the items of earlier requests."""
+
     def requests() -> Generator[list[int]]:
         yield [0, 1]
         raise KeyError("second")
@@ -130,7 +134,8 @@ def test_an_error_of_what_makes_the_requests_comes_after_the_items_before_it() -
         next(items)
 
 
-def test_items_are_read_in_the_context_of_whoever_takes_them() -> None:
+def test_items_are_read_in_consumer_context() -> None:
+    """Items are read in the context variables of their consumer."""
     variable = contextvars.ContextVar("variable", default="of no one")
     token = variable.set("of the consumer")
     try:
@@ -141,7 +146,8 @@ def test_items_are_read_in_the_context_of_whoever_takes_them() -> None:
 
 @pytest.mark.parametrize("how", ["closed", "collected as garbage"])
 @pytest.mark.parametrize("n_taken", [1, 4, 18])
-def test_closing_waits_for_nothing_and_no_request_is_begun_after_it(n_taken: int, how: str) -> None:
+def test_close_starts_no_further_request(n_taken: int, how: str) -> None:
+    """Closing does not wait, and no request starts after it."""
     made, may_go_on = Made(), threading.Event()
 
     def read(number: int) -> Generator[int]:
@@ -189,7 +195,8 @@ print(next(items), flush=True)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("then", ["list(items)", "items.close()"])
-def test_in_a_process_that_was_forked_it_is_an_error_and_closing_it_doesn_t_wait(then: str) -> None:
+def test_forked_process_raises_and_closes(then: str) -> None:
+    """In a forked process, taking an item raises, and closing does not wait."""
     fork = f"""
         child = os.fork()
         if child:

@@ -56,7 +56,8 @@ def ranks(collection: DatasetCollection, n_ranks: int = 2, tail: str = "drop", *
 
 
 @pytest.mark.parametrize("tail", ["drop", "short", "fill"])
-def test_batch_has_its_sets_and_their_controls_in_turn(collection: DatasetCollection, tail: str) -> None:
+def test_batch_alternates_sets_and_controls(collection: DatasetCollection, tail: str) -> None:
+    """A batch has its first set, the controls of that set, its second set, and so on."""
     treated, n_batches = list[str](), 0
     for loader in ranks(collection, tail=tail):
         for batch in loader:
@@ -150,7 +151,8 @@ def test_annbatchs_loader_is_refused(collection: DatasetCollection) -> None:
             StatefulLoader.from_collection(collection, dist_info=Rank(0, 2), sets=wrong)
 
 
-def test_cells_of_a_mixture_have_sets_where_a_source_has(collection: DatasetCollection) -> None:
+def test_mixture_lists_sets_of_its_sources(collection: DatasetCollection) -> None:
+    """cells_of a mixture lists sets for the sources that have sets."""
     plain = StatefulLoader.from_collection(collection, dist_info=Rank(0, 2))
     mixture = MixedLoader({"sets": ranks(collection)[0], "cells": plain}, weights={"sets": 1, "cells": 1}, n_steps=4)
     cells = mixture.cells_of(slice(None), "drug")

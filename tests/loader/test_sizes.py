@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     batch_size=st.integers(1, 2_000),
     read_ahead=st.integers(0, 2),
 )
-def test_sizes_fit_into_memory_and_hold_whole_chunks_and_batches(
+def test_sizes_fit_memory_in_whole_chunks(
     n_rows: int, world_size: int, row_bytes: int, store_chunk: int, memory: int, batch_size: int, read_ahead: int
 ) -> None:
+    """Sizes fit into the memory, in whole chunks and whole batches."""
     options: dict[str, Any] = {"row_bytes": row_bytes, "store_chunk": store_chunk, "memory": memory}
     options |= {"batch_size": batch_size, "read_ahead": read_ahead}
     bytes_held = row_bytes * (2.5 + 1.5 * read_ahead)
@@ -56,7 +57,8 @@ def test_sizes_fit_into_memory_and_hold_whole_chunks_and_batches(
         assert sampler.plan(n_rows).n_dropped == sizes.n_dropped
 
 
-def test_sizes_are_a_mapping_of_the_arguments_of_a_sampler() -> None:
+def test_sizes_are_mapping_of_sampler_arguments() -> None:
+    """Sizes can be unpacked as the arguments of a sampler."""
     sizes = suggest_sizes(10_000, 2, row_bytes=1_000, batch_size=128)
     assert {**sizes} == {"chunk_size": 128, "preload_nchunks": 39, "batch_size": 128}
     assert len(sizes) == 3
@@ -64,14 +66,16 @@ def test_sizes_are_a_mapping_of_the_arguments_of_a_sampler() -> None:
     assert suggest_sizes(10_000, row_bytes=1_000) == suggest_sizes(10_000, 1, row_bytes=1_000)
 
 
-def test_more_memory_makes_larger_chunks_and_more_of_them() -> None:
+def test_more_memory_gives_larger_and_more_chunks() -> None:
+    """More memory gives larger chunks, and more of them."""
     small, large = (suggest_sizes(10**7, 8, row_bytes=8_000, memory=memory) for memory in (1 << 28, 1 << 32))
     assert small.chunk_size < large.chunk_size <= 512
     assert small.preload_nchunks >= 32
     assert small.chunk_size * small.preload_nchunks * 10 < large.chunk_size * large.preload_nchunks
 
 
-def test_chunks_are_cut_if_whole_ones_and_whole_batches_do_not_fit() -> None:
+def test_chunks_are_cut_when_memory_is_small() -> None:
+    """Chunks are cut if whole chunks and whole batches don't fit together."""
     options: dict[str, Any] = {"row_bytes": 100, "store_chunk": 64, "batch_size": 96, "read_ahead": 0}
     assert suggest_sizes(10_000, memory=192 * 250, **options)["chunk_size"] == 64
     assert {**suggest_sizes(10_000, memory=191 * 250, **options)} == {
@@ -82,7 +86,8 @@ def test_chunks_are_cut_if_whole_ones_and_whole_batches_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_a_collection_says_its_rows_their_bytes_and_its_chunks(kind: str, tmp_path: Path) -> None:
+def test_sizes_read_collection_metadata(kind: str, tmp_path: Path) -> None:
+    """Rows, bytes of a row and chunks come from the metadata of the collection."""
     cells: Any = np.ones((5_000, 30), dtype=np.float32)
     if kind == "sparse":
         cells = sp.random(5_000, 100, density=0.1, format="csr", dtype=np.float32, random_state=0)

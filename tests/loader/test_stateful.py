@@ -57,7 +57,8 @@ def loader(rank: int = 0, world_size: int = 2, *, n_obs: int = N_OBS, **options:
     return empty(rank, world_size, **options).add_adata(ad.AnnData(np.arange(float(n_obs))[:, None]))
 
 
-def test_what_is_set_or_loaded_on_the_sampler_itself_counts_too() -> None:
+def test_epoch_and_state_of_sampler_count() -> None:
+    """An epoch or a state that is set on the sampler itself applies to its loader."""
     before = loader()
     list(islice(before, 5))
     state = before.state_dict()
@@ -72,7 +73,8 @@ def test_what_is_set_or_loaded_on_the_sampler_itself_counts_too() -> None:
     assert before.state_dict()["segments"] == [[2, 1, 0]]
 
 
-def test_it_is_an_annbatch_loader_with_the_sampler_where_frameworks_look() -> None:
+def test_loader_has_sampler_for_frameworks() -> None:
+    """It is an annbatch Loader, with its sampler in the attributes that frameworks read."""
     made = loader()
     assert isinstance(made, Loader)
     assert made.sampler is made.batch_sampler is made.batch_sampler.sampler
@@ -80,7 +82,9 @@ def test_it_is_an_annbatch_loader_with_the_sampler_where_frameworks_look() -> No
     assert made.state_dict()["epoch"] == 3
 
 
-def test_the_gpu_is_left_to_the_thread_and_the_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetching_to_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the thread and the process that train may use the GPU."""
+
     def init(self: Any, **_: Any) -> None:
         self._preload_to_gpu = True  # which takes a GPU and its libraries
 
@@ -105,7 +109,8 @@ class Failing(WrapperStore[MemoryStore]):
 
 
 @pytest.mark.parametrize("n_read", [0, 8])
-def test_what_can_t_be_read_is_an_error_where_its_batch_would_be_and_the_state_is_that_before_it(n_read: int) -> None:
+def test_read_error_leaves_state_before_its_batch(n_read: int) -> None:
+    """A read error is raised at its batch, and the state leads to that batch."""
     store = Failing(MemoryStore())
     store.broken = ""
     array = zarr.create_array(store, shape=(N_OBS, 1), chunks=(1, 1), dtype="float32")
@@ -132,7 +137,8 @@ def test_what_can_t_be_read_is_an_error_where_its_batch_would_be_and_the_state_i
 
 
 @pytest.mark.parametrize("to", ["torch", "jax"])
-def test_batches_are_what_frameworks_make_of_them_where_they_are_taken(to: str) -> None:
+def test_batches_are_converted_in_consumer_thread(to: str) -> None:
+    """Batches are converted to tensors in the thread that takes them."""
     made = loader(to=to)
     with jax.enable_x64(True):  # for this thread alone
         batches = [(str(batch["X"].dtype), batch["X"][:, 0].tolist(), batch["index"].tolist()) for batch in made]
@@ -142,9 +148,8 @@ def test_batches_are_what_frameworks_make_of_them_where_they_are_taken(to: str) 
 
 
 @pytest.mark.parametrize("return_index", [False, True])
-def test_rows_that_annbatch_gives_in_place_of_others_are_not_those_of_the_plan(
-    return_index: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_notices_wrong_rows_of_annbatch(return_index: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If annbatch returns different rows than requested, check_epoch_read raises."""
     made = loader(0, 1, remainder="exact", return_index=return_index)
     planned = "epoch 0: 1 rank has read 101 rows in 26 batches, as planned"
     for batch in made:
@@ -167,7 +172,8 @@ def test_rows_that_annbatch_gives_in_place_of_others_are_not_those_of_the_plan(
         assert made.check_epoch_read().startswith(planned)  # it is known only what was asked for
 
 
-def test_a_state_in_the_last_load_request_is_that_of_the_epoch_though_all_of_it_was_read() -> None:
+def test_state_in_last_request_stays_in_epoch() -> None:
+    """A state within the last load request is of the epoch, though all rows were read."""
     made = loader()
     expected = rows(made)
     made.set_epoch(0)
@@ -187,7 +193,8 @@ def test_a_state_in_the_last_load_request_is_that_of_the_epoch_though_all_of_it_
     assert again.sampler.batches_done == 0
 
 
-def test_a_batch_that_can_t_be_made_a_tensor_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unconvertible_batch_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch whose conversion to a tensor raises does not count as done."""
     made = loader(to="torch")
     expected = rows(made)
     n_made = count()
@@ -211,7 +218,8 @@ def test_a_batch_that_can_t_be_made_a_tensor_is_not_done(monkeypatch: pytest.Mon
     assert rows(again) == expected[5:]
 
 
-def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due() -> None:
+def test_resume_reads_only_remaining_rows() -> None:
+    """A resume reads no finished batch again, and only the remaining rows of a load request."""
     memory = MemoryStore()
     # every row is a chunk of its own
     array = zarr.create_array(memory, shape=(N_OBS, 3), chunks=(1, 3), dtype="float32")
@@ -237,7 +245,8 @@ def test_what_is_done_is_not_read_again_and_of_a_request_only_the_rows_still_due
         assert rows_read(store) == sorted(flat(batches[done:]))
 
 
-def test_ranks_with_the_same_data_sets_in_another_order_are_told_so() -> None:
+def test_check_names_ranks_with_reordered_datasets() -> None:
+    """check_ranks_agree names ranks with the same datasets in a different order."""
     assert agreement([of_sizes(48, 96), of_sizes(48, 96, rank=1)]) == ["", ""]
     (text,) = set(agreement([of_sizes(48, 96), of_sizes(96, 48, rank=1)]))
     assert "\n  datasets: [[48, 1], [96, 1]] on rank 0; [[96, 1], [48, 1]] on rank 1\n" in text
@@ -247,7 +256,8 @@ def passes(made: StatefulLoader, n: int = 3) -> list[list[list[int]]]:
     return [rows(made) for _ in range(n)]
 
 
-def test_to_begin_another_pass_ends_the_one_before_and_the_state_is_that_of_the_new_one() -> None:
+def test_new_iteration_ends_previous_iterator() -> None:
+    """A new iteration ends the previous iterator, and states are of the new one."""
     made = loader()
     first, second = iter(made), iter(made)
     list(islice(first, 4))
@@ -261,7 +271,8 @@ def test_to_begin_another_pass_ends_the_one_before_and_the_state_is_that_of_the_
     assert rows(after) == [batch["index"].tolist() for batch in second] == passes(loader())[1][2:]
 
 
-def test_a_pass_of_another_loader_with_the_same_sampler_is_none_of_this_one() -> None:
+def test_loaders_with_same_sampler_are_independent() -> None:
+    """An iteration of another loader with the same sampler does not belong to this loader."""
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0)
     one, other = (numbered(sampler, N_OBS, **READING) for _ in range(2))
     list(islice(one, 4))
@@ -290,7 +301,8 @@ def cells(batches: Iterable[Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("others", [(756, 244), (1000,), (244, 755), (244, 756, 1), (100, 144, 756)])
-def test_other_data_sets_or_in_another_order_are_refused_in_a_resumed_epoch(others: tuple[int, ...]) -> None:
+def test_resume_refuses_different_datasets(others: tuple[int, ...]) -> None:
+    """A resumed epoch refuses different datasets, and datasets in a different order."""
     made = of_sizes(244, 756)
     list(islice(made, 40))
     state = json.loads(json.dumps(made.state_dict()))
@@ -302,7 +314,8 @@ def test_other_data_sets_or_in_another_order_are_refused_in_a_resumed_epoch(othe
         of_sizes(244, 756, n_var=2).load_state_dict(state)
 
 
-def test_data_sets_that_are_added_after_a_state_was_loaded_are_compared_when_a_pass_begins() -> None:
+def test_datasets_added_after_state_are_compared() -> None:
+    """Datasets that are added after a state was loaded are compared at the first batch."""
     made = of_sizes(244, 756)
     whole = cells(made)
     made.set_epoch(0)
@@ -331,7 +344,8 @@ def test_data_sets_that_are_added_after_a_state_was_loaded_are_compared_when_a_p
     assert len(cells(in_order)) == len(whole)
 
 
-def test_a_state_that_knows_no_data_sets_or_is_loaded_where_none_are_known_is_gone_on_with() -> None:
+def test_state_without_datasets_resumes() -> None:
+    """A state without datasets resumes, and so does a state loaded by a loader without datasets."""
     made = of_sizes(244, 756)
     whole = cells(made)
     made.set_epoch(0)
@@ -374,8 +388,8 @@ def named(names: Iterable[str], **options: Any) -> StatefulLoader:
     return made.add_adata(ad.AnnData(np.zeros((len(names), 1), dtype="float32"), obs=obs))
 
 
-def test_cells_in_another_order_are_refused_in_the_middle_of_an_epoch() -> None:
-    """A second collection of the same files, shuffled otherwise, has the same shapes and other cells."""
+def test_resume_refuses_reshuffled_collection() -> None:
+    """A second collection of the same files has the same shapes and is refused in mid-epoch."""
     names = [f"cell {number}" for number in range(2000)]
     made = named(names)
     state = made.state_dict()
@@ -391,7 +405,8 @@ def test_cells_in_another_order_are_refused_in_the_middle_of_an_epoch() -> None:
     assert "\n  cells.first: cell 0 on rank 0" in text
 
 
-def test_ranks_agree_whatever_is_known_of_the_data_sets_of_a_state() -> None:
+def test_ranks_agree_without_datasets_in_state() -> None:
+    """Ranks agree whether or not a state has datasets."""
     made = of_sizes(244, 756)
     next(iter(made))
     state = made.state_dict()
@@ -403,7 +418,8 @@ def test_ranks_agree_whatever_is_known_of_the_data_sets_of_a_state() -> None:
     assert agreement(ranks) == ["", ""]
 
 
-def test_who_knows_the_rank_is_asked_in_the_thread_that_takes_the_batches() -> None:
+def test_rank_is_queried_in_consumer_thread() -> None:
+    """The source of the rank is queried in the thread that takes the batches."""
     asked_in = []
 
     def who() -> tuple[int, int]:
@@ -414,7 +430,8 @@ def test_who_knows_the_rank_is_asked_in_the_thread_that_takes_the_batches() -> N
     assert set(asked_in) == {threading.current_thread()}
 
 
-def test_batches_are_let_go_of_when_whoever_takes_them_lets_go() -> None:
+def test_released_batches_are_freed() -> None:
+    """The loader keeps no batch that its consumer has released."""
     held: list[weakref.ref[Any]] = []
     for batch in loader():
         held.append(weakref.ref(batch["X"]))
@@ -432,7 +449,8 @@ class Weighing(WrapperStore[MemoryStore]):
         return await super().get(key, *args, **kwargs)
 
 
-def test_what_was_read_is_let_go_of_before_the_next_load_request_is_read() -> None:
+def test_request_is_freed_before_next_is_read() -> None:
+    """Without prefetching, a load request is freed before the next one is read."""
     store = Weighing(MemoryStore())
     store.held = []
     cells = zarr.create_array(store, shape=(4_096, 2_000), chunks=(16, 2_000), dtype="float32")
@@ -453,7 +471,8 @@ def test_what_was_read_is_let_go_of_before_the_next_load_request_is_read() -> No
     assert 0.9 < max(store.held) / (512 * 2_000 * 4) < most + 0.7
 
 
-def test_nobody_adds_data_sets_while_a_pass_is_under_way() -> None:
+def test_adding_datasets_during_iteration_raises() -> None:
+    """Adding datasets raises while an iterator is open."""
     made = loader()
     batches = iter(made)
     for _ in islice(batches, 5):

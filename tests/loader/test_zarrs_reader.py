@@ -42,9 +42,8 @@ def _zarrs() -> Iterator[None]:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 12))
-def test_the_parts_of_chunks_are_the_rows_in_their_order_and_none_has_rows_of_two_chunks(
-    rows: list[int], chunk_size: int
-) -> None:
+def test_parts_of_chunks_cover_rows_in_order(rows: list[int], chunk_size: int) -> None:
+    """Parts cover the rows in order, and no part has rows of two chunks."""
     starts, stops = runs(np.array(rows))
     # as few runs as there can be
     assert len(starts) == 1 + sum(after != before + 1 for before, after in pairwise(rows))
@@ -189,7 +188,8 @@ def test_zarrs_reads_here_what_annbatch_reads_with_it(
 
 
 @pytest.mark.parametrize("name", ["data", "indices"])
-def test_values_that_are_not_there_are_an_error_of_annbatch_s(name: str, tmp_path: Path, reads: dict[str, int]) -> None:
+def test_missing_values_raise_error_of_annbatch(name: str, tmp_path: Path, reads: dict[str, int]) -> None:
+    """Missing values raise annbatch's own error."""
     sparse(tmp_path, rows=slice(90), chunks=(50,))
     values = zarr.open_array(LocalStore(tmp_path), path=f"X/{name}", mode="r+")
     values.resize((values.shape[0] - 30,))
@@ -229,16 +229,16 @@ LEFT_TO_ANNBATCH: dict[str, Callable[[Path], list[Cells]]] = {
 
 @pytest.mark.filterwarnings("ignore:Adding dataset with dtype", "ignore:Array is unsupported by ZarrsCodecPipeline")
 @pytest.mark.parametrize("layout", LEFT_TO_ANNBATCH)
-def test_what_zarrs_can_t_be_asked_for_here_is_left_to_annbatch(
-    layout: str, tmp_path: Path, reads: dict[str, int]
-) -> None:
+def test_unsupported_reads_fall_back_to_annbatch(layout: str, tmp_path: Path, reads: dict[str, int]) -> None:
+    """Reads that zarrs doesn't support fall back to annbatch."""
     ours, theirs = loaders(LEFT_TO_ANNBATCH[layout](tmp_path))
     batches = list(ours)
     assert reads == {"here": 0, "annbatch": len(list(sampler().sample(ours.n_obs)))}
     check_same(batches, list(theirs))
 
 
-def test_a_load_request_is_left_to_annbatch_if_any_of_its_data_sets_is(tmp_path: Path) -> None:
+def test_one_unsupported_dataset_falls_back_whole_request(tmp_path: Path) -> None:
+    """If zarrs can't read one dataset of a load request, annbatch reads all of it."""
     ours, _ = loaders([dense(tmp_path), *in_memory_of_zarr(tmp_path)])
     rows = np.array([3, 4, 9])
     found = zarrs_reader.read(ours, {0: rows})
@@ -246,7 +246,8 @@ def test_a_load_request_is_left_to_annbatch_if_any_of_its_data_sets_is(tmp_path:
     assert zarrs_reader.read(ours, {1: rows}) is zarrs_reader.read(ours, {0: rows, 1: rows}) is None
 
 
-def test_an_array_whose_missing_chunks_are_errors_is_left_to_annbatch(tmp_path: Path, reads: dict[str, int]) -> None:
+def test_array_that_raises_for_missing_chunks_falls_back(tmp_path: Path, reads: dict[str, int]) -> None:
+    """Arrays opened with read_missing_chunks=False are read by annbatch."""
     ours, _ = loaders(with_errors_where_chunks_are_missing(tmp_path))
     with pytest.raises(TypeError, match="NoneType"):  # by zarr, of whatever zarrs reads
         list(ours)
@@ -260,10 +261,10 @@ class Part:
 
 
 @pytest.mark.parametrize("changed", [None, "version", "part", "no part"])
-def test_zarrs_is_asked_as_long_as_its_inside_is_as_it_is_known_and_else_annbatch(
+def test_known_versions_of_zarrs_are_used(
     changed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: dict[str, int]
 ) -> None:
-    """If this fails with None, zarrs is installed in a version with another inside: see loader/zarrs_reader.py."""
+    """If this fails with None, the installed zarrs is an unknown version: see loader/zarrs_reader.py."""
     monkeypatch.setattr(zarrs_reader, "_zarrs_is_known", zarrs_reader._zarrs_is_known.__wrapped__)
     ours, theirs = loaders([dense(tmp_path)])
     with monkeypatch.context() as patched:
@@ -279,9 +280,8 @@ def test_zarrs_is_asked_as_long_as_its_inside_is_as_it_is_known_and_else_annbatc
 
 
 @pytest.mark.parametrize("read_ahead", [0, 1])
-def test_a_chunk_that_can_t_be_read_is_an_error_where_its_batch_would_be(
-    read_ahead: int, tmp_path: Path, reads: dict[str, int]
-) -> None:
+def test_unreadable_chunk_raises_at_its_batch(read_ahead: int, tmp_path: Path, reads: dict[str, int]) -> None:
+    """An unreadable chunk raises at the batch that needs it."""
     cells = dense(tmp_path, chunks=(8, N_VAR))
     (tmp_path / "X" / "c" / "12" / "0").write_bytes(b"no chunk")
     distributed = DistributedSampler(SequentialSampler(8, 2, 4), dist_info=Rank(0, 1), seed=0)

@@ -42,9 +42,10 @@ def ranks_of(parent: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def test_a_row_that_was_not_planned_is_found_and_a_rank_that_is_killed_ends_the_others(
+def test_check_finds_wrong_row_and_killed_rank(
     collection: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """check finds an unplanned row, and a killed rank ends the others."""
     monkeypatch.setattr(check, "_rank", cli_ranks.failing)
     code = main(["check", str(collection), "--epochs=4", *SMALL])
     out, err = capfd.readouterr()

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
 
-def test_the_demo_learns_cell_types_on_two_ranks_and_all_of_its_checks_hold() -> None:
+def test_demo_passes_all_its_checks() -> None:
+    """The demo learns cell types on two ranks, and all of its checks hold."""
     (done,) = run(python("-m", "demo", "--epochs", 2))
 
     assert "700 cells: 560 to train on, 140 held out; 2 gloo ranks" in done.stdout
@@ -81,9 +82,8 @@ def ports(processes: list[psutil.Process]) -> list[str]:
 
 
 @pytest.mark.parametrize(("end", "ranks"), [(signal.SIGKILL, 2), (signal.SIGTERM, 1)])
-def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_however_it_is_ended(
-    end: signal.Signals, ranks: int, tmp_path: Path
-) -> None:
+def test_demo_leaves_no_process_or_file(end: signal.Signals, ranks: int, tmp_path: Path) -> None:
+    """However the demo ends, it leaves nothing behind, and it listens on 127.0.0.1 only."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
@@ -114,7 +114,8 @@ def test_a_demo_listens_on_this_machine_alone_and_leaves_no_process_and_no_file_
         job.wait()
 
 
-def test_the_demo_trains_on_virtual_ranks_and_on_a_collection_which_it_leaves_as_it_was(collection: Path) -> None:
+def test_demo_runs_on_collection_and_virtual_ranks(collection: Path) -> None:
+    """The demo trains on virtual ranks, and on a collection that it doesn't change."""
     before = {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
     options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--virtual-ranks", 4, "--epochs", 1]
     (done,) = run(python("-m", "demo", *options))
@@ -126,7 +127,8 @@ def test_the_demo_trains_on_virtual_ranks_and_on_a_collection_which_it_leaves_as
     assert before == {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
 
 
-def test_as_many_cells_as_asked_for_are_made_up_sparse_and_with_labels(tmp_path: Path) -> None:
+def test_demo_simulates_sparse_labeled_cells(tmp_path: Path) -> None:
+    """The demo simulates the given number of sparse cells with labels."""
     written = tmp_path / "cells.zarr"
     write_collection(Job(collection=str(written), h5ad=None, n_obs=1_234, label="type", epochs=1, results=""))
 
@@ -135,9 +137,8 @@ def test_as_many_cells_as_asked_for_are_made_up_sparse_and_with_labels(tmp_path:
     assert zarr.open_group(written)["dataset_0/X"].attrs["encoding-type"] == "csr_matrix"
 
 
-def test_a_file_with_a_sparse_matrix_and_labels_that_are_text_becomes_a_collection(
-    collection: Path, tmp_path: Path
-) -> None:
+def test_demo_reads_sparse_file_with_string_labels(collection: Path, tmp_path: Path) -> None:
+    """A file with a sparse matrix and string labels becomes a collection."""
     file = collection.with_suffix(".h5ad")
     n_obs = check_h5ad(file, "cell_type")
     written = tmp_path / "cells.zarr"
@@ -193,7 +194,8 @@ def ask(*options: str) -> Result:
 
 
 @pytest.mark.parametrize("what", UNUSABLE)
-def test_what_cannot_be_trained_on_gets_one_line_and_exit_code_2(unusable: dict[str, Path], what: str) -> None:
+def test_demo_refuses_unusable_cells(unusable: dict[str, Path], what: str) -> None:
+    """Cells that can't be trained on are one line on stderr, and exit code 2."""
     options, problem = UNUSABLE[what]
     done = ask(*(option.format(**unusable) for option in options))
     assert done.exit_code == 2
@@ -206,7 +208,8 @@ def test_what_cannot_be_trained_on_gets_one_line_and_exit_code_2(unusable: dict[
 
 @pytest.mark.parametrize("option", ["--cells", "--ranks", "--epochs"])
 @pytest.mark.parametrize("number", ["0", "1.5", "9" * 20])
-def test_a_number_that_cannot_be_is_refused_with_the_option_that_has_it(option: str, number: str) -> None:
+def test_demo_names_option_with_invalid_number(option: str, number: str) -> None:
+    """An invalid number is refused with the name of its option."""
     done = ask(option, number)
     assert done.exit_code == 2
     assert isinstance(done.exception, SystemExit)
@@ -229,9 +232,10 @@ VALIDATED = [np.arange(32, 36), np.arange(36, 40)]
         (TRAINED, VALIDATED, 9, ["each of the 8 held-out cells was counted once"]),
     ],
 )
-def test_the_report_finds_what_is_wrong_with_what_was_read(
+def test_demo_report_finds_wrong_rows(
     tmp_path: Path, trained: list[np.ndarray], validated: list[np.ndarray], counted: int, wrong: list[str]
 ) -> None:
+    """The report finds rows that were read wrongly."""
     for rank, (training, validation) in enumerate(zip(trained, validated, strict=True)):
         np.savez(
             tmp_path / f"rank{rank}.npz",

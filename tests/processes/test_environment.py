@@ -43,7 +43,8 @@ def check(folder: Path) -> None:
 IN_A_TASK = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
 
 
-def test_under_torchrun_every_process_is_another_rank_also_within_a_task_of_slurm(tmp_path: Path) -> None:
+def test_torchrun_processes_have_different_ranks(tmp_path: Path) -> None:
+    """Under torchrun, each process has its own rank, also within a task of Slurm."""
     run(torchrun(*JOB, tmp_path, ranks=2), environments=[IN_A_TASK])
     check(tmp_path)
 

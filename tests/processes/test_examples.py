@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     import subprocess
 
 
-def test_the_jax_example_trains_on_disjoint_rows_in_batches_that_span_all_devices(
-    collection: Path, tmp_path: Path
-) -> None:
+def test_jax_example_trains_on_disjoint_rows(collection: Path, tmp_path: Path) -> None:
+    """Processes train on disjoint rows, in batches that span all devices."""
     script = "-m", "tests.processes.logging_rows", tmp_path, "examples/jax_pmap.py", "--collection", collection
     job = "--label", "label", "--num-processes", 2, "--coordinator", f"127.0.0.1:{free_port()}", "--epochs", 2
     first, _ = run(*(forked(*script, *job, "--process-id", process) for process in range(2)))
@@ -43,9 +42,8 @@ def test_the_jax_example_trains_on_disjoint_rows_in_batches_that_span_all_device
     assert "epoch 1: 2 ranks have read 320 rows in 10 batches, as planned" in first.stdout
 
 
-def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count_under_mpi(
-    collection: Path, tmp_path: Path
-) -> None:
+def test_custom_ranks_example_counts_under_mpi(collection: Path, tmp_path: Path) -> None:
+    """Under MPI, every row is read once and every count is summed."""
     script = "-m", "tests.processes.logging_rows", tmp_path, "examples/custom_ranks.py"
     command = python(*script, "--ranks", "mpi", collection, tmp_path)
     (done,) = run([MPIRUN, "-n", "2", *command], environments=[OPEN_MPI])
@@ -56,7 +54,8 @@ def test_the_ranks_example_reads_every_row_once_and_adds_up_every_count_under_mp
     assert np.array_equal(sum(sums), cells.toarray().sum(axis=0, dtype=float))
 
 
-def test_from_h5ad_files_to_a_job_that_is_killed_twice_and_ends_on_three_ranks_as_the_page_says(tmp_path: Path) -> None:
+def test_h5ad_example_prints_output_of_page(tmp_path: Path) -> None:
+    """From h5ad files to a job that is killed twice and ends on three ranks, as the page shows."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}])
 
@@ -216,7 +215,8 @@ def test_sets_killed_on_two_ranks_end_on_three(tmp_path: Path) -> None:
     assert float(lines[-1].removeprefix("squared error on rank 0: ")) < 0.15
 
 
-def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_and_by_three(tmp_path: Path) -> None:
+def test_object_storage_example_resumes_after_failure(tmp_path: Path) -> None:
+    """Two ranks train until the storage fails, and three ranks resume."""
     n_rows, checkpoint = 12_000, tmp_path / "last.pt"
     obs = pd.DataFrame(index=[f"cell {number}" for number in range(n_rows)])
     ad.AnnData(np.ones((n_rows, 5), dtype="float32"), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
@@ -245,7 +245,8 @@ def test_cells_in_object_storage_are_trained_on_by_two_ranks_until_that_fails_an
     assert read.endswith(f"Including earlier batches, each of the {n_rows:,} rows was read once")
 
 
-def test_every_example_asks_whether_zarrs_is_there_before_it_names_it() -> None:
+def test_examples_run_without_zarrs() -> None:
+    """Each example checks that zarrs is installed before it uses it."""
     texts = {path.name: path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))}
     naming = {name for name, text in texts.items() if "zarrs.ZarrsCodecPipeline" in text}
     assert len(naming) >= 6
@@ -253,7 +254,8 @@ def test_every_example_asks_whether_zarrs_is_there_before_it_names_it() -> None:
     assert {name for name, text in texts.items() if asking.search(text)} == naming
 
 
-def test_classes_are_drawn_by_weight_from_h5ad_files_of_donors(tmp_path: Path) -> None:
+def test_class_weights_example_samples_by_weight(tmp_path: Path) -> None:
+    """Classes are sampled by their weights, from h5ad files of donors."""
     # cells in any order, some without a label; a type of which one donor alone has cells, and one with too few of them
     types = np.repeat(np.array(["B cell", "NK cell", "T cell", "platelet", None]), [400, 30, 900, 7, 63])
     rng = np.random.default_rng(0)
@@ -317,9 +319,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_an_example_that_cannot_run_as_it_was_started_says_so_in_one_line_and_ends_with_code_2(
+def test_example_with_wrong_arguments_exits_with_2(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An example that is started wrongly prints one line and exits with code 2."""
     name, *options = command.split()
     monkeypatch.setattr(sys, "argv", [name, *options])
     for variable in ("RANK", "WORLD_SIZE"):

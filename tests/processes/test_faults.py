@@ -39,10 +39,8 @@ def steps_of(folder: Path) -> list[Step]:
     return [step for step in (Step(**json.loads(line)) for line in lines) if step.epoch == EPOCH]
 
 
-def test_after_a_machine_is_gone_the_ranks_that_are_left_go_on_from_the_checkpoint(
-    collection: Path, folder: Path
-) -> None:
-    """Two agents, with two ranks and one; torchrun takes the silent one for dead, and starts the others again."""
+def test_remaining_machine_resumes_from_checkpoint(collection: Path, folder: Path) -> None:
+    """Of two agents, with two ranks and one, the last one dies, and torchrun restarts the others."""
     times = "last_call_timeout=6,keep_alive_interval=1,keep_alive_max_attempt=5"  # in seconds, 30 and 5 unless said
     agent = ["--nnodes=1:2", "--max-restarts=1", "--local-addr=127.0.0.1", "--rdzv-backend=c10d"]
     meeting = [f"--rdzv-endpoint=127.0.0.1:{free_port()}"]

@@ -42,7 +42,8 @@ for batch in loader.to_dataloader(num_workers=2):
 """
 
 
-def test_script_without_a_guard_raises_when_its_workers_have_died(tmp_path: Path) -> None:
+def test_unguarded_script_raises_when_workers_die(tmp_path: Path) -> None:
+    """A script without a __main__ guard raises when its workers have died."""
     (tmp_path / "train.py").write_text(WITHOUT_A_GUARD)
     (done,) = run(python(tmp_path / "train.py"), expect=1)
     assert "train.py has no guard" in done.stderr.splitlines()[-1]

@@ -40,7 +40,8 @@ def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     return told_by(results)
 
 
-def test_processes_have_the_rank_of_their_place_along_the_axes_that_split_rows(processes: list[Told]) -> None:
+def test_jax_rank_is_position_along_row_axes(processes: list[Told]) -> None:
+    """The rank of a process is its position along the axes that split rows."""
     assert set(SHARED) == set(processes[0]["read"])
     for name, (ranks, _) in SHARED.items():
         for process, rank in zip(processes, ranks, strict=True):
@@ -64,9 +65,8 @@ def test_a_membership_says_along_which_axes_it_is(processes: list[Told], name: s
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_peers_read_the_same_rows_in_the_same_order_and_other_processes_no_row_of_theirs(
-    processes: list[Told], name: str
-) -> None:
+def test_jax_peers_read_same_rows_in_order(processes: list[Told], name: str) -> None:
+    """Peers read the same rows in the same order, and other ranks read none of them."""
     ranks, _ = SHARED[name]
     here, there = ([step["read"] for step in process["read"][name]["steps"]] for process in processes)
     assert len(here) == len(there) == N_ROWS // (len(set(ranks)) * BATCH_SIZE)
@@ -81,9 +81,8 @@ def test_peers_read_the_same_rows_in_the_same_order_and_other_processes_no_row_o
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_every_device_has_what_the_ranks_read_at_its_place_and_all_of_it_adds_up(
-    processes: list[Told], name: str
-) -> None:
+def test_devices_hold_rows_of_their_ranks(processes: list[Told], name: str) -> None:
+    """Each device holds the rows of its rank, and sums over all devices are right."""
     ranks, parts = SHARED[name]
     for steps in zip(*(process["read"][name]["steps"] for process in processes), strict=True):
         by_rank = {rank: step["read"] for rank, step in zip(ranks, steps, strict=True)}
@@ -100,7 +99,8 @@ def test_every_device_has_what_the_ranks_read_at_its_place_and_all_of_it_adds_up
             assert step["sum"] == whole["cells"].sum()
 
 
-def test_devices_hold_different_parts_wherever_an_axis_splits_something(processes: list[Told]) -> None:
+def test_split_axes_give_devices_different_parts(processes: list[Told]) -> None:
+    """Devices hold different parts along each axis that splits an array."""
     n_parts = {name: 4 for name in SHARED if "both" in name or "columns split" in name}
     n_parts |= {"model across processes": 2, "none": 1}
     for name, n in n_parts.items():
@@ -108,13 +108,15 @@ def test_devices_hold_different_parts_wherever_an_axis_splits_something(processe
         assert len({str(index) for shards in steps for index, _ in shards}) == n
 
 
-def test_a_process_without_devices_in_the_mesh_is_told_so_and_the_other_is_not(processes: list[Told]) -> None:
+def test_process_without_mesh_devices_raises(processes: list[Told]) -> None:
+    """A process without devices in the mesh raises, and the other process does not."""
     for failure in ("the mesh of process 0", "a batch in the mesh of process 0"):
         inside, outside = (process["failures"][failure] for process in processes)
         assert not inside
         assert outside.startswith("Process 1 must have devices in the JAX mesh, which has only devices of process 0.")
 
 
-def test_columns_that_do_not_divide_are_an_error_in_every_process(processes: list[Told]) -> None:
+def test_indivisible_columns_raise_in_every_process(processes: list[Told]) -> None:
+    """Columns that don't divide evenly raise in every process."""
     for process in processes:
         assert f"full shape: ({2 * BATCH_SIZE}, 3)" in process["failures"]["columns that don't divide"]

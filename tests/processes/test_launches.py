@@ -27,13 +27,15 @@ def ranks(request: pytest.FixtureRequest, collection: Path, tmp_path_factory: py
     return told_by(folder)
 
 
-def test_every_process_is_another_rank_of_the_same_world_once_the_framework_is_initialised(ranks: list[Any]) -> None:
+def test_processes_are_ranks_of_initialized_framework(ranks: list[Any]) -> None:
+    """Each process is a different rank of the same world, once the framework is initialized."""
     assert [told["rank"] for told in ranks] == [[rank, len(ranks)] for rank in range(len(ranks))]
     assert all("distributed is not init" in told["too early"] for told in ranks)
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_each_rank_reads_what_it_reads_in_one_process(ranks: list[Any], name: str) -> None:
+def test_ranks_read_same_rows_as_in_one_process(ranks: list[Any], name: str) -> None:
+    """Each rank reads the rows that it reads when all ranks run in one process."""
     for rank, told in enumerate(ranks):
         sampler = GOOD[name].sampler(Rank(rank, len(ranks)))
         if rank == 0:  # which has looked at a batch

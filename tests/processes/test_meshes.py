@@ -42,9 +42,8 @@ def test_each_process_has_the_rank_of_its_place(told: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", RANKS)
-def test_processes_of_a_rank_read_the_same_rows_in_the_same_order_and_all_ranks_each_row_once(
-    told: list[Any], name: str
-) -> None:
+def test_mesh_peers_read_same_rows_in_order(told: list[Any], name: str) -> None:
+    """Processes of a rank read the same rows in the same order; all ranks, each row once."""
     by_rank: dict[int, list[list[int]]] = {}
     for rank, one in zip(RANKS[name], told, strict=True):
         assert one[name]["batches"] == by_rank.setdefault(rank, one[name]["batches"])
@@ -75,12 +74,14 @@ def test_processes_of_a_rank_read_the_same_rows_in_the_same_order_and_all_ranks_
         ("another's group", "ValueError: dist_info must be a process group with this process, got -100"),
     ],
 )
-def test_what_is_wrong_is_the_same_error_in_every_process(told: list[Any], name: str, message: str) -> None:
+def test_mesh_error_is_same_in_every_process(told: list[Any], name: str, message: str) -> None:
+    """A wrong mesh raises the same error in every process."""
     (error,) = {one["errors"][name] for one in told}
     assert error.startswith(message)
 
 
-def test_a_process_that_is_not_in_the_mesh_is_told_so(told: list[Any]) -> None:
+def test_process_outside_mesh_raises(told: list[Any]) -> None:
+    """A process that is not in the mesh raises."""
     errors = [one["errors"]["a mesh of others"] for one in told]
     assert errors[:2] == ["", ""]
     for rank in (2, 3):
@@ -89,7 +90,8 @@ def test_a_process_that_is_not_in_the_mesh_is_told_so(told: list[Any]) -> None:
         )
 
 
-def test_peers_without_a_seed_would_read_in_other_orders_and_all_hear_of_it(told: list[Any]) -> None:
+def test_mesh_peers_without_seed_raise_everywhere(told: list[Any]) -> None:
+    """Peers without a seed would read in different orders, so every process raises."""
     (error,) = {one["errors"]["peers with other randomness"] for one in told}
     assert error.startswith(
         "ValueError: The ranks of this job don't agree:\n  randomness (a seed makes it the same), of"
@@ -98,7 +100,8 @@ def test_peers_without_a_seed_would_read_in_other_orders_and_all_hear_of_it(told
     assert "on process 3\n" in error
 
 
-def test_peers_along_other_dimensions_are_found_even_where_each_rank_has_two_processes(told: list[Any]) -> None:
+def test_mesh_over_wrong_dimensions_is_detected(told: list[Any]) -> None:
+    """Peers along different dimensions are detected, even if each rank has two processes."""
     (error,) = {one["errors"]["other dimensions"] for one in told}
     assert (
         "dist_info, of rank 0: 'dp' of a PyTorch device mesh on process 0; 'tp' of a PyTorch device mesh on p" in error

@@ -30,9 +30,8 @@ SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 N_OBS = 20_000  # of the fixture
 
 
-def test_a_signal_stops_all_ranks_after_the_same_step_and_the_job_goes_on_with_the_next_one(
-    cells: Path, tmp_path: Path
-) -> None:
+def test_signal_stops_ranks_after_same_step(cells: Path, tmp_path: Path) -> None:
+    """A signal stops all ranks after the same step, and the job resumes with the next step."""
     shutil.copytree(cells, collection := tmp_path / "cells.zarr")
     is_labelled = np.random.default_rng(0).random(N_OBS) < 0.9
     codes = zarr.open_array(collection / "dataset_0/obs/cell_type/codes")
@@ -108,7 +107,8 @@ def logged(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("script", ["srun.sbatch", "torchrun.sbatch"])
-def test_what_is_given_to_slurm_is_bash_that_asks_for_the_ranks_that_it_starts(script: str) -> None:
+def test_slurm_scripts_request_started_ranks(script: str) -> None:
+    """The batch scripts are valid bash, and request the ranks that they start."""
     subprocess.run(["bash", "-n", FOLDER / script], check=True)
     text = (FOLDER / script).read_text()
     assert SCRIPT in text

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 PAGE = (ROOT / "docs/debugging.md").read_text()
 
 
-def test_a_value_that_is_not_finite_is_found_from_the_checkpoint_and_left_out(
+def test_page_finds_and_skips_nan(
     cells: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The page finds a NaN from the checkpoint, and resumes without it."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cells, "bad.zarr")
     zarr.open_array("bad.zarr/dataset_0/X/data", mode="r+")[60_000] = np.nan

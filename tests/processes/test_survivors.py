@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_survivors_and_a_process_that_joins_read_each_cell_once(collection: Path, tmp_path: Path) -> None:
-    """Four processes, of which one is killed; three, which a fourth one joins."""
+def test_survivors_and_new_process_read_each_cell_once(collection: Path, tmp_path: Path) -> None:
+    """Of four processes, one is killed; a fifth one joins the three survivors later."""
     commands = [forked("-m", "tests.processes.job_survivors", name, collection, tmp_path) for name in "abcde"]
     done = run(*commands, expect=[0, 0, -signal.SIGKILL, 0, 0])
 

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_the_torchrun_example_trains_on_some_donors_and_counts_every_cell_of_the_others_once(
-    collection: Path, tmp_path: Path
-) -> None:
+def test_torchrun_example_validates_each_cell_once(collection: Path, tmp_path: Path) -> None:
+    """It trains on some donors, and counts each cell of the held-out donors once."""
     script = "-m", "tests.processes.logging_rows", tmp_path, "examples/torchrun_ddp.py"
     options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d4", "--epochs", 2
     (done,) = run(torchrun(*script, *options, ranks=2))
@@ -32,7 +31,8 @@ def test_the_torchrun_example_trains_on_some_donors_and_counts_every_cell_of_the
     assert done.stdout.count(f"of {len(held_out)} cells of other donors") == 2
 
 
-def test_the_torchrun_example_names_the_donors_that_there_are(collection: Path) -> None:
+def test_torchrun_example_lists_donors_in_error(collection: Path) -> None:
+    """If a held-out donor doesn't exist, the error lists all donors."""
     options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d7"
     for done in run(*forked_ranks("examples/torchrun_ddp.py", *options, ranks=2), expect=1):
         assert "--hold-out: no cell's donor is d7; choose from d0, d1, d2, d3, d4" in done.stderr

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 STOP_AT = 6
 
 
-def test_after_a_rank_was_killed_another_number_of_ranks_goes_on_with_the_same_losses(
-    collection: Path, tmp_path: Path
-) -> None:
+def test_virtual_ranks_resume_with_same_losses(collection: Path, tmp_path: Path) -> None:
+    """After a kill, a different number of ranks resumes with the same losses."""
+
     def train(name: str, ranks: int, stop_at: int = 0, expect: int | list[int] = 0) -> Path:
         (tmp_path / name).mkdir(exist_ok=True)
         job = "-m", "tests.processes.job_virtual", collection, tmp_path / name, stop_at

@@ -54,7 +54,8 @@ NEEDS_RANK: dict[str, Callable[[DistributedSampler], object]] = {
 
 
 @pytest.mark.parametrize("name", NEEDS_RANK)
-def test_what_needs_the_rank_too_early_fails_as_usual_and_works_once_the_job_has_begun(name: str) -> None:
+def test_deferred_rank_raises_until_job_begins(name: str) -> None:
+    """Uses of the rank raise before the job begins, and work afterwards."""
     launcher = Launcher()
     sampler = make(deferred(launcher))
     assert launcher.n_asked == 0
@@ -68,7 +69,8 @@ def test_what_needs_the_rank_too_early_fails_as_usual_and_works_once_the_job_has
     assert (sampler.rank, sampler.world_size, launcher.n_asked) == (0, 1, 3)
 
 
-def test_what_is_set_before_the_rank_is_known_holds_afterwards() -> None:
+def test_settings_before_deferred_rank_persist() -> None:
+    """An epoch or a mask that is set before the rank is known stays set."""
     state = make(Rank(1, 2), seed=3, remainder="exact", mask=slice(0, 90)).state_dict(batches_done=2)
     launcher = Launcher()
     early = make(deferred(launcher), seed=3, remainder="exact")
@@ -85,9 +87,10 @@ def test_what_is_set_before_the_rank_is_known_holds_afterwards() -> None:
     assert "rank=1, world_size=2" in repr(early)
 
 
-def test_what_is_pickled_asks_for_itself_since_another_process_may_be_another_rank(
+def test_pickled_deferred_rank_is_queried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """An unpickled sampler queries its rank, because its process may be a different rank."""
     sampler = make(deferred("env"))
     duplicate = pickle.loads(pickle.dumps(sampler))
     monkeypatch.setenv("RANK", "1")
@@ -98,7 +101,8 @@ def test_what_is_pickled_asks_for_itself_since_another_process_may_be_another_ra
     assert pickle.loads(pickle.dumps(sampler)).rank == 0
 
 
-def test_however_many_copies_there_are_the_rank_is_asked_for_once() -> None:
+def test_copies_query_deferred_rank_once() -> None:
+    """All copies together query the rank once."""
     launcher = Launcher()
     sampler = make(deferred(launcher))
     copies = [sampler, copy.copy(sampler), copy.deepcopy(sampler)]
@@ -128,9 +132,8 @@ def started(sampler: DistributedSampler) -> DistributedSampler:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_process_that_is_spawned_asks_for_itself_whatever_this_one_is(
-    known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spawned_process_queries_its_own_rank(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spawned process queries its own rank."""
     if known:
         monkeypatch.setitem(_HERE, "rank", 0)
     sampler = started(make(deferred(_of_this_process)))
@@ -140,9 +143,10 @@ def test_a_process_that_is_spawned_asks_for_itself_whatever_this_one_is(
     assert sampler.rank == 1
 
 
-def test_a_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_started_it(
+def test_dataloader_worker_has_rank_of_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A DataLoader worker has the rank of its parent process."""
     monkeypatch.setitem(_HERE, "rank", 1)
     of_parent = make(deferred(_of_this_process))
     sampler = started(of_parent)
@@ -151,7 +155,8 @@ def test_a_worker_of_a_dataloader_has_the_rank_of_the_process_that_has_started_i
         assert sampler.rank == 1
 
 
-def test_a_loader_has_no_length_before_the_rank_is_known() -> None:
+def test_loader_length_needs_known_rank() -> None:
+    """A loader has no length before the rank is known."""
     launcher = Launcher()
     loader = numbered(make(deferred(launcher)), N_OBS)
     with pytest.raises(RuntimeError, match="the job has not begun"):

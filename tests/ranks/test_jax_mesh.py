@@ -43,7 +43,8 @@ def layouts() -> Iterator[tuple[np.ndarray, Sequence[int]]]:
                 yield np.array(owners).reshape(shape), axes
 
 
-def test_every_process_has_the_places_of_its_devices_and_ranks_count_by_place() -> None:
+def test_mesh_ranks_follow_positions_of_devices() -> None:
+    """A process has the positions of its devices, and ranks are numbered by position."""
     checked = 0
     for processes, axes in layouts():
         found = held(processes, axes)
@@ -61,7 +62,8 @@ def test_every_process_has_the_places_of_its_devices_and_ranks_count_by_place() 
     assert checked > 500
 
 
-def test_a_mesh_whose_rows_cannot_be_shared_out_is_an_error_and_no_other_is() -> None:
+def test_mesh_that_cannot_split_rows_raises() -> None:
+    """Only meshes whose rows can't be sharded raise."""
     refused = 0
     for processes, axes in layouts():
         try:
@@ -107,7 +109,8 @@ def cube() -> Mesh:
 
 
 @pytest.mark.parametrize("spec", [(), (None,), ("data",), (("replica", "data"), "model")])
-def test_a_sharding_of_a_single_process_gives_it_all_rows(cube: Mesh, spec: Any) -> None:
+def test_sharding_of_single_process_has_all_rows(cube: Mesh, spec: Any) -> None:
+    """The sharding of a single process gives it all rows."""
     assert rows_of(NamedSharding(cube, PartitionSpec(*spec))) == ([Share((0,), (0,))], 0)
 
 
@@ -116,7 +119,8 @@ def test_jax_must_be_initialised(line: Mesh) -> None:
         mesh(line)
 
 
-def test_a_mesh_of_several_dimensions_without_axes_is_an_error_that_lists_them(cube: Mesh) -> None:
+def test_mesh_without_axes_raises_and_lists_them(cube: Mesh) -> None:
+    """A mesh of several dimensions without named axes raises, and lists its axes."""
     with pytest.raises(ValueError, match=r"has axes 'replica', 'data', 'model'\. Name"):
         mesh(cube)
 
@@ -129,21 +133,22 @@ def test_a_mesh_of_several_dimensions_without_axes_is_an_error_that_lists_them(c
         (("data", "model", "data"), r"different, got axes 'data', 'model', 'data'\. The JAX mesh has"),
     ],
 )
-def test_axes_that_are_not_there_or_named_twice_are_an_error_that_lists_those_there_are(
-    cube: Mesh, axes: Any, problem: str
-) -> None:
+def test_unknown_or_repeated_axes_raise(cube: Mesh, axes: Any, problem: str) -> None:
+    """Unknown or repeated axes raise, and the error lists the axes of the mesh."""
     for meshlike in (cube, NamedSharding(cube, PartitionSpec("data"))):
         with pytest.raises(ValueError, match=problem):
             mesh(meshlike, axes)
 
 
-def test_a_sharding_that_leaves_its_rows_to_jax_is_an_error() -> None:
+def test_sharding_with_unconstrained_rows_raises() -> None:
+    """A sharding that leaves the rows to JAX raises."""
     auto = Mesh(np.array(jax.devices()[:1]), ("data",), axis_types=(AxisType.Auto,))
     with pytest.raises(ValueError, match="must name the axes"):
         mesh(NamedSharding(auto, PartitionSpec(PartitionSpec.UNCONSTRAINED)))
 
 
-def test_what_is_no_mesh_of_devices_is_a_type_error_that_shows_it(line: Mesh) -> None:
+def test_non_mesh_raises_type_error(line: Mesh) -> None:
+    """Anything but a mesh of devices raises TypeError, with the value."""
     abstract = line.abstract_mesh
     empty = Mesh(np.empty((), dtype=object), ())  # as where no mesh was set
     for wrong in (abstract, NamedSharding(abstract, PartitionSpec("data")), empty, jax.devices(), "data", None):

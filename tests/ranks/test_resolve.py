@@ -47,9 +47,8 @@ def test_jax_says_who_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
-def test_a_framework_that_is_not_installed_is_an_import_error_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, name: Any
-) -> None:
+def test_missing_framework_raises_import_error(monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
+    """A missing framework raises ImportError, which names the package to install."""
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, f"{name}.distributed", None)
     with pytest.raises(ImportError, match=rf"install annbatch-distributed\[{name}\]"):
