@@ -57,9 +57,8 @@ def _check(sampler: DistributedSampler, n_obs: int, gather: Gather) -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.data())
-def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_said(
-    world_size: int, n_peers: int, data: st.DataObject
-) -> None:
+def test_agreement_names_the_only_different_process(world_size: int, n_peers: int, data: st.DataObject) -> None:
+    """Equal processes agree; a single process that differs is named in the error."""
     processes = [described(rank, world_size, n_peers) for rank in range(world_size) for _ in range(n_peers)]
     processes = data.draw(st.permutations(processes))
     assert said(processes) == ""
@@ -91,7 +90,8 @@ def test_one_process_that_has_something_else_is_named_and_only_then_anything_is_
         assert "odd" in text
 
 
-def test_processes_go_by_the_numbers_that_their_framework_gives_them() -> None:
+def test_processes_keep_the_numbers_of_their_framework() -> None:
+    """Errors name processes by the numbers that their framework assigned."""
     peers = [described(0, 1, 2), replace(described(0, 1, 2), same_for_peers={"c": 3})]
     assert "c, of rank 0: 2 on process 4; 3 on process 6" in said(peers, [4, 6])
     assert "a: 1 on process 4; 3 on process 6" in said([peers[0], replace(peers[0], same={"a": 3, "b": None})], [4, 6])
@@ -99,13 +99,15 @@ def test_processes_go_by_the_numbers_that_their_framework_gives_them() -> None:
     assert "rank 0 belongs to processes 4 and 6\n  rank 1 belongs to no process" in said(twice, [4, 6])
 
 
-def test_another_number_of_processes_than_the_world_size_is_said_outright() -> None:
+def test_number_of_processes_must_match_world_size() -> None:
+    """A number of processes that contradicts the world size is an error that names both numbers."""
     assert "there are 3 processes, but the world size is 2\n" in said([described(rank % 2, 2) for rank in range(3)])
     three_peers = [described(rank % 2, 2, 2) for rank in range(3)]
     assert "there are 3 processes, but the world size is 2 with 2 processes for each rank\n" in said(three_peers)
 
 
-def test_no_more_is_listed_than_can_be_read() -> None:
+def test_differences_are_listed_up_to_a_limit() -> None:
+    """A message about 200 different ranks lists about ten of them."""
     many = [described(rank, 200) for rank in range(200)]
     values = [replace(one, same={"a": rank}) for rank, one in enumerate(many)]
     assert said(values).count(";") == 10
@@ -113,7 +115,8 @@ def test_no_more_is_listed_than_can_be_read() -> None:
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))
-def test_a_list_of_numbers_names_each_of_them_and_no_other(numbers: set[int]) -> None:
+def test_listed_names_every_number_and_no_other(numbers: set[int]) -> None:
+    """A list of numbers in a message names each number, and no other number."""
     text = listed("rank", sorted(numbers))
     named: set[int] = set()
     for part in text.removeprefix("ranks ").removeprefix("rank ").replace(" and ", ", ").split(", "):
@@ -123,8 +126,8 @@ def test_a_list_of_numbers_names_each_of_them_and_no_other(numbers: set[int]) ->
 
 
 @given(jobs(), st.integers(0, 3))
-def test_the_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
-    """Ranks of any job agree, also if one of them has its mask in another form."""
+def test_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
+    """The ranks of every job agree, even if one of them has its mask in a different form."""
     ranks = runnable(drawn, epoch)
     ranks[-1].mask = np.array(drawn.window())
     assert agreement(ranks, drawn.n_obs) == [""] * drawn.world_size
@@ -175,13 +178,16 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_one_rank_has_that_the_others_do_not_is_the_same_error_on_all_of_them(name: str) -> None:
+def test_difference_of_one_rank_raises_on_all(name: str) -> None:
+    """A setting that differs on one rank raises the same error on every rank."""
     make, expected = ODD[name]
     (text,) = set(agreement([of_three(0), make(), of_three(2)]))
     assert expected in text
 
 
-def test_ranks_that_ask_otherwise_or_have_other_libraries_are_told_so() -> None:
+def test_different_calls_or_libraries_are_named() -> None:
+    """Different calls, numbers of rows and library versions are named in the error, with their ranks."""
+
     def otherwise(gather: Gather) -> None:
         of_three(1).check_epoch_read(100, Tally(), gather=gather)
 
@@ -198,7 +204,9 @@ def test_ranks_that_ask_otherwise_or_have_other_libraries_are_told_so() -> None:
     assert f"version of annbatch: {version('annbatch')} on ranks 0 and 2; odd on rank 1" in text
 
 
-def test_ranks_with_other_generators_agree_unless_they_have_the_same_share() -> None:
+def test_generators_must_agree_within_a_shard_only() -> None:
+    """Ranks may have different generators, unless they read the same shard."""
+
     def rank(number: int, n_peers: int) -> DistributedSampler:
         share = Placement(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
         return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(number)), dist_info=share)
@@ -219,7 +227,9 @@ class Turned:
         return rows.cyclic(int(self.hidden.getvalue()), len(rows))
 
 
-def test_a_plan_that_depends_on_more_than_can_be_seen_is_found() -> None:
+def test_hidden_difference_between_plans_raises() -> None:
+    """Plans that differ by a value that no setting shows raise the same error on every rank."""
+
     def rank(number: int, first: int) -> DistributedSampler:
         return DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(number, 2), sharding=Turned(first))
 
@@ -229,7 +239,8 @@ def test_a_plan_that_depends_on_more_than_can_be_seen_is_found() -> None:
     assert "  plan, which must depend on another setting of a custom sampler or sharding: " in wrong[0]
 
 
-def test_one_rank_alone_needs_nobody() -> None:
+def test_single_rank_agrees_without_communication() -> None:
+    """A job of one rank checks itself without a process group."""
     DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(0, 1)).check_ranks_agree(100)
 
 
@@ -259,7 +270,8 @@ def checking(rank: int, n_obs: int = 100, **kwargs: Any) -> Callable[[], str | N
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_argument_of_one_rank_is_same_error_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_argument_of_one_rank_raises_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid argument of one rank raises the same error on every rank."""
     options, expected = WRONG[name]
     (told,) = set(met([checking(0), checking(1, **options)], monkeypatch))
     assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
@@ -267,16 +279,19 @@ def test_wrong_argument_of_one_rank_is_same_error_on_all(name: str, monkeypatch:
 
 
 @pytest.mark.parametrize("timeout", [np.float32(20), timedelta(seconds=20)])
-def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(timeout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_takes_seconds_or_a_timedelta(timeout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` is a number of seconds or a `timedelta`, after which the missing process is named."""
     assert met([checking(rank, timeout=timeout) for rank in range(2)], monkeypatch) == ["", ""]
     alone = [checking(0, timeout=type(timeout)(1) if not isinstance(timeout, timedelta) else timedelta(seconds=1))]
     told, _ = met([*alone, lambda: "nothing"], monkeypatch)
     assert "process 1 did not make this call within 1 seconds" in told
 
 
-def test_a_process_whose_rank_is_not_known_waits_for_the_others_as_long_as_it_was_told_to(
+def test_process_of_unknown_rank_waits_until_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A process that can't determine its rank waits for the others until the timeout, then raises its own error."""
+
     def too_early() -> tuple[int, int]:
         raise RuntimeError("the job has not begun")
 

@@ -56,7 +56,8 @@ def _check(sampler: DistributedSampler, n_obs: int, counted: Tally, gather: Gath
 
 
 @given(jobs(), st.integers(0, 3), st.data())
-def test_what_was_planned_is_the_plan_and_anything_else_is_not(drawn: Job, epoch: int, data: st.DataObject) -> None:
+def test_verdict_accepts_the_plan_and_nothing_else(drawn: Job, epoch: int, data: st.DataObject) -> None:
+    """The planned batches pass the check; missing, repeated, different and merged batches don't."""
     ranks = runnable(drawn, epoch)
     assume(all(sampler.n_batches(drawn.n_obs) for sampler in ranks))
     read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
@@ -105,7 +106,9 @@ class Swapped:
 
 
 @pytest.mark.parametrize("done", [0, 3])
-def test_shares_that_are_not_the_whole_are_an_error_although_each_rank_has_read_its_own(done: int) -> None:
+def test_shards_that_differ_from_the_plan_raise(done: int) -> None:
+    """Shards that don't add up to the plan are an error, even if each rank has read its own shard."""
+
     def told(*are_odd: bool) -> str:
         sampler = SequentialSampler(4, 2, 4)
         ranks = [
@@ -122,7 +125,8 @@ def test_shares_that_are_not_the_whole_are_an_error_although_each_rank_has_read_
     assert told(False, True).endswith("\n  the shards of all ranks, 4,000 rows, differ from the plan")
 
 
-def test_the_loader_counts_what_it_yields() -> None:
+def test_loader_counts_the_batches_it_yields() -> None:
+    """The loader counts the batches that it yields, and the check passes only after the last of them."""
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="pad")
     loader = numbered(sampler, 50, return_index=False)
     list(loader)
@@ -158,8 +162,8 @@ def changed(state: dict[str, Any], **identity: Any) -> dict[str, Any]:
     return state | {"identity": state["identity"] | identity}
 
 
-def test_verdict_is_silent_about_batches_that_were_not_compared() -> None:
-    """After strict=False, also through states saved since, only the batches since then are spoken of."""
+def test_verdict_excludes_batches_that_were_not_compared() -> None:
+    """After `strict=False`, a verdict covers only the batches read since then, also through later states."""
     _, state = checked(None, n_read=3)
     verdict, _ = checked(state)
     assert verdict.endswith("Including earlier batches, each of the 48 rows was read once")
@@ -176,8 +180,8 @@ def test_verdict_is_silent_about_batches_that_were_not_compared() -> None:
     assert verdict.endswith("12 batches, as planned. Each of the 48 rows was read once")
 
 
-def test_other_versions_warn_in_the_middle_of_an_epoch_only() -> None:
-    """Another version of what draws rows is named, and the rest of the epoch is checked without what came before."""
+def test_different_versions_warn_only_within_an_epoch() -> None:
+    """A state of different library versions warns within an epoch, and its earlier batches aren't checked."""
     _, state = checked(None, n_read=3)
     versions = state["identity"]["versions"]
     assert versions == {"annbatch": annbatch.__version__, "numpy": np.__version__}
@@ -210,7 +214,8 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_is_wrong_on_one_rank_is_the_same_error_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_argument_of_one_rank_raises_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid argument of one rank raises the same error on every rank."""
     odd, expected = ODD[name]
     (told,) = set(met([reading(0), reading(1, **odd)], monkeypatch))
     assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
@@ -229,7 +234,8 @@ class SameRows(MaskBlind):
 
 @pytest.mark.parametrize("done", [0, 2])
 @pytest.mark.parametrize("policy", ["keep", "exact", "pad"])
-def test_a_sampler_that_reads_some_rows_again_and_others_never_is_an_error(policy: str, done: int) -> None:
+def test_sampler_that_repeats_rows_fails_the_check(policy: str, done: int) -> None:
+    """A sampler that reads some rows twice and never reads others fails the check."""
     for cls, is_error in ((SameRows, True), (MaskBlind, False)):
         ranks = job(cls(4), 2, remainder=policy)
         for one in ranks:

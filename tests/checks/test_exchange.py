@@ -96,7 +96,8 @@ delays = st.fixed_dictionaries({number: st.sampled_from([0.0, 0.01, 0.05, 0.9]) 
 
 
 @given(delays)
-def test_whoever_comes_last_all_hear_what_all_have_said(delays: dict[int, float]) -> None:
+def test_exchange_delivers_every_text_to_every_process(delays: dict[int, float]) -> None:
+    """Every process receives the texts of all processes soon after the last of them arrives."""
     store = HashStore()
     for _ in range(2):  # and again in the same store
         clock = Clock(len(NUMBERS))
@@ -105,9 +106,8 @@ def test_whoever_comes_last_all_hear_what_all_have_said(delays: dict[int, float]
 
 
 @given(delays, st.sets(st.sampled_from(NUMBERS), min_size=1, max_size=3))
-def test_who_does_not_come_is_named_to_all_also_to_itself_and_they_can_meet_again(
-    delays: dict[int, float], missing: set[int]
-) -> None:
+def test_missing_process_is_named_on_every_rank(delays: dict[int, float], missing: set[int]) -> None:
+    """A missing process is named in the error of every process, its own included; the next exchange works."""
     store = HashStore()
     there = {number: delay for number, delay in delays.items() if number not in missing}
     (told,) = set(meet(store, there, seconds=1).values())
@@ -116,9 +116,11 @@ def test_who_does_not_come_is_named_to_all_also_to_itself_and_they_can_meet_agai
     assert meet(store, delays, seconds=20) == dict.fromkeys(NUMBERS, SAID)
 
 
-def test_who_is_interrupted_while_it_waits_tells_the_others_and_they_can_meet_again(
+def test_interrupted_process_is_named_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A process that is interrupted while it waits is named to the others; the next exchange works."""
+
     def interrupt(store: Store, key: str) -> str | None:
         raise KeyboardInterrupt
 
@@ -141,28 +143,32 @@ class Overtaken(HashStore):
         return super().compare_set(key, expected_value, desired_value)
 
 
-def test_even_if_one_comes_just_when_another_gives_up_the_first_outcome_is_that_of_all() -> None:
+def test_first_outcome_is_final_for_all() -> None:
+    """The first outcome in the store applies to every process, even if two write at the same time."""
     assert meet(Overtaken(), {2: 0}, 20, numbers=(2,)) == {2: "a process has given up"}
     assert meet(HashStore(), {2: 0}, 20, numbers=(2,)) == {2: {2: SAID[2]}}
 
 
-def test_other_processes_meet_elsewhere_in_the_same_store() -> None:
+def test_different_groups_share_a_store() -> None:
+    """Different groups of processes use one store without interference."""
     store = HashStore()
     two = {2: SAID[2], 3: SAID[3]}
     assert meet(store, {2: 0, 3: 0}, 20, numbers=(2, 3)) == {2: two, 3: two}
     assert meet(store, dict.fromkeys(NUMBERS, 0.0), 20) == dict.fromkeys(NUMBERS, SAID)
 
 
-def test_what_was_said_is_not_kept() -> None:
+def test_store_keeps_no_texts() -> None:
+    """After an exchange, the store contains only each process's number of calls."""
     store = HashStore()
     for _ in range(3):
         meet(store, dict.fromkeys(NUMBERS, 0.0), seconds=20)
     assert store.num_keys() == len(NUMBERS)  # how often each has called
 
 
-def test_the_first_process_leaves_when_all_that_came_have_heard_since_it_may_serve_the_store(
+def test_first_process_leaves_after_all_have_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The first process may serve the store, so it leaves only after the others have read the outcome."""
     store = HashStore()
     happened: list[str] = []
     clock = Clock(2)
@@ -189,7 +195,8 @@ def test_the_first_process_leaves_when_all_that_came_have_heard_since_it_may_ser
     assert happened.index("3 has heard") < happened.index("2 leaves")
 
 
-def test_torchs_processes_meet_in_the_store_that_torch_keeps() -> None:
+def test_pytorch_processes_meet_in_their_own_store() -> None:
+    """Processes of PyTorch exchange texts in the store of their default group."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         assert gather_texts("I am alone", resolve("torch"), seconds=20) == {0: "I am alone"}
@@ -197,14 +204,15 @@ def test_torchs_processes_meet_in_the_store_that_torch_keeps() -> None:
         dist.destroy_process_group()
 
 
-def test_torchs_processes_without_a_store_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_without_a_store_suggests_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a store, the error for PyTorch's processes suggests `gather=`."""
     monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: None)
     with pytest.raises(RuntimeError, match=r"no store.*Pass gather="):
         store_of("torch")
 
 
-def test_store_that_is_gone_says_what_to_do() -> None:
-    """torch's own error is of a broken connection, without a word on whose it was."""
+def test_store_that_is_gone_is_named() -> None:
+    """The error names the store that is gone; PyTorch's own error mentions only a broken connection."""
     port = free_port()
     server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     client = TCPStore("127.0.0.1", port, is_master=False)

@@ -32,9 +32,8 @@ def of(*batches: list[int]) -> Tally:
 
 
 @given(rows, rows, st.randoms())
-def test_tallies_are_equal_if_and_only_if_each_row_was_counted_as_often(
-    one: list[int], other: list[int], random: np.random.Generator
-) -> None:
+def test_tallies_are_equal_for_equal_row_counts(one: list[int], other: list[int], random: np.random.Generator) -> None:
+    """Tallies are equal if and only if each row was counted equally often."""
     assert (of(one) == of(other)) == (Counter(one) == Counter(other))
     again = list(one)
     random.shuffle(again)
@@ -42,22 +41,23 @@ def test_tallies_are_equal_if_and_only_if_each_row_was_counted_as_often(
 
 
 @given(rows, rows)
-def test_tallies_add_up_to_that_of_all_rows(one: list[int], other: list[int]) -> None:
+def test_tallies_add_up(one: list[int], other: list[int]) -> None:
+    """The sum of two tallies is the tally of all their rows."""
     total = of(one) + of(other)
     assert total == of(one + other)
     assert (total.n_rows, total.n_batches) == (len(one) + len(other), 2)
 
 
-def test_ranges_are_mixed_to_what_their_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_have_the_checksum_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksum of ranges equals the checksum of their rows."""
     monkeypatch.setattr("annbatch_distributed.rows._AT_ONCE", 10)
     pieces = Rows((range(5, 98), range(2**40, 2**40 + 3), range(7, 9)))
     assert pieces.mixed_sum() == of(list(pieces)).value != of(list(pieces)[1:]).value
 
 
 @pytest.mark.parametrize("at_once", [1, 10, 1 << 14])
-def test_a_tally_does_not_depend_on_how_many_rows_are_mixed_at_once(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tally_is_independent_of_the_buffer_size(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tally doesn't depend on the number of rows that are processed at once."""
     monkeypatch.setattr("annbatch_distributed.checks.agreement._AT_ONCE", at_once)
     tally, buffer = Tally(), np.zeros(4, dtype=np.int64)
     for first in range(0, 40, 4):
@@ -67,14 +67,16 @@ def test_a_tally_does_not_depend_on_how_many_rows_are_mixed_at_once(
     assert tally.to_dict() == {"n_batches": 11, "n_rows": 40, "value": Rows((range(40),)).mixed_sum()}
 
 
-def test_other_rows_of_the_same_sum_are_other_rows() -> None:
+def test_tally_distinguishes_rows_of_equal_sum() -> None:
+    """Different rows have different tallies, even if their numbers have the same sum."""
     assert of([0, 3]) != of([1, 2])
 
 
 @pytest.mark.parametrize(
     "copied", [copy.copy, lambda tally: pickle.loads(pickle.dumps(tally)), lambda tally: Tally(**tally.to_dict())]
 )
-def test_a_copy_counts_by_itself(copied: Callable[[Tally], Tally]) -> None:
+def test_copy_of_a_tally_is_independent(copied: Callable[[Tally], Tally]) -> None:
+    """Adding rows to a copy doesn't change the original tally."""
     tally = of([1, 2], [3])
     duplicate = copied(tally)
     duplicate.add([4])
@@ -94,7 +96,8 @@ NOT_ROWS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", NOT_ROWS)
-def test_what_is_not_rows_is_refused_and_the_tally_stays_as_it_was(name: str) -> None:
+def test_invalid_rows_leave_the_tally_unchanged(name: str) -> None:
+    """Adding values that aren't rows raises, and the tally stays unchanged."""
     rows, error, message = NOT_ROWS[name]
     tally = of([1, 2], [3])
     with pytest.raises(error, match=message):
@@ -105,7 +108,8 @@ def test_what_is_not_rows_is_refused_and_the_tally_stays_as_it_was(name: str) ->
 @pytest.mark.parametrize(
     "rows", [[5, 3], np.array([5, 3], dtype=">i4"), pd.Series([5, 3], index=[9, 8]), torch.tensor([5, 3])]
 )
-def test_rows_are_counted_whatever_holds_them(rows: Any) -> None:
+def test_rows_of_any_container_are_counted(rows: Any) -> None:
+    """Rows may be a list, an array of any byte order, a Series or a tensor."""
     tally = Tally()
     tally.add(rows)
     assert tally.to_dict() == of([3, 5]).to_dict()
