@@ -17,7 +17,8 @@ from tests.strategies import Job, jobs
 
 
 @given(jobs(), st.integers(0, 3), st.integers(1, 5))
-def test_every_rank_has_the_labels_of_its_rows(drawn: Job, epoch: int, n_labels: int) -> None:
+def test_composition_counts_the_labels_of_each_shard(drawn: Job, epoch: int, n_labels: int) -> None:
+    """The composition counts the labels of each rank's rows, and their distance from the window's."""
     labels = np.array([f"d{label}" for label in np.random.default_rng(epoch).integers(n_labels, size=drawn.n_obs)])
     sampler = drawn.ranks()[0]
     sampler.set_epoch(epoch)
@@ -56,7 +57,8 @@ def test_labels_may_be_of_any_kind() -> None:
         assert table["distance"].tolist() == pytest.approx([0.4, 0.4])
 
 
-def test_a_missing_label_is_one_and_one_that_no_row_has_counts_as_none() -> None:
+def test_missing_label_has_its_own_column() -> None:
+    """Rows without a label have their own column; a label without rows counts 0."""
     codes = np.repeat([0, -1, 2], [60, 20, 20]).astype(np.int8)
     table = plan_of().composition(pd.Categorical.from_codes(codes, categories=["a", "b", "c"]))
     assert table["rows"].to_numpy().tolist() == [[50, 0, 0, 0], [10, 0, 20, 20]]

@@ -28,17 +28,20 @@ def some_rows(draw: Any) -> tuple[Rows, int, int]:
 
 @given(some_rows())
 @example((Rows((range(5), range(3, 8))), 10, 3))  # rows that are there twice
-def test_stretches_count_exactly_and_no_bin_is_more_than_full(drawn: tuple[Rows, int, int]) -> None:
+def test_density_of_ranges_is_exact(drawn: tuple[Rows, int, int]) -> None:
+    """The density of each bin is exact, and at most 1 even if rows are repeated."""
     np.testing.assert_allclose(density(*drawn), counted(*drawn), atol=1e-9)
 
 
-def test_blocks_and_selected_cells_count_row_by_row() -> None:
+def test_density_of_many_ranges_is_exact() -> None:
+    """The density of shuffled blocks and of scattered rows is the same as if each row were counted."""
     flags = np.random.default_rng(0).random(70) < 0.6
     for rows in (Rows.where(flags), Shuffled(3)(Rows((range(70),)), epoch=1, seed=0)):
         for n_bins in (1, 47, 70):
             np.testing.assert_allclose(density(rows, 70, n_bins), counted(rows, 70, n_bins), atol=1e-9)
 
 
-def test_rows_beyond_what_32_bits_and_sums_of_64_hold_are_where_they_are() -> None:
+def test_density_does_not_overflow() -> None:
+    """The density is exact for 10**17 rows, where 32-bit numbers and 64-bit sums would overflow."""
     half = Rows((range(5 * 10**16),))
     np.testing.assert_allclose(density(half, 10**17, 1000), np.repeat([1.0, 0.0], 500))

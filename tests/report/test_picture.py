@@ -46,14 +46,16 @@ def test_each_lane_shows_the_rows_of_its_rank(sharding: str, world_size: int) ->
         assert list(np.flatnonzero(lost[0])) == sorted(plan.dropped)
 
 
-def test_what_the_mask_leaves_out_is_painted_behind_the_lanes() -> None:
+def test_masked_rows_are_painted_behind_the_lanes() -> None:
+    """Rows outside the mask are painted behind the lanes, never over them."""
     (made,) = plans(300, 2, mask=[slice(10, 100), slice(200, 290)])
     outside, lanes, _ = painted(made.plot().axes[0])
     assert list(np.flatnonzero(outside[0])) == sorted(set(range(300)) - set(made.window))
     assert not (lanes & outside).any()
 
 
-def test_repeated_rows_are_hatched_in_the_lane_of_their_rank() -> None:
+def test_repeated_rows_are_hatched_in_their_lane() -> None:
+    """Repeated rows are hatched in the lane of the rank that repeats them."""
     (made,) = plans(300, 2, remainder="pad")
     bars = made.plot().axes[0].collections
     boxes = [path.get_extents().extents for bar in bars for path in bar.get_paths()]
@@ -63,7 +65,8 @@ def test_repeated_rows_are_hatched_in_the_lane_of_their_rank() -> None:
     assert all(bar.get_hatch() for bar in bars)
 
 
-def test_plans_of_other_numbers_of_rows_are_shown_whole_and_a_lost_row_of_very_many_can_be_seen() -> None:
+def test_plans_of_different_sizes_share_an_axis() -> None:
+    """Plans of different sizes are shown whole, and a few dropped rows of very many stay visible."""
     ((small,), (large,)) = plans(300, 2), plans(10**7 + 5, 256)
     picture = small.plot(large)
     assert [axes.get_xlim() for axes in picture.axes] == [(0, 10**7 + 5)] * 2
@@ -71,7 +74,9 @@ def test_plans_of_other_numbers_of_rows_are_shown_whole_and_a_lost_row_of_very_m
     assert (lost[..., 3] == 1).any()
 
 
-def test_a_picture_says_what_its_signs_mean() -> None:
+def test_legend_names_only_the_signs_in_use() -> None:
+    """The legend names dropped, repeated and masked rows, each only if the plan has some."""
+
     def names(**kwargs: Any) -> list[str]:
         (made,) = plans(301, 2, **kwargs)
         return [text.get_text() for legend in made.plot().legends for text in legend.get_texts()]
@@ -81,7 +86,8 @@ def test_a_picture_says_what_its_signs_mean() -> None:
     assert names(remainder="keep") == []
 
 
-def test_a_picture_fits_on_a_page_and_can_be_written(tmp_path: Path) -> None:
+def test_picture_of_many_ranks_fits_a_page(tmp_path: Path) -> None:
+    """A picture of 256 ranks is less than 9 inches high and can be saved."""
     (made,) = plans(100_000, 256)
     figure = made.plot()
     assert figure.get_size_inches()[1] < 9
@@ -89,8 +95,8 @@ def test_a_picture_fits_on_a_page_and_can_be_written(tmp_path: Path) -> None:
     assert isinstance(figure, Figure)
 
 
-def test_a_notebook_shows_a_picture_without_pyplot() -> None:
-    """IPython shows what has _repr_png_; it has only text for a figure that pyplot didn't make."""
+def test_notebook_shows_a_picture_without_pyplot() -> None:
+    """IPython displays objects with `_repr_png_`; for figures made without pyplot, it has only text."""
     figure: Any = plans(300, 2)[0].plot()
     assert figure._repr_png_().startswith(b"\x89PNG")
 

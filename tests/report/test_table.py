@@ -19,7 +19,8 @@ def plan(n_obs: int, world_size: int, **kwargs: object) -> EpochPlan:
     return DistributedSampler(sampler, dist_info=Rank(0, world_size), seed=0, **kwargs).plan(n_obs)
 
 
-def test_the_text_says_who_gets_what_and_what_is_lost() -> None:
+def test_text_lists_shards_and_dropped_rows() -> None:
+    """A plan as text lists the shard of each rank, and the dropped rows."""
     assert str(plan(100, 3, mask=[slice(0, 40), slice(50, 90)])).splitlines() == [
         'epoch 0: 3 ranks share 80 of 100 rows (remainder="drop", batch size 8)',
         "rank  batches  rows  repeated  global rows",
@@ -31,7 +32,8 @@ def test_the_text_says_who_gets_what_and_what_is_lost() -> None:
     ]
 
 
-def test_the_text_says_what_is_repeated() -> None:
+def test_text_counts_repeated_rows() -> None:
+    """A plan as text counts repeated rows, for each rank and in total."""
     assert str(plan(10, 2, remainder="pad")).splitlines()[2:] == [
         "   0        1     8         3  0:8",
         "   1        1     8         3  5:10, 0:3",
@@ -40,7 +42,8 @@ def test_the_text_says_what_is_repeated() -> None:
     ]
 
 
-def test_the_text_of_16_ranks_shows_all_of_them_and_of_more_the_first_and_the_last() -> None:
+def test_text_of_many_ranks_is_shortened() -> None:
+    """The text lists up to 16 ranks; of more ranks, it lists the first 15 and the last."""
     for world_size in (16, 17, 1024):
         lines = [line.split() for line in str(plan(10**9 + 1, world_size)).splitlines()[2:-3]]
         if world_size > 16:
@@ -51,7 +54,8 @@ def test_the_text_of_16_ranks_shows_all_of_them_and_of_more_the_first_and_the_la
 
 
 @pytest.mark.parametrize("mask", [np.arange(40_000) % 3 > 0, [slice(0, 900), slice(1_000, 5_000)], None])
-def test_what_is_in_memory_is_not_said_of_a_window_with_holes_or_a_users_own_sampler(mask: Any) -> None:
+def test_memory_is_unknown_for_gaps_or_custom_samplers(mask: Any) -> None:
+    """The rows in memory are unknown if the window has gaps or the sampler is a custom one."""
     sampler = MaskBlind(batch_size=8) if mask is None else RandomSampler(4, 2, 8)
     made = DistributedSampler(sampler, dist_info=Rank(0, 2), mask=mask).plan(40_000)
     assert made.rows_in_memory is None
@@ -64,7 +68,8 @@ def html(made: EpochPlan) -> ET.Element:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_frame_has_a_line_for_each_rank(policy: str) -> None:
+def test_frame_has_a_row_for_each_rank(policy: str) -> None:
+    """The frame has one row for each rank, with the plan's numbers."""
     made = plan(965, 20, remainder=policy)  # of which ranks have 48 or 49: under "keep", 6 or 7 batches
     frame = made.to_frame()
     assert list(frame.index) == list(range(20))
@@ -74,7 +79,8 @@ def test_a_frame_has_a_line_for_each_rank(policy: str) -> None:
     assert frame["global rows"][0].split(":")[0] == str(next(iter(made.shard(0).rows)))
 
 
-def test_a_frame_of_virtual_ranks_says_who_runs_them_and_a_frame_of_draws_counts_samples() -> None:
+def test_frame_names_virtual_ranks_and_counts_samples() -> None:
+    """A frame names each virtual rank and its rank; with replacement, it counts samples instead of rows."""
     frame = plan(200, 2, virtual_ranks=4).to_frame()
     assert frame.index.names == ["rank", "virtual rank"]
     assert list(frame.index) == [(0, 0), (0, 1), (1, 2), (1, 3)]
@@ -83,7 +89,8 @@ def test_a_frame_of_virtual_ranks_says_who_runs_them_and_a_frame_of_draws_counts
     assert list(drawn.to_frame()["samples"]) == [40, 40]
 
 
-def test_a_notebook_shows_the_title_the_frame_and_the_notes() -> None:
+def test_notebook_shows_title_table_and_notes() -> None:
+    """A notebook shows the title of a plan, its table of ranks and its notes."""
     made = plan(100, 3, mask=[slice(0, 40), slice(50, 90)])
     title, table, notes = html(made)
     assert title.text == 'epoch 0: 3 ranks share 80 of 100 rows (remainder="drop", batch size 8)'
@@ -99,14 +106,16 @@ def test_a_notebook_shows_the_title_the_frame_and_the_notes() -> None:
     ]
 
 
-def test_a_notebook_escapes_the_name_of_a_sharding() -> None:
+def test_notebook_escapes_the_name_of_a_sharding() -> None:
+    """The name of a sharding is escaped in HTML."""
     (title, *_) = html(plan(100, 2, sharding=lambda rows, *, epoch, seed: rows))
     assert title.text is not None
     assert "sharding=<lambda>" in title.text
 
 
 @pytest.mark.parametrize("world_size", [16, 17, 256])
-def test_a_notebook_shows_the_first_and_the_last_of_many_ranks(world_size: int) -> None:
+def test_notebook_shortens_many_ranks(world_size: int) -> None:
+    """A notebook shows up to 16 ranks; of more ranks, it shows the first 8 and the last 8."""
     flags = np.random.default_rng(0).random(100_000) < 0.9
     made = plan(100_000, world_size, mask=flags, sharding="shuffled")
     ranks = [line[0].text for line in html(made).findall(".//tbody/tr")]
