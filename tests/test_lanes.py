@@ -125,9 +125,8 @@ def sequences(counts: Sequence[int], policy: Any, segments: list[Segment], n_cha
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("counts", [(6,), (2, 2), (1, 2, 2)])
-def test_lanes_are_those_of_the_lists_through_every_short_sequence_of_lanes_and_workers(
-    counts: tuple[int, ...], policy: Any
-) -> None:
+def test_lanes_match_the_model_after_short_sequences(counts: tuple[int, ...], policy: Any) -> None:
+    """Lanes equal the model's lists after every short sequence of changes of lanes and workers."""
     if policy != "keep":  # under which alone they may differ
         counts = (max(counts),) * len(counts)
     for segments in sequences(counts, policy, [], 3):
@@ -136,9 +135,8 @@ def test_lanes_are_those_of_the_lists_through_every_short_sequence_of_lanes_and_
 
 
 @given(st.sampled_from(POLICIES), st.integers(1, 7), st.integers(0, 12), st.data())
-def test_every_number_is_read_once_through_any_sequence_of_lanes_and_workers(
-    policy: Any, n_streams: int, count: int, data: st.DataObject
-) -> None:
+def test_every_number_is_read_once(policy: Any, n_streams: int, count: int, data: st.DataObject) -> None:
+    """Any sequence of lanes and workers reads every batch once; `drop` may drop fewer batches than lanes."""
     counts = [count + (policy == "keep" and data.draw(st.booleans())) for _ in range(n_streams)]
     segments: list[Segment] = []
     n_lanes = n_streams

@@ -21,7 +21,8 @@ N_OBS = 100
 
 
 @given(masks(N_OBS).filter(lambda mask: mask is not None))
-def test_a_mask_selects_the_rows_of_the_collection_that_it_would_select_of_an_array(mask: Any) -> None:
+def test_mask_selects_like_an_array_index(mask: Any) -> None:
+    """A mask selects the same rows of a collection as of an array."""
     resolved = resolve_mask(mask)
     window = resolved.window(N_OBS)
     assert list(window) == selected(mask, N_OBS)
@@ -30,7 +31,8 @@ def test_a_mask_selects_the_rows_of_the_collection_that_it_would_select_of_an_ar
 
 
 @given(st.lists(st.booleans(), min_size=60, max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
-def test_masks_are_equal_as_json_if_they_select_equal_rows(one: list[bool], other: list[bool]) -> None:
+def test_masks_of_equal_rows_are_equal_json(one: list[bool], other: list[bool]) -> None:
+    """Masks of any form are equal as JSON if and only if they select the same rows."""
     texts = []
     for flags in (one, other):
         rows = [row for row, flag in enumerate(flags) if flag]
@@ -51,7 +53,7 @@ def test_masks_are_equal_as_json_if_they_select_equal_rows(one: list[bool], othe
 
 
 def test_mask_as_json_lists_ranges_or_digests_many() -> None:
-    """Up to 16 ranges are listed; an end that is open is that of the collection, whether it is known or not."""
+    """Up to 16 ranges are listed, more are a digest; an open end is the end of the collection, known or not."""
     assert resolve_mask([slice(50, None), slice(0, 10)]).to_json() == {"ranges": [[0, 10], [50, None]]}
     numbers = np.arange(0, 34, 2)
     assert resolve_mask(numbers[:16]).to_json()["ranges"][-1] == [30, 31]
@@ -81,9 +83,8 @@ def test_mask_as_json_lists_ranges_or_digests_many() -> None:
         (Rows((range(7, 9), range(2))), Rows((range(2), range(7, 9))), "0:2, 7:9"),
     ],
 )
-def test_a_mask_is_given_back_as_slices_or_rows_with_what_was_left_open_filled_in(
-    mask: Any, given_back: Any, rows: str
-) -> None:
+def test_mask_is_returned_in_normal_form(mask: Any, given_back: Any, rows: str) -> None:
+    """A mask is returned as slices or `Rows`, with an open start as 0."""
     resolved = resolve_mask(mask)
     assert resolved.to_argument() == given_back
     assert str(resolved.window(N_OBS)) == rows
@@ -91,7 +92,8 @@ def test_a_mask_is_given_back_as_slices_or_rows_with_what_was_left_open_filled_i
 
 
 @given(masks(N_OBS), masks(N_OBS), st.booleans())
-def test_a_mask_may_narrow_another_down_and_not_reach_beyond_it(wider: Any, mask: Any, within: bool) -> None:
+def test_mask_must_lie_within_the_outer_mask(wider: Any, mask: Any, within: bool) -> None:
+    """A mask may narrow down the outer mask; the error names a range beyond it."""
     allowed = selected(wider, N_OBS)
     asked = [row for row in selected(mask, N_OBS) if row in allowed or not within]
     beyond = [row for row in asked if row not in allowed]
@@ -107,7 +109,8 @@ def test_a_mask_may_narrow_another_down_and_not_reach_beyond_it(wider: Any, mask
             assert int(found[1]) <= beyond[0] < int(found[2])
 
 
-def test_all_that_is_open_is_the_other_mask_itself() -> None:
+def test_open_mask_is_limited_by_the_outer_mask() -> None:
+    """An open mask becomes the outer mask, and an open end stops at the end of the outer mask."""
     within = resolve_mask([slice(0, 20), slice(40, None)])
     for everything in (slice(None), slice(0, None), [slice(None, None, 1)], slice(np.int64(0), None)):
         assert resolve_mask(everything, within=within) is within

@@ -68,9 +68,10 @@ def windows(draw: st.DrawFn) -> Rows:
 
 @pytest.mark.parametrize("remainder", POLICIES)
 @given(windows(), st.integers(1, 6), st.integers(1, 12), st.integers(0, 30))
-def test_each_rank_has_a_stretch_of_the_order_as_the_policy_says(
+def test_shards_are_contiguous_in_the_order(
     remainder: Any, window: Rows, world_size: int, batch_size: int, epoch: int
 ) -> None:
+    """Each rank has a contiguous range of the order, with the size that the policy requires."""
     rows = list(window)
     assume(len(rows) >= world_size * {"drop": batch_size, "pad": 0}.get(remainder, 1))
     plan, after = (made(window, remainder, world_size, batch_size, epoch=number) for number in (epoch, epoch + 1))
@@ -96,9 +97,10 @@ def test_each_rank_has_a_stretch_of_the_order_as_the_policy_says(
 
 @pytest.mark.parametrize("remainder", POLICIES)
 @given(st.integers(40, 90), st.integers(1, 5), st.integers(1, 8))
-def test_independent_ranks_have_the_whole_window_and_share_out_the_draws(
+def test_independent_ranks_split_the_number_of_samples(
     remainder: Any, n_draws: int, world_size: int, batch_size: int
 ) -> None:
+    """Independent ranks have the whole window, and split the number of samples."""
     window = Rows((range(10, 30), range(40, 61)))
     plan = made(window, remainder, world_size, batch_size, sharding=Independent(), n_draws=n_draws)
     assert (plan.n_draws, plan.dropped, plan.n_dropped, plan.n_repeated) == (n_draws, Rows(), 0, 0)
@@ -109,9 +111,10 @@ def test_independent_ranks_have_the_whole_window_and_share_out_the_draws(
 
 
 @given(windows(), st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.sampled_from(POLICIES))
-def test_whole_chunks_of_a_shard_come_first_and_its_other_rows_and_repeats_stay_in_order(
+def test_whole_chunks_come_first_in_a_shard(
     window: Rows, world_size: int, align: int, epoch: int, remainder: Any
 ) -> None:
+    """Whole chunks of a shard come first; its other rows and its repeated rows keep their order."""
     assume(len(window) >= 2 * world_size)
     bare, aligned = (made(window, remainder, world_size, 2, align=grid, epoch=epoch) for grid in (None, align))
     assert aligned.align == align
@@ -136,24 +139,24 @@ def test_whole_chunks_of_a_shard_come_first_and_its_other_rows_and_repeats_stay_
         (99, "pad", 0, False),
     ],
 )
-def test_where_annbatch_deals_the_same_rows_they_stay_in_its_order(
-    n_rows: int, remainder: Any, epoch: int, is_annbatchs: bool
-) -> None:
+def test_shards_equal_to_annbatchs_keep_its_order(n_rows: int, remainder: Any, epoch: int, is_annbatchs: bool) -> None:
+    """A shard that equals annbatch's keeps annbatch's order, without alignment."""
     window = Rows((range(n_rows),))
     assert (made(window, remainder, 3, 4, n_obs=n_rows, epoch=epoch, align=8).align is None) == is_annbatchs
     assert made(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).align == 8  # there is a mask
 
 
 @pytest.mark.parametrize(("align", "expected"), [(None, 8), (3, 8), (4, 4), (16, 8)])
-def test_blocks_are_aligned_within_or_as_a_whole(align: int | None, expected: int) -> None:
+def test_blocks_limit_the_alignment(align: int | None, expected: int) -> None:
+    """`align` applies within blocks if it divides their size; otherwise the block size applies."""
     sampler = DistributedSampler(
         RandomSampler(8, 1, 4), dist_info=Rank(0, 3), sharding=Shuffled(8), seed=0, align=align
     )
     assert sampler.plan(500).align == expected
 
 
-def test_draws_from_shuffled_rows_begin_at_any_row() -> None:
-    """Rows that are drawn with replacement stay in their order, so a chunk of them begins at any row of the shard."""
+def test_replacement_from_shuffled_rows_starts_anywhere() -> None:
+    """Sampled with replacement, a chunk starts at any row of a shuffled shard, whose rows keep their order."""
     wrapped = RandomSampler(8, 1, 8, replacement=True, num_samples=8)
     sampler = DistributedSampler(wrapped, dist_info=Rank(0, 1), sharding=Shuffled(8), seed=0, read_through=0)
     assert sampler.plan(32).align is None
@@ -171,7 +174,8 @@ def shard(sampler: Sampler, **options: Any) -> list[int]:
     return list(distributed.plan(500).shard(1).rows)
 
 
-def test_only_of_samplers_that_read_chunks_in_any_order_do_rows_move_and_by_their_chunks_unless_it_is_said() -> None:
+def test_rows_move_only_for_chunked_shuffling_samplers() -> None:
+    """Rows move only for samplers that shuffle chunks, and by the sampler's chunk size unless `align` is passed."""
     kept: list[Sampler] = [
         SequentialSampler(**SIZES),
         RandomSampler(**SIZES, replacement=True),
@@ -187,7 +191,8 @@ def test_only_of_samplers_that_read_chunks_in_any_order_do_rows_move_and_by_thei
         assert all(start % align == 0 for start in found[: n_whole * align : align])
 
 
-def test_the_grid_is_a_part_of_a_state_and_must_be_the_same_on_all_ranks() -> None:
+def test_align_belongs_to_the_state() -> None:
+    """`align` is a part of the state, and must be the same on all ranks."""
     sampler, other = (
         DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, align=align) for align in (None, 16)
     )
@@ -213,7 +218,8 @@ def test_the_grid_is_a_part_of_a_state_and_must_be_the_same_on_all_ranks() -> No
         ("pad", (0, 2, 3), "selects 0 rows, but at least one"),
     ],
 )
-def test_too_few_rows_or_draws_is_an_error_that_counts_them(remainder: Any, sizes: Any, message: str) -> None:
+def test_too_few_rows_or_samples_are_counted(remainder: Any, sizes: Any, message: str) -> None:
+    """The error for too few rows or samples counts them; one row more is enough."""
     n_rows, world_size, batch_size = sizes
     with pytest.raises(ValueError, match=message):
         made(Rows((range(n_rows),)), remainder, world_size, batch_size)
@@ -223,7 +229,8 @@ def test_too_few_rows_or_draws_is_an_error_that_counts_them(remainder: Any, size
         made(Rows((range(500),)), remainder, world_size, batch_size, **draws)
 
 
-def test_numbers_of_batches_are_laid_end_to_end_and_equal_unless_rows_are_kept_as_they_are() -> None:
+def test_batches_are_numbered_from_stream_to_stream() -> None:
+    """Batches are numbered from stream to stream; each stream has the same number, except under `keep`."""
     window = Rows((range(50),))
     for remainder in POLICIES:
         plan = made(window, remainder, 4, 4, sampler_batches=(3, 0, 5, 4))
@@ -239,7 +246,8 @@ def plan_of(n_obs: int, world_size: int, **options: Any) -> EpochPlan:
 
 
 @pytest.mark.parametrize("remainder", POLICIES)
-def test_a_plan_of_10_billion_rows_is_a_few_integers(remainder: str) -> None:
+def test_plan_of_10_billion_rows_stays_small(remainder: str) -> None:
+    """A pickled plan of 10 billion rows on 1,024 ranks has less than 10 kB."""
     plan = plan_of(10**10, 1024, remainder=remainder)
     assert len(pickle.dumps(plan)) < 10_000
     assert sum(plan.shard(rank).n_own for rank in range(1024)) + plan.n_dropped == 10**10
@@ -247,7 +255,8 @@ def test_a_plan_of_10_billion_rows_is_a_few_integers(remainder: str) -> None:
     assert len({plan.n_batches(rank) for rank in range(1024)}) == 1
 
 
-def test_plans_are_equal_and_hash_alike_on_every_rank() -> None:
+def test_plans_are_equal_on_every_rank() -> None:
+    """Plans of one job are equal and have the same hash on every rank."""
     plans = [
         DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(rank, 3), remainder="exact").plan(n_obs)
         for rank, n_obs in ((0, 100), (1, 100), (2, 100), (0, 101))
@@ -258,7 +267,8 @@ def test_plans_are_equal_and_hash_alike_on_every_rank() -> None:
 
 @pytest.mark.parametrize("read_ahead", [0, 1])
 @pytest.mark.parametrize("virtual_ranks", [None, 4])
-def test_a_loader_holds_no_more_rows_than_the_plan_says(read_ahead: int, virtual_ranks: int | None) -> None:
+def test_rows_in_memory_are_as_planned(read_ahead: int, virtual_ranks: int | None) -> None:
+    """The plan's rows in memory are the largest load requests that a loader holds at once."""
     sampler = RandomSampler(chunk_size=4, preload_nchunks=6, batch_size=8)
     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0, virtual_ranks=virtual_ranks)
     loader = numbered(distributed, 500, read_ahead=read_ahead)

@@ -37,16 +37,15 @@ def gaps(request: Request) -> Any:
 
 
 @given(requests())
-def test_rows_at_positions_are_those_of_the_request(request_: Request) -> None:
-    """Rows are found without writing out every row of a request."""
+def test_rows_at_positions_match_the_request(request_: Request) -> None:
+    """Rows at positions are found without listing every row of a request."""
     for split in request_.splits:
         assert request_.rows_at(split).tolist() == request_.rows()[split].tolist()
 
 
 @given(requests(), st.integers(1, 70))
-def test_batches_stay_where_holes_are_read_and_no_range_is_left_that_could_go_on(
-    request_: Request, longest: int
-) -> None:
+def test_reading_gaps_keeps_the_batches(request_: Request, longest: int) -> None:
+    """Reading gaps keeps the batches, and joins all ranges that have a short gap between them."""
     are_read = (gaps(request_) > 0) & (gaps(request_) <= longest)
     through = request_.read_through(are_read)
     assert delivered(through) == delivered(request_)
@@ -59,9 +58,8 @@ def test_batches_stay_where_holes_are_read_and_no_range_is_left_that_could_go_on
 
 
 @given(requests(), st.data())
-def test_a_narrowed_request_has_some_batches_and_reads_the_rows_they_need_in_order(
-    request_: Request, data: st.DataObject
-) -> None:
+def test_narrowed_request_reads_only_needed_rows(request_: Request, data: st.DataObject) -> None:
+    """A narrowed request has the selected batches, and reads only their rows, in order."""
     kept = data.draw(st.lists(st.sampled_from(range(len(request_.splits))), min_size=1, unique=True))
     narrowed = request_.narrowed([request_.splits[index] for index in kept])
     assert delivered(narrowed) == [delivered(request_)[index] for index in kept]
@@ -78,11 +76,13 @@ def test_requests_are_joined_batch_by_batch(several: list[Request]) -> None:
 
 
 @given(st.lists(st.integers(0, 9), max_size=12))
-def test_rows_and_their_ranges_are_the_same_rows(rows: list[int]) -> None:
+def test_ranges_expand_to_the_same_rows(rows: list[int]) -> None:
+    """Rows become ranges that can't be joined further, and expand to the same rows."""
     starts, stops = runs(np.array(rows, dtype=np.uint8))
     assert expand(starts, stops).tolist() == rows
     assert (starts[1:] != stops[:-1]).all()
 
 
-def test_the_default_is_as_long_as_the_documentation_says() -> None:
+def test_longest_gap_matches_the_documentation() -> None:
+    """The longest gap that is read by default is 64 rows, as documented."""
     assert LONGEST_GAP == 64

@@ -33,7 +33,8 @@ def of_bounds(starts: Any, stops: Any) -> list[range]:
 
 
 @given(ranges)
-def test_rows_are_their_ranges_in_order_joined_where_they_continue_each_other(parts: list[range]) -> None:
+def test_rows_join_adjacent_ranges(parts: list[range]) -> None:
+    """Rows keep their ranges in order, and join ranges that continue each other."""
     rows, expected = Rows(tuple(parts)), listed(parts)
     assert list(rows) == rows.to_array().tolist() == expected
     assert len(rows) == len(expected)
@@ -46,7 +47,8 @@ def test_rows_are_their_ranges_in_order_joined_where_they_continue_each_other(pa
 
 
 @given(ranges, ranges)
-def test_rows_are_equal_if_they_are_the_same_rows_in_the_same_order(one: list[range], other: list[range]) -> None:
+def test_rows_are_equal_in_equal_order_only(one: list[range], other: list[range]) -> None:
+    """Rows are equal, and have equal hashes, if they are the same rows in the same order."""
     rows = Rows(tuple(one)), Rows(tuple(other))
     assert (rows[0] == rows[1]) == (listed(one) == listed(other))
     again = Rows.of(listed(one))
@@ -57,12 +59,14 @@ def test_rows_are_equal_if_they_are_the_same_rows_in_the_same_order(one: list[ra
 
 
 @given(ranges, ranges)
-def test_rows_can_be_put_behind_others(before: list[range], after: list[range]) -> None:
+def test_rows_can_be_concatenated(before: list[range], after: list[range]) -> None:
+    """The sum of two `Rows` has the ranges of the first, then the ranges of the second."""
     assert Rows(tuple(before)) + Rows(tuple(after)) == Rows((*before, *after))
 
 
 @given(st.lists(st.integers(0, 30)))
-def test_rows_can_be_made_of_numbers_in_any_order(numbers: list[int]) -> None:
+def test_rows_of_numbers_keep_their_order(numbers: list[int]) -> None:
+    """`Rows.of` keeps the order of numbers, and accepts small integer dtypes."""
     rows = Rows.of(numbers)
     assert list(rows) == rows.to_array().tolist() == numbers
     assert len(rows.starts) == sum(after != before + 1 for before, after in pairwise([-5, *numbers]))
@@ -77,7 +81,8 @@ def test_rows_can_be_made_of_flags(flags: list[bool]) -> None:
 
 
 @given(ranges, st.data())
-def test_a_cut_is_that_of_the_list(parts: list[range], data: st.DataObject) -> None:
+def test_cut_equals_a_slice_of_the_list(parts: list[range], data: st.DataObject) -> None:
+    """`cut` returns the same rows as a slice of the list."""
     rows, expected = Rows(tuple(parts)), listed(parts)
     start, stop = (data.draw(st.integers(0, len(rows))) for _ in range(2))
     assert list(rows.cut(start, stop)) == expected[start:stop]
@@ -85,7 +90,8 @@ def test_a_cut_is_that_of_the_list(parts: list[range], data: st.DataObject) -> N
 
 
 @given(ranges.filter(listed), st.integers(-60, 120), st.integers(0, 150))
-def test_a_cyclic_stretch_goes_on_at_the_front(parts: list[range], start: int, length: int) -> None:
+def test_cyclic_range_continues_at_the_front(parts: list[range], start: int, length: int) -> None:
+    """`cyclic` continues at the first row after the last row."""
     rows, expected = Rows(tuple(parts)), listed(parts)
     found = rows.cyclic(start, length)
     assert list(found) == [expected[(start + place) % len(expected)] for place in range(length)]
@@ -93,7 +99,8 @@ def test_a_cyclic_stretch_goes_on_at_the_front(parts: list[range], start: int, l
 
 
 @given(ranges.filter(listed), st.data())
-def test_local_rows_are_places_in_the_list(parts: list[range], data: st.DataObject) -> None:
+def test_local_rows_are_positions_in_the_list(parts: list[range], data: st.DataObject) -> None:
+    """`to_global` returns the rows at positions, and `take` returns the values of all rows."""
     rows, expected = Rows(tuple(parts)), listed(parts)
     local = data.draw(st.lists(st.integers(0, len(rows) - 1)))
     found = rows.to_global(np.array(local, dtype=data.draw(st.sampled_from([np.int8, np.uint64]))))
@@ -104,7 +111,8 @@ def test_local_rows_are_places_in_the_list(parts: list[range], data: st.DataObje
 
 
 @given(ranges, st.data())
-def test_slices_of_local_rows_are_those_of_the_list(parts: list[range], data: st.DataObject) -> None:
+def test_local_slices_become_global_ranges(parts: list[range], data: st.DataObject) -> None:
+    """`slices_to_global` turns slices of positions into ranges of the same rows."""
     rows, expected = Rows(tuple(parts)), listed(parts)
     bounds = st.integers(0, len(rows))
     slices = data.draw(st.lists(st.tuples(bounds, bounds)))
@@ -119,14 +127,16 @@ def test_slices_of_local_rows_are_those_of_the_list(parts: list[range], data: st
 
 
 @given(ranges, st.integers(1, 12))
-def test_ranges_are_cut_at_the_multiples_of_a_size(parts: list[range], size: int) -> None:
+def test_ranges_are_cut_at_multiples(parts: list[range], size: int) -> None:
+    """`cut_at_multiples` cuts ranges at the multiples of a size."""
     rows = Rows(tuple(parts))
     kept = of_bounds(rows.starts, rows.stops)
     expected = [list(block) for part in kept for _, block in groupby(part, key=lambda row: row // size)]
     assert list(map(list, of_bounds(*cut_at_multiples(rows, size)))) == expected
 
 
-def test_rows_never_change_so_that_copies_are_the_same_and_arrays_cannot_be_written() -> None:
+def test_rows_are_immutable() -> None:
+    """Rows are immutable: a copy is the same object, and the arrays are read-only."""
     given_ = np.array([4, 8])
     rows = Rows.of_bounds(given_, given_ + 2)
     assert copy.deepcopy(rows) is copy.copy(rows) is rows
@@ -136,7 +146,8 @@ def test_rows_never_change_so_that_copies_are_the_same_and_arrays_cannot_be_writ
     assert given_.flags.writeable  # which is the caller's
 
 
-def test_rows_of_any_number_are_a_few_integers() -> None:
+def test_rows_of_any_number_stay_small() -> None:
+    """Trillions of rows are a few integers, also when they are pickled."""
     rows = Rows((range(10**12), range(2 * 10**12, 3 * 10**12)))
     assert len(rows) == 2 * 10**12
     assert rows.cyclic(10**12 - 1, 2) == Rows((range(10**12 - 1, 10**12), range(2 * 10**12, 2 * 10**12 + 1)))
@@ -146,7 +157,8 @@ def test_rows_of_any_number_are_a_few_integers() -> None:
     assert not pickle.loads(pickle.dumps(rows)).starts.flags.writeable
 
 
-def test_rows_are_worked_out_in_arrays_of_a_bounded_length() -> None:
+def test_rows_expand_in_bounded_arrays() -> None:
+    """Rows are expanded in arrays of at most 2**20 rows."""
     rows = Rows((range(2_000_000, 3_500_000), range(1_000_000)))
     parts = list(rows.arrays())
     assert max(map(len, parts)) == 1 << 20
@@ -157,7 +169,8 @@ def test_rows_are_worked_out_in_arrays_of_a_bounded_length() -> None:
     assert np.shares_memory(Rows((range(5, 9),)).take(values), values)
 
 
-def test_rows_read_as_half_open_intervals_and_very_many_as_their_number() -> None:
+def test_rows_print_as_half_open_intervals() -> None:
+    """Rows are printed as half-open intervals, or as their number and span if they have many."""
     assert str(Rows((range(3), range(5, 9)))) == "0:3, 5:9"
     assert repr(Rows((range(3),))) == "Rows(0:3)"
     assert str(Rows()) == "none"
@@ -166,7 +179,8 @@ def test_rows_read_as_half_open_intervals_and_very_many_as_their_number() -> Non
     assert len(repr(Rows.of(np.arange(0, 2000, 2)))) < 120
 
 
-def test_the_last_row_that_64_bits_can_count_is_one() -> None:
+def test_rows_reach_the_64_bit_limit() -> None:
+    """The largest row is 2**63 - 2; descending rows and no rows are valid, too."""
     last = 2**63 - 2
     assert list(Rows.of([last])) == list(Rows((range(last, last + 1),))) == [last]
     assert Rows.of(range(5, 0, -1)).to_array().tolist() == [5, 4, 3, 2, 1]
@@ -176,7 +190,8 @@ def test_the_last_row_that_64_bits_can_count_is_one() -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("n_rows", [1, 9])
-def test_whole_chunks_lie_at_multiples_whatever_comes_before_them(size: int, after: int, n_rows: int) -> None:
+def test_whole_chunks_lie_at_multiples(size: int, after: int, n_rows: int) -> None:
+    """Whole chunks lie at multiples of their size, whatever the number of rows before them."""
     for start, n, other in product(range(4), range(1, 13), range(4)):
         _check_whole_chunks(Rows((range(start, start + n), range(100 + other, 100 + other + n_rows))), size, after)
         _check_whole_chunks(Rows((range(start, start + n),)), size, after)

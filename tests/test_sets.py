@@ -104,7 +104,8 @@ quiet = pytest.mark.filterwarnings("ignore:tail=.drop. drops")
 
 @quiet
 @given(drawn_sets())
-def test_each_cell_is_in_one_set_of_its_group_but_for_the_tail(drawn: Drawn) -> None:
+def test_each_cell_is_in_one_set(drawn: Drawn) -> None:
+    """Each cell is in one set of its group, except for the cells of a dropped tail."""
     size, tail = drawn.arguments["size"], drawn.arguments["tail"]
     in_sets = dict.fromkeys(drawn.groups, 0)
     for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
@@ -125,7 +126,8 @@ def test_each_cell_is_in_one_set_of_its_group_but_for_the_tail(drawn: Drawn) -> 
 
 @quiet
 @given(drawn_sets())
-def test_two_consecutive_epochs_have_every_cell_in_a_set(drawn: Drawn) -> None:
+def test_two_epochs_use_every_cell(drawn: Drawn) -> None:
+    """Two consecutive epochs use every cell of a group that is large enough for a set."""
     first, second = (
         {int(row) for cells in drawn.in_epoch(epoch) for row in cells.rows[~cells.are_controls]}
         for epoch in (drawn.epoch, drawn.epoch + 1)
@@ -137,7 +139,8 @@ def test_two_consecutive_epochs_have_every_cell_in_a_set(drawn: Drawn) -> None:
 
 @quiet
 @given(drawn_sets())
-def test_controls_match_their_set_and_differ_where_there_are_enough(drawn: Drawn) -> None:
+def test_controls_match_their_set(drawn: Drawn) -> None:
+    """Controls come from the pool of their set, and repeat only if the pool has too few cells."""
     for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
         treated, controls = cells.rows[~cells.are_controls], cells.rows[cells.are_controls].tolist()
         if drawn.arguments["controls"] is None:
@@ -154,7 +157,7 @@ def test_controls_match_their_set_and_differ_where_there_are_enough(drawn: Drawn
 @quiet
 @given(drawn_sets())
 def test_chunks_of_a_group_stay_together(drawn: Drawn) -> None:
-    """So do those of a pool, unless a set has controls of nearly all of it."""
+    """Chunks of a group stay together, and so do chunks of a pool that has enough cells for a set."""
     chunk, size = drawn.arguments["chunk"], drawn.arguments["size"]
     for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
         line, drug = name.split(", ")
@@ -183,7 +186,8 @@ def cells(sets: Sets, epoch: int, seed: int | None = None) -> list[list[int]]:
     return [sets.in_epoch(N_CELLS, epoch, seed).cells(number).rows.tolist() for number in numbers]
 
 
-def test_sets_are_fresh_in_each_epoch_and_the_same_anywhere() -> None:
+def test_sets_are_new_in_each_epoch() -> None:
+    """Sets are new in each epoch, and the same in every process."""
     assert len(example()) == N_SETS
     assert cells(example(), 3) == cells(pickle.loads(pickle.dumps(copy.deepcopy(example()))), 3)
     assert cells(example(seed=None), 0, seed=5) == cells(example(seed=5), 0) != cells(example(), 0)
@@ -194,7 +198,7 @@ def test_sets_are_fresh_in_each_epoch_and_the_same_anywhere() -> None:
 
 
 def test_identity_depends_on_no_order_of_values() -> None:
-    """Nor on the order of categories, how controls are given, or a mask that selects every cell."""
+    """The identity ignores the order of values and categories, the form of controls, and a mask of all cells."""
     obs = pd.DataFrame({"drug": 8 * [*"abcd"], "line": 32 * ["A"]})
     reordered = obs.assign(drug=pd.Categorical(obs["drug"], categories=[*"dxcba"]))
     expected = Sets.from_obs(obs, by="drug", size=2, chunk=1, controls={"drug": ["a", "b"]}, seed=0)
@@ -209,7 +213,8 @@ def test_identity_depends_on_no_order_of_values() -> None:
         assert [*sets.groups] == [*expected.groups]
 
 
-def test_groups_are_told_apart_whatever_their_values() -> None:
+def test_groups_of_similar_values_are_distinct() -> None:
+    """Groups are distinct even if their values look the same as text, and in tables of many categories."""
     obs = pd.DataFrame({"p": ["a, b"] * 8 + ["a"] * 8 + ["1"] * 8, "q": ["c"] * 8 + ["b, c"] * 8 + [1] * 8})
     sets = Sets.from_obs(obs, by=["p", "q"], size=4, chunk=2, seed=0)
     assert [*dict.fromkeys(sets.groups)] == ["'1', 1", "'a', 'b, c'", "'a, b', 'c'"]
@@ -220,23 +225,23 @@ def test_groups_are_told_apart_whatever_their_values() -> None:
 
 
 def test_group_without_sets_needs_no_controls() -> None:
-    """A group that is too small has none under drop."""
+    """Under `drop`, a group that is too small for a set needs no controls."""
     obs = pd.DataFrame({"line": ["A"] * 40 + ["B"] * 2, "drug": ["D"] * 20 + ["x"] * 22})
     with pytest.warns(UserWarning, match="drops 1 of 2 groups"):
         sets = Sets.from_obs(obs, by=["line", "drug"], size=16, controls={"drug": "D"}, match="line", seed=0)
     assert len(sets) == 1
 
 
-def test_every_control_is_drawn_at_some_time() -> None:
-    """A pool of 23 cells has chunks of 2 from its front or its back."""
+def test_every_control_is_used_eventually() -> None:
+    """Every control of a pool of 23 cells is used within 12 epochs, although chunks of 4 don't divide the pool."""
     obs = pd.DataFrame({"drug": 23 * ["DMSO"] + 40 * ["a"]})
     sets = Sets.from_obs(obs, by="drug", size=4, chunk=4, controls={"drug": "DMSO"}, seed=0)
     found = {int(row) for epoch in range(12) for n in range(10) for row in sets.in_epoch(63, epoch, None).cells(n).rows}
     assert found == set(range(63))
 
 
-def test_set_keeps_its_cells_when_other_groups_come_or_go() -> None:
-    """A group that sorts behind the others changes none of them."""
+def test_set_is_independent_of_later_groups() -> None:
+    """A group that sorts after the others changes none of their sets."""
     obs = pd.DataFrame({"drug": 20 * ["a"] + 20 * ["b"] + 20 * ["c"]})
     few, many = (Sets.from_obs(obs, by="drug", size=4, chunk=2, seed=0, mask=slice(0, stop)) for stop in (40, 60))
     for number in range(10):
@@ -262,10 +267,10 @@ def expected(sets: Sets, epoch: int, numbers: list[list[int]]) -> list[list[int]
 
 
 @given(jobs(), st.integers(0, 2), st.integers(1, 4), st.integers(0, 3), st.booleans())
-def test_batches_are_the_cells_of_the_sets_that_the_sampler_samples(
+def test_batches_have_the_cells_of_sampled_sets(
     drawn: Job, epoch: int, world_size: int, n_done: int, is_virtual: bool
 ) -> None:
-    """So what is true of rows is true of sets: remainders, shardings, samplers, virtual ranks, resumes."""
+    """The laws of rows hold for sets: remainders, shardings, samplers, virtual ranks and resumption."""
     options = {**drawn.options, "mask": None, "seed": int(drawn.options["seed"] or 0)}
     n_ranks = drawn.world_size
     if is_virtual:  # on as many ranks, or on fewer
@@ -306,8 +311,8 @@ def test_batches_are_the_cells_of_the_sets_that_the_sampler_samples(
 
 
 @given(jobs(kinds=("random", "sequential")), st.sampled_from(["short", "fill"]))
-def test_load_requests_say_what_each_cell_is(drawn: Job, tail: str) -> None:
-    """Which set of the batch it is of, whether it is a control, and whether it is repeated."""
+def test_load_requests_describe_each_cell(drawn: Job, tail: str) -> None:
+    """A load request gives the set of each cell within its batch, and marks controls and repeated cells."""
     drawn = replace(drawn, options={**drawn.options, "mask": None, "seed": 0})
     sets = sets_like_rows(drawn.n_obs, tail=tail)
     n_repeated = 0
@@ -332,7 +337,7 @@ def test_load_requests_say_what_each_cell_is(drawn: Job, tail: str) -> None:
 
 
 def test_shared_controls_are_read_once() -> None:
-    """All sets of a load request draw from the same two chunks of a pool."""
+    """All sets of a load request have controls from the same two chunks of a pool."""
     obs = pd.DataFrame({"drug": ["DMSO"] * 8 + ["a"] * 80})
     sets = Sets.from_obs(obs, by="drug", size=8, chunk=4, controls={"drug": "DMSO"}, seed=0)
     sampler = DistributedSampler(
@@ -344,7 +349,7 @@ def test_shared_controls_are_read_once() -> None:
 
 
 def test_gaps_between_cells_are_read_through() -> None:
-    """Gaps between the numbers of sets are none between cells."""
+    """`read_through` applies to gaps between cells, not to gaps between the numbers of sets."""
     sets = example(controls=None, match=None, mask=slice(0, 40))
     for read_through, n_read in ((0, 8), (64, None)):
         sampler = DistributedSampler(
@@ -356,7 +361,8 @@ def test_gaps_between_cells_are_read_through() -> None:
         ]
 
 
-def test_plan_speaks_of_sets_and_composition_of_groups() -> None:
+def test_plan_counts_sets_and_composition_counts_groups() -> None:
+    """The text of a plan counts sets, and its composition counts the sets of each group."""
     sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=example(), seed=0)
     plan = sampler.plan(N_CELLS)
     assert str(plan).splitlines() == [
@@ -372,8 +378,8 @@ def test_plan_speaks_of_sets_and_composition_of_groups() -> None:
     assert table.equals(plan.composition(example().groups))
 
 
-def test_class_samplers_draw_sets_by_their_groups() -> None:
-    """A set has one group, so a sampler of classes draws groups by weights."""
+def test_class_samplers_sample_sets_by_group() -> None:
+    """A set has one group, so a class sampler samples groups by their weights."""
     sets = example()
     classes = pd.Categorical([name[:1] for name in sets.groups])
     wrapped = ClassSampler(4, 2, 4, classes=classes, num_samples=40, class_weights=np.array([0.0, 1.0]))
@@ -383,8 +389,8 @@ def test_class_samplers_draw_sets_by_their_groups() -> None:
         assert set(rows["row"]) <= set(range(100, 200))
 
 
-def test_state_is_of_these_sets() -> None:
-    """Membership follows from the arguments, which a state has; another seed of the sampler makes other sets, too."""
+def test_state_identifies_the_sets() -> None:
+    """A state contains the arguments that determine the sets, among them the seed of the sampler."""
 
     def sampler(sets: Sets | None, seed: int = 0) -> DistributedSampler:
         return DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets, seed=seed)
@@ -498,13 +504,15 @@ def test_groups_that_are_too_small_are_named() -> None:
         ({"sets": "sets"}, TypeError, r"sets must be Sets, got 'sets'. Create them with Sets.from_obs"),
     ],
 )
-def test_sampler_refuses_what_sets_cannot_have(options: dict[str, Any], error: type, message: str) -> None:
+def test_sampler_refuses_arguments_that_sets_exclude(options: dict[str, Any], error: type, message: str) -> None:
+    """Sets can't be combined with a mask, and require a seed and the type `Sets`."""
     arguments = {"dist_info": Rank(0, 2), "sets": example(), "seed": 0} | options
     with pytest.raises(error, match=message):
         DistributedSampler(RandomSampler(1, 8, 4), **arguments)
 
 
-def test_mask_is_refused_wherever_it_is_given() -> None:
+def test_mask_cannot_be_combined_with_sets() -> None:
+    """A mask of the wrapped sampler, and one that is assigned later, can't be combined with sets."""
     with pytest.raises(ValueError, match="can't be combined with sets"):
         DistributedSampler(RandomSampler(1, 8, 4, mask=slice(0, 9)), dist_info=Rank(0, 1), sets=example(), seed=0)
     sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 1), sets=example(), seed=0)

@@ -53,16 +53,16 @@ def blocks(rows: Iterable[int], block_size: int) -> list[tuple[int, ...]]:
 
 
 @given(windows(), st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))
-def test_a_shuffled_order_has_each_block_once_with_the_rows_that_the_window_leaves_of_it(
-    window: Rows, block_size: int, epoch: int, seed: int
-) -> None:
+def test_shuffled_order_has_each_block_once(window: Rows, block_size: int, epoch: int, seed: int) -> None:
+    """A shuffled order has each block once, with the rows of the block that are in the window."""
     order = Shuffled(block_size)(window, epoch=epoch, seed=seed)
     assert sorted(order) == list(window)
     assert sorted(blocks(order, block_size)) == blocks(window, block_size)
     assert Shuffled(block_size)(window, epoch=epoch, seed=seed) == order
 
 
-def test_blocks_come_in_every_order_and_every_epoch_and_seed_has_another() -> None:
+def test_blocks_are_shuffled_by_epoch_and_seed() -> None:
+    """Blocks come in every order, and each epoch and seed has a different order."""
     orders = [tuple(Shuffled(2)(Rows((range(5),)), epoch=epoch, seed=0)) for epoch in range(100)]
     parts = [(0, 1), (2, 3), (4,)]
     assert {*orders} == {tuple(flat(order)) for order in permutations(parts)}
@@ -70,7 +70,8 @@ def test_blocks_come_in_every_order_and_every_epoch_and_seed_has_another() -> No
     assert len({tuple(Shuffled(10)(Rows((range(1000),)), epoch=epoch, seed=seed)) for epoch, seed in keys}) == 25
 
 
-def test_an_order_is_the_same_in_every_process_and_version() -> None:
+def test_shuffled_order_is_stable() -> None:
+    """A shuffled order is the same in every process and version."""
     rows = Rows((range(12),))
     assert [blocks(Shuffled(2)(rows, epoch=epoch, seed=0), 2) for epoch in range(2)] == [
         [(0, 1), (2, 3), (10, 11), (4, 5), (6, 7), (8, 9)],
@@ -78,7 +79,8 @@ def test_an_order_is_the_same_in_every_process_and_version() -> None:
     ]
 
 
-def test_shuffled_alone_takes_a_seed_and_a_block_size() -> None:
+def test_only_shuffled_requires_seed_and_block_size() -> None:
+    """Only `Shuffled` requires a seed and a block size."""
     rows = Rows((range(4),))
     assert Contiguous()(rows, epoch=3, seed=None) == Independent()(rows, epoch=3, seed=None) == rows
     with pytest.raises(ValueError, match="requires a seed"):
@@ -88,7 +90,9 @@ def test_shuffled_alone_takes_a_seed_and_a_block_size() -> None:
     assert repr(Shuffled(np.int64(64))) == "Shuffled(block_size=64)"
 
 
-def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() -> None:
+def test_shuffled_requires_a_known_chunk_size() -> None:
+    """`Shuffled` requires a block size, or a sampler with a known chunk size."""
+
     class Chunked(MaskBlind):
         pass
 
@@ -106,9 +110,8 @@ def test_shuffled_needs_a_block_size_or_a_sampler_whose_chunk_size_is_known() ->
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 @pytest.mark.parametrize("sizes", [(4, 2, 8), (4, 4, 16), (8, 4, 8), (16, 2, 32)])
-def test_a_chunk_is_one_contiguous_read_where_batches_are_whole_chunks(
-    sizes: tuple[int, int, int], remainder: Any
-) -> None:
+def test_whole_chunks_are_contiguous_reads(sizes: tuple[int, int, int], remainder: Any) -> None:
+    """If batches are whole chunks, almost every chunk is one contiguous read."""
     chunk, mask = sizes[0], [slice(3, 397), slice(402, 797)]
     options: Any = {"sharding": "shuffled", "seed": 0, "mask": mask, "remainder": remainder, "read_through": 0}
     for rank in job(RandomSampler(*sizes), 3, **options):
@@ -120,7 +123,8 @@ def test_a_chunk_is_one_contiguous_read_where_batches_are_whole_chunks(
         assert max(part.stop - part.start for part in pieces) == chunk
 
 
-def test_another_generator_is_another_order_of_the_same_blocks() -> None:
+def test_generator_reorders_the_same_blocks() -> None:
+    """A different generator gives a different order of the same blocks."""
     ranks = job(RandomSampler(4, 2, 8), 2, sharding="shuffled", seed=0)
     before = [flat(batches(rank.sample(N_OBS))) for rank in ranks]
     for rank in ranks:
@@ -145,9 +149,8 @@ def test_another_generator_is_another_order_of_the_same_blocks() -> None:
     ],
 )
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_the_job_makes_the_draws_of_the_wrapped_sampler_in_equally_many_batches(
-    sampler: Sampler, world_size: int
-) -> None:
+def test_independent_job_keeps_the_number_of_samples(sampler: Sampler, world_size: int) -> None:
+    """A job samples the wrapped sampler's number of rows, rounded to global batches under `drop` and `pad`."""
     alone = len(flat(batches(sampler.sample(N_OBS))))
     for remainder in ("drop", "keep", "exact", "pad"):
         ranks = job(sampler, world_size, sharding="independent", remainder=remainder)
@@ -172,7 +175,8 @@ def test_the_job_makes_the_draws_of_the_wrapped_sampler_in_equally_many_batches(
         assert f"without sharding: {alone} samples" in str(ranks[0].plan(N_OBS))
 
 
-def test_what_drop_last_leaves_out_alone_is_no_draw_to_share_out() -> None:
+def test_drop_last_reduces_the_number_of_samples() -> None:
+    """Samples that `drop_last` drops without sharding aren't assigned to any rank."""
     (rank, _) = job(classes(num_samples=389, drop_last=True), 2, sharding="independent")
     assert "without sharding: 384 samples" in str(rank.plan(N_OBS))
 
@@ -219,7 +223,8 @@ class Bootstrap(MaskBlind):
             yield {"requests": self.rng.integers(n_obs, size=min(self.batch_size, self.n_samples - start))}
 
 
-def test_a_users_sampler_that_draws_with_replacement_is_taken_once_it_says_so() -> None:
+def test_custom_sampler_with_replacement_needs_two_methods() -> None:
+    """A custom sampler that samples with replacement must have the methods `n_draws` and `set_draws`."""
     with pytest.raises(ValueError, match="Bootstrap isn't known to"):
         job(Bootstrap(4, 50), 3, sharding="independent")
 
@@ -251,7 +256,8 @@ def epochs_of(rank: DistributedSampler) -> None:
         list(rank.sample(N_OBS))
 
 
-def test_shards_with_other_classes_warn_once_and_name_independent() -> None:
+def test_shards_with_different_classes_warn_once() -> None:
+    """Shards with different classes warn once, and the warning suggests `sharding='independent'`."""
     for rank in job(classes(), 2):
         with pytest.warns(UserWarning, match=r"rank 1 lacks 3 of the 4 classes .* \(B, DC, NK\)") as warned:
             epochs_of(rank)
@@ -275,7 +281,8 @@ def test_shards_with_the_same_classes_do_not_warn(sampler: Sampler, options: Any
             rank.n_batches(N_OBS)
 
 
-def test_a_warning_that_was_made_an_error_comes_again() -> None:
+def test_warning_as_an_error_is_repeated() -> None:
+    """A warning that a filter turns into an error is raised by every call."""
     (rank, _) = job(classes(), 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -298,9 +305,8 @@ def backwards(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
 @pytest.mark.parametrize("mask", [None, [slice(1, 4), slice(6, 29)]])
 @pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
 @pytest.mark.parametrize("order", [turning, backwards])
-def test_a_function_puts_the_rows_into_the_order_that_is_cut_into_stretches(
-    order: Any, remainder: Any, mask: Any
-) -> None:
+def test_function_orders_the_rows_to_shard(order: Any, remainder: Any, mask: Any) -> None:
+    """A function returns the order of the rows, which is cut into contiguous ranges."""
     for epoch in range(3):
         ranks = job(SequentialSampler(2, 1, 2), 2, sharding=order, remainder=remainder, mask=mask)
         for rank in ranks:
@@ -317,7 +323,8 @@ def test_a_function_puts_the_rows_into_the_order_that_is_cut_into_stretches(
         assert f"sharding={order.__name__}" in str(plan)
 
 
-def test_a_function_is_asked_with_the_epoch_and_the_seed() -> None:
+def test_function_receives_epoch_and_seed() -> None:
+    """A sharding function is called with the epoch and the seed."""
     asked = []
 
     def order(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
@@ -340,9 +347,8 @@ def test_a_function_is_asked_with_the_epoch_and_the_seed() -> None:
         ({"remainder": "exact"}, 101, False),
     ],
 )
-def test_a_second_pass_without_set_epoch_warns_once_where_epochs_move_rows_or_lose_others(
-    options: Any, n_obs: int, warns: bool
-) -> None:
+def test_second_pass_without_set_epoch_warns_once(options: Any, n_obs: int, warns: bool) -> None:
+    """A second pass without `set_epoch` warns once if epochs move rows or drop different ones."""
     (sampler, _) = job(RandomSampler(4, 4, 4), 2, seed=0, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
