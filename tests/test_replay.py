@@ -31,7 +31,7 @@ def told(sampler: DistributedSampler, n_obs: int, steps: Any = slice(None), **op
 
 
 def test_rows_of_finished_pass_are_its_own() -> None:
-    """Until another pass is begun, the rows are those of the pass that was read, in another process as well."""
+    """Until the next pass starts, `rows_of` returns the rows of the finished pass, also in another process."""
     sampler, elsewhere = random(), random()
     sampler.set_epoch(3)
     read = {(step, 0): rows for step, rows in enumerate(batches(sampler.sample(N_OBS)))}
@@ -50,7 +50,8 @@ class Noting(MaskBlind):
         yield from super()._sample(n_obs)
 
 
-def test_only_streams_of_the_ranks_that_are_asked_for_are_run() -> None:
+def test_only_streams_of_requested_ranks_are_run() -> None:
+    """`rows_of` runs only the streams of the requested ranks."""
     # 97 rows on 3 ranks: 32, 32 and 33
     sampler = DistributedSampler(Noting(4), dist_info=Rank(0, 3), remainder="keep")
     Noting.runs.clear()
@@ -60,7 +61,8 @@ def test_only_streams_of_the_ranks_that_are_asked_for_are_run() -> None:
     assert Noting.runs[1:] == [32, 32, 33]
 
 
-def test_steps_and_ranks_are_chosen_and_those_that_are_not_there_are_an_error() -> None:
+def test_steps_and_ranks_select_rows() -> None:
+    """Steps and ranks select rows; a step outside the epoch raises `IndexError`."""
     sampler = random()
     whole = told(sampler, N_OBS)
     assert set(whole) == {(step, rank) for step in range(12) for rank in range(2)}
@@ -95,7 +97,8 @@ def loader() -> StatefulLoader:
     return made.add_adatas([cells(40, 0, donor=donors, depth=1.5), cells(56, 40, donor=pd.Categorical([*"c"] * 56))])
 
 
-def test_obs_columns_named_like_those_of_cells_get_a_suffix() -> None:
+def test_columns_named_like_ours_get_a_suffix() -> None:
+    """Columns of `obs` that have the name of one of our columns get the suffix `_obs`."""
     sampler = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 1), seed=0)
     obs = pd.DataFrame({"row": [*"AABB"], "cell": 7, "well": 1}, index=[*"wxyz"])
     made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False).add_adata(ad.AnnData(np.zeros((4, 1)), obs=obs))
@@ -105,7 +108,8 @@ def test_obs_columns_named_like_those_of_cells_get_a_suffix() -> None:
     assert list(made.cells_of(0, "row"))[5:] == ["row_obs"]
 
 
-def test_cells_are_named_with_their_data_set_and_columns() -> None:
+def test_cells_have_their_dataset_and_columns() -> None:
+    """`cells_of` returns the dataset, name and columns of each cell."""
     made = loader()
     found = made.cells_of(slice(2, 5), ["donor"])
     rows = made.sampler.rows_of(N_OBS, slice(2, 5))

@@ -160,7 +160,7 @@ def rows_in(counted: Counter[Batch]) -> list[int]:
 
 
 def test_epoch_without_batches_is_finished_in_its_state() -> None:
-    """A rank that has no batch in an epoch begins the next one, also after a restart."""
+    """A rank that has no batch in an epoch continues with the next epoch, also after a restart."""
 
     def sampler() -> DistributedSampler:
         wrapped = RandomSampler(4, 2, 8, drop_last=True)
@@ -174,8 +174,8 @@ def test_epoch_without_batches_is_finished_in_its_state() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_finished_epoch_set_again_has_no_batches_on_fewer_ranks(world_size: int) -> None:
-    """Batches that ``drop`` leaves over when ranks change are lost in that epoch, also for a job that has fewer."""
+def test_finished_epoch_stays_finished_on_fewer_ranks(world_size: int) -> None:
+    """Batches that ``drop`` drops when ranks change stay dropped in that epoch, also on fewer ranks."""
 
     def sampler(rank: int, world_size: int) -> DistributedSampler:
         return DistributedSampler(SequentialSampler(1, 1, 1), dist_info=Rank(rank, world_size), seed=0)
@@ -191,8 +191,8 @@ def test_finished_epoch_set_again_has_no_batches_on_fewer_ranks(world_size: int)
     assert again.next_epoch == 1
 
 
-def test_look_at_a_batch_leaves_the_next_epoch() -> None:
-    """An epoch is behind once a pass through it has ended, in the sampler as in its state, however often it began."""
+def test_peek_does_not_finish_the_epoch() -> None:
+    """An epoch is finished once a pass has ended, in the sampler and in its state, however often a pass started."""
     sampler, loaded = random(), random()
     next(sampler.sample(N_OBS))
     assert sampler.next_epoch == 0
@@ -203,7 +203,8 @@ def test_look_at_a_batch_leaves_the_next_epoch() -> None:
     assert sampler.next_epoch == 1
 
 
-def test_an_older_pass_that_ends_does_not_end_a_newer_resumption() -> None:
+def test_older_pass_does_not_end_resumption() -> None:
+    """The end of an older pass doesn't end an epoch that was resumed after it."""
     before, after = random(), random()
     before.sample(N_OBS)
     after.load_state_dict(before.state_dict(batches_done=5))
@@ -217,7 +218,8 @@ def test_an_older_pass_that_ends_does_not_end_a_newer_resumption() -> None:
     assert after.n_batches(N_OBS) == 12
 
 
-def test_a_new_generator_begins_the_epoch_anew() -> None:
+def test_new_generator_restarts_the_epoch() -> None:
+    """Assigning a generator starts the epoch from its first batch, even after a state was loaded."""
     before = random()
     before.sample(N_OBS)
     after = resumed(before, 5)
@@ -225,7 +227,9 @@ def test_a_new_generator_begins_the_epoch_anew() -> None:
     assert after.n_batches(N_OBS) == 12
 
 
-def test_a_sharding_counts_by_what_it_holds_and_not_by_its_repr() -> None:
+def test_sharding_is_identified_by_its_attributes() -> None:
+    """A state identifies a custom sharding by its attributes, not by its repr."""
+
     class Turned:
         def __init__(self, by: int) -> None:
             self.by = by
@@ -252,9 +256,8 @@ def test_a_sharding_counts_by_what_it_holds_and_not_by_its_repr() -> None:
         ({"wrapped": RandomSampler(4, 2, 4)}, ["sampler.preload_nchunks is 4 in the state and 2 here"]),
     ],
 )
-def test_a_state_of_other_settings_is_an_error_that_names_each_and_leaves_the_sampler_as_it_was(
-    options: dict[str, Any], named: list[str]
-) -> None:
+def test_state_with_different_settings_is_refused(options: dict[str, Any], named: list[str]) -> None:
+    """The error for different settings names each of them and changes nothing; `strict=False` loads the state."""
     before = random()
     list(before.sample(N_OBS))
     state = before.state_dict(batches_done=5)
@@ -270,15 +273,16 @@ def test_a_state_of_other_settings_is_an_error_that_names_each_and_leaves_the_sa
     assert after.n_batches(N_OBS) == len(untouched) - 5
 
 
-def test_a_state_before_the_first_pass_doesn_t_know_its_rows_and_fits_all_of_a_loader_s() -> None:
+def test_state_before_first_pass_fits_all_rows() -> None:
+    """A state before the first pass has no number of rows: it fits a mask of all rows of a loader, and no other."""
     state = random().state_dict(batches_done=5)
     loader(mask=slice(0, N_OBS)).load_state_dict(state)
     with pytest.raises(ValueError, match=r"rows.ranges is '\[\[0, null\]\]' in the state and '\[\[0, 90\]\]' here"):
         loader(mask=slice(0, 90)).load_state_dict(state)
 
 
-def test_a_state_before_the_first_pass_fits_a_mask_of_many_ranges() -> None:
-    """The end of such a mask is that of the collection, which the state doesn't know."""
+def test_state_before_first_pass_fits_many_ranges() -> None:
+    """A mask of many ranges ends with the collection, whose end the state doesn't know."""
     mask = np.arange(N_OBS) % 3 != 1
     state = random(mask=mask).state_dict(batches_done=0)
     loader(mask=mask).load_state_dict(state)
@@ -317,7 +321,8 @@ def everything(source: Any) -> list[Any]:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("make", [random, loader])
-def test_a_damaged_state_leaves_all_as_it_was(make: Any, strict: bool) -> None:
+def test_damaged_state_changes_nothing(make: Any, strict: bool) -> None:
+    """A damaged state raises, and leaves a sampler or loader unchanged."""
     source = under_way(make())
     before = everything(source)
     damaged: list[Any] = [{}, *NO_STATES, *(OTHER_STATE | changes for changes, _ in DAMAGED)]
@@ -393,9 +398,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("options", "state", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 @pytest.mark.parametrize("make", [random, loader])
-def test_a_state_that_cannot_be_gone_on_with_is_refused_when_it_is_loaded_and_leaves_all_as_it_was(
+def test_impossible_state_is_refused_when_loaded(
     make: Any, options: dict[str, Any], state: dict[str, Any], message: str
 ) -> None:
+    """A state that can't be resumed raises when it is loaded, and changes nothing."""
     source = make(**options)
     list(source.sample(N_OBS) if make is random else source)
     before = everything(source)
@@ -405,7 +411,8 @@ def test_a_state_that_cannot_be_gone_on_with_is_refused_when_it_is_loaded_and_le
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_loader_knows_its_rows_and_refuses_what_they_cannot_be_gone_on_with(strict: bool) -> None:
+def test_loader_refuses_states_its_rows_cannot_resume(strict: bool) -> None:
+    """A loader refuses states that its rows can't resume; `strict=False` accepts a different number of rows."""
     made = loader()
     before = everything(made)
     with pytest.raises(ValueError, match=r"13 batches of epoch 3 are done, .* has only 12"):
@@ -421,7 +428,8 @@ def test_a_loader_knows_its_rows_and_refuses_what_they_cannot_be_gone_on_with(st
         assert made.sampler.n_batches(N_OBS) == 8
 
 
-def test_the_last_change_that_a_state_can_hold_can_be_made_and_none_after_it() -> None:
+def test_state_holds_at_most_100_segments() -> None:
+    """A state can have 100 segments; one more change of ranks raises."""
     many = random(mask=slice(0, 2000))
     changes = [[3, 1, 1], [4, 1, 1]] * 49
     state = of_epoch_3([*changes, [3, 1, 1]], identity={"n_obs": 2000, "rows": {"ranges": [[0, 2000]]}})
@@ -435,7 +443,8 @@ def test_the_last_change_that_a_state_can_hold_can_be_made_and_none_after_it() -
         other.load_state_dict(last)
 
 
-def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> None:
+def test_state_of_another_collection_is_refused() -> None:
+    """A state that doesn't fit the number of rows raises before any row is read."""
     before = random()
     before.sample(N_OBS)
     after = resumed(before, 5)
@@ -456,7 +465,8 @@ def test_a_state_of_another_collection_is_an_error_before_any_row_is_read() -> N
             ask(N_OBS)
 
 
-def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_randomness() -> None:
+def test_state_requires_a_common_seed() -> None:
+    """A state requires a common seed, unless no batch is done or the sampler has no randomness."""
     ranks = [
         DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2)),
         DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2)),
@@ -474,8 +484,8 @@ def test_samplers_without_a_seed_in_common_are_refused_unless_they_have_no_rando
     assert batches(again.sample(N_OBS)) == whole[2:]
 
 
-def test_sampler_is_resharded_where_its_caller_says() -> None:
-    """A sampler can't know how many batches of a pass are done."""
+def test_reshard_of_a_sampler_requires_batches_done() -> None:
+    """A sampler can't know the number of batches that are done, so `reshard` requires it."""
     before, expected = random(), DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 3), seed=0)
     begun = before.sample(N_OBS)
     next(begun)
@@ -493,7 +503,7 @@ def test_sampler_is_resharded_where_its_caller_says() -> None:
 
 
 def test_pass_whose_rank_changes_unnoticed_raises() -> None:
-    """The process group was made again, and nobody called reshard: no rows of the old shard are read."""
+    """If the process group was replaced without calling `reshard`, no row of the old shard is read."""
     places = [(0, 2)]
     for dist_info in (lambda: places[-1], deferred(lambda: places[-1])):
         del places[1:]
@@ -512,7 +522,7 @@ def test_pass_whose_rank_changes_unnoticed_raises() -> None:
 
 
 def test_pass_outlives_its_process_group() -> None:
-    """A job can end its group before it has read all: that says nothing of another rank."""
+    """A job can destroy its process group before it has read all batches: its rank is still the same."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         loader = numbered(DistributedSampler(RandomSampler(4, 2, 4), dist_info="torch", seed=0), N_OBS)
@@ -523,8 +533,8 @@ def test_pass_outlives_its_process_group() -> None:
     assert sum(1 for _ in batches) == N_OBS // 4 - 1
 
 
-def test_rank_that_a_group_gave_is_not_asked_for_again() -> None:
-    """A callable may make a group, which all processes do together."""
+def test_rank_callable_is_called_once() -> None:
+    """A callable is called once, because it may create a group, which all processes do together."""
     asked = []
 
     def make_group() -> Rank:
@@ -535,8 +545,8 @@ def test_rank_that_a_group_gave_is_not_asked_for_again() -> None:
     assert len(asked) == 1
 
 
-def test_rank_that_is_ahead_goes_back_after_the_ranks_have_changed() -> None:
-    """The step that a dead rank broke off was finished by some."""
+def test_rank_that_is_ahead_goes_back() -> None:
+    """After a rank died within a step, a rank that finished the step can go back to the step before."""
     ranks = [numbered(random_on(rank, 4), N_OBS) for rank in range(3)]
     for loader, n_done in zip(ranks, (3, 4, 3), strict=True):
         list(zip(range(n_done), loader, strict=False))
@@ -559,7 +569,7 @@ def random_on(rank: int, world_size: int) -> DistributedSampler:
 
 
 def test_source_of_the_rank_stays_in_its_process() -> None:
-    """A function can't be pickled. A deferred source is asked by each process, and again by reshard."""
+    """A function can't be pickled. A deferred source is called in each process, and again by reshard."""
     ranks = iter([Rank(0, 2), Rank(1, 2)])
     before = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=lambda: next(ranks))
     unpickled = pickle.loads(pickle.dumps(before))
@@ -584,8 +594,8 @@ def test_source_of_the_rank_stays_in_its_process() -> None:
     assert waiting.world_size == 1
 
 
-def test_state_of_other_cells_is_refused_after_the_ranks_have_changed() -> None:
-    """Datasets can be added after a state was loaded, and are then compared with those of the state."""
+def test_datasets_added_later_must_match_the_state() -> None:
+    """Datasets that are added after loading a state and resharding are compared with the state's datasets."""
     before = numbered(random(), N_OBS)
     next(iter(before))
     after = StatefulLoader(batch_sampler=random(), preload_to_gpu=False)

@@ -341,7 +341,7 @@ ACTIONS = st.one_of(
 def test_epoch_has_same_batches_whatever_happens(
     drawn: Job, which: int, is_virtual: bool, is_uneven: bool, kind: int, actions: list[tuple[Any, ...]]
 ) -> None:
-    """The batches of an epoch are those of the uninterrupted one, whatever its ranks do, in any order."""
+    """An epoch has the batches of an uninterrupted epoch, whatever its ranks do, in any order."""
     history = History(drawn, which, is_virtual=is_virtual, is_uneven=is_uneven, kind=kind)
     for name, *arguments in actions:
         getattr(history, name)(*arguments)

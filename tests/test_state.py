@@ -33,7 +33,8 @@ IDENTITY: dict[str, Any] = {
 }
 
 
-def test_what_is_read_of_a_state_is_what_is_written_in_it() -> None:
+def test_state_is_read_as_written() -> None:
+    """`from_state` returns the position and the identity that a state contains."""
     at, identity = from_state(STATE)
     assert (at.epoch, at.passes) == (2, 1)
     first, second = at.segments
@@ -45,7 +46,8 @@ def test_what_is_read_of_a_state_is_what_is_written_in_it() -> None:
     assert (finished.finished, finished.unverified) == (True, True)
 
 
-def test_what_is_written_to_a_state_is_what_was_said() -> None:
+def test_position_is_written_to_the_state() -> None:
+    """`to_state` writes a position and an identity to a state."""
     segments = (Segment(n_lanes=3, n_workers=1, done=5), Segment(n_lanes=4, n_workers=2, done=7))
     position = Position(epoch=2, passes=1, segments=segments)
     assert json.loads(json.dumps(to_state(position, IDENTITY))) == STATE
@@ -54,7 +56,7 @@ def test_what_is_written_to_a_state_is_what_was_said() -> None:
 
 
 def test_state_stays_small_whatever_is_selected() -> None:
-    """A mask of very many ranges and very many datasets are in a state as digests."""
+    """A state contains digests of a mask of very many ranges and of very many datasets."""
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), mask=np.arange(0, 10**5, 2), seed=0)
     datasets = listed([[1000, 20_000]] * 10**5)
     state = json.dumps(sampler.state_at(None, {"datasets": datasets, "cells": "0" * 32}))
@@ -66,7 +68,7 @@ def test_state_stays_small_whatever_is_selected() -> None:
 
 
 def test_differences_name_their_path() -> None:
-    """A difference is named by its path, with both values; names that either side lacks make none if they may."""
+    """A difference is named by its path, with both values; a missing optional name is no difference."""
     _, saved = from_state(STATE)
     assert differences(saved, IDENTITY) == []
     assert differences(saved, IDENTITY | {"n_obs": None}) == []
@@ -121,7 +123,8 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_state_is_an_error_that_says_what_is_wrong(changes: dict[str, Any], message: str) -> None:
+def test_damaged_state_raises_and_is_explained(changes: dict[str, Any], message: str) -> None:
+    """The error for a damaged state names the problem and a fix, in fewer than 1,000 characters."""
     from_state(STATE)
     with pytest.raises(ValueError, match=message) as error:
         from_state(STATE | changes)
@@ -130,7 +133,8 @@ def test_a_damaged_state_is_an_error_that_says_what_is_wrong(changes: dict[str, 
 
 
 @pytest.mark.parametrize("name", sorted(STATE.keys() - {"finished"}))
-def test_a_truncated_state_is_an_error(name: str) -> None:
+def test_truncated_state_names_the_missing_key(name: str) -> None:
+    """The error for a state without one of its keys names the key."""
     with pytest.raises(ValueError, match=f"The state is damaged: (it has no '{name}'|version must be)"):
         from_state({key: value for key, value in STATE.items() if key != name})
 
@@ -140,7 +144,8 @@ NO_STATES: list[Any] = [None, json.dumps(STATE), list(STATE.items()), np.array([
 
 
 @pytest.mark.parametrize("state", NO_STATES, ids=range(len(NO_STATES)))
-def test_what_is_no_dict_is_a_type_error(state: Any) -> None:
+def test_state_must_be_a_dict(state: Any) -> None:
+    """A state that isn't a dict raises a `TypeError` with a short message."""
     with pytest.raises(TypeError, match="state must be a dict, got") as error:
         from_state(state)
     assert len(str(error.value)) < 300
@@ -158,14 +163,16 @@ def test_what_is_no_dict_is_a_type_error(state: Any) -> None:
         {"written by": "another library", "at": [1, 2, 3]},
     ],
 )
-def test_what_other_libraries_make_of_a_state_is_the_same_state(changes: dict[str, Any]) -> None:
+def test_state_survives_other_libraries(changes: dict[str, Any]) -> None:
+    """A state with the types of other libraries, or with keys of their own, is read as the same state."""
     found = from_state(MappingProxyType(STATE | changes))
     assert found == from_state(STATE)
     # JSON takes Python's own integers only
     assert json.loads(json.dumps(to_state(*found))) == STATE
 
 
-def test_the_largest_numbers_that_a_state_can_have_are_read() -> None:
+def test_state_reads_its_largest_numbers() -> None:
+    """The largest numbers that a state can have are read, and the state stays small."""
     most = 2**63 - 1
     segments = [[2**20, 2**20, most]] * 100
     state = STATE | {"epoch": most, "pass": most, "segments": segments}

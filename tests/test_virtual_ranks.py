@@ -47,9 +47,8 @@ def on(drawn: Job, world_size: int) -> list[DistributedSampler]:
 
 
 @given(jobs(), st.integers(0, 3), st.integers(0, 1))
-def test_every_step_has_the_rows_of_as_many_real_ranks_on_any_number_of_ranks(
-    drawn: Job, epoch: int, passes: int
-) -> None:
+def test_virtual_ranks_read_like_real_ranks(drawn: Job, epoch: int, passes: int) -> None:
+    """Each step of V virtual ranks has the rows of V real ranks, on every number of ranks that divides V."""
     real = drawn.ranks()
     for sampler in real:
         sampler.set_epoch(epoch)
@@ -92,7 +91,9 @@ def test_every_step_has_the_rows_of_as_many_real_ranks_on_any_number_of_ranks(
             assert virtual.n_processes == world_size
 
 
-def test_a_state_without_virtual_ranks_goes_on_with_them_and_the_other_way_round() -> None:
+def test_states_move_to_and_from_virtual_ranks() -> None:
+    """A state of plain ranks resumes on virtual ranks, and the reverse."""
+
     def ranks(world_size: int, virtual_ranks: int | None) -> list[DistributedSampler]:
         return job(
             RandomSampler(4, 2, 4), world_size, seed=0, remainder="exact", virtual_ranks=virtual_ranks, read_through=0
@@ -142,9 +143,8 @@ def read_one_by_one(begun: Pass) -> tuple[Read, list[int]]:
 
 @pytest.mark.parametrize("read_through", [0, 64])
 @pytest.mark.parametrize("virtual_ranks", [2, 4, 8])
-def test_however_many_batches_load_requests_have_nothing_is_read_twice_and_the_memory_is_bounded(
-    virtual_ranks: int, read_through: int
-) -> None:
+def test_virtual_ranks_read_each_row_once(virtual_ranks: int, read_through: int) -> None:
+    """With load requests of any length, no row is read twice and the rows in memory are bounded."""
     n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that they differ from each other
     options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
     read = [read_one_by_one(rank.sample(n_obs))[0] for rank in job(Ragged(2), virtual_ranks, **options)]
@@ -156,7 +156,8 @@ def test_however_many_batches_load_requests_have_nothing_is_read_twice_and_the_m
             assert max(sizes) <= 4 * 8 * virtual_ranks // world_size
 
 
-def test_workers_of_virtual_ranks_of_unequal_length_hold_no_more_than_a_few_load_requests() -> None:
+def test_workers_of_virtual_ranks_hold_few_requests() -> None:
+    """Workers of virtual ranks of unequal length hold only a few load requests at once."""
     n_obs = 4 * 16 * 100 + 1
     (sampler,) = job(RandomSampler(16, 4, 16), 1, seed=0, remainder="keep", virtual_ranks=4)
     sizes: list[int] = []
@@ -170,7 +171,8 @@ def test_workers_of_virtual_ranks_of_unequal_length_hold_no_more_than_a_few_load
     assert max(sizes) <= 4 * 4 * 64 * 1.25
 
 
-def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read() -> None:
+def test_load_request_covers_every_virtual_rank() -> None:
+    """A load request joins one request of each virtual rank, and a chunk is one read."""
     (sampler,) = job(RandomSampler(8, 4, 16), 1, seed=0, virtual_ranks=4)
     requests = list(sampler.sample(1024))
     assert [len(request["requests"]) for request in requests] == [16] * 8
@@ -179,7 +181,8 @@ def test_a_load_request_holds_one_of_each_virtual_rank_and_a_chunk_is_one_read()
     assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
 
 
-def test_ranks_with_other_numbers_of_virtual_ranks_are_told_so() -> None:
+def test_different_numbers_of_virtual_ranks_are_named() -> None:
+    """The error for ranks with different numbers of virtual ranks names the numbers."""
     ranks = [
         DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(rank, 2), seed=0, virtual_ranks=number)
         for rank, number in enumerate((4, 8))

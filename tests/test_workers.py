@@ -73,9 +73,8 @@ def workers_of(made: StatefulLoader, n_workers: int = 2, start: str = "fork", **
 
 
 @pytest.mark.parametrize(("start", "read_ahead"), [("spawn", 1), pytest.param("fork", 0, marks=forks)])
-def test_what_is_set_and_loaded_reaches_workers_that_persist_however_they_are_started(
-    start: str, read_ahead: int
-) -> None:
+def test_epoch_and_state_reach_persistent_workers(start: str, read_ahead: int) -> None:
+    """An epoch that is set and a state that is loaded reach persistent workers, forked or spawned."""
     made = loader(sharding="shuffled", read_ahead=read_ahead)
     whole = rows(loader(sharding="shuffled"))
     collected = workers_of(made, start=start)
@@ -100,8 +99,8 @@ def test_what_is_set_and_loaded_reaches_workers_that_persist_however_they_are_st
 
 
 @forks
-def test_a_plain_dataloader_reads_the_epoch_that_is_set() -> None:
-    """annbatch's own Loader in torch's DataLoader has the epoch that is set before each iteration."""
+def test_plain_dataloader_reads_the_current_epoch() -> None:
+    """annbatch's own Loader in PyTorch's DataLoader reads the epoch that is set before each iteration."""
     made = annbatchs(sharding="shuffled")
     sampler: Any = made.batch_sampler
     collected = torchs(made)
@@ -114,7 +113,8 @@ def test_a_plain_dataloader_reads_the_epoch_that_is_set() -> None:
 
 @forks
 @pytest.mark.parametrize("persistent", [False, True])
-def test_where_nobody_sets_an_epoch_each_iteration_has_an_order_of_its_own(persistent: bool) -> None:
+def test_iterations_without_set_epoch_differ(persistent: bool) -> None:
+    """Without `set_epoch`, each iteration reads the same rows in a different order."""
     collected = torchs(annbatchs(), persistent_workers=persistent)
     passes = [rows(collected) for _ in range(3)]
     assert {str(sorted(flat(one))) for one in passes} == {str(sorted(flat(rows(loader()))))}
@@ -122,7 +122,7 @@ def test_where_nobody_sets_an_epoch_each_iteration_has_an_order_of_its_own(persi
 
 
 @forks
-def test_workers_that_can_not_know_their_pass_name_to_dataloader() -> None:
+def test_worker_of_unknown_pass_suggests_to_dataloader() -> None:
     """A worker raises if a state was loaded, or if it has read a pass since an epoch was set."""
     made = annbatchs()
     sampler: Any = made.batch_sampler
@@ -142,8 +142,8 @@ def test_workers_that_can_not_know_their_pass_name_to_dataloader() -> None:
 
 
 @forks
-def test_a_pass_of_a_plain_dataloader_has_no_state() -> None:
-    """Asking for the state of a pass that workers of a plain DataLoader read is an error, until an epoch is set."""
+def test_pass_of_plain_dataloader_has_no_state() -> None:
+    """After workers of a plain DataLoader have read a pass, there is no state until an epoch is set."""
     made = annbatchs()
     sampler: Any = made.batch_sampler
     sampler.set_epoch(0)
@@ -174,7 +174,7 @@ def monkeypatched_spawning() -> Iterator[None]:
 
 
 @forks
-def test_a_fork_that_reads_nothing_changes_no_state() -> None:
+def test_unrelated_fork_changes_no_state() -> None:
     """A process that is forked for something else has no effect on the state."""
     made = loader()
     made.set_epoch(1)
@@ -187,8 +187,8 @@ def test_a_fork_that_reads_nothing_changes_no_state() -> None:
 
 @forks
 @pytest.mark.parametrize("n_passes", [0, 1])
-def test_a_plain_dataloader_of_a_stateful_loader_is_an_error(n_passes: int) -> None:
-    """The error in the worker names to_dataloader, and the loader goes on as before."""
+def test_plain_dataloader_of_stateful_loader_raises(n_passes: int) -> None:
+    """The error in the worker names `to_dataloader`, and the loader continues as before."""
     made = loader()
     for _ in range(n_passes):
         rows(made)
@@ -200,7 +200,8 @@ def test_a_plain_dataloader_of_a_stateful_loader_is_an_error(n_passes: int) -> N
 @forks
 @pytest.mark.parametrize("name", ["mask", "rng"])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_workers_read_by_a_mask_or_rng_that_is_assigned_later(name: str, persistent: bool) -> None:
+def test_workers_use_a_mask_or_rng_assigned_later(name: str, persistent: bool) -> None:
+    """A mask or generator that is assigned after a pass of workers applies to their next pass."""
     made, expected = loader(), loader()
     values = {"mask": slice(0, 100), "rng": np.random.default_rng(3)}
     workers = workers_of(made, persistent_workers=persistent)
@@ -211,7 +212,8 @@ def test_workers_read_by_a_mask_or_rng_that_is_assigned_later(name: str, persist
 
 
 @forks
-def test_a_collection_on_disk_is_read_by_forked_workers_with_zarrs_own_codecs(tmp_path: Any) -> None:
+def test_forked_workers_read_with_zarrs_own_codecs(tmp_path: Any) -> None:
+    """Forked workers read a collection on disk with zarr's own codecs."""
     data = np.arange(N_OBS, dtype="float32").reshape(-1, 1)
     zarr.create_array(tmp_path / "X", data=data, chunks=(8, 1))
     pipeline = zarr.config.get("codec_pipeline.path")
@@ -228,7 +230,8 @@ def test_a_collection_on_disk_is_read_by_forked_workers_with_zarrs_own_codecs(tm
 
 
 @pytest.mark.parametrize(("kind", "shared"), [("random", 2), ("sequential", 0)])
-def test_hardly_a_chunk_is_read_by_more_than_one_worker(kind: str, shared: int) -> None:
+def test_workers_share_hardly_any_chunk(kind: str, shared: int) -> None:
+    """Workers share the chunks of at most two load requests, and share none if nothing is shuffled."""
     store = Counting(MemoryStore())
     data = np.arange(N_OBS, dtype="float32").reshape(-1, 1)
     array = zarr.create_array(store, name="X", data=data, chunks=(8, 1))
@@ -248,7 +251,9 @@ def test_hardly_a_chunk_is_read_by_more_than_one_worker(kind: str, shared: int) 
     assert store.n_read.total() - len(store.n_read) <= 4 * shared
 
 
-def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
+def test_hiding_a_worker_is_thread_safe() -> None:
+    """Threads that hide the worker at the same time leave it unchanged."""
+
     def hide() -> None:
         for _ in range(200):
             with worker_info_hidden(current_worker()):
@@ -269,7 +274,8 @@ def test_threads_of_a_worker_that_hide_it_at_once_leave_it_as_it_was() -> None:
 # what goes wrong
 
 
-def test_workers_that_make_their_loaders_themselves_take_as_many_passes_as_they_like() -> None:
+def test_loaders_made_in_workers_can_repeat_passes() -> None:
+    """Workers that make their own loaders can read any number of passes."""
     found: list[list[list[int]]] = [[], [], []]
     for worker in range(2):
         with as_worker(worker, 2):
@@ -286,7 +292,9 @@ def test_workers_that_make_their_loaders_themselves_take_as_many_passes_as_they_
 
 @forks
 @pytest.mark.parametrize(("n_workers", "persistent"), [(1, True), (3, False), (3, True)])
-def test_the_state_of_a_dataloader_is_that_after_the_batch_that_it_gave_last(n_workers: int, persistent: bool) -> None:
+def test_dataloader_state_follows_its_last_batch(n_workers: int, persistent: bool) -> None:
+    """The state of a DataLoader counts the batches up to the last one that it yielded."""
+
     def make() -> Any:
         return workers_of(loader(mask=slice(0, 97)), n_workers, persistent_workers=persistent)
 
@@ -309,8 +317,8 @@ def test_the_state_of_a_dataloader_is_that_after_the_batch_that_it_gave_last(n_w
 
 
 @forks
-def test_state_within_a_step_leads_to_its_batch() -> None:
-    """Once a loop calls `step_done`, a state of what workers read counts the steps that are done, in each epoch."""
+def test_state_counts_only_finished_steps() -> None:
+    """Once a loop calls `step_done`, the state of a DataLoader counts only finished steps, in each epoch."""
     collected = workers_of(loader())
     for epoch in range(2):
         collected.set_epoch(epoch)
@@ -325,7 +333,8 @@ def test_state_within_a_step_leads_to_its_batch() -> None:
 
 
 @forks
-def test_what_workers_have_read_is_checked_by_the_index_of_the_batches() -> None:
+def test_rows_of_workers_are_checked_by_index() -> None:
+    """The rows that workers read are checked by the index of their batches."""
     loaders = [loader(rank=rank) for rank in range(2)]
     ranks = list(map(workers_of, loaders))
     for made in ranks:
@@ -345,8 +354,8 @@ def test_what_workers_have_read_is_checked_by_the_index_of_the_batches() -> None
 
 @forks
 @pytest.mark.parametrize("other", ["same DataLoader", "other DataLoader", "loader"])
-def test_another_pass_ends_an_older_one_of_workers(other: str) -> None:
-    """A loader and what its ``to_dataloader`` returns have one pass, which an older consumer can't go on with."""
+def test_newer_pass_ends_older_pass_of_workers(other: str) -> None:
+    """A loader and its DataLoaders have one pass at a time, and the iterator of an older pass raises."""
     made = loader()
     collected = workers_of(made)
     first = iter(collected)
@@ -359,8 +368,8 @@ def test_another_pass_ends_an_older_one_of_workers(other: str) -> None:
 
 
 @forks
-def test_workers_that_have_died_are_started_anew() -> None:
-    """Persistent workers get a control-C of the terminal, too; a state from then resumes with new ones."""
+def test_dead_workers_are_replaced() -> None:
+    """A Ctrl-C in the terminal reaches persistent workers, too; a state from then resumes with new workers."""
     collected = workers_of(loader())
     collected.set_epoch(1)
     batches = iter(collected)
@@ -378,7 +387,8 @@ def test_workers_that_have_died_are_started_anew() -> None:
 
 
 @forks
-def test_pass_of_workers_ends_an_older_one_of_their_loader() -> None:
+def test_pass_of_workers_ends_the_loaders_pass() -> None:
+    """A pass of workers ends an older pass of their loader."""
     made = loader()
     first = iter(made)
     next(first)
@@ -387,7 +397,8 @@ def test_pass_of_workers_ends_an_older_one_of_their_loader() -> None:
         next(first)
 
 
-def test_dataloader_has_what_its_loader_has() -> None:
+def test_dataloader_offers_the_loaders_methods() -> None:
+    """A DataLoader has the sizes, the plan, the cells and the checks of its loader."""
     made = loader()
     collected = workers_of(made)
     assert (collected.n_obs, collected.n_var, len(collected)) == (made.n_obs, made.n_var, len(made))
@@ -398,13 +409,15 @@ def test_dataloader_has_what_its_loader_has() -> None:
 
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])
-def test_a_dataloader_does_not_take_what_would_divide_the_rows_once_more(option: str) -> None:
+def test_dataloader_refuses_options_that_divide_rows(option: str) -> None:
+    """`to_dataloader` refuses options that would divide the rows again or change the order of batches."""
     with pytest.raises(TypeError, match=f"except batch_size, .*, got {option}"):
         loader().to_dataloader(num_workers=0, **{option: option != "in_order" and 3})
 
 
 @forks
-def test_a_dataloader_whose_loader_has_begun_another_pass_says_that_it_can_not_tell() -> None:
+def test_dataloader_state_requires_its_own_pass() -> None:
+    """A DataLoader has the state of its loader's newest pass, but raises if a different DataLoader reads that pass."""
     made = loader()
     collected = workers_of(made, 1)
     list(islice(collected, 3))
