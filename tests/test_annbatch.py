@@ -60,15 +60,14 @@ SAMPLERS = {
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 @pytest.mark.parametrize("is_equal", [True, False])
-def test_the_first_pass_of_epoch_0_is_annbatchs_under_drop_and_where_ranks_divide_the_rows_under_keep(
-    kind: str, world_size: int, is_equal: bool
-) -> None:
+def test_first_pass_equals_annbatchs(kind: str, world_size: int, is_equal: bool) -> None:
+    """The first pass of epoch 0 equals annbatch's under `drop`, and under `keep` if the ranks divide the rows."""
     compare(SAMPLERS[kind](rng=np.random.default_rng(3)), 10_000, world_size, enforce_equal_batches=is_equal)
 
 
 @given(jobs(kinds=("random", "sequential", "class", "weighted-class", "random-replacement", "random-num-samples")))
-def test_whatever_runs_under_both_is_the_same(drawn: Job) -> None:
-    """Without a mask and without a seed, for any sizes."""
+def test_any_valid_job_equals_annbatchs(drawn: Job) -> None:
+    """Without a mask and a seed, jobs of any size that both libraries can run have the same load requests."""
     drawn = drawn.plain or drawn  # annbatch's own can't slice by numpy's unsigned integers
     equal = drawn.options["remainder"] == "drop"
     assume(equal or drawn.n_obs % drawn.world_size == 0)
@@ -90,15 +89,16 @@ def test_whatever_runs_under_both_is_the_same(drawn: Job) -> None:
         assert same(list(ours.sample(drawn.n_obs)), list(theirs.sample(drawn.n_obs)))
 
 
-def test_annbatchs_tutorial_has_39_batches_on_each_of_two_ranks() -> None:
+def test_tutorial_has_39_batches_on_each_rank() -> None:
+    """The collection of annbatch's tutorial, 20,000 rows, has 39 batches on each of two ranks."""
     sampler = RandomSampler(chunk_size=64, preload_nchunks=32, batch_size=256)
     ranks = [DistributedSampler(sampler, dist_info=Rank(rank, 2)) for rank in range(2)]
     assert [sum(len(request["splits"]) for request in rank.sample(20_000)) for rank in ranks] == [39, 39]
 
 
 @pytest.mark.parametrize("world_size", [1, 8])
-def test_astropts_epoch_is_exact_in_13242_steps_on_every_number_of_ranks(world_size: int) -> None:
-    """8,474,566 rows with a global batch of 640: the table of astroPT's pull request 72."""
+def test_astropt_epoch_is_exact_in_13242_steps(world_size: int) -> None:
+    """8,474,566 rows in global batches of 640: the table of astroPT's pull request 72."""
     n_obs, batch_size = 8_474_566, 640 // world_size
     sampler = RandomSampler(chunk_size=batch_size, preload_nchunks=128, batch_size=batch_size)
     seen = np.zeros(n_obs, dtype=np.int8)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
 
 
-def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
+def test_class_samplers_read_one_contiguous_range_each() -> None:
+    """In every epoch, the class sampler of each rank samples from one contiguous range."""
     classes = pd.Categorical(np.repeat([*"BNTB"], 26))
     for epoch in range(4):
         ranks = job(ClassSampler(4, 2, 4, classes=classes, num_samples=20), 3)
@@ -31,8 +32,8 @@ def test_class_samplers_draw_in_every_epoch_from_one_stretch_each() -> None:
         assert list(plan.dropped) == list(range(96, 104))
 
 
-def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -> None:
-    """If this fails, annbatch has mended it: ``_refuse_short_draws`` is to go."""
+def test_annbatch_still_overstates_batches_with_replacement() -> None:
+    """If this fails, annbatch has fixed its count of batches: remove ``_refuse_short_draws``."""
     alone = RandomSampler(6, 2, 4, replacement=True, drop_last=True)
     assert (alone.n_batches(20), len(batches(alone.sample(20)))) == (5, 4)
     for rank in job(alone, 2):
@@ -41,7 +42,8 @@ def test_annbatchs_random_sampler_still_promises_more_than_whole_chunks_make() -
     assert [len(batches(rank.sample(24))) for rank in job(alone, 2)] == [3, 3]
 
 
-def test_ranks_of_as_many_rows_can_have_other_counts_if_a_sampler_needs_global_rows() -> None:
+def test_shards_of_equal_size_can_differ_in_batches() -> None:
+    """A sampler of global rows can make different numbers of batches of equal shards; only `keep` allows that."""
     uneven = Localized(np.array([1, 1, 1, 0, 1, 0, 0, 0]))
     for rank, n_batches in zip(job(uneven, 2, remainder="keep"), (3, 1), strict=True):
         assert rank.n_batches(8) == len(batches(rank.sample(8))) == n_batches
@@ -68,7 +70,8 @@ class Growing(MaskBlind):
             yield {"requests": [slice(start, start + size)], "splits": [np.arange(size)]}
 
 
-def test_a_sampler_with_epochs_of_its_own_is_counted_in_each_of_them() -> None:
+def test_batches_of_samplers_with_epochs_are_recounted() -> None:
+    """The batches of a sampler that has its own `set_epoch` are counted in each epoch."""
     for sampler in job(Growing(4), 2, remainder="keep"):
         for epoch, n_batches in ((0, 5), (1, 10), (0, 5)):
             sampler.set_epoch(epoch)
@@ -83,7 +86,8 @@ def test_without_a_batch_size_keep_works() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.ceil, lambda n: np.float32(np.ceil(n)), lambda n: np.int16(np.ceil(n))])
-def test_a_number_of_batches_may_be_what_numpy_rounds(kind: Any) -> None:
+def test_number_of_batches_may_be_a_numpy_number(kind: Any) -> None:
+    """A sampler's number of batches may be a NumPy number; ours is an `int`."""
     for policy in POLICIES:
         for rank in job(Counting(4, lambda n: kind(n / 4)), 2, remainder=policy):
             n_batches = rank.n_batches(42)

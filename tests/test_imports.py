@@ -87,7 +87,8 @@ def test_public_name_loads_only_what_annbatch_loads(loaded: dict[str, set[str]])
     assert "annbatch_distributed.loader" in loaded["public names"]
 
 
-def test_the_public_names_are_these() -> None:
+def test_public_names_are_complete() -> None:
+    """The package exports exactly these names, each equal to its object's name."""
     classes = [
         "AlignedLoader",
         "DistributedSampler",
@@ -105,6 +106,7 @@ def test_the_public_names_are_these() -> None:
         assert getattr(annbatch_distributed, name).__name__ == name
 
 
-def test_a_name_that_is_not_public_is_not_there() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
+    """A name that isn't public raises `AttributeError`."""
     with pytest.raises(AttributeError, match="module 'annbatch_distributed' has no attribute 'Distributed'"):
         getattr(annbatch_distributed, "Distributed")  # noqa: B009 mypy would find the attribute missing

@@ -41,7 +41,8 @@ def drops_rows(drawn: Job) -> bool:
 
 
 @given(jobs(), epochs)
-def test_shards_are_disjoint_and_with_the_lost_rows_are_the_window(drawn: Job, epoch: int) -> None:
+def test_shards_and_dropped_rows_partition_the_window(drawn: Job, epoch: int) -> None:
+    """Shards and dropped rows partition the window; independent ranks each have the whole window."""
     sampler, *_ = runnable(drawn, epoch)
     plan = sampler.plan(drawn.n_obs)
     shards = [plan.shard(rank) for rank in range(drawn.world_size)]
@@ -60,7 +61,8 @@ def test_shards_are_disjoint_and_with_the_lost_rows_are_the_window(drawn: Job, e
 
 
 @given(jobs(), epochs)
-def test_n_batches_is_what_iteration_yields_and_equal_on_all_ranks_but_for_keep(drawn: Job, epoch: int) -> None:
+def test_n_batches_is_true_and_equal_on_ranks(drawn: Job, epoch: int) -> None:
+    """`n_batches` is the number of batches yielded, and equal on all ranks under every policy but `keep`."""
     ranks = runnable(drawn, epoch)
     counts = [sampler.n_batches(drawn.n_obs) for sampler in ranks]
     yielded = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
@@ -77,7 +79,8 @@ def test_n_batches_is_what_iteration_yields_and_equal_on_all_ranks_but_for_keep(
 
 
 @given(jobs(kinds=PASSING), epochs)
-def test_what_is_read_is_what_was_planned(drawn: Job, epoch: int) -> None:
+def test_rows_read_are_the_planned_rows(drawn: Job, epoch: int) -> None:
+    """Each rank reads exactly the rows of its planned shard."""
     ranks = runnable(drawn, epoch)
     plan = ranks[0].plan(drawn.n_obs)
     assume(drawn.options["remainder"] != "keep" or not drops_rows(drawn))
@@ -86,7 +89,8 @@ def test_what_is_read_is_what_was_planned(drawn: Job, epoch: int) -> None:
 
 
 @given(jobs())
-def test_nothing_is_read_from_outside_the_window_or_another_ranks_shard(drawn: Job) -> None:
+def test_rank_reads_only_its_own_shard(drawn: Job) -> None:
+    """A rank reads no row outside its shard, and no shard has a row outside the window."""
     ranks = runnable(drawn)
     plan = ranks[0].plan(drawn.n_obs)
     for rank, sampler in enumerate(ranks):
@@ -94,7 +98,8 @@ def test_nothing_is_read_from_outside_the_window_or_another_ranks_shard(drawn: J
 
 
 @given(jobs(kinds=PASSING, policies=("exact",)))
-def test_exact_reads_every_row_once_in_equally_many_batches(drawn: Job) -> None:
+def test_exact_reads_every_row_once(drawn: Job) -> None:
+    """`exact` reads every row once, in the fewest batches that can be equal on all ranks."""
     ranks = runnable(drawn)
     read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
     assert sorted(flat(flat(read))) == drawn.window()
@@ -103,9 +108,8 @@ def test_exact_reads_every_row_once_in_equally_many_batches(drawn: Job) -> None:
 
 
 @given(jobs(kinds=("random", "sequential"), policies=("exact",)), epochs)
-def test_exact_has_no_batch_of_a_single_row_where_the_batches_before_it_have_some_to_spare(
-    drawn: Job, epoch: int
-) -> None:
+def test_exact_avoids_batches_of_one_row(drawn: Job, epoch: int) -> None:
+    """`exact` has no batch of a single row if a batch of the same load request can spare one."""
     for sampler in runnable(drawn, epoch):
         *requests, last = (list(request["splits"]) for request in sampler.sample(drawn.n_obs))
         assert all(len(split) > 1 for splits in requests for split in splits) or drawn.batch_size == 1
@@ -114,7 +118,8 @@ def test_exact_has_no_batch_of_a_single_row_where_the_batches_before_it_have_som
 
 
 @given(jobs(kinds=PASSING, policies=("pad",)))
-def test_pad_marks_the_repeats_so_that_the_other_rows_are_the_window(drawn: Job) -> None:
+def test_pad_marks_every_repeated_row(drawn: Job) -> None:
+    """`pad` marks repeated rows, and the unmarked rows are the window."""
     ranks = runnable(drawn)
     n_repeated = 0
     first_times: list[int] = []
@@ -138,7 +143,8 @@ def test_under_drop_two_consecutive_epochs_read_every_row(drawn: Job, epoch: int
 
 
 @given(jobs(kinds=PASSING, policies=("drop",)))
-def test_under_drop_every_row_is_lost_equally_often_in_the_long_run(drawn: Job) -> None:
+def test_drop_excludes_every_row_equally_often(drawn: Job) -> None:
+    """If the number of epochs equals the number of rows, `drop` drops every row equally often."""
     sampler, *_ = runnable(drawn)
     losses = Counter(dict.fromkeys(drawn.window(), 0))
     for epoch in range(len(drawn.window())):
@@ -148,7 +154,8 @@ def test_under_drop_every_row_is_lost_equally_often_in_the_long_run(drawn: Job) 
 
 
 @given(jobs(), st.integers(1, 4))
-def test_which_rows_a_rank_owns_does_not_depend_on_what_it_did_before(drawn: Job, passes: int) -> None:
+def test_shard_is_independent_of_earlier_passes(drawn: Job, passes: int) -> None:
+    """A rank's shard doesn't depend on the passes before it."""
     fresh, *_ = runnable(drawn)
     used, *_ = drawn.ranks()
     for _ in range(passes):
@@ -160,7 +167,8 @@ def test_which_rows_a_rank_owns_does_not_depend_on_what_it_did_before(drawn: Job
 
 
 @given(jobs())
-def test_the_global_random_state_changes_nothing(drawn: Job) -> None:
+def test_global_random_state_has_no_effect(drawn: Job) -> None:
+    """NumPy's global random state doesn't change the batches."""
     ranks = runnable(drawn)
     read = []
     for global_seed in (1, 2):
@@ -188,7 +196,7 @@ def test_wrong_job_raises_same_error_on_all_ranks(drawn: Job) -> None:
 
 @given(jobs(kinds=("random", "sequential", *DRAWING)))
 def test_form_of_arguments_changes_nothing(drawn: Job) -> None:
-    """Arguments that are numpy's integers, and a mask of the same rows, have the plan, state and rows of the others."""
+    """NumPy's integers, and the mask as an index array, give the same plan, state and rows as plain arguments."""
     assert drawn.plain is not None
     same_rows = np.array(drawn.window())
     for rank in range(len(runnable(drawn.plain))):
@@ -203,7 +211,8 @@ def test_form_of_arguments_changes_nothing(drawn: Job) -> None:
 
 
 @given(jobs(), st.data())
-def test_a_pass_pickled_or_copied_in_the_middle_goes_on_from_there(drawn: Job, data: st.DataObject) -> None:
+def test_copied_pass_continues_where_it_was(drawn: Job, data: st.DataObject) -> None:
+    """A pass that is copied or pickled in the middle yields the remaining batches."""
     sampler, *_ = runnable(drawn)
     whole = batches(sampler.sample(drawn.n_obs))
     sampler.set_epoch(0)
@@ -216,7 +225,8 @@ def test_a_pass_pickled_or_copied_in_the_middle_goes_on_from_there(drawn: Job, d
 
 
 @given(jobs())
-def test_passes_side_by_side_do_not_touch_each_other(drawn: Job) -> None:
+def test_interleaved_passes_are_independent(drawn: Job) -> None:
+    """Two interleaved passes yield the same batches as two consecutive ones."""
     sampler, *_ = runnable(drawn)
     alone = [batches(sampler.sample(drawn.n_obs)) for _ in range(2)]
     sampler.set_epoch(0)
@@ -235,7 +245,8 @@ def test_passes_side_by_side_do_not_touch_each_other(drawn: Job) -> None:
 
 
 @given(jobs())
-def test_the_wrapped_sampler_is_left_as_it_was(drawn: Job) -> None:
+def test_wrapped_sampler_stays_unchanged(drawn: Job) -> None:
+    """Sampling, and assigning a mask or a generator, doesn't change the wrapped sampler."""
     before = _state(drawn)
     for sampler in runnable(drawn):
         batches(sampler.sample(drawn.n_obs))

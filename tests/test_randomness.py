@@ -19,23 +19,27 @@ def test_different_coordinates_are_different_generators() -> None:
     assert len(states) == len(coordinates)
 
 
-def test_the_same_coordinates_are_the_same_generator() -> None:
+def test_equal_coordinates_are_equal_generators() -> None:
+    """Equal coordinates have generators of the same numbers."""
     draws = [generator(7, stream=2, epoch=1, passes=3).random(5).tolist() for _ in range(2)]
     assert draws[0] == draws[1]
 
 
-def test_the_first_pass_of_epoch_0_has_annbatchs_generator() -> None:
+def test_first_pass_has_annbatchs_generator() -> None:
+    """The first pass of epoch 0 has annbatch's generator; epoch 1 has a different one."""
     for root in (0, 7, 2**40, draw_root_seed(np.random.default_rng(0))):
         theirs = np.random.default_rng([3, root])
         assert generator(root, stream=3, epoch=0).bit_generator.state == theirs.bit_generator.state
         assert generator(root, stream=3, epoch=1).bit_generator.state != theirs.bit_generator.state
 
 
-def test_drawing_a_root_does_not_advance_the_generator() -> None:
+def test_root_does_not_advance_the_generator() -> None:
+    """Deriving the root seed from a generator doesn't advance the generator."""
     rng = np.random.default_rng(5)
     assert draw_root_seed(rng) == draw_root_seed(rng) == rng.integers(np.iinfo(np.int64).max)
     assert draw_root_seed(rng) != draw_root_seed(np.random.default_rng(5))
 
 
-def test_without_a_generator_every_root_is_a_fresh_one() -> None:
+def test_root_is_random_without_a_generator() -> None:
+    """Without a generator, every root seed is different."""
     assert draw_root_seed(None) != draw_root_seed(None)

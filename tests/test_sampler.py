@@ -44,7 +44,8 @@ def order(sampler: DistributedSampler, n_obs: int = 100) -> list[int]:
     return flat(batches(sampler.sample(n_obs)))
 
 
-def test_it_is_an_annbatch_sampler_with_the_wrapped_samplers_batches() -> None:
+def test_sampler_has_annbatchs_interface() -> None:
+    """A DistributedSampler is an annbatch sampler, with the batch size and `shuffle` of the wrapped sampler."""
     sampler = one(rank=1)
     assert isinstance(sampler, Sampler)
     assert (sampler.rank, sampler.world_size, sampler.batch_size, sampler.shuffle) == (1, 2, 8, True)
@@ -61,12 +62,14 @@ def test_it_is_an_annbatch_sampler_with_the_wrapped_samplers_batches() -> None:
         ([slice(None, 20), slice(40, None)], [*range(10, 20), *range(40, 60)]),
     ],
 )
-def test_a_mask_on_the_wrapper_narrows_down_the_wrapped_samplers(mask: Any, rows: Sequence[int]) -> None:
+def test_mask_narrows_the_wrapped_samplers_mask(mask: Any, rows: Sequence[int]) -> None:
+    """The mask of the wrapper narrows down the mask of the wrapped sampler."""
     read = [order(one(random(mask=slice(10, 60)), rank, mask=mask, remainder="keep")) for rank in range(2)]
     assert sorted(flat(read)) == [*rows]
 
 
-def test_a_mask_can_be_read_and_assigned_between_passes() -> None:
+def test_mask_can_be_assigned_between_passes() -> None:
+    """A mask can be read and assigned between passes; an open pass keeps its old mask."""
     sampler = one(random(), remainder="keep", world_size=1, mask=slice(None, 60))
     assert sampler.mask == slice(0, 60)
     open_pass = sampler.sample(100)
@@ -79,7 +82,8 @@ def test_a_mask_can_be_read_and_assigned_between_passes() -> None:
     assert sampler.mask == [slice(0, 8), slice(80, None)]
 
 
-def test_every_pass_has_a_fresh_order_and_an_epoch_set_again_the_same_ones() -> None:
+def test_every_pass_has_a_new_order() -> None:
+    """Every pass has a new order, and setting an epoch again repeats its orders."""
     sampler = one(remainder="keep")
     orders: dict[int, list[list[int]]] = {}
     for epoch in (0, 1, 0, 1):
@@ -96,7 +100,8 @@ def test_ranks_have_different_orders() -> None:
     assert [row - 50 for row in second] != first
 
 
-def test_a_seed_makes_the_order_reproducible_whatever_the_wrapped_samplers_generator() -> None:
+def test_seed_makes_the_order_reproducible() -> None:
+    """A seed determines the order; without a seed, the wrapped sampler's generator does."""
     assert order(one(random(None), seed=3)) == order(one(random(None), seed=3))
     assert order(one(random(None), seed=3)) != order(one(random(None), seed=4))
     assert order(one(random(None))) != order(one(random(None)))
@@ -114,12 +119,14 @@ class Bare(IndexArrays):
         yield {"requests": np.arange(n_obs)}
 
 
-def test_samplers_without_a_generator_and_without_splits_are_reproducible_by_the_seed() -> None:
+def test_seed_covers_samplers_without_generator_or_splits() -> None:
+    """A seed determines the order of samplers that have no generator and leave the splits to the loader."""
     assert order(one(Bare(4), seed=3)) == order(one(Bare(4), seed=3)) != order(one(Bare(4), seed=4))
     assert order(one(Bare(4))) != order(one(Bare(4)))
 
 
-def test_the_generator_can_be_read_without_effect_and_assigned_with_effect() -> None:
+def test_generator_can_be_read_and_assigned() -> None:
+    """Reading the generator has no effect on the order; assigning one changes it."""
     sampler = one(random(5), seed=3)
     expected = order(one(random(5), seed=3))
     assert sampler.rng is not None
@@ -133,7 +140,9 @@ def test_the_generator_can_be_read_without_effect_and_assigned_with_effect() -> 
     assert sampler.rng.bit_generator.state == given_rng.bit_generator.state
 
 
-def test_a_subclass_is_deep_copied_with_what_it_holds() -> None:
+def test_copy_of_a_subclass_is_deep() -> None:
+    """A deep copy of a subclass has copies of its attributes."""
+
     class Logging(DistributedSampler):
         log: list[int]
 
@@ -145,7 +154,8 @@ def test_a_subclass_is_deep_copied_with_what_it_holds() -> None:
     assert sampler.log == []
 
 
-def test_changing_the_wrapped_sampler_later_changes_nothing() -> None:
+def test_later_changes_of_wrapped_sampler_are_ignored() -> None:
+    """Changes of the wrapped sampler after construction have no effect."""
     wrapped = random()
     expected = order(one(wrapped))
     sampler = one(wrapped)
@@ -162,7 +172,8 @@ def test_samplers_that_cannot_be_deep_copied_work(cls: type[RandomSampler]) -> N
     assert order(copy.deepcopy(one(made))) == order(one(random()))
 
 
-def test_a_copied_or_pickled_sampler_goes_its_own_way() -> None:
+def test_copied_sampler_is_independent() -> None:
+    """Changes of a copied or unpickled sampler have no effect on the original."""
     sampler = one(seed=3)
     for duplicate in (copy.deepcopy(sampler), copy.copy(sampler), pickle.loads(pickle.dumps(sampler))):
         duplicate.set_epoch(5)
@@ -179,18 +190,22 @@ def test_enforce_equal_batches_is_drop_or_keep() -> None:
     assert one(remainder="keep").plan(100) != one(remainder="drop").plan(100)
 
 
-def test_a_pass_ends_where_it_is_closed() -> None:
+def test_closed_pass_yields_nothing() -> None:
+    """A closed pass yields no more load requests, and neither does its copy."""
     begun = one(MaskBlind(2)).sample(100)
     assert request_rows(next(begun))
     begun.close()
     assert list(begun) == list(copy.deepcopy(begun)) == []
 
 
-def test_the_hook_of_annbatchs_base_class_gives_the_same_pass() -> None:
+def test_annbatchs_hook_gives_the_same_pass() -> None:
+    """`_sample`, the hook of annbatch's base class, has the same batches as `sample`."""
     assert batches(one(seed=1)._sample(100)) == batches(one(seed=1).sample(100))
 
 
-def test_a_sampler_that_replaces_sample_itself_is_taken_at_its_word() -> None:
+def test_overridden_sample_is_used() -> None:
+    """A wrapped sampler may override `sample` itself."""
+
     class Replacing(MaskBlind):
         def sample(self, n_obs: int) -> Iterator[LoadRequest]:
             yield {"requests": [slice(0, n_obs)], "splits": [np.arange(n_obs)]}
@@ -203,7 +218,9 @@ def test_a_sampler_that_replaces_sample_itself_is_taken_at_its_word() -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "shuffle", "mask", "rng"])
 @pytest.mark.parametrize("error", [RuntimeError("boom"), AttributeError("boom"), KeyError("boom")])
-def test_a_property_of_the_wrapped_sampler_that_raises_is_named(name: str, error: Exception) -> None:
+def test_failing_property_of_the_sampler_is_named(name: str, error: Exception) -> None:
+    """A property of the wrapped sampler that raises is named in a `TypeError`, with the cause."""
+
     def fail(_: Sampler) -> None:
         raise error
 
@@ -214,7 +231,8 @@ def test_a_property_of_the_wrapped_sampler_that_raises_is_named(name: str, error
     assert raised.value.__cause__ is error
 
 
-def test_several_slices_of_the_wrapped_sampler_are_shared_out() -> None:
+def test_wrapped_mask_of_several_slices_is_sharded() -> None:
+    """A wrapped sampler's mask of several slices is sharded across the ranks."""
     wrapped = MaskBlind(2)
     wrapped.mask = [slice(0, 4), slice(6, 10)]  # type: ignore[assignment]  # annbatch's type is a single slice
     assert sorted(order(one(wrapped))) == [0, 1, 2, 3]
@@ -240,9 +258,8 @@ def test_annbatchs_sampler_around_ours_is_an_error() -> None:
 
 @pytest.mark.parametrize("around", ["ours", "a sampler that holds it"])
 @pytest.mark.parametrize("within", [DistributedSampler, annbatch.samplers.DistributedSampler])
-def test_a_distributed_sampler_in_another_one_is_a_type_error_that_says_what_to_do(
-    within: type[Any], around: str
-) -> None:
+def test_nested_distributed_samplers_are_refused(within: type[Any], around: str) -> None:
+    """A distributed sampler within another raises a `TypeError` that suggests `mesh_ranks`."""
     inner = within(RandomSampler(4, 2, 4), dist_info=lambda: (0, 2))
     with pytest.raises(TypeError, match=r"must not wrap another.*mesh_ranks"):
         DistributedSampler(inner if around == "ours" else Holder(inner), dist_info=Rank(0, 2))

@@ -63,7 +63,8 @@ ROWS = Rows((range(10, 14), range(20, 26)))
 
 
 @given(st.data())
-def test_rows_are_the_shards_and_batches_those_of_the_sampler(data: st.DataObject) -> None:
+def test_batches_are_mapped_to_the_shard(data: st.DataObject) -> None:
+    """Batches of the wrapped sampler are mapped to the rows of the shard, whatever gaps are read."""
     if data.draw(st.booleans(), label="index array"):
         requests: Any = np.array(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6)), dtype=np.uint8)
     else:
@@ -80,13 +81,15 @@ def test_rows_are_the_shards_and_batches_those_of_the_sampler(data: st.DataObjec
 
 
 @pytest.mark.parametrize("offset", [200, 60_000, 4 * 10**9])
-def test_an_index_array_of_any_type_is_turned_to_rows_that_this_type_does_not_hold(offset: int) -> None:
+def test_small_index_dtypes_map_to_large_rows(offset: int) -> None:
+    """An index array of a small dtype is mapped to rows that are too large for the dtype."""
     sampler = Yielding({"requests": np.arange(100, dtype=np.int8), "splits": [np.arange(100)]})
     (request,) = stream(sampler, Rows((range(offset, offset + 100),))).requests((range(1),))
     assert batches([request.to_annbatch()]) == [list(range(offset, offset + 100))]
 
 
-def test_index_arrays_are_read_in_the_order_of_the_rows() -> None:
+def test_index_arrays_are_read_in_order() -> None:
+    """The rows of index arrays are read in the order of the collection."""
     requests = list(job(IndexArrays(8), 1)[0].sample(64))
     assert len(requests) == 2
     for request in requests:
@@ -95,7 +98,8 @@ def test_index_arrays_are_read_in_the_order_of_the_rows() -> None:
 
 
 @pytest.mark.parametrize("rows", [np.arange(28, -1, -2), [slice(row, row + 1) for row in range(0, 29, 2)]])
-def test_holes_in_load_requests_of_users_samplers_are_read_through(rows: Any) -> None:
+def test_gaps_of_custom_samplers_are_read(rows: Any) -> None:
+    """Gaps in the load requests of custom samplers are read if they are short enough."""
     sampler = Yielding({"requests": rows, "splits": [np.arange(15)]})
     for longest, n_stretches in ((0, 15), (1, 1), (64, 1)):
         (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), longest_gap=longest)
@@ -103,7 +107,8 @@ def test_holes_in_load_requests_of_users_samplers_are_read_through(rows: Any) ->
         assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
 
 
-def test_the_rest_of_a_load_request_reads_through_its_holes() -> None:
+def test_rest_of_a_request_reads_its_gaps() -> None:
+    """The rest of a load request is one range if `read_through` allows its gaps."""
     for read_through, n_stretches in ((0, None), (64, 1)):
         rank = DistributedSampler(
             RandomSampler(64, 1, 8), dist_info=Rank(0, 1), seed=0, read_through=read_through, remainder="keep"
@@ -114,7 +119,8 @@ def test_the_rest_of_a_load_request_reads_through_its_holes() -> None:
         assert len(first["requests"]) > 8 if n_stretches is None else len(first["requests"]) == n_stretches
 
 
-def test_holes_within_a_chunk_are_read_and_between_chunks_that_a_sampler_reads_anyway_not() -> None:
+def test_gaps_within_chunks_only_are_read() -> None:
+    """Gaps within a chunk are read; chunks that are read anyway aren't gaps, so no row is read twice."""
     mask = np.ones(64, dtype=bool)
     mask[[3, 4, 15, 16, 35]] = False
     sampler = RandomSampler(8, 2, 8)
@@ -161,28 +167,29 @@ def counted(*sizes: list[int], promised: int, planned: int) -> list[list[int]]:
     ("planned", "expected"),
     [(5, [[4, 4], [4, 4, 3]]), (6, [[4, 4], [4, 2, 2, 3]])],
 )
-def test_a_missing_batch_comes_from_halving_the_largest_of_the_last_request(
-    planned: int, expected: list[list[int]]
-) -> None:
+def test_missing_batch_halves_the_largest_one(planned: int, expected: list[list[int]]) -> None:
+    """A missing batch is made by halving the largest batch of the last load request."""
     assert counted([4, 4], [4, 4, 3], promised=5, planned=planned) == expected
     assert counted([4, 4], [4, 4, 3], [], promised=5, planned=planned) == expected
 
 
-def test_a_batch_of_two_rows_can_be_halved_and_one_of_a_row_can_not() -> None:
+def test_batch_of_one_row_cannot_be_halved() -> None:
+    """A batch of two rows can be halved; a batch of one row can't, which raises."""
     assert counted([2, 1], promised=2, planned=3) == [[1, 1, 1]]
     with pytest.raises(RuntimeError, match="Cut must yield full batches"):
         counted([1, 1], promised=2, planned=3)
 
 
 @pytest.mark.parametrize(("promised", "yielded"), [(3, "only 2"), (1, "2 or more")])
-def test_a_promise_that_is_broken_is_an_error(promised: int, yielded: str) -> None:
+def test_wrong_number_of_batches_raises(promised: int, yielded: str) -> None:
+    """Yielding a different number of batches than `n_batches` returned raises."""
     with pytest.raises(RuntimeError, match=rf"Cut yielded {yielded} batches, .* returned {promised}"):
         counted([2, 2], promised=promised, planned=promised)
 
 
 @pytest.mark.parametrize("remainder", ["drop", "keep"])
-def test_batches_of_a_sampler_that_promised_none_are_an_error(remainder: Any) -> None:
-    """A sampler that says 0 and yields batches raises on every rank, though no pass would run it."""
+def test_batches_despite_a_promise_of_none_raise(remainder: Any) -> None:
+    """A sampler that returns 0 and yields batches raises on every rank, although no pass would run it."""
     for rank in job(Counting(8, lambda n_rows: math.ceil(n_rows / 8) - 1), 2, remainder=remainder):
         with pytest.raises(RuntimeError, match=r"Counting yielded 1 or more batches, .* returned 0"):
             rank.validate(16)
@@ -191,7 +198,8 @@ def test_batches_of_a_sampler_that_promised_none_are_an_error(remainder: Any) ->
 
 
 @given(st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=4), st.data())
-def test_exactly_the_batches_of_some_numbers_are_kept(sizes: list[list[int]], data: st.DataObject) -> None:
+def test_stream_selects_batches_by_number(sizes: list[list[int]], data: st.DataObject) -> None:
+    """A stream yields the batches of the selected numbers, and reads only their rows."""
     n = sum(map(len, sizes))
     kept = [number for number in range(n) if data.draw(st.booleans())]
     if not kept:
@@ -204,7 +212,8 @@ def test_exactly_the_batches_of_some_numbers_are_kept(sizes: list[list[int]], da
     assert flat(map(request_rows, selected)) == flat(whole[number] for number in kept)
 
 
-def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_of_a_lane_unless_it_is_the_last_of_all() -> None:
+def test_sampler_is_not_run_past_the_lane() -> None:
+    """A sampler isn't run past the last batch of a lane, unless that is the last batch of all."""
     request = {"requests": [slice(0, 4)], "splits": [np.arange(2), np.arange(2, 4)]}
     for numbers, n_drawn in [
         ((range(2, 4),), 2),
@@ -224,9 +233,8 @@ def test_nothing_is_drawn_from_a_sampler_behind_the_last_batch_of_a_lane_unless_
 
 
 @given(st.integers(1, 6), st.integers(0, 20), st.integers(0, 3))
-def test_lanes_that_share_a_batch_read_each_of_its_rows_once_in_parts_as_even_as_can_be(
-    n_parts: int, n_more: int, seed: int
-) -> None:
+def test_shared_batch_is_split_evenly(n_parts: int, n_more: int, seed: int) -> None:
+    """Lanes that share a batch read each of its rows once, in parts that differ by at most one row."""
     n_rows = n_parts + n_more
     split = np.random.default_rng(seed).permutation(n_rows)
     made = stream(Yielding({"requests": [slice(0, n_rows)], "splits": [split]}), Rows((range(5, 5 + n_rows),)))
@@ -241,7 +249,8 @@ def test_lanes_that_share_a_batch_read_each_of_its_rows_once_in_parts_as_even_as
     assert not any("repeated" in part for part in parts)
 
 
-def test_of_a_batch_that_several_lanes_read_all_but_one_mark_it_as_a_repeat() -> None:
+def test_repeats_of_a_shared_batch_are_marked() -> None:
+    """If several lanes read the same batch, all but one mark it as repeated."""
     sampler = Yielding({"requests": [slice(0, 3)], "splits": [np.array([2, 0, 1])]})
     made = stream(sampler, Rows((range(4, 7),)), "pad")
     marks = [
@@ -254,7 +263,9 @@ def test_of_a_batch_that_several_lanes_read_all_but_one_mark_it_as_a_repeat() ->
 
 @pytest.mark.parametrize("rows", [np.arange(9, 20), [slice(0, 4), slice(9, 16)], np.array([slice(0, 4), slice(9, 16)])])
 @pytest.mark.parametrize("shuffles", [True, False])
-def test_splits_that_are_left_out_are_all_rows_cut_to_batches(rows: Any, shuffles: bool) -> None:
+def test_missing_splits_are_cut_from_all_rows(rows: Any, shuffles: bool) -> None:
+    """Without splits, all rows are cut into batches, shuffled if the sampler shuffles."""
+
     class Leaving(Yielding):
         batch_size, shuffle = 4, shuffles
 
@@ -266,7 +277,9 @@ def test_splits_that_are_left_out_are_all_rows_cut_to_batches(rows: Any, shuffle
 
 
 @pytest.mark.parametrize(("size", "shuffles"), [(None, True), (2, None)])
-def test_without_splits_a_batch_size_and_shuffle_must_be_known(size: Any, shuffles: Any) -> None:
+def test_missing_splits_require_batch_size_and_shuffle(size: Any, shuffles: Any) -> None:
+    """Without splits, the sampler must have a batch size and `shuffle`."""
+
     class Leaving(Yielding):
         batch_size, shuffle = size, shuffles
 
@@ -307,7 +320,8 @@ ROWS_10, TEN = [slice(5, 15)], [np.arange(10)]
         ({"requests": ROWS_10, "splits": [np.arange(10)[::-2]]}, [[14, 12, 10, 8, 6]]),
     ],
 )
-def test_what_annbatchs_loader_reads_as_it_is_meant_is_read_so(request_: Any, expected: list[list[int]]) -> None:
+def test_requests_are_read_as_by_annbatch(request_: Any, expected: list[list[int]]) -> None:
+    """Load requests of every valid form are read as annbatch's Loader reads them."""
     sampler = Yielding(request_, n_batches=len(expected))
     [rank] = job(sampler, 1, remainder="keep")
     assert batches(rank.sample(20)) == read_alone(sampler) == expected
@@ -369,9 +383,8 @@ MALFORMED: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("request_", "error", "message"), MALFORMED)
-def test_what_annbatchs_loader_cannot_read_or_would_misread_is_an_error_that_names_the_sampler(
-    request_: Any, error: Any, message: str
-) -> None:
+def test_malformed_request_names_the_sampler(request_: Any, error: Any, message: str) -> None:
+    """A load request that annbatch's Loader can't read, or would misread, raises and names the sampler."""
     for policy in ("drop", "keep", "exact", "pad"):
         [rank] = job(Yielding(request_), 1, remainder=policy)
         requests = rank.sample(20)
@@ -380,7 +393,9 @@ def test_what_annbatchs_loader_cannot_read_or_would_misread_is_an_error_that_nam
         assert "Yielding" in str(raised.value)
 
 
-def test_a_sampler_that_yields_nothing_at_all_says_so() -> None:
+def test_sample_must_return_an_iterable() -> None:
+    """A sampler whose `sample` returns None raises a `TypeError` that names it."""
+
     class Returning(MaskBlind):
         def _sample(self, n_obs: int) -> Any:
             return None

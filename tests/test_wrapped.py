@@ -597,8 +597,8 @@ def test_description_ignores_caches_of_a_path() -> None:
     assert description(Holding(path)) == before
 
 
-def test_description_of_the_script_is_equal_in_spawned_processes() -> None:
-    """A spawned process imports the script under another name."""
+def test_description_is_equal_in_spawned_processes() -> None:
+    """A spawned process imports the script under a different module name."""
     kind: Any = type("Sampler", (MaskBlind,), {"__module__": "__main__"})
     spawned: Any = type("Sampler", (MaskBlind,), {"__module__": "__mp_main__"})
     assert description(spawned(4)) == description(kind(4))
