@@ -1,13 +1,12 @@
-"""A real job to look at: a torch model learns cell types on several ranks, and every row that it reads is checked.
+"""A demo: a PyTorch model learns cell types on several ranks, and every row that it reads is checked.
 
 ``python -m demo --help`` lists the options.
 
-1. `__main__` reads the options, has `cells` check what they name, and runs `torch.distributed.run`, which starts ranks.
-2. Every rank runs `train`: rank 0 writes the cells to a collection, then all train and validate on it.
-3. The ranks leave the rows that they read in a folder; `report` checks and shows them.
-4. With the cells that come with scanpy, every rank also runs `resume`: an epoch that is killed on two ranks, and
-   resumed on three.
+1. `__main__` parses the options, lets `cells` check the input, and runs torchrun, which starts the ranks.
+2. Every rank runs `train`: rank 0 writes the cells to a collection, then all ranks train and validate on it.
+3. The ranks write the rows that they read to a folder; `report` checks and shows them.
+4. With scanpy's cells, every rank also runs `resume`: an epoch that is killed on two ranks and resumed on three.
 
-However the demo is ended, its ranks end too, and the folder goes: at a signal that can be noticed the demo sees to that
-itself, and when it is killed the ranks do, as `train` says. Killed before there are ranks, it leaves an empty folder.
+However the demo ends, its ranks end too, and the folder is removed: by the demo itself after a signal that it can
+handle, and by the ranks after SIGKILL (see `train`). A demo killed before it starts ranks leaves an empty folder.
 """

@@ -1,4 +1,4 @@
-"""The command line: read the options, check what they name, run torchrun, report."""
+"""Command line of the demo: parse the options, check the input, run torchrun, report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
-# `python demo` puts this folder on the path, `python -m demo` the one that it is in
+# `python demo` puts this folder on the path, `python -m demo` its parent
 sys.path.insert(0, str(ROOT))
 
 from demo.cells import PBMC_CELLS, PBMC_LABEL, UnusableCellsError, check_collection, check_h5ad, pbmc  # noqa: E402 needs the path
@@ -25,22 +25,23 @@ from demo.report import report, report_resume  # noqa: E402 needs the path
 
 
 def demo(
-    h5ad: Annotated[Path | None, typer.Option(help="Train on this file.")] = None,
-    collection: Annotated[Path | None, typer.Option(help="Train on this annbatch collection.")] = None,
+    h5ad: Annotated[Path | None, typer.Option(help="h5ad file to train on.")] = None,
+    collection: Annotated[Path | None, typer.Option(help="annbatch collection to train on.")] = None,
     cells: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Train on so many made-up cells, to see throughput.")
+        int | None,
+        typer.Option(min=1, max=10_000_000, help="Number of simulated cells to train on, to see throughput."),
     ] = None,
-    label: Annotated[str, typer.Option(help="The column of obs to learn.")] = PBMC_LABEL,
-    ranks: Annotated[int, typer.Option(min=1, help="How many processes to train in.")] = 2,
+    label: Annotated[str, typer.Option(help="Column of obs to learn.")] = PBMC_LABEL,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
     virtual_ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Deal the rows to so many: the loss of a step is then the same on any --ranks."),
+        typer.Option(min=1, help="Number of virtual ranks, so that losses are the same on any --ranks."),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many passes over the training rows.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of epochs.")] = 5,
 ) -> None:
-    """Train a model that tells cell types apart on several ranks, and check every row that they read.
+    """Train a classifier of cell types on several ranks, and check every row that they read.
 
-    Without further options it trains on 700 blood cells (10x PBMC) that come with scanpy.
+    Without options, it trains on the 700 blood cells (10x PBMC) that are part of scanpy.
     """
     console = Console()
     with tempfile.TemporaryDirectory(prefix="annbatch-distributed-") as folder:
@@ -48,28 +49,26 @@ def demo(
             job = _job(Path(folder), h5ad=h5ad, collection=collection, cells=cells, label=label, epochs=epochs)
             job = replace(job, virtual_ranks=virtual_ranks)
             if virtual_ranks is not None and virtual_ranks % ranks:
-                msg = (
-                    f"{ranks} ranks can't run {virtual_ranks} virtual ones: --virtual-ranks takes a multiple of --ranks"
-                )
+                msg = f"--virtual-ranks must be a multiple of --ranks, {ranks}, got {virtual_ranks}"
                 raise UnusableCellsError(msg)
             if (virtual_ranks or ranks) > job.most_ranks:
                 msg = (
-                    f"{job.n_obs:,} cells are too few for {virtual_ranks or ranks} ranks: four fifths of them are "
-                    f"trained on, at least {job.batch_size} by each rank, and each validates on at least one"
+                    f"{job.n_obs:,} cells are too few for {virtual_ranks or ranks} ranks: each rank needs at least "
+                    f"{job.batch_size} training cells, of four fifths of the cells, and one validation cell"
                 )
                 raise UnusableCellsError(msg)
         except UnusableCellsError as error:
             typer.echo(f"demo: {error}", err=True)
             raise typer.Exit(2) from error
         console.print(
-            f"{job.n_obs:,} cells: {job.n_train:,} to train on, {job.n_validation:,} held out; {ranks} gloo ranks"
-            + (f" that run {virtual_ranks} virtual ones" if virtual_ranks else "")
+            f"{job.n_obs:,} cells: {job.n_train:,} to train on, {job.n_validation:,} held out; {ranks} Gloo ranks"
+            + (f" with {virtual_ranks} virtual ranks" if virtual_ranks else "")
         )
         if not (_torchrun(job, ranks) and report(job, ranks, console)):
             raise typer.Exit(1)
         if h5ad is None and collection is None and cells is None:
             console.print(
-                f"\nOne more epoch: of {KILLED_ON} ranks, the last is killed halfway, and {RESUMED_ON} ranks resume"
+                f"\nOne more epoch: one of {KILLED_ON} ranks is killed halfway, and {RESUMED_ON} ranks resume"
             )
             _torchrun(job, KILLED_ON, "demo.resume", is_killed=True)
             if not (_torchrun(job, RESUMED_ON, "demo.resume") and report_resume(job, console)):
@@ -80,7 +79,7 @@ def _job(
     folder: Path, *, h5ad: Path | None, collection: Path | None, cells: int | None, label: str, epochs: int
 ) -> Job:
     if sum(source is not None for source in (h5ad, collection, cells)) > 1:
-        msg = "--h5ad, --collection and --cells exclude each other: pass one of them"
+        msg = "pass only one of --h5ad, --collection and --cells"
         raise UnusableCellsError(msg)
     if collection is not None:
         n_obs = check_collection(collection, label)
@@ -102,9 +101,9 @@ def _job(
 
 
 def _torchrun(job: Job, ranks: int, module: str = "demo.train", *, is_killed: bool = False) -> bool:
-    """Run the job with torch's own launcher, in this process, and return whether all ranks have ended well.
+    """Run the job with torchrun, in this process, and return True if all ranks succeeded.
 
-    If ``is_killed``, a rank is killed on purpose, and torchrun's account of it is left out.
+    If ``is_killed``, a rank is killed on purpose, and torchrun's report of it is hidden.
     """
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -113,15 +112,15 @@ def _torchrun(job: Job, ranks: int, module: str = "demo.train", *, is_killed: bo
     path = Path(job.results) / "job.json"
     job.write(path)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
-    os.environ.setdefault("TQDM_DISABLE", "1")  # annbatch's writer has bars of its own
+    os.environ.setdefault("TQDM_DISABLE", "1")  # hides annbatch's progress bars
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-    # the standard input of the ranks, at whose end they end: only this process holds the other end, until it is no more
+    # The standard input of the ranks, which exit when it closes: only this process holds its other end.
     reading, _ = os.pipe()
     os.dup2(reading, 0)
 
-    # by itself torchrun would listen on every interface, wherever it is told to be; it takes a store that is there
+    # torchrun would listen on every interface, whatever its options; it uses an existing store, which doesn't
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore(
@@ -136,14 +135,14 @@ def _torchrun(job: Job, ranks: int, module: str = "demo.train", *, is_killed: bo
     options = [f"--master-addr={store.host}", f"--master-port={port}", f"--log-dir={job.results}"]
     try:
         main([*options, f"--nproc-per-node={ranks}", "-m", module, str(path)])
-    except ChildFailedError:  # the rank has said why, and torchrun which
+    except ChildFailedError:  # the rank has printed why, and torchrun which rank
         return False
     return True
 
 
 if __name__ == "__main__":
     for ending in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
-        signal.signal(ending, signal.default_int_handler)  # nothing is left behind, as after control-C
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)  # which gives flags no type
+        signal.signal(ending, signal.default_int_handler)  # clean up, as after Ctrl-C
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)  # without types of flags
     app.command()(demo)
     app()

@@ -1,4 +1,4 @@
-"""Cells: those that come with scanpy, a file, a collection, or made-up ones; checked, and written to a collection."""
+"""Input of the demo: scanpy's cells, a file, a collection, or simulated cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from demo.job import Job
 
-# known, and not about anything that can be changed here
+# harmless warnings of libraries
 for message in (
     "Consolidated metadata is currently not part in the Zarr format 3",
     "Only `X`, `obs`, and `var` are kept for now",
@@ -23,7 +23,7 @@ for message in (
 ):
     warnings.filterwarnings("ignore", message=message)
 
-# the cells that come with scanpy: known, because anndata takes seconds to import
+# scanpy's cells; the number is fixed, because anndata takes seconds to import
 PBMC_LABEL = "bulk_labels"
 PBMC_CELLS = 700
 
@@ -33,32 +33,33 @@ SYNTHETIC_GENES_PER_CELL = 100
 
 
 class UnusableCellsError(Exception):
-    """What was asked for can't be trained on; the message is one line that says why."""
+    """Error for cells that can't be trained on; its message is one line."""
 
 
 def pbmc() -> Path:
-    """Find the file that comes with scanpy, without importing it."""
+    """Return the path of scanpy's file, without importing scanpy."""
     return Path(str(distribution("scanpy").locate_file("scanpy/datasets/10x_pbmc68k_reduced.h5ad")))
 
 
 def check_h5ad(path: Path, label: str) -> int:
-    """Check that a file can be trained on.
+    """Check that a file can be used for training.
 
     Parameters
     ----------
     path
-        An h5ad file.
+        Path of an h5ad file.
     label
-        The column of ``obs`` to learn.
+        Column of ``obs`` to learn.
 
     Returns
     -------
-    How many cells it has.
+    int
+        Number of cells.
 
     Raises
     ------
     UnusableCellsError
-        If it can't be trained on.
+        If the file can't be used.
     """
     if not path.is_file():
         msg = f"{path}: no such file"
@@ -70,11 +71,11 @@ def check_h5ad(path: Path, label: str) -> int:
         cells = ad.read_h5ad(path, backed="r")
         matrix = cells.X
     except Exception as error:
-        msg = f"{path}: not an h5ad file that anndata can read, with a matrix X"
+        msg = f"{path}: must be an h5ad file with a matrix X"
         raise UnusableCellsError(msg) from error
     with closing(cells.file):
         if matrix is None or getattr(matrix, "format", "dense") not in {"dense", "csr"}:
-            msg = f"{path}: X must be a dense or a CSR matrix, for rows to be read from it"
+            msg = f"{path}: X must be a dense or a CSR matrix"
             raise UnusableCellsError(msg)
         _check_shape(path, cells.n_obs, cells.n_vars)
         _check_labels(path, cells.obs, label)
@@ -82,7 +83,7 @@ def check_h5ad(path: Path, label: str) -> int:
 
 
 def check_collection(path: Path, label: str) -> int:
-    """Check that a collection can be trained on; as `check_h5ad` does for a file."""
+    """Check that a collection can be used for training, as `check_h5ad` does."""
     if not path.is_dir():
         msg = f"{path}: no such folder"
         raise UnusableCellsError(msg)
@@ -96,14 +97,14 @@ def check_collection(path: Path, label: str) -> int:
         loader = None if is_empty else Loader(batch_size=1, preload_to_gpu=False).use_collection(collection)
         obs = None if is_empty else collection.obs()
     except FileNotFoundError as error:
-        msg = f"{path}: not an annbatch collection, not even a zarr group"
+        msg = f"{path}: must be an annbatch collection, but is not even a zarr group"
         raise UnusableCellsError(msg) from error
     except Exception as error:
-        # whatever zarr, anndata and annbatch raise about a file that is damaged
-        msg = f"{path}: not an annbatch collection that can be read: {_in_one_line(error)}"
+        # zarr, anndata and annbatch raise many kinds of errors for damaged files
+        msg = f"{path}: the annbatch collection can't be read: {_in_one_line(error)}"
         raise UnusableCellsError(msg) from error
     if loader is None or obs is None:
-        msg = f"{path}: a zarr group, but not an annbatch collection; DatasetCollection(...).add_adatas writes one"
+        msg = f"{path}: a zarr group, but not an annbatch collection; write one with annbatch-distributed collect"
         raise UnusableCellsError(msg)
     _check_shape(path, len(obs), loader.n_var)
     _check_labels(path, obs, label)
@@ -111,16 +112,16 @@ def check_collection(path: Path, label: str) -> int:
 
 
 def write_collection(job: Job) -> None:
-    """Write a job's cells to its collection: shuffled, with nothing but their matrix and their labels."""
+    """Write the cells of a job to its collection: shuffled, only with X and the labels."""
     import numpy as np
     from annbatch import DatasetCollection
 
     def load(_: str) -> ad.AnnData:
-        return _make_up(job.n_obs, job.label) if job.h5ad is None else _open(job.h5ad, job.label)
+        return _simulate(job.n_obs, job.label) if job.h5ad is None else _open(job.h5ad, job.label)
 
-    # the default sizes of data sets are bytes, and made-up cells have no file to estimate them from
+    # the default size of datasets is in bytes, and simulated cells have no file to estimate it from
     DatasetCollection(job.collection).add_adatas(
-        [job.h5ad or "made up"], load_adata=load, dataset_size=200_000, rng=np.random.default_rng(0)
+        [job.h5ad or "simulated"], load_adata=load, dataset_size=200_000, rng=np.random.default_rng(0)
     )
 
 
@@ -131,8 +132,8 @@ def _open(path: str, label: str) -> ad.AnnData:
     return ad.AnnData(X=lazy.X, obs=lazy.obs.to_memory()[[label]], var=lazy.var.to_memory()[[]])
 
 
-def _make_up(n_obs: int, label: str) -> ad.AnnData:
-    """Make up sparse counts: a tenth of the genes of a cell are markers of its label, the others are any genes."""
+def _simulate(n_obs: int, label: str) -> ad.AnnData:
+    """Simulate sparse counts: a tenth of the genes of a cell are markers of its label."""
     import anndata as ad
     import numpy as np
     import pandas as pd
@@ -158,7 +159,7 @@ def _in_one_line(error: Exception) -> str:
 
 def _check_shape(path: Path, n_obs: int, n_var: int) -> None:
     if n_obs == 0 or n_var == 0:
-        msg = f"{path}: {n_obs:,} cells with {n_var:,} genes, so there is nothing to learn from"
+        msg = f"{path}: {n_obs:,} cells and {n_var:,} genes; both must be at least 1"
         raise UnusableCellsError(msg)
 
 
@@ -166,14 +167,14 @@ def _check_labels(path: Path, obs: pd.DataFrame, label: str) -> None:
     import pandas as pd
 
     if label not in obs:
-        msg = f"{path}: no column {label!r} in obs; --label takes one of: {', '.join(map(str, obs.columns))}"
+        msg = f"{path}: obs has no column {label!r}; pass --label with one of {', '.join(map(str, obs.columns))}"
         raise UnusableCellsError(msg)
     if pd.api.types.is_float_dtype(obs[label]):
-        msg = f"{path}: column {label!r} holds measurements, not labels"
+        msg = f"{path}: column {label!r} must hold labels, not floats"
         raise UnusableCellsError(msg)
     if obs[label].isna().any():
-        msg = f"{path}: column {label!r} has no value for {obs[label].isna().sum():,} cells"
+        msg = f"{path}: column {label!r} lacks values for {obs[label].isna().sum():,} cells"
         raise UnusableCellsError(msg)
     if obs[label].nunique() < 2:
-        msg = f"{path}: column {label!r} has one value for all cells, so there is nothing to learn"
+        msg = f"{path}: column {label!r} must have at least two values"
         raise UnusableCellsError(msg)

@@ -1,4 +1,4 @@
-"""A job: what every rank has to know, the same on all of them."""
+"""A job: the settings that all ranks share."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: Ranks of the job that is killed in the middle of an epoch, and of the one that resumes it.
+#: Numbers of ranks before and after the kill.
 KILLED_ON, RESUMED_ON = 2, 3
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to train on, how, and where the ranks leave what they read.
+    """Settings of a job.
 
-    The first four fifths of the rows are for training, the rest is held out for validation.
+    The first four fifths of the rows are for training, the others are held out for validation.
     """
 
     collection: str
-    """The annbatch collection to read, written first if it is not there."""
+    """Path of the annbatch collection, which is written if it doesn't exist."""
     h5ad: str | None
-    """The file to write the collection from; without one, made-up cells are written."""
+    """Path of the file to write the collection from; None for simulated cells."""
     n_obs: int
-    """How many rows the collection has."""
+    """Number of rows of the collection."""
     label: str
-    """The column of `obs` to learn."""
+    """Column of `obs` to learn."""
     epochs: int
-    """How many passes over the training rows, one or more."""
+    """Number of epochs."""
     results: str
-    """The folder for what the ranks leave."""
+    """Folder for the results of the ranks."""
     virtual_ranks: int | None = None
-    """How many virtual ranks the training rows are dealt to; None deals them to the ranks."""
+    """Number of virtual ranks; None to shard across the ranks themselves."""
 
     @property
     def n_train(self) -> int:
-        """How many rows are trained on: rows ``[0, n_train)``."""
+        """Number of training rows: rows ``[0, n_train)``."""
         return self.n_obs * 4 // 5
 
     @property
     def n_validation(self) -> int:
-        """How many rows are held out: rows ``[n_train, n_obs)``."""
+        """Number of held-out rows: rows ``[n_train, n_obs)``."""
         return self.n_obs - self.n_train
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch on one rank, or one virtual rank."""
+        """Number of rows of a batch on one rank or virtual rank."""
         return 16 if self.n_obs < 20_000 else 256
 
     @property
     def most_ranks(self) -> int:
-        """On how many ranks, virtual or not, there is a full batch to train on and a row to validate on for each."""
+        """Largest number of ranks that each have a full training batch and a validation row."""
         return min(self.n_train // self.batch_size, self.n_validation)
 
     def write(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report: what the ranks really read, checked against what they should have read, and shown as tables."""
+"""Report of the demo: the rows that the ranks read, checked against the plan, as tables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Read:
-    """What all ranks read of one split: for each epoch, and in it for each rank, the rows and the batches' sizes."""
+    """Rows and batch sizes that the ranks read of one split, by epoch and rank."""
 
     rows: list[list[np.ndarray]]
     batches: list[list[np.ndarray]]
 
     @classmethod
     def of(cls, split: str, ranks: list[dict[str, np.ndarray]], epochs: int) -> Self:
-        """Take one split from what every rank left."""
+        """Return one split of the results of all ranks."""
         return cls(
             rows=[[rank[f"{split} rows {epoch}"] for rank in ranks] for epoch in range(epochs)],
             batches=[[rank[f"{split} batches {epoch}"] for rank in ranks] for epoch in range(epochs)],
@@ -36,34 +36,35 @@ class Read:
 
     @property
     def disjoint(self) -> bool:
-        """Whether no row was read twice in an epoch, by one rank or by two."""
+        """True if no row was read twice in an epoch."""
         return all(len(np.unique(rows := np.concatenate(epoch))) == len(rows) for epoch in self.rows)
 
     @property
     def equal_batches(self) -> bool:
-        """Whether all ranks had the same number of batches."""
+        """True if all ranks had the same number of batches."""
         return all(len({len(sizes) for sizes in epoch}) == 1 for epoch in self.batches)
 
     def covers(self, rows: range) -> bool:
-        """Whether the rows read in each epoch are these, each of them once."""
+        """Return True if exactly these rows were read in each epoch, each row once."""
         return all(np.array_equal(np.sort(np.concatenate(epoch)), rows) for epoch in self.rows)
 
 
 def report(job: Job, n_ranks: int, console: Console) -> bool:
-    """Show what the ranks left, and say whether all of it is as it should be.
+    """Show the results of the ranks, and check them.
 
     Parameters
     ----------
     job
-        What was run.
+        Job that was run.
     n_ranks
-        On how many ranks.
+        Number of ranks.
     console
-        Where to show it.
+        Console to print to.
 
     Returns
     -------
-    Whether every check holds.
+    bool
+        True if every check holds.
     """
     results = Path(job.results)
     ranks = [dict(np.load(results / f"rank{rank}.npz")) for rank in range(n_ranks)]
@@ -81,7 +82,7 @@ def report(job: Job, n_ranks: int, console: Console) -> bool:
         "no row was read by two ranks": training.disjoint and validation.disjoint,
         "every rank had as many batches as the others": training.equal_batches and validation.equal_batches,
         "no held-out row was trained on": bool(trained[0] >= 0 and trained[-1] < job.n_train),
-        f"{left_out} rows were left out of each epoch": all(
+        f"{left_out} rows were dropped in each epoch": all(
             sum(map(len, epoch)) == job.n_train - left_out for epoch in training.rows
         ),
         f"each of the {job.n_validation:,} held-out cells was counted once": validation.covers(
@@ -91,17 +92,17 @@ def report(job: Job, n_ranks: int, console: Console) -> bool:
     }
     for check, holds in checks.items():
         console.print("[green]✓[/]" if holds else "[red]✗[/]", check)
-    console.print(f"  {len(trained):,} of {job.n_train:,} training rows were covered in {job.epochs} epochs")
+    console.print(f"  {len(trained):,} of {job.n_train:,} training rows were read in {job.epochs} epochs")
     speed = sum(sum(map(len, epoch)) for epoch in training.rows) / sum(epoch["seconds"] for epoch in history)
-    console.print(f"  {speed:,.0f} cells/s were trained on, all ranks together")
+    console.print(f"  {speed:,.0f} cells/s in training, over all ranks")
     return all(checks.values())
 
 
 def report_resume(job: Job, console: Console) -> bool:
-    """Show which steps of an epoch were run before and after a kill, and return whether each row was read once."""
+    """Show the steps before and after a kill, and return True if each row was read once."""
     resumed = _steps(job, RESUMED_ON)
     first = min(resumed)
-    # steps that no checkpoint knows of were run again
+    # steps after the last checkpoint were run again
     killed = {step: rows for step, rows in _steps(job, KILLED_ON).items() if step < first}
     rows = np.concatenate([*killed.values(), *resumed.values()])
     console.print(f"  steps 0 to {first - 1} on {KILLED_ON} ranks, {first} to {max(resumed)} on {RESUMED_ON} ranks")

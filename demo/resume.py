@@ -1,7 +1,7 @@
-"""What every rank runs of a job that is killed in the middle of an epoch, and resumed on another number of ranks.
+"""One rank of a job that is killed in the middle of an epoch, and resumed on a different number of ranks.
 
-Started by torchrun, as ``python -m demo.resume JOB``, first on two ranks and then on three. Each rank writes down the
-rows of every step. After each step, rank 0 saves the model and the loader.
+torchrun starts it as ``python -m demo.resume JOB``, first on two ranks and then on three. Each rank logs the rows of
+every step. After each step, rank 0 saves the model and the loader.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ if __name__ == "__main__":
     except RuntimeError:
         if dist.get_world_size() != KILLED_ON:
             raise
-        sys.exit(1)  # the last rank is gone, as it is meant to be
+        sys.exit(1)  # the last rank was killed on purpose
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
-"""What every rank runs: train on its share of the training rows, validate on its share of the held-out rows.
+"""One rank of the demo: it trains on its shard of the training rows, and validates on its shard of the held-out rows.
 
-Started by torchrun, as ``python -m demo.train JOB``, with a pipe from the demo as its standard input.
+torchrun starts it as ``python -m demo.train JOB``, with a pipe from the demo as its standard input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job) -> None:
-    """Train, and leave the rows that were read and how right the model was in the job's folder for results."""
+    """Train, and write the rows and the accuracy to the folder of results."""
     rank = dist.get_rank()
     if rank == 0 and not Path(job.collection).exists():
         write_collection(job)
@@ -54,7 +54,7 @@ def run(job: Job) -> None:
         dist_info="torch",
         virtual_ranks=job.virtual_ranks,
     )
-    # "exact": every held-out row once, and the same number of batches on every rank all the same
+    # "exact": each held-out row once, in the same number of batches on every rank
     validation = DistributedSampler(
         SequentialSampler(
             chunk_size=job.batch_size,
@@ -74,7 +74,7 @@ def run(job: Job) -> None:
         sampler.check_ranks_agree(train_loader.n_obs)
 
     torch.manual_seed(0)
-    # a norm, so that any scale of the matrix will do; statistics of a batch and dropout depend on the number of ranks
+    # a norm, for any scale of the matrix; batch statistics and dropout would depend on the number of ranks
     inputs = [nn.BatchNorm1d(train_loader.n_var), nn.Dropout(0.2)]
     model = DistributedDataParallel(
         nn.Sequential(
@@ -92,7 +92,7 @@ def run(job: Job) -> None:
     with Progress(*columns, disable=rank != 0) as progress:
         bar = progress.add_task("", total=job.epochs * len(train_loader))
         for epoch in range(job.epochs):
-            training.set_epoch(epoch)  # another order, and other rows are left out
+            training.set_epoch(epoch)  # each epoch has its own order and drops different rows
             model.train()
             began = time.perf_counter()
             read, losses = [], []
@@ -110,7 +110,7 @@ def run(job: Job) -> None:
 
             model.eval()
             read = []
-            counts = torch.zeros(2, dtype=torch.int64)  # cells that the model is right about, cells
+            counts = torch.zeros(2, dtype=torch.int64)  # correct, all
             for batch in validation_loader:
                 cells, labels = tensors(batch, job.label, classes)
                 with torch.no_grad():
@@ -128,20 +128,20 @@ def run(job: Job) -> None:
 
 
 def _mean(loss: torch.Tensor) -> float:
-    """Average a loss over all ranks, whose batches are of one size."""
+    """Return the mean loss over all ranks, whose batches have the same size."""
     total = loss.detach().clone()
     dist.all_reduce(total)
     return float(total) / dist.get_world_size()
 
 
 def tensors(batch: LoaderOutput, label: str, classes: pd.Index) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give a batch's cells as a dense matrix, and their labels as numbers of classes."""
+    """Return the cells of a batch as a dense matrix, and their class indices."""
     codes = pd.Categorical(batch["obs"][label], categories=classes).codes
     return batch["X"].to_dense().float(), torch.tensor(codes, dtype=torch.int64)
 
 
 def _of_epoch(split: str, epoch: int, read: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Name what was read in an epoch: the rows, and how many of them were in each batch."""
+    """Return the rows of an epoch and the sizes of its batches, by name."""
     return {
         f"{split} rows {epoch}": np.concatenate(read),
         f"{split} batches {epoch}": np.array([len(batch) for batch in read]),
@@ -149,15 +149,15 @@ def _of_epoch(split: str, epoch: int, read: list[np.ndarray]) -> dict[str, np.nd
 
 
 def end_with_the_demo(results: str) -> None:
-    """Have this process end as soon as the demo has, and remove its folder, which a demo that was killed couldn't.
+    """End this process when the demo ends, and remove its folder, which a killed demo can't do.
 
-    The system closes the pipe when the process that holds its other end is gone, however it ended. A Python thread sees
-    that wherever there are threads and pipes; Linux's signal at a parent's death would be for Linux alone.
+    The system closes the pipe when the demo ends, however it ends. A thread notices that on every system; the signal at
+    the death of a parent exists on Linux only.
     """
 
     def wait() -> None:
         os.read(0, 1)  # nothing is ever written
-        # unlike an exit, this ends all threads at once: nothing is written to the folder any more
+        # unlike an exit, this ends all threads at once, so nothing writes to the folder
         os.execlp("rm", "rm", "-rf", results)
 
     threading.Thread(target=wait, daemon=True).start()

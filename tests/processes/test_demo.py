@@ -43,12 +43,12 @@ def test_demo_passes_all_its_checks() -> None:
     """The demo learns cell types on two ranks, and all of its checks hold."""
     (done,) = run(python("-m", "demo", "--epochs", 2))
 
-    assert "700 cells: 560 to train on, 140 held out; 2 gloo ranks" in done.stdout
+    assert "700 cells: 560 to train on, 140 held out; 2 Gloo ranks" in done.stdout
     assert done.stdout.count("✓") == 6
     assert "✗" not in done.stdout
     assert re.search(r"steps 0 to \d+ on 2 ranks, \d+ to 14 on 3 ranks", done.stdout)
     assert "each of the 560 training cells of that epoch was read once" in done.stdout
-    assert "560 of 560 training rows were covered" in done.stdout
+    assert "560 of 560 training rows were read" in done.stdout
     accuracies = [float(percent) for percent in re.findall(r"([\d.]+)%", done.stdout)]
     assert len(accuracies) == 2
     assert accuracies[-1] > 60  # the most frequent of the ten labels makes up 34%
@@ -120,7 +120,7 @@ def test_demo_runs_on_collection_and_virtual_ranks(collection: Path) -> None:
     options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--virtual-ranks", 4, "--epochs", 1]
     (done,) = run(python("-m", "demo", *options))
 
-    assert "1 gloo ranks that run 4 virtual ones" in done.stdout
+    assert "1 Gloo ranks with 4 virtual ranks" in done.stdout
     assert done.stdout.count("✓") == 5
     assert "cells/s" in done.stdout
     assert not re.search("Warning|Traceback", done.stderr)
@@ -152,23 +152,23 @@ def test_demo_reads_sparse_file_with_string_labels(collection: Path, tmp_path: P
 
 UNUSABLE = {
     "a file that isn't there": (["--h5ad", "{folder}/none.h5ad"], "none.h5ad: no such file"),
-    "a file that isn't h5ad": (["--h5ad", __file__], "not an h5ad file"),
-    "a file without a matrix": (["--h5ad", "{folder}/no-matrix.h5ad"], "not an h5ad file that .* with a matrix X"),
-    "a file without genes": (["--h5ad", "{folder}/no-genes.h5ad"], "40 cells with 0 genes"),
+    "a file that isn't h5ad": (["--h5ad", __file__], "must be an h5ad file"),
+    "a file without a matrix": (["--h5ad", "{folder}/no-matrix.h5ad"], "with a matrix X"),
+    "a file without genes": (["--h5ad", "{folder}/no-genes.h5ad"], "40 cells and 0 genes"),
     "a column that isn't there": (
         ["--label", "cell_tpye"],
-        "no column 'cell_tpye' in obs; --label takes one of: bulk_labels",
+        "no column 'cell_tpye'; pass --label with one of bulk_labels",
     ),
-    "a column of measurements": (["--label", "n_counts"], "'n_counts' holds measurements, not labels"),
+    "a column of floats": (["--label", "n_counts"], "'n_counts' must hold labels"),
     "a collection that isn't there": (["--collection", "{folder}/none.zarr"], "none.zarr: no such folder"),
-    "a folder without zarr": (["--collection", "{folder}"], "not an annbatch collection"),
+    "a folder without zarr": (["--collection", "{folder}"], "must be an annbatch collection"),
     "a zarr group that isn't a collection": (["--collection", "{folder}/group.zarr"], "not an annbatch collection"),
-    "a collection with a broken data set": (["--collection", "{damaged}"], "can be read: JSONDecodeError"),
-    "a collection without the column": (["--collection", "{collection}"], "no column 'bulk_labels' in obs"),
+    "a collection with a broken dataset": (["--collection", "{damaged}"], "can't be read: JSONDecodeError"),
+    "a collection without the column": (["--collection", "{collection}"], "no column 'bulk_labels'"),
     "too many ranks": (["--ranks", "36"], "700 cells are too few for 36 ranks"),
-    "virtual ranks": (["--ranks", "3", "--virtual-ranks", "4"], "3 ranks can't run 4 virtual ones"),
+    "virtual ranks": (["--ranks", "3", "--virtual-ranks", "4"], "multiple of --ranks, 3, got 4"),
     "too many virtual ranks": (["--virtual-ranks", "36"], "700 cells are too few for 36 ranks"),
-    "two sources": (["--cells", "100", "--h5ad", "{folder}/none.h5ad"], "exclude each other"),
+    "two sources": (["--cells", "100", "--h5ad", "{folder}/none.h5ad"], "pass only one"),
 }
 
 
@@ -227,7 +227,7 @@ VALIDATED = [np.arange(32, 36), np.arange(36, 40)]
         (TRAINED, VALIDATED, 8, []),
         ([TRAINED[0], TRAINED[0]], VALIDATED, 8, ["no row was read by two ranks"]),
         ([TRAINED[0], TRAINED[1] + 1], VALIDATED, 8, ["no held-out row was trained on"]),
-        ([TRAINED[0], TRAINED[1][:15]], VALIDATED, 8, ["0 rows were left out"]),
+        ([TRAINED[0], TRAINED[1][:15]], VALIDATED, 8, ["0 rows were dropped"]),
         (TRAINED, [VALIDATED[0], VALIDATED[1][1:]], 8, ["each of the 8 held-out cells was counted once"]),
         (TRAINED, VALIDATED, 9, ["each of the 8 held-out cells was counted once"]),
     ],
