@@ -1,4 +1,4 @@
-"""How Hypothesis runs here, and the collection that real processes read."""
+"""Profiles of Hypothesis, and the collection that real processes read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# no deadline: tests never judge times, and a class sampler's tables take pandas a while
+# no deadline: tests never check durations, and the tables of a class sampler take pandas a while
 settings.register_profile("default", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-# where what is covered is measured, which takes as long again
+# for measuring coverage, which doubles the time
 settings.register_profile("brief", settings.get_profile("default"), max_examples=10)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
-# where the code is changed again and again: the same examples each time, and one that fails is enough
+# for mutation tests: the same examples each time, and the first failure is enough
 settings.register_profile(
     "mutation",
     settings.get_profile("default"),
@@ -31,9 +31,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let SIGINT interrupt this process and those that it starts.
+    """Let SIGINT interrupt this process and its children.
 
-    A shell starts jobs in the background with SIGINT ignored, and children inherit that.
+    A shell starts background jobs with SIGINT ignored, and children inherit this setting.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -42,9 +42,9 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Path to a collection of three data sets; the first column of each row is one more than the row's number.
+    """Path to a collection of three datasets; the first column of each row is one more than the row's number.
 
-    Beside it, with the suffix ``.h5ad``, is the file that it was written from.
+    The source file is next to the collection, with the suffix ``.h5ad``.
     """
     import anndata as ad
     import numpy as np

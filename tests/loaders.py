@@ -1,4 +1,4 @@
-"""Loaders of collections in which each row holds its own number."""
+"""Loaders of collections in which each row contains its own number."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def numbered(sampler: DistributedSampler, n_obs: int, **options: Any) -> StatefulLoader:
-    """A loader of so many rows."""
-    made = StatefulLoader(batch_sampler=sampler, **{"return_index": True, "preload_to_gpu": False} | options)
-    return made.add_adata(ad.AnnData(np.arange(float(n_obs))[:, None]))
+    """A loader of a collection of `n_obs` rows."""
+    loader = StatefulLoader(batch_sampler=sampler, **{"return_index": True, "preload_to_gpu": False} | options)
+    return loader.add_adata(ad.AnnData(np.arange(float(n_obs))[:, None]))
 
 
 def rows(batches: Iterable[Any]) -> list[list[int]]:
-    """The rows of each batch, which its data must agree with."""
-    found = []
+    """The rows of each batch, after comparing them with its data."""
+    result = []
     for batch in batches:
         assert batch["X"][:, 0].tolist() == batch["index"].tolist()
-        found.append(batch["index"].tolist())
-    return found
+        result.append(batch["index"].tolist())
+    return result

@@ -1,4 +1,4 @@
-"""Ranks of one process that check each other: what each says is known before any of them hears."""
+"""Ranks in one process that check each other: all texts are collected before any rank receives them."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
     from annbatch_distributed.checks.exchange import Gather
 
 
-class _Said(Exception):
-    """Ends a call that has said what it has to say."""
+class _Sent(Exception):
+    """Ends a call once it has sent its text."""
 
 
 def heard(calls: Sequence[Callable[[Gather], str | None]]) -> list[str]:
-    """Return what each rank hears: the answer of its call, or the message of its error.
+    """Return the outcome of each rank: the answer of its call, or the message of its error.
 
     Parameters
     ----------
     calls
-        For each rank, a call that is given a function to gather with.
+        For each rank, a call that takes a function to gather with.
     """
-    texts = [_said(call) for call in calls]
-    return [_heard(call, texts) for call in calls]
+    texts = [_text_of(call) for call in calls]
+    return [_outcome(call, texts) for call in calls]
 
 
 def agreement(ranks: Sequence[Any], *arguments: object) -> list[str]:
-    """Return what each of some samplers or loaders hears when they check that they agree."""
-    return heard([partial(_asked, rank.check_ranks_agree, arguments) for rank in ranks])
+    """Return the outcome of `check_ranks_agree` for each sampler or loader."""
+    return heard([partial(_call, rank.check_ranks_agree, arguments) for rank in ranks])
 
 
 def verdict(ranks: Sequence[Any], *arguments: object) -> list[str]:
-    """Return what each of some samplers or loaders hears when they check what they have read."""
-    return heard([partial(_asked, rank.check_epoch_read, arguments) for rank in ranks])
+    """Return the outcome of `check_epoch_read` for each sampler or loader."""
+    return heard([partial(_call, rank.check_epoch_read, arguments) for rank in ranks])
 
 
 def met_in_threads(calls: Sequence[Callable[..., Any]]) -> list[Any]:
-    """Return what each rank's call returns that is given a function to gather with, as often as it likes."""
+    """Return the result of each rank's call, which takes a function to gather with any number of times."""
     texts, barrier = [""] * len(calls), threading.Barrier(len(calls), timeout=60)
 
     def gather(rank: int, text: str) -> list[str]:
         texts[rank] = text
         barrier.wait()
         gathered = list(texts)
-        barrier.wait()  # nobody says the next one before all have heard this one
+        barrier.wait()  # no rank sends its next text before all have received this one
         return gathered
 
     with ThreadPoolExecutor(len(calls)) as pool:
@@ -62,27 +62,27 @@ def met_in_threads(calls: Sequence[Callable[..., Any]]) -> list[Any]:
     return [answer.result() for answer in answers]
 
 
-def _asked(ask: Callable[..., str | None], arguments: tuple[object, ...], gather: Gather) -> str | None:
-    return ask(*arguments, gather=gather)
+def _call(check: Callable[..., str | None], arguments: tuple[object, ...], gather: Gather) -> str | None:
+    return check(*arguments, gather=gather)
 
 
-def _said(call: Callable[[Gather], str | None]) -> str:
-    said = ""
+def _text_of(call: Callable[[Gather], str | None]) -> str:
+    message = ""
 
     def gather(text: str) -> list[str]:
-        nonlocal said
-        said = text
-        raise _Said
+        nonlocal message
+        message = text
+        raise _Sent
 
     try:
         call(gather)
-    except _Said:
-        return said
+    except _Sent:
+        return message
     msg = "the call has not gathered anything"
     raise AssertionError(msg)
 
 
-def _heard(call: Callable[[Gather], str | None], texts: list[str]) -> str:
+def _outcome(call: Callable[[Gather], str | None], texts: list[str]) -> str:
     try:
         return call(lambda _: texts) or ""
     except ValueError as error:
@@ -90,14 +90,14 @@ def _heard(call: Callable[[Gather], str | None], texts: list[str]) -> str:
 
 
 def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch) -> list[str]:
-    """Return what each rank hears that meets the others in a store: its answer, or the type and message of its error.
+    """Return each rank's outcome of an exchange in a store: its answer, or the type and message of its error.
 
     Parameters
     ----------
     calls
-        For each rank, a call, which is made by a thread of its own.
+        For each rank, a call, which runs in its own thread.
     patch
-        Has torch say that each thread is a process.
+        Makes PyTorch treat each thread as a process.
     """
     own = threading.local()
     store = HashStore()
@@ -105,7 +105,7 @@ def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch) ->
     patch.setattr(f"{torch}.is_initialized", lambda: True)
     patch.setattr(f"{torch}.default_group", lambda: Placement(Rank(own.number, len(calls)), "threads", "torch"))
     patch.setattr("annbatch_distributed.checks.exchange.store_of", lambda _: store)
-    outcomes = ["nothing, since it still waits"] * len(calls)
+    outcomes = ["nothing, because it is still waiting"] * len(calls)
 
     def run(number: int, call: Callable[[], str | None]) -> None:
         own.number = number

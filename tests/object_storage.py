@@ -1,4 +1,4 @@
-"""A server with the API of S3 in this process, which can fail and be slow."""
+"""A server in this process with the API of S3, which can fail or be slow."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Server", "serving"]
 
 class _Quiet(WSGIRequestHandler):
     def log_request(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Server:
-    """Answers as moto does, unless it is told otherwise."""
+    """A server that answers as moto does, except within `failing` and `slow`."""
 
     def __init__(self) -> None:
         self._answer = DomainDispatcherApplication(create_backend_app)
@@ -50,7 +50,7 @@ class Server:
         return self._answer(environ, start_response)
 
     def put(self, folder: Path, bucket: str, prefix: str) -> None:
-        """Put the files of a folder into a bucket, which is made if it isn't there."""
+        """Put the files of a folder into a bucket, and create the bucket if necessary."""
         keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
         store = S3Store(bucket, endpoint=self.url, client_options={"allow_http": True}, config=keys)
         urlopen(Request(f"{self.url}/{bucket}", method="PUT")).close()
@@ -60,7 +60,7 @@ class Server:
 
     @contextmanager
     def failing(self, *, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Fail in a context, when something is so."""
+        """Fail within a context, whenever a condition is true."""
         self._fails_when = when
         try:
             yield
@@ -69,7 +69,7 @@ class Server:
 
     @contextmanager
     def slow(self) -> Iterator[None]:
-        """Answer in a context later than clients of the tests wait."""
+        """Answer within a context, after the timeout of the tests' clients."""
         self._takes = 2.0
         try:
             yield
@@ -79,11 +79,11 @@ class Server:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """Serve in a context."""
+    """Run a server within a context."""
     server = Server()
     thread = threading.Thread(target=server._server.serve_forever, daemon=True)
     thread.start()
-    # moto keeps buckets for all servers of a process, those of earlier tests too
+    # moto keeps the buckets of all servers of a process, also from earlier tests
     urlopen(Request(f"{server.url}/moto-api/reset", method="POST")).close()
     try:
         yield server

@@ -1,6 +1,6 @@
-"""Samplers of users' own, and what the tests ask of load requests."""
+"""Custom samplers, and functions to look into load requests."""
 
-# What mypy is told to ignore: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
+# mypy ignores some lines: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MaskBlind(Sampler):
-    """Reads all of its rows back to front, a few per request, whatever its mask; without a generator."""
+    """A sampler without a generator, which ignores its mask and reads its rows from the last to the first."""
 
     def __init__(self, batch_size: int, per_request: int = 4) -> None:
         self._batch_size, self._per_request = batch_size, per_request
@@ -43,7 +43,7 @@ class MaskBlind(Sampler):
         return math.ceil(n_obs / int(self._batch_size))
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        size = int(self._batch_size)  # which may be numpy's, and would wrap around
+        size = int(self._batch_size)  # a small NumPy integer would wrap around
         rows = self._per_request * size
         for stop in range(n_obs, 0, -rows):
             # whole batches first, so that only the last request can have a partial one
@@ -54,7 +54,7 @@ class MaskBlind(Sampler):
 
 
 class IndexArrays(Sampler):
-    """Gives index arrays instead of slices and leaves out the splits; the loader is to shuffle."""
+    """A sampler that yields index arrays without splits, which the loader shuffles."""
 
     def __init__(self, batch_size: int, per_request: int = 4, rng: np.random.Generator | None = None) -> None:
         self._batch_size, self._per_request = batch_size, per_request
@@ -83,7 +83,7 @@ class IndexArrays(Sampler):
 
 
 class Counting(MaskBlind):
-    """Answers with any function of the number of rows when it is asked how many batches it makes of them."""
+    """A sampler whose number of batches is any function of the number of rows."""
 
     def __init__(self, batch_size: int, count: Callable[[int], Any]) -> None:
         super().__init__(batch_size)
@@ -94,7 +94,7 @@ class Counting(MaskBlind):
 
 
 class NoBatchSize(MaskBlind):
-    """Cuts its batches itself and has no batch size to tell."""
+    """A sampler that cuts its batches and has no batch size."""
 
     @property
     def batch_size(self) -> None:  # type: ignore[override]  # the base class allows None
@@ -102,9 +102,9 @@ class NoBatchSize(MaskBlind):
 
 
 class Locked(RandomSampler):
-    """Holds a lock, which can't be copied, beside things that can; the same list under two names."""
+    """A sampler with a lock, which can't be copied, and with one list under two names."""
 
-    __slots__ = "in_slot"  # noqa: PLC0205 a single name is allowed, and has to be understood
+    __slots__ = "in_slot"  # noqa: PLC0205 a single name is valid, and must be handled
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -116,7 +116,7 @@ class Locked(RandomSampler):
 
 
 class Uncopyable(RandomSampler):
-    """Refuses to be copied or pickled in any way."""
+    """A sampler that can't be copied or pickled in any way."""
 
     __slots__ = ("__hidden",)
 
@@ -142,7 +142,7 @@ def request_rows(request: LoadRequest) -> list[int]:
 
 
 def batches(requests: Iterable[LoadRequest]) -> list[list[int]]:
-    """The rows of each batch, in order: what annbatch's loader would yield."""
+    """The rows of each batch, in order, as annbatch's loader would yield them."""
     result = []
     for request in requests:
         rows = request_rows(request)
@@ -151,7 +151,7 @@ def batches(requests: Iterable[LoadRequest]) -> list[list[int]]:
 
 
 def repeats(requests: Iterable[LoadRequest]) -> list[list[bool]]:
-    """For each batch, which of its rows are marked as repeats."""
+    """The marks of repeated rows, for each batch."""
     return [
         [bool(request["repeated"][position]) for position in split]  # type: ignore[typeddict-item]  # a key of a user's own
         for request in requests
@@ -160,7 +160,7 @@ def repeats(requests: Iterable[LoadRequest]) -> list[list[bool]]:
 
 
 def job(sampler: Sampler, world_size: int, **kwargs: Any) -> list[DistributedSampler]:
-    """Every rank's sampler, each made as its process would make it."""
+    """The sampler of each rank, as its process would create it."""
     return [DistributedSampler(sampler, dist_info=Rank(rank, world_size), **kwargs) for rank in range(world_size)]
 
 

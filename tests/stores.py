@@ -1,4 +1,4 @@
-"""Stores of zarr that keep what is asked of them."""
+"""Stores of zarr that record the requests they receive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 
 class Counting(WrapperStore[MemoryStore]):
-    """Counts how often each chunk is read."""
+    """A store that counts the reads of each chunk."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)

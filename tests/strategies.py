@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 POLICIES = ("drop", "keep", "exact", "pad")
 #: Samplers that read every row of their range once.
 PASSING = ("random", "sequential", "mask-blind", "index-arrays")
-#: Samplers that draw with replacement.
+#: Samplers that sample with replacement.
 REPLACING = ("class", "weighted-class", "random-replacement")
 DRAWING = (*REPLACING, "random-num-samples")
-#: Samplers that can't say how many batches each rank gets, or give each rank equally many.
+#: Samplers whose number of batches is unknown, invalid, or unequal on the ranks.
 BROKEN = ("no-batch-size", "broken")
 
 
 def unknown(n_obs: int) -> int:
-    """Raise: the number of batches isn't known."""
+    """Raise, because the number of batches is unknown."""
     raise NotImplementedError(f"that depends on {n_obs}")
 
 
-#: What a broken sampler answers when it is asked for the number of batches that it makes of some rows.
+#: Numbers of batches of broken samplers, as functions of the number of rows.
 BROKEN_COUNTS: list[Callable[[int], Any]] = [
     unknown,
     lambda n: None,
@@ -66,7 +66,7 @@ def selected(mask: AnyMask | None, n_obs: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Job:
-    """One job: the collection, what every rank is called with, and the sampler."""
+    """A job: the collection, the sampler and the arguments of every rank."""
 
     n_obs: int
     world_size: int
@@ -77,10 +77,10 @@ class Job:
     integer: Any = int
     """Type of the integers in the arguments."""
     plain: Job | None = None
-    """The same job, with Python's integers."""
+    """The same job, with Python integers."""
 
     def rank(self, number: int, **options: Any) -> DistributedSampler:
-        """Return one rank, as its process would make it; it raises if the job can't run."""
+        """Return one rank, as its process would create it; raise if the job can't run."""
         rank = Rank(self.integer(number), self.integer(self.world_size))
         return DistributedSampler(self.sampler, dist_info=rank, **self.options | options)
 
@@ -92,18 +92,18 @@ class Job:
         return bool(self.options["sharding"] == "independent")
 
     def window(self) -> list[int]:
-        """The rows to share out, enumerated."""
+        """The rows to shard, enumerated."""
         return selected(self.options["mask"], self.n_obs)
 
 
 def masks(n_obs: int) -> st.SearchStrategy[AnyMask | None]:
-    """Draw a mask of a collection, of every kind that there is."""
+    """Draw a mask of a collection, of any kind."""
     return _slices(n_obs) | _row_masks(n_obs)
 
 
 @st.composite
 def _row_masks(draw: st.DrawFn, n_obs: int) -> AnyMask:
-    # runs of rows, of one as well: single booleans would hardly ever make long ones
+    # runs of rows, also of one row: independent booleans would rarely make long runs
     flags = np.zeros(n_obs, dtype=np.bool_)
     start, value = 0, draw(st.booleans())
     while start < n_obs:
@@ -155,7 +155,7 @@ def classes(draw: st.DrawFn, n_obs: int) -> pd.Categorical:
 
 @st.composite
 def shardings(draw: st.DrawFn, kind: str) -> str | Shuffled:
-    """A sharding that takes samplers of a kind."""
+    """A sharding that accepts samplers of a kind."""
     names = ["contiguous"]
     names += ["independent"] if kind in REPLACING else []
     names += ["shuffled"] if kind not in ("class", "weighted-class") else []
@@ -164,13 +164,13 @@ def shardings(draw: st.DrawFn, kind: str) -> str | Shuffled:
 
 
 def integers_for(n_obs: int) -> st.SearchStrategy[type]:
-    """Draw a type of integers; annbatch can't divide a number of rows by a type that doesn't hold it."""
+    """Draw an integer type; annbatch can't divide a number of rows by a type that is too small for it."""
     return st.sampled_from([int, np.int64, np.uint64, *([np.int8] if n_obs <= np.iinfo(np.int8).max else [])])
 
 
 @st.composite
 def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: tuple[str, ...] = POLICIES) -> Job:
-    """Jobs of all kinds, with numbers of any type of integers; some of them can't run."""
+    """Jobs of all kinds, with numbers of any integer type; some of them can't run."""
     n_obs = draw(st.integers(1, 300))
     world_size = draw(st.integers(1, 6))
     size = draw(sizes())
@@ -232,7 +232,7 @@ def _sampler(kind: str, size: list[Any], arguments: dict[str, Any], of: Any, bro
 
 
 def _accepted(labels: pd.Categorical, weights: np.ndarray, chunk_size: int) -> bool:
-    """Whether a class sampler can be made of these labels."""
+    """Return True if a class sampler accepts these labels."""
     try:
         ClassSampler(chunk_size, 1, chunk_size, classes=labels, num_samples=1, class_weights=weights)
     except ValueError:

@@ -1,4 +1,4 @@
-"""DataLoader workers that are not there: a sampler is told that it is in one, by the name that torch keeps it under."""
+"""Simulated DataLoader workers: PyTorch's worker info is set in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def as_worker(worker: int, n_workers: int) -> Iterator[None]:
-    """Be a worker for a while; torch has drawn the same seed in every iteration."""
+    """Be a worker within a context, with the same seed in every iteration."""
     before = torchs._worker_info
     torchs._worker_info = torchs.WorkerInfo(id=worker, num_workers=n_workers, seed=7 + worker, dataset=None)
     try:
@@ -32,7 +32,7 @@ def as_worker(worker: int, n_workers: int) -> Iterator[None]:
 def read_by_workers(
     sampler: DistributedSampler, n_obs: int, n_workers: int, read: Callable[[Pass], list[Any]] = batches
 ) -> list[Any]:
-    """The batches of a pass whose workers are told where it begins, as torch collects them; the sampler stays."""
+    """The batches of a pass by workers that know its position, as PyTorch collects them; the sampler doesn't change."""
     position = copy.deepcopy(sampler).begin_by_workers(n_obs, n_workers).position
     streams = []
     for worker in range(n_workers):
@@ -42,7 +42,7 @@ def read_by_workers(
 
 
 def in_turn(streams: list[Iterator[Any]]) -> Iterator[Any]:
-    """Collect as torch does: from each worker in turn, without those that have come to their end."""
+    """Collect as PyTorch does: from each worker in turn, without finished workers."""
     while streams:
         for stream in list(streams):
             try:
