@@ -1,4 +1,4 @@
-"""Where annbatch's own DistributedSampler means the same, ours gives the same requests, bit for bit."""
+"""Load requests equal to those of annbatch's own DistributedSampler, bit for bit, wherever both are defined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def same(ours: list[LoadRequest], theirs: list[LoadRequest]) -> bool:
-    """Whether two streams are equal, slice for slice and index for index."""
+    """Return True if two streams are equal, slice for slice and index for index."""
     return len(ours) == len(theirs) and all(
         list(one["requests"]) == list(other["requests"])
         and len(one["splits"]) == len(other["splits"])
@@ -68,7 +68,7 @@ def test_first_pass_equals_annbatchs(kind: str, world_size: int, is_equal: bool)
 @given(jobs(kinds=("random", "sequential", "class", "weighted-class", "random-replacement", "random-num-samples")))
 def test_any_valid_job_equals_annbatchs(drawn: Job) -> None:
     """Without a mask and a seed, jobs of any size that both libraries can run have the same load requests."""
-    drawn = drawn.plain or drawn  # annbatch's own can't slice by numpy's unsigned integers
+    drawn = drawn.plain or drawn  # annbatch can't slice by NumPy's unsigned integers
     equal = drawn.options["remainder"] == "drop"
     assume(equal or drawn.n_obs % drawn.world_size == 0)
     try:

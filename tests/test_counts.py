@@ -1,4 +1,4 @@
-"""Numbers of batches, as samplers promise them and as ranks get them."""
+"""Numbers of batches that samplers promise and ranks yield."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_shards_of_equal_size_can_differ_in_batches() -> None:
 
 
 class Growing(MaskBlind):
-    """Makes smaller batches in each epoch."""
+    """A sampler whose batches are smaller from epoch 1 on."""
 
     epoch = 0
 
@@ -78,7 +78,7 @@ def test_batches_of_samplers_with_epochs_are_recounted() -> None:
             assert sampler.n_batches(40) == len(batches(sampler.sample(40))) == n_batches
 
 
-def test_without_a_batch_size_keep_works() -> None:
+def test_keep_works_without_a_batch_size() -> None:
     ranks = job(NoBatchSize(4), 2, enforce_equal_batches=False)
     assert [rank.n_batches(19) for rank in ranks] == [len(batches(rank.sample(19))) for rank in ranks] == [3, 3]
     assert sorted(flat(flat(batches(rank.sample(19))) for rank in ranks)) == list(range(19))

@@ -1,4 +1,4 @@
-"""Which room may import which, and what importing the package brings along."""
+"""Imports between rooms, and modules that importing the package loads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROOMS = [
     *("cli", "integrations", "loader", "sampler", "checks", "picture", "report", "planner"),
     *("stream", "config", "plan", "wrapped", "sets", "state", "ranks", "lanes", "sharding", "masks", "rows"),
 ]
-#: What knows neither samplers nor what frameworks make of batches.
+#: Rooms that know neither samplers nor frameworks.
 PURE = ["lanes", "masks", "ranks", "rows", "sharding"]
 ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in PURE)]
 
 
-def imported(path: Path) -> set[str]:
-    """Names in this package that a module imports at the top, where order matters."""
+def names_imported_by(path: Path) -> set[str]:
+    """Names of this package that a module imports at its top level, where order matters."""
     nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
     names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
     return {name for name in names if name.startswith("annbatch_distributed.")}
@@ -33,7 +33,7 @@ def imported(path: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
-    """Modules in a fresh process after some imports, one after the other."""
+    """Modules in a new process after each of some imports."""
     statements = {
         "command line": "import annbatch_distributed.cli",
         "rooms": "package = annbatch_distributed; package.sharding.__name__, package.ranks.__name__",
@@ -54,13 +54,13 @@ def roots(modules: set[str]) -> set[str]:
 
 
 def test_rooms_import_from_rooms_below() -> None:
-    """A module imports at the top from its own room and from rooms further down only."""
+    """A module imports at its top level only from its own room and from lower rooms."""
     homes = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
     homes = {path: room for path, room in homes.items() if not room.startswith("_")}
     assert set(homes.values()) == set(ROOMS)
     for path, room in homes.items():
-        names = {name.split(".")[1] for name in imported(path)}
-        # a public name is in the room that it is imported from
+        names = {name.split(".")[1] for name in names_imported_by(path)}
+        # a public name belongs to the room of its definition
         below = {annbatch_distributed._HOMES.get(name, name).partition(".")[0] for name in names}
         assert not below & set(ROOMS[: ROOMS.index(room)]), path
 

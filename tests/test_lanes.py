@@ -1,4 +1,4 @@
-"""Lanes against lists of batches that are handed out one by one, through every short sequence of changes."""
+"""Lanes compared with a model of lists of batches, after every short sequence of changes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.strategies import POLICIES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: A batch that a lane reads: its number, which part of how many, and whether it is a repeat.
+#: A batch of a lane: its number, the index and the number of its parts, and True if it is repeated.
 type Item = tuple[int, int, int, bool]
 
 
 class Model:
-    """An epoch that has come so far: for each lane, the batches that it still has to read."""
+    """A model of a partly read epoch: the remaining batches of each lane."""
 
     def __init__(self, counts: Sequence[int], policy: str) -> None:
         numbers = iter(range(sum(counts)))
@@ -29,16 +29,16 @@ class Model:
         self.ends_alone = True
 
     def recut(self, n_lanes: int) -> None:
-        """Go on with a number of lanes, as many or others."""
+        """Continue with a number of lanes, which may be unchanged."""
         if n_lanes == len(self.lanes):
             return
-        left = [lane[place][0] for lane in self.lanes for place in range(self.n_own(lane))] + self.over
-        n_over = 0 if self.policy == "keep" else len(left) % n_lanes
-        self.over, left = left[:n_over], left[n_over:]
+        remaining = [lane[place][0] for lane in self.lanes for place in range(self.n_own(lane))] + self.over
+        n_over = 0 if self.policy == "keep" else len(remaining) % n_lanes
+        self.over, remaining = remaining[:n_over], remaining[n_over:]
         sizes = [0] * n_lanes
-        for number in range(len(left)):
+        for number in range(len(remaining)):
             sizes[number % n_lanes] += 1
-        self.lanes = [[(left.pop(0), 0, 1, False) for _ in range(size)] for size in sizes]
+        self.lanes = [[(remaining.pop(0), 0, 1, False) for _ in range(size)] for size in sizes]
         self.ends_alone = not self.over or self.policy in ("drop", "keep")
         if not self.ends_alone and self.policy == "pad":
             for lane, own in enumerate(self.lanes):
@@ -53,24 +53,24 @@ class Model:
         return len(lane) if self.ends_alone or not lane else len(lane) - 1
 
     def workers(self, lane: list[Item], n_workers: int) -> list[list[Item]]:
-        """What each worker has: the lane in stretches, but for a shared step, which is the last to be collected."""
+        """The batches of each worker: contiguous ranges of the lane, then a shared step, which is collected last."""
         turns = [place % n_workers for place in range(len(lane))]
-        left, found = lane[: self.n_own(lane)], list[list[Item]]()
+        remaining, parts = lane[: self.n_own(lane)], list[list[Item]]()
         for worker in range(n_workers):
             n_here = sum(turn == worker for turn in turns[: self.n_own(lane)])
-            found.append(left[:n_here])
-            left = left[n_here:]
+            parts.append(remaining[:n_here])
+            remaining = remaining[n_here:]
         if len(lane) > self.n_own(lane):
-            found[turns[-1]].append(lane[-1])
-        return found
+            parts[turns[-1]].append(lane[-1])
+        return parts
 
     def read(self, n_workers: int, n_batches: int) -> list[Item]:
-        """Take batches out of every lane, which its workers give in turn."""
-        taken = [in_turn(self.workers(lane, n_workers))[:n_batches] for lane in self.lanes]
-        self.lanes = [[item for item in lane if item not in read] for lane, read in zip(self.lanes, taken, strict=True)]
+        """Take batches out of every lane, in the turns of its workers."""
+        parts = [in_turn(self.workers(lane, n_workers))[:n_batches] for lane in self.lanes]
+        self.lanes = [[item for item in lane if item not in read] for lane, read in zip(self.lanes, parts, strict=True)]
         if not any(self.lanes) and not self.ends_alone:
             self.over, self.ends_alone = [], True
-        return [item for read in taken for item in read]
+        return [item for read in parts for item in read]
 
 
 def in_turn(workers: list[list[Item]]) -> list[Item]:
@@ -84,18 +84,18 @@ def listed(lane: Lane) -> list[Item]:
 
 
 def check(counts: Sequence[int], segments: list[Segment], n_lanes: int, policy: Any) -> list[Lane]:
-    """Compare the lanes after some segments, and those of their workers, with the model's; return them."""
+    """Compare the lanes after some segments, and the lanes of their workers, with the model's; return the lanes."""
     model = Model(counts, policy)
     for segment in segments:
         model.recut(segment.n_lanes)
         model.read(segment.n_workers, segment.done)
     model.recut(n_lanes)
-    *_, (found, over) = each_segment(counts, (*segments, Segment(n_lanes, 1, 0)), policy)
-    assert [listed(lane) for lane in found] == model.lanes
+    *_, (lanes, over) = each_segment(counts, (*segments, Segment(n_lanes, 1, 0)), policy)
+    assert [listed(lane) for lane in lanes] == model.lanes
     assert [number for part in over for number in part] == model.over
-    assert [len(lane) for lane in found] == list(map(len, model.lanes))
-    assert policy == "keep" or len({*map(len, found)}) == 1
-    for lane, own in zip(found, model.lanes, strict=True):
+    assert [len(lane) for lane in lanes] == list(map(len, model.lanes))
+    assert policy == "keep" or len({*map(len, lanes)}) == 1
+    for lane, own in zip(lanes, model.lanes, strict=True):
         for n_workers in (1, 2, 3):
             workers = [Worker(number, n_workers) for number in range(n_workers)]
             parts = [listed(lane.of_worker(worker, keeps_order=False)) for worker in workers]
@@ -103,11 +103,11 @@ def check(counts: Sequence[int], segments: list[Segment], n_lanes: int, policy: 
             parts = [listed(lane.of_worker(worker, keeps_order=True)) for worker in workers]
             assert in_turn(parts) == own
             assert [len(part) for part in parts] == [len(own[number::n_workers]) for number in range(n_workers)]
-    return found
+    return lanes
 
 
 def sequences(counts: Sequence[int], policy: Any, segments: list[Segment], n_changes: int) -> Iterator[list[Segment]]:
-    """Every way to come so far, with up to so many changes of lanes (to 1 to 4) and of workers (1 to 3)."""
+    """Every sequence of segments with at most `n_changes` more, each of 1 to 4 lanes and 1 to 3 workers."""
     yield segments
     if not n_changes:
         return
@@ -127,7 +127,7 @@ def sequences(counts: Sequence[int], policy: Any, segments: list[Segment], n_cha
 @pytest.mark.parametrize("counts", [(6,), (2, 2), (1, 2, 2)])
 def test_lanes_match_the_model_after_short_sequences(counts: tuple[int, ...], policy: Any) -> None:
     """Lanes equal the model's lists after every short sequence of changes of lanes and workers."""
-    if policy != "keep":  # under which alone they may differ
+    if policy != "keep":  # the only policy under which counts may differ
         counts = (max(counts),) * len(counts)
     for segments in sequences(counts, policy, [], 3):
         for n_lanes in range(1, 5) if segments else [len(counts)]:

@@ -1,4 +1,4 @@
-"""The laws of sharing out, for every kind of sampler, mask and policy. What is expected is enumerated."""
+"""The laws of sharding, for every kind of sampler, mask and policy. Expected values are enumerated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ epochs = st.integers(0, 5)
 
 
 def runnable(drawn: Job, epoch: int = 0) -> list[DistributedSampler]:
-    """The ranks of a job, in an epoch; jobs that can't run are passed over."""
+    """The ranks of a job in an epoch; jobs that can't run are skipped."""
     ranks = drawn.ranks()
     for sampler in ranks:
         sampler.set_epoch(epoch)
@@ -36,7 +36,7 @@ def runnable(drawn: Job, epoch: int = 0) -> list[DistributedSampler]:
 
 
 def drops_rows(drawn: Job) -> bool:
-    """Whether the wrapped sampler leaves out what doesn't fill a batch."""
+    """Return True if the wrapped sampler drops rows that don't fill a batch."""
     return bool(getattr(drawn.sampler, "_drop_last", False))
 
 
@@ -133,24 +133,25 @@ def test_pad_marks_every_repeated_row(drawn: Job) -> None:
 
 
 @given(jobs(kinds=(*PASSING, "random-num-samples"), policies=("drop",)), epochs)
-def test_under_drop_two_consecutive_epochs_read_every_row(drawn: Job, epoch: int) -> None:
+def test_drop_excludes_no_row_in_consecutive_epochs(drawn: Job, epoch: int) -> None:
+    """Under `drop`, two consecutive epochs have no dropped row in common."""
     sampler, *_ = runnable(drawn)
-    lost = []
+    dropped = []
     for e in (epoch, epoch + 1):
         sampler.set_epoch(e)
-        lost.append(set(sampler.plan(drawn.n_obs).dropped))
-    assert not lost[0] & lost[1]
+        dropped.append(set(sampler.plan(drawn.n_obs).dropped))
+    assert not dropped[0] & dropped[1]
 
 
 @given(jobs(kinds=PASSING, policies=("drop",)))
 def test_drop_excludes_every_row_equally_often(drawn: Job) -> None:
     """If the number of epochs equals the number of rows, `drop` drops every row equally often."""
     sampler, *_ = runnable(drawn)
-    losses = Counter(dict.fromkeys(drawn.window(), 0))
+    counts = Counter(dict.fromkeys(drawn.window(), 0))
     for epoch in range(len(drawn.window())):
         sampler.set_epoch(epoch)
-        losses.update(sampler.plan(drawn.n_obs).dropped)
-    assert len(set(losses.values())) == 1
+        counts.update(sampler.plan(drawn.n_obs).dropped)
+    assert len(set(counts.values())) == 1
 
 
 @given(jobs(), st.integers(1, 4))
@@ -172,7 +173,7 @@ def test_global_random_state_has_no_effect(drawn: Job) -> None:
     ranks = runnable(drawn)
     read = []
     for global_seed in (1, 2):
-        np.random.seed(global_seed)  # noqa: NPY002 the global state is what is tested
+        np.random.seed(global_seed)  # noqa: NPY002 this test is about the global state
         read.append([batches(sampler.sample(drawn.n_obs)) for sampler in drawn.ranks()])
     assert read[0] == read[1] == [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
 
@@ -180,7 +181,7 @@ def test_global_random_state_has_no_effect(drawn: Job) -> None:
 @settings(max_examples=3 * settings().max_examples)
 @given(jobs(kinds=PASSING + DRAWING + 4 * BROKEN))
 def test_wrong_job_raises_same_error_on_all_ranks(drawn: Job) -> None:
-    """A configuration that is wrong for one rank raises the same error on every rank, before any has read a row."""
+    """A configuration that is invalid on one rank raises the same error on every rank, before any row is read."""
     outcomes = set()
     for rank in range(drawn.world_size):
         for name in ("n_batches", "sample", "validate", "plan"):
@@ -216,12 +217,12 @@ def test_copied_pass_continues_where_it_was(drawn: Job, data: st.DataObject) -> 
     sampler, *_ = runnable(drawn)
     whole = batches(sampler.sample(drawn.n_obs))
     sampler.set_epoch(0)
-    begun = sampler.sample(drawn.n_obs)
-    taken = data.draw(st.integers(0, 5), label="taken")
-    first = list(islice(begun, taken))
-    duplicates = [copy.deepcopy(begun), copy.copy(begun), pickle.loads(pickle.dumps(begun))]
-    for going_on in (*duplicates, begun):
-        assert batches(first) + batches(going_on) == whole
+    original = sampler.sample(drawn.n_obs)
+    n_requests = data.draw(st.integers(0, 5), label="number of requests")
+    first = list(islice(original, n_requests))
+    duplicates = [copy.deepcopy(original), copy.copy(original), pickle.loads(pickle.dumps(original))]
+    for open_pass in (*duplicates, original):
+        assert batches(first) + batches(open_pass) == whole
 
 
 @given(jobs())

@@ -1,4 +1,4 @@
-"""The rows that masks select, against enumerating them, and every way in which a mask can be wrong."""
+"""The rows that masks select, compared with enumerating them, and the forms of masks."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_mask_as_json_lists_ranges_or_digests_many() -> None:
     assert resolve_mask([slice(50, None), slice(0, 10)]).to_json() == {"ranges": [[0, 10], [50, None]]}
     numbers = np.arange(0, 34, 2)
     assert resolve_mask(numbers[:16]).to_json()["ranges"][-1] == [30, 31]
-    found = resolve_mask(numbers).to_json()
-    assert found.keys() == {"n_ranges", "digest", "stop"}
-    assert (found["n_ranges"], found["stop"]) == (17, 33)
+    digest = resolve_mask(numbers).to_json()
+    assert digest.keys() == {"n_ranges", "digest", "stop"}
+    assert (digest["n_ranges"], digest["stop"]) == (17, 33)
     for others in (numbers + 1, np.append(numbers, 33), np.append(numbers[:-1], 31)):
-        assert resolve_mask(others).to_json() != found
+        assert resolve_mask(others).to_json() != digest
     for ranges in ([slice(0, 10)], [slice(row, row + 1) for row in numbers]):
         closed, is_open = (resolve_mask([*ranges, slice(50, end)]).to_json() for end in (100, None))
         assert open_ended(closed, 100) == open_ended(is_open, 100) == is_open != closed
@@ -69,7 +69,7 @@ def test_mask_as_json_lists_ranges_or_digests_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "given_back", "rows"),
+    ("mask", "argument", "rows"),
     [
         (slice(None), slice(0, None), "0:100"),
         (slice(0, None, 1), slice(0, None), "0:100"),
@@ -83,10 +83,10 @@ def test_mask_as_json_lists_ranges_or_digests_many() -> None:
         (Rows((range(7, 9), range(2))), Rows((range(2), range(7, 9))), "0:2, 7:9"),
     ],
 )
-def test_mask_is_returned_in_normal_form(mask: Any, given_back: Any, rows: str) -> None:
+def test_mask_is_returned_in_normal_form(mask: Any, argument: Any, rows: str) -> None:
     """A mask is returned as slices or `Rows`, with an open start as 0."""
     resolved = resolve_mask(mask)
-    assert resolved.to_argument() == given_back
+    assert resolved.to_argument() == argument
     assert str(resolved.window(N_OBS)) == rows
     assert resolved.is_open == (str(resolved.window(2 * N_OBS)) != rows)
 
@@ -95,18 +95,18 @@ def test_mask_is_returned_in_normal_form(mask: Any, given_back: Any, rows: str) 
 def test_mask_must_lie_within_the_outer_mask(wider: Any, mask: Any, within: bool) -> None:
     """A mask may narrow down the outer mask; the error names a range beyond it."""
     allowed = selected(wider, N_OBS)
-    asked = [row for row in selected(mask, N_OBS) if row in allowed or not within]
-    beyond = [row for row in asked if row not in allowed]
+    wanted = [row for row in selected(mask, N_OBS) if row in allowed or not within]
+    beyond = [row for row in wanted if row not in allowed]
     outer = resolve_mask(slice(None) if wider is None else wider)
-    for own in (Rows.of(asked), np.array(asked, dtype=np.int64), [slice(row, row + 1) for row in asked]):
-        if asked and not beyond:
-            assert list(resolve_mask(own, within=outer).window(N_OBS)) == asked
-        elif asked:
+    for own in (Rows.of(wanted), np.array(wanted, dtype=np.int64), [slice(row, row + 1) for row in wanted]):
+        if wanted and not beyond:
+            assert list(resolve_mask(own, within=outer).window(N_OBS)) == wanted
+        elif wanted:
             with pytest.raises(ValueError, match="the mask of the wrapped sampler") as raised:
                 resolve_mask(own, within=outer)
-            found = re.search(r"also selects \[(\d+), (\d+)\)", str(raised.value))
-            assert found
-            assert int(found[1]) <= beyond[0] < int(found[2])
+            match = re.search(r"also selects \[(\d+), (\d+)\)", str(raised.value))
+            assert match
+            assert int(match[1]) <= beyond[0] < int(match[2])
 
 
 def test_open_mask_is_limited_by_the_outer_mask() -> None:

@@ -1,4 +1,4 @@
-"""What ranks that say something of themselves hear: what differs, who has what, and nothing if they are alike."""
+"""Ranks that compare their descriptions get an error that names each difference, or none if they agree."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def described(rank: int, world_size: int, n_peers: int = 1) -> Description:
-    """One of a job's processes."""
+    """The description of one process of a job."""
     return Description(rank, world_size, n_peers, {"a": 1, "b": None}, "plan", {"c": 2})
 
 
-def said(processes: list[Description], numbers: list[int] | None = None) -> str:
-    """What they hear."""
+def message_of(processes: list[Description], numbers: list[int] | None = None) -> str:
+    """The message of the error of some processes, or an empty string."""
     try:
         compare(dict(zip(numbers or range(len(processes)), processes, strict=True)))
     except ValueError as error:
@@ -48,7 +48,7 @@ def said(processes: list[Description], numbers: list[int] | None = None) -> str:
 
 
 def agreement(ranks: list[DistributedSampler], n_obs: int = 100) -> list[str]:
-    """What each rank of a job hears."""
+    """The outcome of the check on each rank of a job."""
     return heard([partial(_check, sampler, n_obs) for sampler in ranks])
 
 
@@ -61,7 +61,7 @@ def test_agreement_names_the_only_different_process(world_size: int, n_peers: in
     """Equal processes agree; a single process that differs is named in the error."""
     processes = [described(rank, world_size, n_peers) for rank in range(world_size) for _ in range(n_peers)]
     processes = data.draw(st.permutations(processes))
-    assert said(processes) == ""
+    assert message_of(processes) == ""
     if len(processes) == 1:
         return
     odd = data.draw(st.integers(0, len(processes) - 1))
@@ -82,7 +82,7 @@ def test_agreement_names_the_only_different_process(world_size: int, n_peers: in
     if change == processes[odd]:  # the only rank
         return
     processes[odd] = change
-    text = said(processes)
+    text = message_of(processes)
     by_rank = [process.rank for process in processes] == list(range(len(processes)))
     assert f"{'rank' if by_rank else 'process'} {odd}" in text or has == "rank"
     assert text.count("\n") <= 4
@@ -93,36 +93,40 @@ def test_agreement_names_the_only_different_process(world_size: int, n_peers: in
 def test_processes_keep_the_numbers_of_their_framework() -> None:
     """Errors name processes by the numbers that their framework assigned."""
     peers = [described(0, 1, 2), replace(described(0, 1, 2), same_for_peers={"c": 3})]
-    assert "c, of rank 0: 2 on process 4; 3 on process 6" in said(peers, [4, 6])
-    assert "a: 1 on process 4; 3 on process 6" in said([peers[0], replace(peers[0], same={"a": 3, "b": None})], [4, 6])
+    assert "c, of rank 0: 2 on process 4; 3 on process 6" in message_of(peers, [4, 6])
+    assert "a: 1 on process 4; 3 on process 6" in message_of(
+        [peers[0], replace(peers[0], same={"a": 3, "b": None})], [4, 6]
+    )
     twice = [described(0, 2), described(0, 2)]
-    assert "rank 0 belongs to processes 4 and 6\n  rank 1 belongs to no process" in said(twice, [4, 6])
+    assert "rank 0 belongs to processes 4 and 6\n  rank 1 belongs to no process" in message_of(twice, [4, 6])
 
 
 def test_number_of_processes_must_match_world_size() -> None:
     """A number of processes that contradicts the world size is an error that names both numbers."""
-    assert "there are 3 processes, but the world size is 2\n" in said([described(rank % 2, 2) for rank in range(3)])
+    assert "there are 3 processes, but the world size is 2\n" in message_of(
+        [described(rank % 2, 2) for rank in range(3)]
+    )
     three_peers = [described(rank % 2, 2, 2) for rank in range(3)]
-    assert "there are 3 processes, but the world size is 2 with 2 processes for each rank\n" in said(three_peers)
+    assert "there are 3 processes, but the world size is 2 with 2 processes for each rank\n" in message_of(three_peers)
 
 
 def test_differences_are_listed_up_to_a_limit() -> None:
     """A message about 200 different ranks lists about ten of them."""
     many = [described(rank, 200) for rank in range(200)]
     values = [replace(one, same={"a": rank}) for rank, one in enumerate(many)]
-    assert said(values).count(";") == 10
-    assert said([replace(one, rank=0) for one in many]).count("\n") == 12
+    assert message_of(values).count(";") == 10
+    assert message_of([replace(one, rank=0) for one in many]).count("\n") == 12
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))
 def test_listed_names_every_number_and_no_other(numbers: set[int]) -> None:
     """A list of numbers in a message names each number, and no other number."""
     text = listed("rank", sorted(numbers))
-    named: set[int] = set()
+    listed_numbers: set[int] = set()
     for part in text.removeprefix("ranks ").removeprefix("rank ").replace(" and ", ", ").split(", "):
         first, *last = part.split(" to ")
-        named |= set(range(int(first), int(last[0] if last else first) + 1))
-    assert named == numbers
+        listed_numbers |= set(range(int(first), int(last[0] if last else first) + 1))
+    assert listed_numbers == numbers
 
 
 @given(jobs(), st.integers(0, 3))
@@ -134,12 +138,12 @@ def test_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
 
 
 def of_three(rank: int, *, preload_nchunks: int = 2, **options: Any) -> DistributedSampler:
-    """One of three ranks, which only the options tell from the others."""
+    """One of three ranks, which differs from the others only by its options."""
     wrapped = RandomSampler(4, preload_nchunks, 4, rng=np.random.default_rng(0))
     return DistributedSampler(wrapped, dist_info=Rank(rank, 3), **{"seed": 0, "sharding": "shuffled", **options})
 
 
-def odd_in(**options: Any) -> Callable[[], DistributedSampler]:
+def with_options(**options: Any) -> Callable[[], DistributedSampler]:
     return lambda: of_three(1, **options)
 
 
@@ -161,19 +165,22 @@ def after_a_look() -> DistributedSampler:
     return sampler
 
 
-#: How the second of three ranks is made, and what all of them hear.
+#: A function that makes the second of three ranks, and the message on all of them.
 ODD = {
-    "seed": (odd_in(seed=1), "seed: 0 on ranks 0 and 2; 1 on rank 1"),
-    "remainder": (odd_in(remainder="exact"), "remainder: drop on ranks 0 and 2; exact on rank 1"),
+    "seed": (with_options(seed=1), "seed: 0 on ranks 0 and 2; 1 on rank 1"),
+    "remainder": (with_options(remainder="exact"), "remainder: drop on ranks 0 and 2; exact on rank 1"),
     "sharding": (
-        odd_in(sharding=Shuffled(5)),
+        with_options(sharding=Shuffled(5)),
         "sharding.block_size: 4 on ranks 0 and 2; 5 on rank 1",
     ),
-    "sampler": (odd_in(preload_nchunks=4), "sampler.preload_nchunks: 2 on ranks 0 and 2; 4 on rank 1"),
+    "sampler": (with_options(preload_nchunks=4), "sampler.preload_nchunks: 2 on ranks 0 and 2; 4 on rank 1"),
     "epoch": (in_epoch_3, "epoch: 0 on ranks 0 and 2; 3 on rank 1"),
     "batches done": (resumed, "batches done: none on ranks 0 and 2; 2 on 3 ranks on rank 1"),
     "passes": (after_a_look, "iterations since set_epoch: 0 on ranks 0 and 2; 1 on rank 1"),
-    "too few rows": (odd_in(mask=slice(0, 2)), "The mask selects 2 rows, too few for one full batch on every rank"),
+    "too few rows": (
+        with_options(mask=slice(0, 2)),
+        "The mask selects 2 rows, too few for one full batch on every rank",
+    ),
 }
 
 
@@ -188,7 +195,7 @@ def test_difference_of_one_rank_raises_on_all(name: str) -> None:
 def test_different_calls_or_libraries_are_named() -> None:
     """Different calls, numbers of rows and library versions are named in the error, with their ranks."""
 
-    def otherwise(gather: Gather) -> None:
+    def different_call(gather: Gather) -> None:
         of_three(1).check_epoch_read(100, Tally(), gather=gather)
 
     def with_another_annbatch(gather: Gather) -> None:
@@ -196,7 +203,7 @@ def test_different_calls_or_libraries_are_named() -> None:
             _check(of_three(1), 100, gather)
 
     others = [partial(_check, of_three(rank), 100) for rank in (0, 2)]
-    (text,) = set(heard([others[0], otherwise, others[1]]))
+    (text,) = set(heard([others[0], different_call, others[1]]))
     assert text.endswith(" (process 1)\nAll of them must make the same calls in the same order.")
     (text,) = set(heard([others[0], partial(_check, of_three(1), 99), others[1]]))
     assert "n_obs: 100 on ranks 0 and 2; 99 on rank 1" in text
@@ -208,8 +215,8 @@ def test_generators_must_agree_within_a_shard_only() -> None:
     """Ranks may have different generators, unless they read the same shard."""
 
     def rank(number: int, n_peers: int) -> DistributedSampler:
-        share = Placement(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
-        return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(number)), dist_info=share)
+        placement = Placement(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
+        return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(number)), dist_info=placement)
 
     assert agreement([rank(0, 1), rank(1, 1)]) == ["", ""]
     peers = agreement([rank(0, 2), rank(1, 2)])
@@ -218,7 +225,7 @@ def test_generators_must_agree_within_a_shard_only() -> None:
 
 
 class Turned:
-    """Begins to deal at a row that it keeps where nobody sees it."""
+    """A sharding that starts at a row which no description shows."""
 
     def __init__(self, first: int) -> None:
         self.hidden = io.StringIO(str(first))
@@ -246,7 +253,7 @@ def test_single_rank_agrees_without_communication() -> None:
 
 SECONDS = 20.0
 
-#: What rank 1 asks with, and the error that both ranks hear.
+#: Arguments of rank 1, and the error on both ranks.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no timeout": (
         {"timeout": None},
@@ -273,9 +280,9 @@ def checking(rank: int, n_obs: int = 100, **kwargs: Any) -> Callable[[], str | N
 def test_wrong_argument_of_one_rank_raises_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalid argument of one rank raises the same error on every rank."""
     options, expected = WRONG[name]
-    (told,) = set(met([checking(0), checking(1, **options)], monkeypatch))
-    assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
-    assert told.endswith("(rank 1)")
+    (message,) = set(met([checking(0), checking(1, **options)], monkeypatch))
+    assert message.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
+    assert message.endswith("(rank 1)")
 
 
 @pytest.mark.parametrize("timeout", [np.float32(20), timedelta(seconds=20)])
@@ -283,8 +290,8 @@ def test_timeout_takes_seconds_or_a_timedelta(timeout: Any, monkeypatch: pytest.
     """`timeout` is a number of seconds or a `timedelta`, after which the missing process is named."""
     assert met([checking(rank, timeout=timeout) for rank in range(2)], monkeypatch) == ["", ""]
     alone = [checking(0, timeout=type(timeout)(1) if not isinstance(timeout, timedelta) else timedelta(seconds=1))]
-    told, _ = met([*alone, lambda: "nothing"], monkeypatch)
-    assert "process 1 did not make this call within 1 seconds" in told
+    message, _ = met([*alone, lambda: "nothing"], monkeypatch)
+    assert "process 1 did not make this call within 1 seconds" in message
 
 
 def test_process_of_unknown_rank_waits_until_timeout(
@@ -292,20 +299,20 @@ def test_process_of_unknown_rank_waits_until_timeout(
 ) -> None:
     """A process that can't determine its rank waits for the others until the timeout, then raises its own error."""
 
-    def too_early() -> tuple[int, int]:
+    def rank_too_early() -> tuple[int, int]:
         raise RuntimeError("the job has not begun")
 
-    def nobody_comes(text: str, job: Any, *, seconds: float, gather: Any) -> dict[int, str]:
-        waited.append(seconds)
+    def time_out(text: str, job: Any, *, seconds: float, gather: Any) -> dict[int, str]:
+        timeouts.append(seconds)
         raise TimeoutError
 
-    waited: list[float] = []
+    timeouts: list[float] = []
     monkeypatch.setattr("annbatch_distributed.checks.agreement.initialized", lambda: "torch")
-    monkeypatch.setattr("annbatch_distributed.checks.agreement.gather_texts", nobody_comes)
-    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred(too_early))
+    monkeypatch.setattr("annbatch_distributed.checks.agreement.gather_texts", time_out)
+    sampler = DistributedSampler(SequentialSampler(4, 2, 4), dist_info=deferred(rank_too_early))
     with pytest.raises(RuntimeError, match="the job has not begun"):
         sampler.check_ranks_agree(100, timeout=1)
-    assert waited == [1]
+    assert timeouts == [1]
 
 
 def test_masks_that_differ_in_a_row_are_named() -> None:

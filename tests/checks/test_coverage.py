@@ -1,4 +1,4 @@
-"""Ranks prove that they have read what was planned, for every kind of job; and what they read otherwise is found."""
+"""Ranks of every kind of job prove that they have read the planned rows, and detect any other rows."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 def tally(read: Iterable[list[int]]) -> Tally:
     """Count the rows of some batches."""
-    found = Tally()
+    result = Tally()
     for rows in read:
-        found.add(np.array(rows, dtype=np.int64))
-    return found
+        result.add(np.array(rows, dtype=np.int64))
+    return result
 
 
 def counted(n_rows: int, n_batches: int) -> str:
-    """Rows and batches as a text."""
+    """The numbers of rows and batches as a string."""
     return f"{n_rows} row{'s' * (n_rows != 1)} in {n_batches} batch{'es' * (n_batches != 1)}"
 
 
-def said(ranks: Sequence[DistributedSampler], n_obs: int, read: Sequence[Iterable[list[int]]]) -> str:
-    """Return what all ranks hear of what they have read."""
+def verdict_of(ranks: Sequence[DistributedSampler], n_obs: int, read: Sequence[Iterable[list[int]]]) -> str:
+    """Return the verdict on all ranks about the rows that they have read."""
     pairs = zip(ranks, map(tally, read), strict=True)
     (text,) = set(heard([partial(_check, sampler, n_obs, counted) for sampler, counted in pairs]))
     return text
@@ -62,7 +62,7 @@ def test_verdict_accepts_the_plan_and_nothing_else(drawn: Job, epoch: int, data:
     assume(all(sampler.n_batches(drawn.n_obs) for sampler in ranks))
     read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
     n_rows, n_batches = len(flat(flat(read))), sum(map(len, read))
-    text = said(ranks, drawn.n_obs, read)
+    text = verdict_of(ranks, drawn.n_obs, read)
     have = "1 rank has" if drawn.world_size == 1 else f"{drawn.world_size} ranks have"
     assert text.startswith(f"epoch {epoch}: {have} read {counted(n_rows, n_batches)}, as planned")
     if drawn.kind in PASSING and not drops_rows(drawn):
@@ -84,7 +84,7 @@ def test_verdict_accepts_the_plan_and_nothing_else(drawn: Job, epoch: int, data:
             wrong[rank][0] = [*wrong[rank][0][1:], (wrong[rank][0][0] + 1)]
         case "rows in one batch":
             wrong[rank] = [flat(wrong[rank]), *[[] for _ in wrong[rank]]]
-    text = said(ranks, drawn.n_obs, wrong)
+    text = verdict_of(ranks, drawn.n_obs, wrong)
     plan = ranks[0].plan(drawn.n_obs)
     masked = f" (the mask selects {plan.window.format(3)})"
     which = masked if len(plan.window) < drawn.n_obs else ""
@@ -93,7 +93,7 @@ def test_verdict_accepts_the_plan_and_nothing_else(drawn: Job, epoch: int, data:
 
 
 class Swapped:
-    """Has two rows change places, neither of which is compared, if a text says so that nobody sees."""
+    """A sharding that may swap two rows, which aren't compared, by an attribute that no description shows."""
 
     def __init__(self, *, is_odd: bool) -> None:
         self.hidden = io.StringIO("odd" if is_odd else "")
@@ -109,7 +109,7 @@ class Swapped:
 def test_shards_that_differ_from_the_plan_raise(done: int) -> None:
     """Shards that don't add up to the plan are an error, even if each rank has read its own shard."""
 
-    def told(*are_odd: bool) -> str:
+    def verdict(*are_odd: bool) -> str:
         sampler = SequentialSampler(4, 2, 4)
         ranks = [
             DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding=Swapped(is_odd=is_odd))
@@ -118,11 +118,11 @@ def test_shards_that_differ_from_the_plan_raise(done: int) -> None:
         for one in ranks:
             one.sample(4000)
             one.load_state_dict(one.state_dict(batches_done=done))
-        return said(ranks, 4000, [batches(one.sample(4000)) for one in ranks])
+        return verdict_of(ranks, 4000, [batches(one.sample(4000)) for one in ranks])
 
     for both in (False, True):
-        assert "as planned" in told(both, both)
-    assert told(False, True).endswith("\n  the shards of all ranks, 4,000 rows, differ from the plan")
+        assert "as planned" in verdict(both, both)
+    assert verdict(False, True).endswith("\n  the shards of all ranks, 4,000 rows, differ from the plan")
 
 
 def test_loader_counts_the_batches_it_yields() -> None:
@@ -136,26 +136,26 @@ def test_loader_counts_the_batches_it_yields() -> None:
     loader.set_epoch(1)
     with pytest.raises(ValueError, match="No iteration has started"):
         loader.check_epoch_read()
-    some = iter(loader)
+    iterator = iter(loader)
     for _ in range(12):
-        next(some)
+        next(iterator)
         with pytest.raises(ValueError, match="have not read the planned rows"):
             loader.check_epoch_read()
-    next(some)
+    next(iterator)
     assert loader.check_epoch_read().startswith("epoch 1: 1 rank has read 52 rows")
 
 
 def checked(
     state: dict[str, Any] | None, *, strict: bool = True, n_read: int | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """The verdict of a loader that has loaded a state and read some batches, or all; and its state then."""
+    """The verdict and the state of a loader that has loaded a state and then read some or all batches."""
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0, remainder="exact")
-    made = numbered(sampler, 48, return_index=False)
+    loader = numbered(sampler, 48, return_index=False)
     if state is not None:
-        made.load_state_dict(state, strict=strict)
-    for _ in islice(made, n_read):
+        loader.load_state_dict(state, strict=strict)
+    for _ in islice(loader, n_read):
         pass
-    return "" if n_read else made.check_epoch_read(), made.state_dict()
+    return "" if n_read else loader.check_epoch_read(), loader.state_dict()
 
 
 def changed(state: dict[str, Any], **identity: Any) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_verdict_excludes_batches_that_were_not_compared() -> None:
     assert later["unverified"]
     verdict, after = checked(later)
     assert "each" not in verdict
-    verdict, _ = checked(after)  # the next pass is read as a whole
+    verdict, _ = checked(after)  # the next pass is read completely
     assert verdict.endswith("12 batches, as planned. Each of the 48 rows was read once")
 
 
@@ -196,7 +196,7 @@ def test_different_versions_warn_only_within_an_epoch() -> None:
 
 
 def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], str]:
-    """A check of one of two ranks that have read what was planned, unless they say otherwise."""
+    """A check of one of two ranks that have read the planned rows, unless arguments say otherwise."""
     sampler = job(RandomSampler(4, 2, 4), 2, seed=0, remainder="exact")[rank]
     counted = tally(batches(sampler.sample(100)))
     return lambda: sampler.check_epoch_read(n_obs, counted if read is None else read, timeout=20)
@@ -205,7 +205,7 @@ def reading(rank: int, *, n_obs: Any = 100, read: Any = None) -> Callable[[], st
 ODD: dict[str, tuple[dict[str, Any], str]] = {
     "rows that are no batches": ({"read": np.arange(50)}, "ValueError: Rows must have one dimension, got shape ()"),
     "no rows": ({"read": 50}, "TypeError: read must be an iterable of integer arrays"),
-    "a number of rows that is a text": ({"n_obs": "100"}, "TypeError: n_obs must be an integer"),
+    "a number of rows that is a string": ({"n_obs": "100"}, "TypeError: n_obs must be an integer"),
     "another number of rows": (
         {"n_obs": 101},
         "ValueError: n_obs must be the number of rows of the last iteration, 100",
@@ -217,13 +217,13 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 def test_wrong_argument_of_one_rank_raises_on_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalid argument of one rank raises the same error on every rank."""
     odd, expected = ODD[name]
-    (told,) = set(met([reading(0), reading(1, **odd)], monkeypatch))
-    assert told.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
-    assert told.endswith("(rank 1)")
+    (message,) = set(met([reading(0), reading(1, **odd)], monkeypatch))
+    assert message.startswith(f"ValueError: The ranks of this job can't be compared:\n  {expected}")
+    assert message.endswith("(rank 1)")
 
 
 class SameRows(MaskBlind):
-    """Reads the same rows in every request, and is otherwise as it should be."""
+    """A sampler that reads the same rows in every request, but is otherwise valid."""
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         for request in super()._sample(n_obs):
@@ -241,6 +241,6 @@ def test_sampler_that_repeats_rows_fails_the_check(policy: str, done: int) -> No
         for one in ranks:
             one.sample(100)
             one.load_state_dict(one.state_dict(batches_done=done))
-        text = said(ranks, 100, [batches(rank.sample(100)) for rank in ranks])
+        text = verdict_of(ranks, 100, [batches(rank.sample(100)) for rank in ranks])
         promised = f"SameRows doesn't read each row of its shard once, as remainder={policy!r} requires."
         assert (promised in text) == ("as planned" not in text) == is_error

@@ -1,6 +1,6 @@
-"""Processes that meet in a store: here threads, each with its own number, that come and go as Hypothesis chooses.
+"""Processes that exchange texts in a store: here numbered threads, which arrive at times that Hypothesis chooses.
 
-Their time passes only while all of them sleep, so that a timeout takes no time and a busy machine changes nothing.
+Their clock advances only while all of them sleep, so a timeout takes no time and a busy machine has no effect.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from annbatch_distributed.checks.exchange import Store
 
 NUMBERS = (2, 3, 7, 11)
-SAID = {number: f"I am {number}" for number in NUMBERS}
+TEXTS = {number: f"I am {number}" for number in NUMBERS}
 
 
 class Clock:
-    """A clock of some threads. Once all of them sleep, it goes on to the time at which the first one wakes."""
+    """A clock of some threads. Once all of them sleep, it advances to the time at which the first one wakes."""
 
     def __init__(self, n_threads: int) -> None:
         self._now, self._n_awake, self._alarms = 0.0, n_threads, list[float]()
@@ -47,7 +47,7 @@ class Clock:
             self._changed.wait_for(lambda: self._now >= alarm)
 
     def leave(self) -> None:
-        """Let the others' time pass without this thread, which ends."""
+        """Remove this thread, which ends, so that the clock no longer waits for it."""
         with self._changed:
             self._fall_asleep()
 
@@ -68,28 +68,28 @@ def meet(
     numbers: tuple[int, ...] = NUMBERS,
     clock: Clock | None = None,
 ) -> dict[int, object]:
-    """Let some processes come, each after a while, and return what each of them heard."""
-    heard: dict[int, object] = {}
+    """Let some processes arrive, each after a delay, and return the outcome of each."""
+    outcomes: dict[int, object] = {}
     clock = clock or Clock(len(delays))
 
-    def come(number: int) -> None:
+    def arrive(number: int) -> None:
         clock.sleep(delays[number])
         try:
-            heard[number] = exchange._meet(
-                SAID[number], number, numbers, store, seconds, clock=clock.time, sleep=clock.sleep
+            outcomes[number] = exchange._meet(
+                TEXTS[number], number, numbers, store, seconds, clock=clock.time, sleep=clock.sleep
             )
         except TimeoutError as error:
-            heard[number] = str(error)
+            outcomes[number] = str(error)
         finally:
             clock.leave()
 
-    threads = [threading.Thread(target=come, args=(number,), daemon=True) for number in delays]
+    threads = [threading.Thread(target=arrive, args=(number,), daemon=True) for number in delays]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert heard.keys() == delays.keys()
-    return heard
+    assert outcomes.keys() == delays.keys()
+    return outcomes
 
 
 delays = st.fixed_dictionaries({number: st.sampled_from([0.0, 0.01, 0.05, 0.9]) for number in NUMBERS})
@@ -99,21 +99,23 @@ delays = st.fixed_dictionaries({number: st.sampled_from([0.0, 0.01, 0.05, 0.9]) 
 def test_exchange_delivers_every_text_to_every_process(delays: dict[int, float]) -> None:
     """Every process receives the texts of all processes soon after the last of them arrives."""
     store = HashStore()
-    for _ in range(2):  # and again in the same store
+    for _ in range(2):  # the second time in the same store
         clock = Clock(len(NUMBERS))
-        assert meet(store, delays, seconds=20, clock=clock) == dict.fromkeys(NUMBERS, SAID)
-        assert clock.time() < max(delays.values()) + 0.5  # soon after the last one has come
+        assert meet(store, delays, seconds=20, clock=clock) == dict.fromkeys(NUMBERS, TEXTS)
+        assert clock.time() < max(delays.values()) + 0.5  # soon after the last arrival
 
 
 @given(delays, st.sets(st.sampled_from(NUMBERS), min_size=1, max_size=3))
 def test_missing_process_is_named_on_every_rank(delays: dict[int, float], missing: set[int]) -> None:
     """A missing process is named in the error of every process, its own included; the next exchange works."""
     store = HashStore()
-    there = {number: delay for number, delay in delays.items() if number not in missing}
-    (told,) = set(meet(store, there, seconds=1).values())
-    assert f"of 4 processes, {listed('process', sorted(missing))} did not make this call within 1 seconds" in str(told)
-    assert meet(store, dict.fromkeys(missing, 0.0), seconds=20) == dict.fromkeys(missing, told)
-    assert meet(store, delays, seconds=20) == dict.fromkeys(NUMBERS, SAID)
+    present = {number: delay for number, delay in delays.items() if number not in missing}
+    (message,) = set(meet(store, present, seconds=1).values())
+    assert f"of 4 processes, {listed('process', sorted(missing))} did not make this call within 1 seconds" in str(
+        message
+    )
+    assert meet(store, dict.fromkeys(missing, 0.0), seconds=20) == dict.fromkeys(missing, message)
+    assert meet(store, delays, seconds=20) == dict.fromkeys(NUMBERS, TEXTS)
 
 
 def test_interrupted_process_is_named_to_the_others(
@@ -128,14 +130,14 @@ def test_interrupted_process_is_named_to_the_others(
     with monkeypatch.context() as patch:
         patch.setattr(exchange, "_read", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            exchange._meet(SAID[3], 3, NUMBERS, store, 20)
-    (told,) = set(meet(store, {2: 0, 7: 0.05, 11: 0}, seconds=20).values())
-    assert told == "The ranks can't be checked: process 3 failed while waiting, with KeyboardInterrupt()"
-    assert meet(store, dict.fromkeys(NUMBERS, 0.0), seconds=20) == dict.fromkeys(NUMBERS, SAID)
+            exchange._meet(TEXTS[3], 3, NUMBERS, store, 20)
+    (message,) = set(meet(store, {2: 0, 7: 0.05, 11: 0}, seconds=20).values())
+    assert message == "The ranks can't be checked: process 3 failed while waiting, with KeyboardInterrupt()"
+    assert meet(store, dict.fromkeys(NUMBERS, 0.0), seconds=20) == dict.fromkeys(NUMBERS, TEXTS)
 
 
 class Overtaken(HashStore):
-    """A store into which somebody else writes an outcome just before a process does."""
+    """A store into which another process writes an outcome just before this one does."""
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         if key.endswith("/outcome"):
@@ -146,15 +148,15 @@ class Overtaken(HashStore):
 def test_first_outcome_is_final_for_all() -> None:
     """The first outcome in the store applies to every process, even if two write at the same time."""
     assert meet(Overtaken(), {2: 0}, 20, numbers=(2,)) == {2: "a process has given up"}
-    assert meet(HashStore(), {2: 0}, 20, numbers=(2,)) == {2: {2: SAID[2]}}
+    assert meet(HashStore(), {2: 0}, 20, numbers=(2,)) == {2: {2: TEXTS[2]}}
 
 
 def test_different_groups_share_a_store() -> None:
     """Different groups of processes use one store without interference."""
     store = HashStore()
-    two = {2: SAID[2], 3: SAID[3]}
+    two = {2: TEXTS[2], 3: TEXTS[3]}
     assert meet(store, {2: 0, 3: 0}, 20, numbers=(2, 3)) == {2: two, 3: two}
-    assert meet(store, dict.fromkeys(NUMBERS, 0.0), 20) == dict.fromkeys(NUMBERS, SAID)
+    assert meet(store, dict.fromkeys(NUMBERS, 0.0), 20) == dict.fromkeys(NUMBERS, TEXTS)
 
 
 def test_store_keeps_no_texts() -> None:
@@ -162,7 +164,7 @@ def test_store_keeps_no_texts() -> None:
     store = HashStore()
     for _ in range(3):
         meet(store, dict.fromkeys(NUMBERS, 0.0), seconds=20)
-    assert store.num_keys() == len(NUMBERS)  # how often each has called
+    assert store.num_keys() == len(NUMBERS)  # the number of calls of each
 
 
 def test_first_process_leaves_after_all_have_read(
@@ -170,29 +172,29 @@ def test_first_process_leaves_after_all_have_read(
 ) -> None:
     """The first process may serve the store, so it leaves only after the others have read the outcome."""
     store = HashStore()
-    happened: list[str] = []
+    events: list[str] = []
     clock = Clock(2)
     read = exchange._read
 
     def slow(where: Store, key: str) -> str | None:
-        found = read(where, key)
-        if threading.current_thread().name == "3" and key.endswith("/outcome") and found:
+        text = read(where, key)
+        if threading.current_thread().name == "3" and key.endswith("/outcome") and text:
             clock.sleep(0.5)
-            happened.append("3 has heard")
-        return found
+            events.append("3 has read")
+        return text
 
-    def come(number: int) -> None:
+    def arrive(number: int) -> None:
         exchange._meet("I am here", number, (2, 3), store, 20, clock=clock.time, sleep=clock.sleep)
-        happened.append(f"{number} leaves")
+        events.append(f"{number} leaves")
         clock.leave()
 
     monkeypatch.setattr(exchange, "_read", slow)
-    threads = [threading.Thread(target=come, args=(number,), name=str(number), daemon=True) for number in (2, 3)]
+    threads = [threading.Thread(target=arrive, args=(number,), name=str(number), daemon=True) for number in (2, 3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert happened.index("3 has heard") < happened.index("2 leaves")
+    assert events.index("3 has read") < events.index("2 leaves")
 
 
 def test_pytorch_processes_meet_in_their_own_store() -> None:
@@ -219,4 +221,4 @@ def test_store_that_is_gone_is_named() -> None:
     assert client.add("number", 1) == 1
     del server
     with pytest.raises(RuntimeError, match="PyTorch's store is gone"):
-        exchange._meet(SAID[2], 2, NUMBERS, client, 20)
+        exchange._meet(TEXTS[2], 2, NUMBERS, client, 20)

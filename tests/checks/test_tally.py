@@ -1,4 +1,4 @@
-"""Tallies tell rows apart, whatever the order and the batches. What is expected is counted one by one."""
+"""Tallies distinguish sets of rows, whatever their order and batches. Expected values are counted row by row."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_tally_is_independent_of_the_buffer_size(at_once: int, monkeypatch: pyte
     tally, buffer = Tally(), np.zeros(4, dtype=np.int64)
     for first in range(0, 40, 4):
         buffer[:] = np.arange(first, first + 4)
-        tally.add(buffer)  # and whoever has the batch changes it
+        tally.add(buffer)  # the caller then overwrites the batch
     tally.add([])
     assert tally.to_dict() == {"n_batches": 11, "n_rows": 40, "value": Rows((range(40),)).mixed_sum()}
 
@@ -86,12 +86,12 @@ def test_copy_of_a_tally_is_independent(copied: Callable[[Tally], Tally]) -> Non
 
 NOT_ROWS: dict[str, tuple[Any, type[Exception], str]] = {
     "fractions": ([0.5], TypeError, "Rows must be integers, got float64"),
-    # what a loader without return_index=True gives
+    # the index of a batch of a loader without return_index=True
     "None": (None, TypeError, r"Rows must be integers, got None.*return_index=True"),
     "a mask": (np.array([True, False]), TypeError, "Rows must be integers, got bool"),
     "a table": (np.zeros((2, 2), dtype=int), ValueError, r"Rows must have one dimension, got shape \(2, 2\)"),
     "a negative row": ([3, -1], ValueError, "Rows must be at least 0, got -1"),
-    "a row beyond words": (np.array([2**63], dtype=np.uint64), ValueError, "Rows must be below 2"),
+    "a row beyond 64 bits": (np.array([2**63], dtype=np.uint64), ValueError, "Rows must be below 2"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What ranks have of each label, against counting the rows of their shards one by one."""
+"""Composition of shards by label, compared with counting the rows one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The density of rows along a collection, against each row counted."""
+"""Density of rows along a collection, compared with counting each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from annbatch_distributed.picture import density
 
 
 def counted(rows: Rows, n_obs: int, n_bins: int) -> list[float]:
-    """Which part of each bin is there, row by row."""
+    """The filled fraction of each bin, counted row by row."""
     listed, edges = list(rows), [number * n_obs // n_bins for number in range(n_bins + 1)]
     return [min(1.0, sum(start <= row < stop for row in listed) / (stop - start)) for start, stop in pairwise(edges)]
 
@@ -27,7 +27,7 @@ def some_rows(draw: Any) -> tuple[Rows, int, int]:
 
 
 @given(some_rows())
-@example((Rows((range(5), range(3, 8))), 10, 3))  # rows that are there twice
+@example((Rows((range(5), range(3, 8))), 10, 3))  # repeated rows
 def test_density_of_ranges_is_exact(drawn: tuple[Rows, int, int]) -> None:
     """The density of each bin is exact, and at most 1 even if rows are repeated."""
     np.testing.assert_allclose(density(*drawn), counted(*drawn), atol=1e-9)

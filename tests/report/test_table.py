@@ -1,4 +1,4 @@
-"""Plans as text, in notebooks and as tables of pandas', against what the plan answers rank by rank."""
+"""Plans as text, in notebooks and as pandas tables, compared with the plan's answers for each rank."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ def test_text_of_many_ranks_is_shortened() -> None:
 def test_memory_is_unknown_for_gaps_or_custom_samplers(mask: Any) -> None:
     """The rows in memory are unknown if the window has gaps or the sampler is a custom one."""
     sampler = MaskBlind(batch_size=8) if mask is None else RandomSampler(4, 2, 8)
-    made = DistributedSampler(sampler, dist_info=Rank(0, 2), mask=mask).plan(40_000)
-    assert made.rows_in_memory is None
-    assert "in memory" not in str(made)
+    gapped = DistributedSampler(sampler, dist_info=Rank(0, 2), mask=mask).plan(40_000)
+    assert gapped.rows_in_memory is None
+    assert "in memory" not in str(gapped)
 
 
-def html(made: EpochPlan) -> ET.Element:
-    """What a notebook shows, which must be well-formed."""
-    return ET.fromstring(f"<div>{made._repr_html_()}</div>")
+def html(shown: EpochPlan) -> ET.Element:
+    """The HTML of a plan in a notebook, which must be well-formed."""
+    return ET.fromstring(f"<div>{shown._repr_html_()}</div>")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_frame_has_a_row_for_each_rank(policy: str) -> None:
     """The frame has one row for each rank, with the plan's numbers."""
-    made = plan(965, 20, remainder=policy)  # of which ranks have 48 or 49: under "keep", 6 or 7 batches
-    frame = made.to_frame()
+    epoch_plan = plan(965, 20, remainder=policy)  # ranks have 48 or 49 rows: under "keep", 6 or 7 batches
+    frame = epoch_plan.to_frame()
     assert list(frame.index) == list(range(20))
-    assert list(frame["batches"]) == [made.n_batches(rank) for rank in range(20)]
-    assert list(frame["rows"]) == [len(list(made.shard(rank).rows)) for rank in range(20)]
-    assert frame["repeated"].sum() == made.n_repeated
-    assert frame["global rows"][0].split(":")[0] == str(next(iter(made.shard(0).rows)))
+    assert list(frame["batches"]) == [epoch_plan.n_batches(rank) for rank in range(20)]
+    assert list(frame["rows"]) == [len(list(epoch_plan.shard(rank).rows)) for rank in range(20)]
+    assert frame["repeated"].sum() == epoch_plan.n_repeated
+    assert frame["global rows"][0].split(":")[0] == str(next(iter(epoch_plan.shard(0).rows)))
 
 
 def test_frame_names_virtual_ranks_and_counts_samples() -> None:
@@ -85,14 +85,14 @@ def test_frame_names_virtual_ranks_and_counts_samples() -> None:
     assert frame.index.names == ["rank", "virtual rank"]
     assert list(frame.index) == [(0, 0), (0, 1), (1, 2), (1, 3)]
     sampler = RandomSampler(4, 2, 8, replacement=True, num_samples=80)
-    drawn = DistributedSampler(sampler, dist_info=Rank(0, 2), sharding="independent").plan(100)
-    assert list(drawn.to_frame()["samples"]) == [40, 40]
+    independent = DistributedSampler(sampler, dist_info=Rank(0, 2), sharding="independent").plan(100)
+    assert list(independent.to_frame()["samples"]) == [40, 40]
 
 
 def test_notebook_shows_title_table_and_notes() -> None:
     """A notebook shows the title of a plan, its table of ranks and its notes."""
-    made = plan(100, 3, mask=[slice(0, 40), slice(50, 90)])
-    title, table, notes = html(made)
+    epoch_plan = plan(100, 3, mask=[slice(0, 40), slice(50, 90)])
+    title, table, notes = html(epoch_plan)
     assert title.text == 'epoch 0: 3 ranks share 80 of 100 rows (remainder="drop", batch size 8)'
     lines = [[cell.text for cell in line] for line in table.findall("./tbody/tr")]
     assert lines == [
@@ -117,8 +117,8 @@ def test_notebook_escapes_the_name_of_a_sharding() -> None:
 def test_notebook_shortens_many_ranks(world_size: int) -> None:
     """A notebook shows up to 16 ranks; of more ranks, it shows the first 8 and the last 8."""
     flags = np.random.default_rng(0).random(100_000) < 0.9
-    made = plan(100_000, world_size, mask=flags, sharding="shuffled")
-    ranks = [line[0].text for line in html(made).findall(".//tbody/tr")]
+    epoch_plan = plan(100_000, world_size, mask=flags, sharding="shuffled")
+    ranks = [line[0].text for line in html(epoch_plan).findall(".//tbody/tr")]
     between = ["..."] * (world_size > 16)
     assert ranks == [*map(str, range(8)), *between, *map(str, range(world_size - 8, world_size))]
-    assert len(repr(made)) < 200
+    assert len(repr(epoch_plan)) < 200
