@@ -7,19 +7,19 @@ import nox
 
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "uv|virtualenv"
-# A check that can't run has failed.
+# A session that can't run fails.
 nox.options.error_on_missing_interpreters = True
 
 PYTHONS = ["3.12", "3.13"]
 OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
 
-# whole files: the examples of a page follow each other; more of them at once than two cores, because processes wait
+# whole files, because the examples of a page depend on each other; three at a time, because processes wait
 PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
-# with tests that start processes, which wait for them two fifths of their time; the longest files aren't the last ones
+# tests that start processes wait for them two fifths of the time; the longest files don't come last
 EVERYTHING = "--all", "--ignore=tests/libraries", "--numprocesses=4", "--no-loadscope-reorder"
 # tests whose results can differ between versions of Python and of numpy
 LAWS = "tests/test_laws.py", "tests/test_resume.py", "tests/test_sampler.py", "tests/test_wrapped.py"
-# the laws have more examples in ./dev test
+# ./dev test runs more examples of each law
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 
 
@@ -44,14 +44,14 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
-    # else it takes .venv, where that is, which has what ./dev installed last
+    # otherwise, it uses .venv, whose packages depend on the last ./dev
     session.run("basedpyright", f"--pythonpath={session.bin}/python")
 
 
 @nox.session(python=NEWEST)
 def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error."""
-    sync(session, "--all-extras", "--group=docs")  # signatures name what is torch's and jax's, and the notebook runs
+    sync(session, "--all-extras", "--group=docs")  # signatures refer to PyTorch and JAX, and the notebook runs
     session.run("sphinx-build", "--fresh-env", "--fail-on-warning", "--keep-going", "docs", "docs/_build/html")
 
 
@@ -69,13 +69,13 @@ def wheel(session: nox.Session) -> None:
 def bench_small(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
     sync(session, "--extra=torch", "--extra=zarrs", "--group=bench", "--group=pytest")
-    # every test stands alone; the longest one is the first of its folder, and so starts first
+    # tests are independent; the longest one starts first
     session.run("python", *PYTEST, "--dist=worksteal", "tests/libraries", *session.posargs)
 
 
 @nox.session(python=NEWEST, default=False)
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks, or those that are named, at full size, and write the figures of the documentation."""
+    """Run all or the named benchmarks at full size, and write the figures of the documentation."""
     sync(session, "--extra=torch", "--extra=zarrs", "--group=bench")
     for name in session.posargs or [path.stem for path in sorted(Path("benchmarks").glob("*.py"))]:
         session.run("python", "-m", f"benchmarks.{name}")
@@ -83,12 +83,12 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run all tests on the newest Python and ask for enough coverage; on the oldest one, run the laws."""
+    """Run all tests on the newest Python and check the coverage; on the oldest one, run the laws."""
     sync(session, "--all-extras", "--group=test")
     if session.posargs or session.python != NEWEST:
         session.run("python", *PYTEST, *(session.posargs or LAWS), env=FEWER_EXAMPLES)
         return
-    # of all processes that the tests start
+    # includes all processes that the tests start
     session.run("coverage", "erase")
     session.run("coverage", "run", *PYTEST, *EVERYTHING, env=FEWER_EXAMPLES)
     session.run("coverage", "combine", "--quiet")
@@ -99,7 +99,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=OLDEST, default=False)
 def lowest(session: nox.Session) -> None:
     """Run the tests with the oldest Python and the oldest dependencies that pyproject.toml allows."""
-    # not by uv sync, which would write these versions into the lock file
+    # not with uv sync, which would write these versions to the lock file
     project = "--editable=.[torch,jax,zarrs]", "--group=test"
     session.run_install("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *project)
     session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
@@ -107,16 +107,16 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(python="3.14", default=False)
 def coming(session: nox.Session) -> None:
-    """Run the tests on a Python that .ci/run does not ask for, and the workflow on GitHub does."""
+    """Run the tests on a Python that only the workflow on GitHub requires."""
     sync(session, "--all-extras", "--group=test")
     session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 
 
 @nox.session(python=NEWEST, default=False, name="annbatch-next")
 def annbatch_next(session: nox.Session) -> None:
-    """Run the tests with the newest annbatch, pre-releases and versions that pyproject.toml excludes among them."""
+    """Run the tests with the newest annbatch, including pre-releases and excluded versions."""
     sync(session, "--all-extras", "--group=test")
-    # without its dependencies, which are there, and without the date before which others are taken
+    # without its dependencies, which are installed, and without uv's limit on dates
     newest = "--prerelease=allow", "--no-deps", "--exclude-newer=2100-01-01", "--upgrade", "annbatch"
     session.run_install("uv", "pip", "install", "--quiet", *newest)
     session.run("python", "-c", "from importlib.metadata import version; print('annbatch', version('annbatch'))")
@@ -125,18 +125,18 @@ def annbatch_next(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST, default=False)
 def thorough(session: nox.Session) -> None:
-    """Run all tests, or those that are named, with 1,000 examples of each law, which takes long."""
+    """Run all or the named tests with 1,000 examples of each law, for hours."""
     sync(session, "--all-extras", "--group=test")
-    # a law may take an hour then; a test that says how long it may take means it all the same
+    # a law may take an hour; tests with their own time limit keep it
     session.run("python", *PYTEST, "--all", "--timeout=3600", *session.posargs, env={"HYPOTHESIS_PROFILE": "thorough"})
 
 
 @nox.session(python=NEWEST, default=False)
 def mutation(session: nox.Session) -> None:
-    """Change the code in one place at a time, and show the changes that no test notices: see CONTRIBUTING.md."""
+    """Change the code in one place at a time, and list the changes that no test notices."""
     sync(session, "--all-extras", "--group=mutation")
     names = [f"annbatch_distributed.{module}.*" for module in session.posargs]
     mutmut = "python", ".ci/mutation.py"
     session.run(*mutmut, "run", *names, env={"HYPOTHESIS_PROFILE": "mutation"})
-    if not names:  # of some modules, what has become of each change has just been printed
+    if not names:  # for named modules, the result of each change was printed above
         session.run(*mutmut, "results")

@@ -1,4 +1,4 @@
-"""Check the installed wheel, in an environment that holds nothing but the wheel and what it depends on."""
+"""Check the installed wheel, in an environment with only its dependencies."""
 
 import importlib.util
 import re
@@ -32,8 +32,8 @@ rows = [
     row
     for rank in range(2)
     for request in DistributedSampler(base, dist_info=Rank(rank, 2)).sample(8)
-    for stretch in request["requests"]
-    for row in range(stretch.start, stretch.stop)
+    for part in request["requests"]
+    for row in range(part.start, part.stop)
 ]
 assert sorted(rows) == list(range(8)), rows
 print("the wheel works without torch and jax")

@@ -1,8 +1,8 @@
-"""Run mutmut, https://mutmut.readthedocs.io, with the bodies of properties among what it changes.
+"""Run mutmut, https://mutmut.readthedocs.io, and also change the bodies of properties.
 
-mutmut leaves decorated functions alone, since it can't know what a decorator does. What an epoch loses or repeats is in
-properties here, and those of ``property`` and ``cached_property`` are known: the function that switches between mutants
-gets the decorator, and the mutants go without.
+mutmut skips decorated functions, because it doesn't know their decorators. Here, properties compute the dropped and
+repeated rows of an epoch, and the decorators ``property`` and ``cached_property`` are known: the function that switches
+between mutants gets the decorator, and the mutants don't.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ arranged = file_mutation.function_trampoline_arrangement
 
 
 def is_property(node: cst.CSTNode) -> bool:
-    """Whether a node defines a property, under no other decorator."""
+    """Return True if a node defines a property without other decorators."""
     if not isinstance(node, cst.FunctionDef) or len(node.decorators) != 1:
         return False
     decorator = node.decorators[0].decorator
@@ -31,14 +31,14 @@ def is_property(node: cst.CSTNode) -> bool:
 
 
 def skips_other_decorators(visitor: file_mutation.MutationVisitor, node: cst.CSTNode) -> bool:
-    """Whether mutmut leaves a node alone."""
+    """Return True if mutmut must not change a node."""
     return not is_property(node) and skips(visitor, node)
 
 
 def arranged_below_decorators(
     function: cst.FunctionDef, mutants: Iterable[file_mutation.Mutation], class_name: str | None
 ) -> tuple[Sequence[cst.CSTNode], Sequence[cst.CSTNode], Sequence[cst.CSTNode], Sequence[str]]:
-    """Make a function and its mutants, of a property too."""
+    """Return the mutants of a function or a property."""
     if not is_property(function):
         return arranged(function, mutants, class_name)
     declared, (switch, *others), assigned, names = arranged(function.with_changes(decorators=[]), mutants, class_name)

@@ -1,15 +1,14 @@
-"""Rows per second of two ranks from disk to the step, side by side with annbatch, DataLoaders and other libraries.
+"""Rows per second of two ranks from disk to the step, relative to annbatch, for this package and other libraries.
 
-The same made-up cells are written by each library in its own format, sparse and dense, and read from the page cache.
-Two processes are the ranks of a job that meet in every step, and do nothing else in it. Each library is used as its
-own documentation says, in an environment of its own, see benchmarks/libraries. Before anything is measured, cells are
-looked at: each way has to read nearly all of them, each once, in two epochs.
+Each library writes the same simulated cells in its own format, sparse and dense, and reads them from the page cache.
+Two processes are the ranks of a job; they synchronize after every step and do nothing else in it. Each library is used
+as its documentation recommends, in its own environment, see benchmarks/libraries. Before anything is measured, each
+method is checked: it must read nearly all cells, each once, in two epochs.
 
-Every round measures each way once, in an order of its own, epoch 0 and epoch 1 one after the other; libraries that
-count epochs by themselves have later ones then, and ways that are much slower only the first rounds. annbatch has a
-second turn in every round, which says how far rows per second differ by themselves. Reported are medians over the
-rounds and ranges, as rows per second of the job, and as a part of annbatch's in the same round and epoch. What is
-measured goes into a JSON file, with the versions, and into a picture.
+Every round measures each method once, in a different order, epochs 0 and 1 in turn. Libraries that count epochs
+themselves have later epochs then, and much slower methods run only in the first rounds. annbatch runs twice in every
+round, as a control. Medians and ranges over the rounds are reported, in rows per second of the job, and relative to
+annbatch in the same round and epoch. Measurements go to a JSON file, with the versions, and to a figure.
 
     python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
     python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
@@ -50,7 +49,7 @@ FEW_ROUNDS, SLOW = 2, 0.6
 
 
 def make(kind: str, n_obs: int, path: Path) -> None:
-    """Make cells up, and write them for all libraries to write in their format."""
+    """Simulate cells, and write them for all libraries to write in their format."""
     rng = np.random.default_rng(0)
     numbers = FIRST + np.arange(n_obs)
     if kind == "dense":
@@ -84,7 +83,7 @@ def measure(folders: dict[str, Path], configuration: tuple[int, ...], repeats: i
         }
         ways = [(library, way, job) for library, job in ranks.items() for way in job.answers()[0]]
         rows = {}
-        for library, way, job in ways:  # fills the page cache, and workers begin
+        for library, way, job in ways:  # fills the page cache, and starts workers
             read = [[rank["numbers"] for rank in job.ask(way=way, epoch=epoch, step="note")] for epoch in (0, 1)]
             check(way, read, n_obs, other_orders=library not in SAME_ORDERS)
             rows[way] = min(sum(map(len, epoch)) for epoch in read)
@@ -177,17 +176,17 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> None:
-    """Measure both collections, print a table, and write it and the picture."""
+    """Measure both collections, print a table, and write it and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run for a look at whether it works")
-    parser.add_argument("--only", nargs="+", default=LIBRARIES, choices=LIBRARIES, help="compare these libraries only")
-    parser.add_argument("--rounds", type=int, help="how many rounds, of all ways that aren't slow")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="where the picture goes, and the JSON file beside it")
+    parser.add_argument("--small", action="store_true", help="run at a size for tests")
+    parser.add_argument("--only", nargs="+", default=LIBRARIES, choices=LIBRARIES, help="libraries to compare")
+    parser.add_argument("--rounds", type=int, help="number of rounds of methods that are not slow")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure; the JSON file has the same name")
     arguments = parser.parse_args()
     if REFERENCE not in arguments.only:
-        parser.error(f"{REFERENCE} is what the others are compared with, name it too")
+        parser.error(f"--only must include {REFERENCE}, the reference")
     if arguments.out == FIGURE and (arguments.small or arguments.rounds or arguments.only != LIBRARIES):
-        parser.error("give another --out, or the figure of the documentation would be of something else")
+        parser.error("pass a different --out, so that the figure of the documentation is kept")
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error(f"--rounds: must be 1 or more, got {arguments.rounds}")
     n_obs, repeats = 16_400 if arguments.small else 60_011, arguments.rounds or (1 if arguments.small else 41)

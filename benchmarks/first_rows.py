@@ -1,20 +1,20 @@
-"""What it takes until a rank has its first rows, at the beginning of an epoch and in its middle, side by side.
+"""Time to first batch: time and memory until a rank knows its first rows, at the beginning or the middle of an epoch.
 
-For 10^6 to 10^9 rows on 8 ranks, shuffled as each library shuffles: wall seconds, and the most memory beyond what was
-there, of one rank, until it knows the rows of its first load request or batch. In the middle, a state that was taken at
-half of an epoch is loaded, on 8 ranks and on 6.
+For 10^6 to 10^9 rows on 8 ranks, shuffled by each library's own method: wall seconds and peak additional memory of one
+rank until it knows the rows of its first load request or batch. In the middle of an epoch, a state saved at half of
+the epoch is loaded, on 8 ranks and on 6.
 
-- annbatch, and this package with ``sharding="shuffled"``: chunk_size / preload_nchunks / batch_size 512/32/4096, and
-  64/512/4096, whose chunks are many.
-- torch: its DistributedSampler; torchdata's StatefulDataLoader with its own kind of it, which passes over what was
-  read. On another number of ranks it reads rows again and misses others.
-- mosaicml-streaming works an epoch out on the first rank of each node, for all of them; that rank is measured. On 6
-  ranks, batches are as much larger as it asks for.
-- litdata deals chunks, which are fewer than rows, and shuffles rows within one only; Grain works each row out by
-  itself. A state of Grain's is a number, and going on is what beginning is.
+- annbatch, and this package with ``sharding="shuffled"``: chunk_size/preload_nchunks/batch_size 512/32/4096, and
+  64/512/4096, which has many chunks.
+- PyTorch's DistributedSampler; torchdata's StatefulDataLoader with its own version of it, which skips the rows that
+  were read. On a different number of ranks, it reads some rows again and misses others.
+- mosaicml-streaming computes an epoch on the first rank of each node, for all ranks; that rank is measured. On 6
+  ranks, batches are larger, as it requires.
+- litdata assigns chunks, of which there are fewer than rows, and shuffles rows only within a chunk. Grain computes
+  each row by itself: its state is a number, and resuming costs as much as starting.
 
-Every run is a process of its own; reported are medians. A process may have 16 GiB; what asks for more is "too much".
-What is measured goes into a JSON file, with the versions, and into a picture.
+Every run is a separate process; medians are reported. A process may use 16 GiB; "too much" marks more. Measurements go
+to a JSON file, with the versions, and to a figure.
 
     python -m benchmarks.first_rows                                # some minutes; the figure of the documentation
     python -m benchmarks.first_rows --small --out small.svg        # the same at a size for tests
@@ -66,7 +66,7 @@ def measure(task: str, library: str, numbers: list[int], repeats: int) -> dict[s
         runs.append(libraries.run(library, task, *numbers))
         if "error" in runs[-1]:
             return runs[-1] | {"seconds": None, "MB": None}
-        if runs[-1]["seconds"] > 10:  # noise is nothing there
+        if runs[-1]["seconds"] > 10:  # noise is negligible there
             break
     return runs[0] | {name: statistics.median(run[name] for run in runs) for name in ("seconds", "MB")}
 
@@ -84,7 +84,7 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
     names = list(dict.fromkeys(line["name"] for line in lines if line["when"] == kind))
     with figures.figure(out, 5.6, 6.4) as figure:
         panels = figure.subplots(nrows=2, sharex=True)
-        # what takes next to nothing is at the bottom
+        # very small values are drawn at the bottom
         for panel, unit, least in zip(panels, ("seconds", "MB"), (1e-3, 0.1), strict=True):
             ends = []
             for name in names:
@@ -107,13 +107,13 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> None:
-    """Measure everything, print a table, and write it and the picture."""
+    """Measure everything, print a table, and write it and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run for a look at whether it works")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="where the picture goes, and the JSON file beside it")
+    parser.add_argument("--small", action="store_true", help="run at a size for tests")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure; the JSON file has the same name")
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
-        parser.error("--small needs an --out, or the figure of the documentation would be a small one")
+        parser.error("pass --out with --small, so that the figure of the documentation is kept")
     sizes, middles, repeats = (
         ([10**5], [10**5], 1) if arguments.small else ([10**6, 10**7, 10**8, 10**9], [10**7, 10**8], 3)
     )

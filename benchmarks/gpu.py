@@ -1,15 +1,16 @@
-"""Rows per second from disk to the end of a step on a GPU, side by side with annbatch's Loader.
+"""Rows per second from disk to the end of a step on a GPU, relative to annbatch's Loader.
 
-A made-up sparse collection, with 1,000 of 20,000 genes expressed, is written as annbatch writes it, and read from the
-page cache by one process, through zarrs. Each batch is moved to the GPU, made dense there, and trained on by a model of
-three layers: a narrow one, whose step takes about as long as reading a batch, and a wide one, whose step takes longer.
-Compared are annbatch's Loader and a StatefulLoader, each with ``preload_to_gpu`` and without, and ``read_ahead=1``.
+A simulated sparse collection, with 1,000 of 20,000 genes expressed, is written by annbatch and read from the page
+cache by one process, through zarrs. Each batch is copied to the GPU, made dense there, and used to train a model of
+three layers: a narrow model, whose step takes about as long as reading a batch, and a wide model, whose step takes
+longer. annbatch's Loader and a StatefulLoader are compared, each with and without ``preload_to_gpu``, and with
+``read_ahead=1``.
 
-Every round reads an epoch each way, one after the other; the first isn't counted. Reported are medians over the
-others, as rows per second, as a part of the better of annbatch's two, and of the ideal: as many steps on one batch.
+Every round reads one epoch with each method, in turn; the first round isn't counted. Medians are reported, in rows per
+second, relative to the better method of annbatch, and relative to the ideal: the same number of steps on one batch.
 
-    python -m benchmarks.gpu                # two minutes, on a GPU with cupy
-    python -m benchmarks.gpu --small        # the same at a size for tests, on the CPU where there is no GPU
+    python -m benchmarks.gpu                # two minutes, on a GPU with CuPy
+    python -m benchmarks.gpu --small        # the same at a size for tests, on the CPU if there is no GPU
 """
 
 from __future__ import annotations
@@ -101,13 +102,13 @@ def measure(cells: DatasetCollection, width: int, repeats: int) -> None:
 def main() -> None:
     """Measure a narrow and a wide model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     arguments = parser.parse_args()
     if not arguments.small and DEVICE.type == "cpu":
         print("torch finds no GPU, so that nothing is measured")
         return
     n_obs, repeats, widths = (1_500, 1, [8]) if arguments.small else (60_000, 3, [512, 8_192])
-    warnings.simplefilter("ignore")  # of anndata and of zarr
+    warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
     print(f"{n_obs:,} cells; {name}; torch {torch.__version__}", flush=True)

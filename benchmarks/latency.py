@@ -1,13 +1,13 @@
-"""Reading from a store that answers late, as object storage does, by how many load requests are read at once.
+"""Reading from a store with latency, such as object storage, by the number of prefetched load requests.
 
-A made-up collection is written as annbatch writes it, and each request to the local store takes a while longer. It is
-read by annbatch's Loader, and by a StatefulLoader with several values of ``read_ahead``; all with zarr's own codecs.
+A simulated collection is written by annbatch, and each request to the local store is delayed. It is read by annbatch's
+Loader, and by a StatefulLoader with several values of ``read_ahead``; all with zarr's own codecs.
 
-1. Without a step: rows per second, and as a part of annbatch's.
-2. With a step that sleeps as long as reading a batch takes where eight load requests are read at once: rows per second
-   as a part of those without reading, which is the ideal.
+1. Without steps: rows per second, also relative to annbatch.
+2. With steps that sleep for the time that reading a batch takes with ``read_ahead=8``: rows per second relative to
+   steps without reading, the ideal.
 
-Every round measures each way once, in a second epoch; reported are medians over the rounds.
+Every round measures each method once, in a second epoch; medians over the rounds are reported.
 
     python -m benchmarks.latency            # some minutes
     python -m benchmarks.latency --small    # the same at a size for tests
@@ -80,11 +80,11 @@ def measure(path: Path, latency: float, repeats: int) -> None:
 def main() -> None:
     """Measure both kinds of cells at each latency."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     parser.add_argument("--concurrency", type=int, default=10, help="zarr's async.concurrency (10, its default)")
     arguments = parser.parse_args()
     n_rows, repeats, latencies = (9_000, 1, [0.005]) if arguments.small else (40_000, 3, [0.03, 0.1])
-    warnings.simplefilter("ignore")  # of anndata and of zarr
+    warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"async.concurrency": arguments.concurrency})
     rng = np.random.default_rng(0)
     kinds = {

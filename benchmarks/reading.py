@@ -1,22 +1,21 @@
-"""What a training feels of reading: rows per second of ranks in lock-step, and how long their steps wait.
+"""Effect of reading on training: rows per second of synchronized ranks, and the time that steps wait.
 
-Made-up cells, sparse and dense, are written as annbatch writes them, and read from the page cache. Two processes are
-the ranks of a job: each takes a batch, meets the other one, as a collective does, and works on the batch. Compared are
-annbatch's Loader with its own sampler, and this package's StatefulLoader, without and with ``read_ahead=1``.
+Simulated cells, sparse and dense, are written by annbatch and read from the page cache. Two processes are the ranks of
+a job: each takes a batch, synchronizes with the other rank, and works on the batch. annbatch's Loader with its own
+sampler is compared with this package's StatefulLoader, with ``read_ahead=0`` and ``1``.
 
-Machines with GPUs have cores to spare, so that a step never waits for one. Where there are few, that is had by giving
-one core to all that reads, on both ranks, and the others to the steps ("apart", on Linux). In the other case ("shared")
-reading takes all cores, and steps have to wait for one, a few milliseconds, as the kernel shares them out.
+Machines with GPUs have many cores, so a step never waits for one. On two cores, "apart" simulates that: one core reads
+for both ranks, and the other runs the steps (on Linux). Under "shared", reading uses all cores, so a step may wait a
+few milliseconds for one.
 
-1. Without a step, epochs 0 and 1: rows per second as a part of annbatch's in the same epoch.
-2. With a step that takes half as long as reading a batch does, as long, and twice as long, most of which it sleeps and
-   the rest of which ranks meet; and with one that trains a small model under DDP. Rows per second, as a part of
-   annbatch's, and of the ideal, which is that of whichever takes longer: reading alone, or steps without reading, which
-   meet as well. Both are measured anew in each round, since the machine is faster at times.
-3. In the same epochs, how long a step waits for its batch: the 99th percentile and the longest.
+1. Without steps, epochs 0 and 1: rows per second relative to annbatch in the same epoch.
+2. With steps that take half, once or twice the time of reading a batch, mostly sleeping, and with steps that train a
+   small model under DDP: rows per second relative to annbatch, and relative to the limit, the slower of reading alone
+   and steps without reading. Limits are measured again in each round, because the speed of the machine changes.
+3. In the same epochs, the time that a step waits for its batch: 99th percentile and maximum.
 
-Every round measures each way once, and reported are medians over the rounds. What is measured goes into a JSON file,
-with the versions, and the second and the third of it into a picture.
+Every round measures each method once; medians over the rounds are reported. Measurements go to a JSON file, with the
+versions, and to a figure.
 
     python -m benchmarks.reading                                    # some minutes; the figure of the documentation
     python -m benchmarks.reading --small --out small.svg            # the same at a size for tests
@@ -77,7 +76,7 @@ def measure(
                 ideal = pace(alone[REFERENCE])
                 measured.append({"round": number, "epoch": epoch, "step": 0, "ideal": ideal, "ways": alone})
             for step in steps:
-                # in each round anew: a minute later the machine is faster or slower
+                # in each round: a minute later, the machine is faster or slower
                 reading = pace(found(1, 0, way=REFERENCE))
                 late = max(0.0, pace(found(1, reading)) - reading)  # what meeting takes, and waking up
                 asked = step if step == "model" else max(0.0, float(step) * reading - late)
@@ -154,13 +153,13 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> None:
-    """Measure both collections, print a table, and write it and the picture."""
+    """Measure both collections, print a table, and write it and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="where the picture goes, and the JSON file beside it")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure; the JSON file has the same name")
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
-        parser.error("--small needs an --out, or the figure of the documentation would be a small one")
+        parser.error("pass --out with --small, so that the figure of the documentation is kept")
     n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (206_011, 3, JOBS)
     steps = (1, "model") if arguments.small else STEPS
     print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")

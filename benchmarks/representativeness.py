@@ -1,8 +1,8 @@
-"""What shuffled sharding is worth: how well ranks and batches represent a collection whose rows are sorted by class.
+"""Benefit of shuffled sharding: how well ranks and batches represent a collection that is sorted by class.
 
-The measure is the total variation distance of labels from those of the collection: the share of rows that would need
-another label, 0 for a perfect match. It is taken of each step's batches of all ranks together, of each rank's batches
-and of each rank's epoch, all of them as ``sample`` gives them, and of ideal random draws of as many rows.
+The measure is the total variation distance of labels from the collection: the fraction of rows that would need a
+different label, 0 for a perfect match. It is computed for the batches of all ranks in each step, for the batches of
+each rank, for the epoch of each rank, and for ideal random samples of the same sizes.
 
     python -m benchmarks.representativeness                            # draws the figure of the documentation
     python -m benchmarks.representativeness --small --out small.svg    # the same at a size for tests
@@ -90,7 +90,7 @@ def count_labels(sampler: DistributedSampler, labels: Labels) -> list[Counts]:
 
 
 def measure_ideal(world_size: int, labels: Labels) -> Distances:
-    """Return the distance of each part, were it drawn from all rows at random."""
+    """Return the distance of each part for a random sample of all rows."""
     rng = np.random.default_rng(0)
     n_rows = world_size * BATCH_SIZE, BATCH_SIZE, len(labels) // world_size
     classes = np.bincount(labels)
@@ -127,11 +127,11 @@ def draw(results: dict[str, Distances], world_sizes: Sequence[int], out: Path) -
 def main() -> None:
     """Measure, print the distances and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="where the figure goes")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure")
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
-        parser.error("--small needs an --out, or the figure of the documentation would be a small one")
+        parser.error("pass --out with --small, so that the figure of the documentation is kept")
     n_obs, world_sizes = (500_000, [2, 4]) if arguments.small else (20_000_000, [2, 4, 8, 16, 32, 64])
     labels = sorted_labels(n_obs)
     results = {

@@ -1,11 +1,10 @@
-"""What it takes to resume in the middle of an epoch: until the first load request, on one rank of a job.
+"""Cost of resuming in the middle of an epoch, until the first load request of one rank.
 
-With the same number of ranks, that is compared with the least that it can take: the wrapped sampler alone, run as far
-as this rank had come, because a generator's numbers can't be passed over. Times are CPU seconds of one process, the
-runs of the two alternate, and what is reported is the median of the ratios of neighbouring runs. With another number of
-ranks, a rank's part begins in other streams; reported are CPU seconds, and the peak of the memory that Python and numpy
-allocate. (That is tracemalloc's, in a run of its own, which it slows down. The peak of the whole process would count
-what was imported, and could be taken only once.)
+On the same number of ranks, the cost is compared with a lower bound: the wrapped sampler alone, run up to the same
+position, because the numbers of a generator can't be skipped. Times are CPU seconds of one process; runs of the two
+alternate, and the median of the ratios of neighboring runs is reported. On a different number of ranks, a rank's
+batches begin in other shards; CPU seconds and peak memory of Python and NumPy are reported. (Memory is measured by
+tracemalloc in a separate run, because it is slow.)
 
     python -m benchmarks.resume            # 10^8 rows
     python -m benchmarks.resume --small    # the same at a size for tests
@@ -28,7 +27,7 @@ from annbatch_distributed import DistributedSampler, Rank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Half an epoch on so many ranks, and the rest on as many, or on so many others.
+#: Numbers of ranks of the first half of an epoch, and of the rest.
 WORLD_SIZE, OTHER_WORLD_SIZE, RANK = 8, 6, 3
 #: chunk_size, preload_nchunks, batch_size: annbatch's FAQ, the same with smaller chunks, and its tutorial.
 CONFIGURATIONS = [(512, 32, 4096), (256, 32, 4096), (64, 32, 256)]
@@ -90,7 +89,7 @@ def measure(configuration: Configuration, n_obs: int, repeats: int) -> list[str]
     other = partial(go_on, configuration, OTHER_WORLD_SIZE, state, n_obs)
     times: dict[Callable[[], None], list[float]] = {same: [], alone: [], other: []}
     for repeat in range(repeats):
-        for run in (same, alone) if repeat % 2 else (alone, same):  # each goes first every other time
+        for run in (same, alone) if repeat % 2 else (alone, same):  # alternates which one is first
             times[run].append(cpu_seconds(run))
         times[other].append(cpu_seconds(other))
     ratios = [ours / theirs for ours, theirs in zip(times[same], times[alone], strict=True)]
@@ -107,10 +106,10 @@ def measure(configuration: Configuration, n_obs: int, repeats: int) -> list[str]
 def main() -> None:
     """Measure all configurations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     small = parser.parse_args().small
     n_obs, repeats = (10**6, 3) if small else (10**8, 7)
-    # else garbage collection goes through all that was imported, in whichever run happens to reach its threshold
+    # otherwise, garbage collection scans all imported modules, in an arbitrary run
     gc.freeze()
     print(f"{n_obs:.0e} rows, half an epoch done on {WORLD_SIZE} ranks; medians of {repeats} (and ranges)")
     lines = [

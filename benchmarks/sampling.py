@@ -1,8 +1,8 @@
-"""What sharing out costs: side by side with annbatch's own DistributedSampler, and with the wrapped sampler alone.
+"""Cost of sharding, relative to annbatch's DistributedSampler and to the wrapped sampler alone.
 
-Times are CPU seconds of one process, and the runs of the two alternate, so that a machine that speeds up or slows down
-meets both. What is reported is the median of the ratios of neighbouring runs. What it takes to plan is reported as it
-is, in seconds by the clock and as the peak of the memory that Python allocates.
+Times are CPU seconds of one process. Runs of the two alternate, so that changes in the speed of the machine affect both
+equally; the median of the ratios of neighboring runs is reported. Planning is reported in wall seconds and in peak
+memory allocated by Python.
 
     python -m benchmarks.sampling            # 10^8 rows
     python -m benchmarks.sampling --small    # the same at a size for tests
@@ -63,7 +63,7 @@ def compare(ours: Callable[[], object], theirs: Callable[[], object], whose: str
     """Return the median ratio of the times that two calls take, in words."""
     ratios, seconds = [], []
     for repeat in range(repeats):
-        # each goes first every other time
+        # alternates which one is first
         order = [ours, theirs] if repeat % 2 else [theirs, ours]
         taken = {run: cpu_seconds(run) for run in order}
         ratios.append(taken[ours] / taken[theirs])
@@ -90,7 +90,7 @@ def compare_exhausting(n_obs: int, rank: int, repeats: int) -> None:
 def compare_epochs(n_obs: int, rank: int, repeats: int) -> None:
     """Print what one rank's epochs cost relative to the wrapped sampler alone, on as many rows as the rank has.
 
-    A SequentialSampler does the least by itself, so that whatever is added counts most.
+    A SequentialSampler does the least work, so that additional work counts most.
     """
     for wrapped in (RandomSampler, SequentialSampler):
         for configuration in CONFIGURATIONS:
@@ -154,9 +154,9 @@ def time_answers(n_obs: int, world_size: int, repeats: int) -> None:
 def main() -> None:
     """Run all comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     small = parser.parse_args().small
-    # else garbage collection goes through all that was imported, in whichever run happens to reach its threshold
+    # otherwise, garbage collection scans all imported modules, in an arbitrary run
     gc.freeze()
     for rank in (0, WORLD_SIZE // 2):
         compare_exhausting(10**6 if small else 10**8, rank, repeats=1 if small else 31)

@@ -1,9 +1,9 @@
-"""Rows per second of sets with matched controls, compared with a plain pass over the same collection.
+"""Rows per second of sets with matched controls, relative to a loader of cells on the same collection.
 
-A made-up collection of cell lines and drugs is written with the cells of each line and drug together (grouped), and
-once more shuffled, as annbatch writes cells by default. Each is read by a loader of cells, in chunks of 64 rows, and by
-loaders of sets of 64 cells with 64 controls of the same line, in chunks of 4, 16 and 64 cells. Every round reads each
-once; reported are the medians of the ratios within a round, after a first round that isn't counted.
+A simulated collection of cell lines and drugs is written with the cells of each line and drug together (grouped), and
+again shuffled, annbatch's default. Each is read by a loader of cells, in chunks of 64 rows, and by loaders of sets of
+64 cells with 64 controls of the same line, in chunks of 4, 16 and 64 cells. Every round reads each once; the medians
+of the ratios within a round are reported, without the first round.
 
     python -m benchmarks.sets            # 60,000 cells, some minutes
     python -m benchmarks.sets --small    # the same at a size for tests
@@ -77,10 +77,10 @@ def seconds_for_a_row(loader: StatefulLoader) -> float:
 def main() -> None:
     """Measure both collections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, to see whether it works")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     arguments = parser.parse_args()
     n_cells, n_genes, n_rounds = (15_000, 1_000, 1) if arguments.small else (60_000, 10_000, 9)
-    warnings.simplefilter("ignore")  # of anndata and of zarr
+    warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     with tempfile.TemporaryDirectory() as folder:
         print(f"{n_cells:,} cells: rows per second relative to a loader of cells; medians of {n_rounds} rounds")

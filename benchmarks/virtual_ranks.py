@@ -112,7 +112,7 @@ def losses(world_size: int, virtual_ranks: int | None, cells: Floats, targets: F
 def main() -> None:
     """Measure, and print the ratios and the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     arguments = parser.parse_args()
     n_obs, repeats = (100_000, 1) if arguments.small else (10_000_000, 9)
     print(f"{n_obs:.0e} rows, {VIRTUAL_RANKS} virtual ranks: CPU time of a rank's pass, of one without; of {repeats}")
@@ -128,7 +128,7 @@ def main() -> None:
                 )
     rng = np.random.default_rng(0)
     n_cells, epochs = (4_096, 1) if arguments.small else (8_192, 2)
-    groups = np.repeat(np.arange(8), n_cells // 8)  # in stretches, as samples come one after the other
+    groups = np.repeat(np.arange(8), n_cells // 8)  # in ranges, as in files that follow each other
     cells = rng.normal(size=(n_cells, 16)) + rng.normal(size=(8, 16))[groups]
     targets = cells @ rng.normal(size=16) + rng.normal(size=n_cells)
     curves = {

@@ -1,9 +1,9 @@
-"""What workers of torch's ``DataLoader`` take to read: under this package's sampler, and under annbatch's alone.
+"""Cost of reading with workers of PyTorch's ``DataLoader``, relative to annbatch's sampler alone.
 
-One rank reads a made-up sparse collection, in chunks and batches as users have them, with workers that persist: the
-first epoch starts them, and the second one is timed. annbatch's ``RandomSampler`` divides its chunks among workers by
-itself. Here the batches of a rank are dealt to them; that each load request is read by one worker shows in the ratio,
-which would be the number of workers otherwise. The runs alternate; reported are medians of the ratios of neighbours.
+One rank reads a simulated sparse collection, in common sizes of chunks and batches, with persistent workers: the first
+epoch starts them, and the second one is timed. annbatch's ``RandomSampler`` divides its chunks among workers. This
+package divides the batches of a rank. If each load request were read by every worker, the ratio would be the number of
+workers. Runs alternate; medians of the ratios of neighboring runs are reported.
 
     python -m benchmarks.workers            # 10^5 cells
     python -m benchmarks.workers --small    # the same at a size for tests
@@ -76,10 +76,10 @@ def ours(configuration: tuple[int, int, int]) -> Sampler:
 def main() -> None:
     """Measure all configurations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     small = parser.parse_args().small
     n_obs, repeats = (40_000, 1) if small else (200_000, 9)
-    warnings.simplefilter("ignore")  # of anndata, of zarr, and of torch that there are threads beside what is forked
+    warnings.simplefilter("ignore")  # harmless warnings of anndata, zarr, and PyTorch about threads next to a fork
     print(f"{n_obs:.0e} cells read by {N_WORKERS} workers: microseconds for a row; medians of {repeats} (and ranges)")
     print("chunk/preload/batch    annbatch's sampler      here         ratio")
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def main() -> None:
             makers: list[Callable[[tuple[int, int, int]], Sampler]] = [annbatchs, ours]
             times: list[list[float]] = [[], []]
             for repeat in range(repeats):
-                for which in (0, 1) if repeat % 2 else (1, 0):  # each goes first every other time
+                for which in (0, 1) if repeat % 2 else (1, 0):  # alternates which one is first
                     times[which].append(1e6 * partial(read, Path(folder))(makers[which](configuration)))
             ratios = [here / theirs for theirs, here in zip(*times, strict=True)]
             name = "/".join(map(str, configuration))

@@ -26,7 +26,7 @@ MEMORY = 16 << 30
 def measured(begin: Callable[[], object]) -> dict[str, float]:
     """Return the seconds that a call takes, and how many megabytes of memory it has at most beyond what was there."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of the process begins anew: see proc(5)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory of the process: see proc(5)
     before, began = status("VmRSS"), time.perf_counter()
     begin()
     return {"seconds": time.perf_counter() - began, "MB": status("VmHWM") - before}

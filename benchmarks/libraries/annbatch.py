@@ -1,4 +1,4 @@
-"""annbatch by itself, and with this package; both in a DataLoader with workers, too."""
+"""annbatch alone, and with this package; both also in a DataLoader with workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNCOMPRESSED = "uncompressed"
 
 
 def write(source: Path, folder: Path) -> None:
-    """Write a collection in chunks of 64 rows, as annbatch does by itself, and one that isn't compressed."""
+    """Write a collection in chunks of 64 rows, annbatch's default, and one without compression."""
     cells = ad.AnnData(matrix(source))
     write_sharded(zarr.open_group(folder, mode="w"), cells)
     write_sharded(zarr.open_group(folder / UNCOMPRESSED, mode="w"), cells, compressors=None)

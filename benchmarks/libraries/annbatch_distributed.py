@@ -1,4 +1,4 @@
-"""This package: what it takes to plan, and to resume. Its loaders are beside annbatch's own."""
+"""This package: planning and resuming. Its loaders are in the module of annbatch."""
 
 from __future__ import annotations
 

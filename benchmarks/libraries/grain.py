@@ -1,4 +1,4 @@
-"""Grain's IndexSampler, which works out each row's number by itself, and its state, which is a number."""
+"""Grain's IndexSampler, which computes each row by itself, and whose state is a number."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def threads_run_on(cores: set[int]) -> None:
 
 
 def reads_on(cores: set[int], loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches, which this thread reads on some cores, and leaves to whoever takes them where it was."""
+    """Yield batches that this thread reads on some cores, and restore its cores for the consumer."""
     elsewhere, batches = os.sched_getaffinity(0), iter(loader)
     while True:
         os.sched_setaffinity(0, cores)

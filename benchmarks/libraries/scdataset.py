@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGES = "scDataset", "anndata", "h5py", "numpy", "torch"
 WORKERS = 2
-#: As many rows together as annbatch's chunks have; and as many batches at once as it recommends by default.
+#: Number of rows that are read together, as in annbatch's chunks; and its default number of batches.
 BLOCK, FETCH = 64, 16
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     type Configuration = tuple[int, int, int]
     type Way = Callable[[int], Iterator[Any]]
 
-#: Rows that are read at once: as many as scDataset's.
+#: Number of rows that are read together, as in scDataset.
 FEWER = 4_096
 PACKAGES = "tiledbsoma-ml", "tiledbsoma", "numpy", "torch"
 
@@ -35,7 +35,7 @@ def write(source: Path, folder: Path) -> None:
 
 
 def loaders(folder: Path, configuration: Configuration, rank: int, world_size: int) -> dict[str, Way]:  # noqa: ARG001 it finds its rank itself
-    """Return its loader, which reads up to 65,536 rows at once by itself, and one that reads fewer, and so ahead."""
+    """Return its loader, which reads up to 65,536 rows together, and one that reads fewer and prefetches."""
     experiment = tiledbsoma.Experiment.open(str(folder))
     options: dict[str, Any] = {"layer_name": "data", "batch_size": configuration[2], "seed": 0}
     options["return_sparse_X"] = not (folder.parent / f"{folder.name}-dense").exists()

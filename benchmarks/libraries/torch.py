@@ -39,7 +39,7 @@ def plan(n_obs: int, *numbers: int) -> Callable[[], object]:
 
 
 def resume(n_obs: int, *numbers: int) -> Callable[[], object]:
-    """Go on in the middle of an epoch, on as many ranks: on another number, rows are read again."""
+    """Resume in the middle of an epoch; on a different number of ranks, rows are read again."""
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 

@@ -76,7 +76,7 @@ type Split = npt.NDArray[np.integer[Any]]
 type Flags = npt.NDArray[np.bool_]
 type Marks = dict[str, npt.NDArray[Any]]
 
-#: Default for the largest gap between rows that is read as well, in rows: see benchmarks/holes.py.
+#: Default for the largest gap between rows that is read as well, in rows: see benchmarks/gaps.py.
 LONGEST_GAP = 64
 
 

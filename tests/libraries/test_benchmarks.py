@@ -57,7 +57,7 @@ def test_gpu_benchmark_runs_without_gpu() -> None:
 
 def test_gaps_benchmark_compares_all_methods() -> None:
     """The benchmark of gaps compares every method of reading selected rows."""
-    title, *lines = lines_of("holes.py", "--small")
+    title, *lines = lines_of("gaps.py", "--small")
     assert title.startswith("6e+03 cells")
     assert [line.split()[0] for line in lines] == [
         name for kind in ("sparse", "dense") for name in (kind, "all", "90%", "50%", "20%", "10%", "2%")

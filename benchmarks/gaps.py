@@ -1,15 +1,14 @@
-"""What it takes to read rows that were selected here and there: exactly those, or the stretches that they are in.
+"""Cost of reading selected rows: only these rows, or also the rows in the gaps between them.
 
-A made-up collection, sparse or dense, is written as annbatch writes it, and a part of its rows is selected at random.
-Those are read in chunks in random order by: annbatch's Loader, asked for index arrays of exactly those rows; this
-package, without and with reading through holes; and this package from a collection of those rows alone. All is
-compared with a pass over all rows, by the rows that are delivered in a second: 1.00 is as fast as that. Every round
-measures each once, and reported are the medians of the ratios within a round. What users train on comes after reading,
-so that X is made a dense array of each batch.
+A simulated collection, sparse or dense, is written by annbatch, and a fraction of its rows is selected at random.
+These rows are read in chunks in random order by: annbatch's Loader with index arrays of exactly these rows; this
+package, with and without over-reading gaps; and this package from a collection of these rows alone. Rows per second
+are reported relative to an iteration over all rows: medians of the ratios within a round, in which each method runs
+once. Batches are made dense, as users do.
 
-    python -m benchmarks.holes            # 10^5 cells, some minutes
-    python -m benchmarks.holes --sweep    # the same for several lengths of holes, which the default was chosen by
-    python -m benchmarks.holes --small    # the same at a size for tests
+    python -m benchmarks.gaps            # 10^5 cells, some minutes
+    python -m benchmarks.gaps --sweep    # the same for several lengths of gaps, from which the default was chosen
+    python -m benchmarks.gaps --small    # the same at a size for tests
 """
 
 from __future__ import annotations
@@ -116,11 +115,11 @@ def compare(title: str, whole: Callable[[], float], ways: dict[str, Callable[[],
 def main() -> None:
     """Measure all parts of both collections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, for a look at whether it works")
-    parser.add_argument("--sweep", action="store_true", help="compare lengths of holes")
+    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
+    parser.add_argument("--sweep", action="store_true", help="compare lengths of gaps")
     arguments = parser.parse_args()
     n_obs, repeats = (6_000, 1) if arguments.small else (100_000, 9)
-    warnings.simplefilter("ignore")  # of anndata and of zarr
+    warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     rng = np.random.default_rng(0)
     collections: dict[str, Callable[[], sp.csr_array | npt.NDArray[np.float32]]] = {
@@ -136,7 +135,7 @@ def main() -> None:
             names = (
                 [f"up to {length}" for length in LENGTHS]
                 if arguments.sweep
-                else ["index arrays", "no holes", "holes", "a collection"]
+                else ["index arrays", "no gaps", "gaps", "a collection"]
             )
             print(f"{name:>14}  " + "  ".join(one.rjust(16) for one in names))
             compare("all", whole, {"": whole}, repeats)
@@ -148,8 +147,8 @@ def main() -> None:
                     alone = write(Path(folder) / "some", matrix[mask])
                     ways = {
                         "index arrays": partial(read, every, IndexArrays(np.flatnonzero(mask))),
-                        "no holes": partial(read, every, ours(mask, 0)),
-                        "holes": partial(read, every, ours(mask)),
+                        "no gaps": partial(read, every, ours(mask, 0)),
+                        "gaps": partial(read, every, ours(mask)),
                         "a collection": partial(read, alone, ours()),
                     }
                 compare(f"{part:.0%} selected", whole, ways, repeats)
