@@ -1,4 +1,4 @@
-"""Odd inputs: each is an error of the expected kind, which names what is wrong."""
+"""Odd inputs: each raises an error of the expected type, whose message names the problem."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def rank_3(wrapped: Sampler, n_obs: int, **options: Any) -> Callable[[], object]
 def counted(
     count: Callable[[int], Any], batch_size: int = 4, n_obs: int = N_OBS, **options: Any
 ) -> Callable[[], object]:
-    """The plan of two ranks of a sampler that answers so when it is asked for its number of batches."""
+    """The plan of two ranks of a sampler whose number of batches is a function of the number of rows."""
     return lambda: job(Counting(batch_size, count), 2, **options)[0].plan(n_obs)
 
 
 def of_count(pair: tuple[Any, Any]) -> object:
-    """The plan of a sampler that gives any answer, under a policy."""
+    """The plan of a sampler whose number of batches is any object, under a policy."""
     answer, policy = pair
     return counted(lambda _: answer, remainder=policy)()
 
@@ -87,8 +87,8 @@ def rows_of_mask(mask: Any) -> Rows:
     return resolve_mask(mask).window(100)
 
 
-def around(options: dict[str, Any] | None = None, **attributes: Any) -> DistributedSampler:
-    """A sampler around one that has some attributes."""
+def wrapping(options: dict[str, Any] | None = None, **attributes: Any) -> DistributedSampler:
+    """A sampler that wraps a sampler with some attributes."""
     wrapped = MaskBlind(2)
     vars(wrapped).update({f"_{name}": value for name, value in attributes.items()})
     return DistributedSampler(wrapped, dist_info=Rank(0, 2), **(options or {}))
@@ -98,8 +98,8 @@ def shuffled_classes(cls: type[ClassSampler]) -> list[DistributedSampler]:
     return job(of_classes(20, 20, cls=cls), 2, sharding="shuffled", seed=0)
 
 
-def draws_of_classes(of_sampler: dict[str, Any], **options: Any) -> Callable[[], object]:
-    """The plan of three ranks that draw from runs of four labels."""
+def samples_of_classes(of_sampler: dict[str, Any], **options: Any) -> Callable[[], object]:
+    """The plan of three ranks that sample from runs of four labels."""
     labels = pd.Categorical(np.repeat([*"BDNT"], [100, 60, 40, 600]))
     wrapped = ClassSampler(4, 4, 8, classes=labels, **{"num_samples": 400} | of_sampler)
     return lambda: job(wrapped, 3, sharding="independent", **options)[2].plan(800)
@@ -107,17 +107,17 @@ def draws_of_classes(of_sampler: dict[str, Any], **options: Any) -> Callable[[],
 
 def mixture(**options: Any) -> Callable[[], object]:
     """A mixture of two sources."""
-    given = {"weights": dict.fromkeys("ab", 1), "n_steps": 9} | options
-    return lambda: MixedLoader({"a": loader(), "b": loader()}, **given)
+    arguments = {"weights": dict.fromkeys("ab", 1), "n_steps": 9} | options
+    return lambda: MixedLoader({"a": loader(), "b": loader()}, **arguments)
 
 
 def gathering(texts: Any) -> None:
-    """Let the first of two ranks check that they agree, by a function that returns some texts."""
+    """Run the check of the first of two ranks, with a function that returns some texts."""
     sampler().check_ranks_agree(N_OBS, gather=lambda _: texts)
 
 
 def garbling(answer: str) -> None:
-    """Let it be answered with something else than a rank says; CALL in an answer is the call that it makes."""
+    """Run the check with a garbled text of the second rank, in which CALL stands for the call of the first."""
 
     def gather(text: str) -> list[str]:
         return [text, answer.replace("CALL", json.dumps(json.loads(text)["call"]))]
@@ -132,7 +132,7 @@ def on_ranks(numbers: tuple[int, int]) -> DistributedSampler:
 
 
 def sharded_by(answer: Callable[[Rows], Any]) -> object:
-    """The pass of a rank whose sharding answers so with the rows 0:13."""
+    """The pass of a rank whose sharding returns the result of a function for the rows 0:13."""
 
     def sharding(rows: Rows, *, epoch: int, seed: int | None) -> Any:
         return answer(rows)
@@ -140,8 +140,8 @@ def sharded_by(answer: Callable[[Rows], Any]) -> object:
     return job(SequentialSampler(2, 1, 2), 2, sharding=sharding, remainder="keep")[1].sample(13)
 
 
-def giving_up_a_state() -> None:
-    """Set an epoch before that of a state that was loaded."""
+def set_an_earlier_epoch() -> None:
+    """Load a state, and set an epoch before the epoch of the state."""
     saved, loaded = sampler(), sampler()
     saved.set_epoch(3)
     loaded.load_state_dict(saved.state_dict(batches_done=2))
@@ -152,11 +152,11 @@ def returning(pair: Any) -> DistributedSampler:
     return sampler(dist_info=lambda: pair)
 
 
-def said_by(dist_info: Any) -> DistributedSampler:
+def with_dist_info(dist_info: Any) -> DistributedSampler:
     return sampler(dist_info=dist_info)
 
 
-def said_later_by(dist_info: Any) -> DistributedSampler:
+def with_deferred(dist_info: Any) -> DistributedSampler:
     return sampler(dist_info=deferred(dist_info))
 
 
@@ -165,7 +165,7 @@ def rank_of(rank: int) -> tuple[int, int]:
 
 
 def each(name: str, values: list[Any], call: Callable[[Any], object], error: Any, message: str) -> dict[str, Odd]:
-    """An entry for each of some values; VALUE in a message is that value, and NAME its name."""
+    """One entry for each value; VALUE in a message is the value, and NAME the name of the value."""
     return {
         f"{name} {number}": (
             partial(call, value),
@@ -180,7 +180,7 @@ def argument(name: str, value: Any) -> Callable[[], object]:
     return partial(plan, **{name: value})
 
 
-#: What is called, the kind of error, and a part of its message.
+#: A call, the type of its error, and a part of the message.
 type Odd = tuple[Callable[[], object], type[Exception], str]
 NO_PAIR = r"must return a tuple of two integers \(rank, world_size\).*VALUE"
 A_CLASS = "dist_info must be .*NAME.*Pass an instance"
@@ -197,7 +197,7 @@ NO_COUNT = r"Counting.n_batches\(20\) must return the number of batches"
 NO_TALLIES: list[Any] = [(-1,), (0, -1), (1.0,), (0, None), (True,), (1, 1, 2**64), (1, 1, -1)]
 ODD_MASK = r"MaskBlind\.mask is invalid: mask must be a slice"
 ODD_MASKS: list[Any] = [np.ones(3), "0:3", 7, [True, False], {"start": 0}]
-#: Masks of 100 rows that select nothing, a row twice, or a row that isn't there.
+#: Masks of 100 rows that select no row, a row twice, or a row beyond the collection.
 WRONG_MASKS: list[tuple[Any, str]] = [
     (slice(-5, None), "must be at least 0, got slice(-5, None, None)"),
     (slice(0, -5), "must be at least 0, got slice(0, -5, None)"),
@@ -231,7 +231,7 @@ WRONG_MASKS: list[tuple[Any, str]] = [
         for mask in (slices, Rows.of(selected(slices, 200)))
     ],
 ]
-#: Objects that are no masks.
+#: Objects that aren't masks.
 NO_MASKS: list[Any] = [slice(0.0, 5), slice("a", None), slice(True, 5), range(5), 5, "train", np.ones(3)]
 #: Arguments of suggest_sizes for 1,000 rows.
 WRONG_SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -262,11 +262,11 @@ ODD: dict[str, Odd] = {
     "a rank beyond": (lambda: Rank(2, 2), ValueError, "world_size"),
     "a negative rank": (lambda: Rank(-1, 2), ValueError, "rank"),
     "no world": (lambda: Rank(0, 0), ValueError, "world_size"),
-    "a rank that is a text": (lambda: Rank("0", 2), TypeError, "integer"),
+    "a rank that is a string": (lambda: Rank("0", 2), TypeError, "integer"),
     "an unknown dist_info": (argument("dist_info", "mpi"), ValueError, "'torch', 'jax', 'env'"),
     "a dist_info that is a number": (argument("dist_info", 3), TypeError, "callable"),
     "a callable that returns one number": (argument("dist_info", lambda: 3), TypeError, "rank"),
-    "deferred nothing": (lambda: deferred(None), TypeError, "dist_info"),
+    "deferred None": (lambda: deferred(None), TypeError, "dist_info"),
     **each("no integers", [None, "01", {0: 1}, (0, 2.0), (True, 2), np.array([0, 2])], returning, TypeError, NO_PAIR),
     **each("no rank", [(2, 2), (-1, 2), (0, 0), (0, 1, 2), ()], returning, ValueError, NO_PAIR),
     "a world of 21 bits": (lambda: Rank(0, 2**20 + 1), ValueError, r"at most 1048576, got about 2\*\*20\."),
@@ -274,8 +274,8 @@ ODD: dict[str, Odd] = {
     "a world of 10**5000": (lambda: Rank(0, 10**5000), ValueError, r"at most 1048576, got about 2\*\*16609\."),
     "torch, not initialized": (argument("dist_info", "torch"), RuntimeError, r"torch\.distributed is not initialized"),
     "jax, not initialized": (argument("dist_info", "jax"), RuntimeError, "JAX distributed is not initialized"),
-    **each("a class", [Rank, dict, RandomSampler], said_by, TypeError, A_CLASS),
-    **each("a class, later", [Rank, dict, RandomSampler], said_later_by, TypeError, A_CLASS),
+    **each("a class", [Rank, dict, RandomSampler], with_dist_info, TypeError, A_CLASS),
+    **each("a class, later", [Rank, dict, RandomSampler], with_deferred, TypeError, A_CLASS),
     "a callable that fails": (argument("dist_info", lambda: {}["SLURM_PROCID"]), KeyError, "SLURM_PROCID"),
     "deferred, not initialized": (
         lambda: sampler(dist_info=deferred("torch")).check_ranks_agree(N_OBS),
@@ -291,8 +291,8 @@ ODD: dict[str, Odd] = {
         ValueError,
         "virtual_ranks must be a multiple of the world size, 4, got 2",
     ),
-    **each("arguments", [rank_of, deferred], said_by, TypeError, WITH_ARGUMENTS),
-    **each("arguments, later", [rank_of, deferred], said_later_by, TypeError, WITH_ARGUMENTS),
+    **each("arguments", [rank_of, deferred], with_dist_info, TypeError, WITH_ARGUMENTS),
+    **each("arguments, later", [rank_of, deferred], with_deferred, TypeError, WITH_ARGUMENTS),
     "a sampler as dist_info": (argument("dist_info", RandomSampler(1, 1, 1)), TypeError, "dist_info must be"),
     # masks
     **{
@@ -313,8 +313,8 @@ ODD: dict[str, Odd] = {
         ValueError,
         "the VALUE rows of the collection, got 100 values",
     ),
-    "a mask beyond that of the sampler": (
-        partial(setattr, around(mask=slice(10, 60)), "mask", [slice(20, 30), slice(50, 70)]),
+    "a mask beyond the sampler's mask": (
+        partial(setattr, wrapping(mask=slice(10, 60)), "mask", [slice(20, 30), slice(50, 70)]),
         ValueError,
         re.escape("wrapped sampler, [10, 60), got [20, 30), [50, 70), which also selects [60, 70)"),
     ),
@@ -331,9 +331,13 @@ ODD: dict[str, Odd] = {
     "rows: two dimensions": (lambda: Rows.of([[1, 2]]), ValueError, r"one dimension, got shape \(1, 2\)"),
     "rows: flags of two dimensions": (lambda: Rows.where([[True]]), TypeError, "boolean array of one dimension"),
     "rows: flags that are numbers": (lambda: Rows.where(np.ones(3)), TypeError, "boolean array of one dimension"),
-    "rows: something else behind rows": (lambda: add(Rows(), 1), TypeError, "Only Rows can be added to Rows"),
-    "rows: a stretch of nothing": (lambda: Rows().cyclic(0, 1), ValueError, "length must be 0"),
-    "rows: a stretch of less": (lambda: Rows((range(3),)).cyclic(0, -1), ValueError, "length must be at least 0"),
+    "rows: a number added to rows": (lambda: add(Rows(), 1), TypeError, "Only Rows can be added to Rows"),
+    "rows: a range of no rows": (lambda: Rows().cyclic(0, 1), ValueError, "length must be 0"),
+    "rows: a range of negative length": (
+        lambda: Rows((range(3),)).cyclic(0, -1),
+        ValueError,
+        "length must be at least 0",
+    ),
     "rows: half a start": (lambda: Rows((range(3),)).cyclic(0.5, 1), TypeError, "start must be an integer"),
     "rows: a local row beyond": (lambda: Rows((range(3),)).to_global(np.array([3])), IndexError, r"in \[0, 3\), got 3"),
     "rows: a local row below 0": (lambda: Rows((range(3),)).to_global(np.array([-1])), IndexError, r"in \[0, 3\)"),
@@ -348,11 +352,11 @@ ODD: dict[str, Odd] = {
         IndexError,
         r"within \[0, 3\)",
     ),
-    # what is wrapped
-    **each("rng of a sampler", NO_GENERATORS, lambda rng: around(rng=rng), TypeError, NO_GENERATOR),
+    # wrapped samplers
+    **each("rng of a sampler", NO_GENERATORS, lambda rng: wrapping(rng=rng), TypeError, NO_GENERATOR),
     **each("rng", NO_GENERATORS, partial(setattr, sampler(), "rng"), TypeError, NO_GENERATOR),
-    **each("mask of a sampler", ODD_MASKS, lambda mask: around(mask=mask), TypeError, ODD_MASK),
-    **each("mask of both", ODD_MASKS, lambda mask: around({"mask": slice(0, 8)}, mask=mask), TypeError, ODD_MASK),
+    **each("mask of a sampler", ODD_MASKS, lambda mask: wrapping(mask=mask), TypeError, ODD_MASK),
+    **each("mask of both", ODD_MASKS, lambda mask: wrapping({"mask": slice(0, 8)}, mask=mask), TypeError, ODD_MASK),
     "no sampler": (lambda: DistributedSampler(3, dist_info=Rank(0, 1)), TypeError, "Sampler"),
     "a class": (
         lambda: DistributedSampler(RandomSampler, dist_info=Rank(0, 1)),
@@ -364,7 +368,7 @@ ODD: dict[str, Odd] = {
         TypeError,
         "Sampler",
     ),
-    # batch sizes, and numbers of batches
+    # batch sizes and numbers of batches
     **each(
         "no batch size",
         [None, "drop", "exact", "pad"],
@@ -385,12 +389,12 @@ ODD: dict[str, Odd] = {
         ValueError,
         "3 ranks times batch size 100 is 300",
     ),
-    "more draws than a shard has": (
+    "more samples than a shard has rows": (
         rank_3(RandomSampler(4, 2, 8, num_samples=26), 100),
         ValueError,
         r"num_samples \(26\) cannot exceed the observation range",
     ),
-    "more draws than one shard has": (
+    "more samples than one shard has rows": (
         rank_3(RandomSampler(4, 2, 8, num_samples=26), 101, remainder="keep"),
         ValueError,
         r"rank 0 of 4.*num_samples \(26\)",
@@ -400,7 +404,7 @@ ODD: dict[str, Odd] = {
         ValueError,
         "requires every row. Pass drop_last=False",
     ),
-    "equally many batches of single rows": (
+    "equal numbers of batches of single rows": (
         rank_3(RandomSampler(1, 1, 1), 101, remainder="exact"),
         ValueError,
         "RandomSampler yields 25 for the 25 rows of rank 0, and 26 on rank 3",
@@ -411,7 +415,7 @@ ODD: dict[str, Odd] = {
         ValueError,
         r"rank 1 of 4, rows 25:50 .* chunk_size \(4\)",
     ),
-    "a shard without a class to draw": (
+    "a shard without a class to sample": (
         rank_3(of_classes(50, 50, class_weights=np.array([1.0, 0.0, 0.0])), 100, remainder="keep"),
         ValueError,
         "rank 2 of 4.*No class with positive weight",
@@ -421,7 +425,7 @@ ODD: dict[str, Odd] = {
         ValueError,
         "Counting yields 1 for the 10 rows of rank 0, and 3 on rank 1",
     ),
-    "a count that leaves rows out": (
+    "a count that drops rows": (
         counted(lambda n: n // 8 * 2, n_obs=44, remainder="exact"),
         ValueError,
         "Counting .*4 batches of at most 4 rows leave out some of its 22 rows",
@@ -436,7 +440,7 @@ ODD: dict[str, Odd] = {
         ValueError,
         "Counting .*too few for 20 ",
     ),
-    "a count that is not known": (counted(unknown), NotImplementedError, "that depends on 20"),
+    "an unknown count": (counted(unknown), NotImplementedError, "that depends on 20"),
     **each("a count", [*product(ODD_COUNTS, POLICIES)], of_count, ValueError, NO_COUNT),
     **each("no count", [*product(NO_COUNTS, POLICIES)], of_count, TypeError, NO_COUNT),
     # arguments
@@ -456,7 +460,7 @@ ODD: dict[str, Odd] = {
     "an unknown remainder": (argument("remainder", "droop"), ValueError, "'drop', 'keep', 'exact', 'pad'"),
     "a remainder that is a number": (argument("remainder", 1), TypeError, "remainder"),
     "enforce_equal_batches=1": (argument("enforce_equal_batches", 1), TypeError, "enforce_equal_batches"),
-    "both of them": (
+    "remainder and enforce_equal_batches": (
         lambda: sampler(remainder="drop", enforce_equal_batches=False),
         ValueError,
         "enforce_equal_batches",
@@ -467,13 +471,13 @@ ODD: dict[str, Odd] = {
     "a sharding that is a class": (argument("sharding", Shuffled), TypeError, "instance"),
     "blocks of no rows": (lambda: Shuffled(0), ValueError, "block_size"),
     "blocks of 2**70 rows": (lambda: Shuffled(2**70), ValueError, "block_size must be .* below 9223372036854775808"),
-    "blocks of a text": (lambda: Shuffled("4"), TypeError, "block_size"),
+    "blocks of a string": (lambda: Shuffled("4"), TypeError, "block_size"),
     "shuffled without a seed": (lambda: plan(sharding="shuffled", seed=None), ValueError, "seed"),
     **{
         f"a sharding that returns {name}": (partial(sharded_by, call), error, text)
         for name, (call, error, text) in NO_ORDERS.items()
     },
-    "a sharding of other arguments": (
+    "a sharding of different arguments": (
         argument("sharding", lambda rows: rows),
         TypeError,
         r"sharding must be a function \(rows, \*, epoch, seed\), but <lambda> has",
@@ -488,52 +492,52 @@ ODD: dict[str, Odd] = {
         ValueError,
         "isn't known to be: .* Use sharding='shuffled'",
     ),
-    "draws that make no batch": (
-        draws_of_classes({"num_samples": 5, "drop_last": True}, remainder="pad"),
+    "samples that fill no batch": (
+        samples_of_classes({"num_samples": 5, "drop_last": True}, remainder="pad"),
         ValueError,
         "The wrapped sampler takes 0 samples",
     ),
-    "samples that exact leaves out": (
-        draws_of_classes({"num_samples": 250, "drop_last": True}, remainder="exact"),
+    "samples that exact would drop": (
+        samples_of_classes({"num_samples": 250, "drop_last": True}, remainder="exact"),
         ValueError,
         "leave out some of its 82 samples, but remainder='exact' requires every sample. Pass drop_last=False",
     ),
-    "samples that keep leaves out": (
-        draws_of_classes({"num_samples": 20, "drop_last": True}, remainder="keep"),
+    "samples that keep would drop": (
+        samples_of_classes({"num_samples": 20, "drop_last": True}, remainder="keep"),
         ValueError,
         "leave out some of its 5 samples, but remainder='keep' requires every sample. Pass drop_last=False",
     ),
     "a mask that cuts a run of a class": (
-        draws_of_classes({}, mask=slice(97, 200)),
+        samples_of_classes({}, mask=slice(97, 200)),
         ValueError,
         "rows 97:200 .* run.s. are shorter",
     ),
-    # the number of rows, epochs and batches
+    # numbers of rows, epochs and batches
     **each("n_obs", NO_INTEGERS, sampler().plan, TypeError, "n_obs"),
     "a negative n_obs": (lambda: sampler().n_batches(-1), ValueError, "n_obs"),
     **each("epoch", NO_INTEGERS, sampler().set_epoch, TypeError, "epoch"),
     "a negative epoch": (lambda: sampler().set_epoch(-1), ValueError, "epoch"),
-    "an epoch before that of a state": (
-        giving_up_a_state,
+    "an epoch before a state's epoch": (
+        set_an_earlier_epoch,
         ValueError,
         r"set_epoch\(2\) would discard",
     ),
     "negative batches": (lambda: sampler().state_dict(batches_done=-1), ValueError, "batches_done"),
     "half a batch": (lambda: sampler().state_dict(batches_done=0.5), TypeError, "batches_done"),
-    "a rank that is none": (lambda: plan().n_batches("0"), TypeError, "rank"),
+    "a rank that is no number": (lambda: plan().n_batches("0"), TypeError, "rank"),
     **each("the batches of a rank", [-1, 2], lambda rank: plan().n_batches(rank), IndexError, NO_RANK),
     **each("the shard of a rank", [-1, 2], lambda rank: plan().shard(rank), IndexError, NO_RANK),
     # labels
-    "labels of other rows": (lambda: plan().composition(["a"]), ValueError, "40 rows"),
+    "labels of different rows": (lambda: plan().composition(["a"]), ValueError, "40 rows"),
     "labels in two dimensions": (lambda: plan().composition(np.zeros((N_OBS, 2))), ValueError, "dimensions"),
-    "labels that are a text": (lambda: plan().composition("a" * N_OBS), ValueError, "labels"),
+    "labels that are a string": (lambda: plan().composition("a" * N_OBS), ValueError, "labels"),
     # loaders
-    "a loader of another sampler": (
+    "a loader of a sampler without ranks": (
         lambda: StatefulLoader(batch_sampler=SequentialSampler(2, 1, 2)),
         TypeError,
         "DistributedSampler",
     ),
-    "read_ahead of a text": (lambda: loader(read_ahead="1"), TypeError, "read_ahead"),
+    "read_ahead of a string": (lambda: loader(read_ahead="1"), TypeError, "read_ahead"),
     "a negative read_ahead": (lambda: loader(read_ahead=-1), ValueError, "read_ahead"),
     "negative workers": (lambda: loader().to_dataloader(num_workers=-1), ValueError, "num_workers"),
     # sizes, mixtures, tallies
@@ -541,7 +545,7 @@ ODD: dict[str, Odd] = {
         f"sizes {number}": (partial(suggest_sizes, 1_000, **options), error, message)
         for number, (options, error, message) in enumerate(WRONG_SIZES)
     },
-    "weights of other sources": (
+    "weights of different sources": (
         mixture(weights={"a": 1}),
         ValueError,
         "Weights must name the sources a, b, got a",
@@ -549,7 +553,7 @@ ODD: dict[str, Odd] = {
     "a negative weight": (mixture(weights={"a": 1, "b": -1}), ValueError, "finite and not negative"),
     "a weight that is nan": (mixture(weights={"a": 1, "b": math.nan}), ValueError, "must be finite"),
     "weights of 0": (mixture(weights={"a": 0, "b": 0}), ValueError, "one must be above 0"),
-    "a weight that no float holds": (mixture(weights={"a": 10**400, "b": 1}), ValueError, "must be finite"),
+    "a weight beyond floats": (mixture(weights={"a": 10**400, "b": 1}), ValueError, "must be finite"),
     "no weights": (mixture(weights=None), ValueError, "weights must name the weight of each source"),
     "weights that are not the batch sizes": (
         mixture(weights={"a": 4, "b": 5}, within_batch=True),
@@ -582,7 +586,7 @@ ODD: dict[str, Odd] = {
     "a timeout of nothing": (lambda: sampler().check_ranks_agree(N_OBS, timeout=0), ValueError, "timeout"),
     "a timeout of nan": (lambda: loader().check_ranks_agree(timeout=math.nan), ValueError, "timeout"),
     "a timeout of None": (lambda: sampler().check_ranks_agree(N_OBS, timeout=None), TypeError, "must be a number"),
-    "nobody to ask": (
+    "no process to communicate with": (
         lambda: sampler().check_ranks_agree(N_OBS),
         RuntimeError,
         "2 ranks can't communicate.*pass gather=",
@@ -595,7 +599,7 @@ ODD: dict[str, Odd] = {
         ValueError,
         "can't be read.*gather, must return the strings unchanged",
     ),
-    "a gather that is none": (lambda: loader().check_ranks_agree(gather=3), TypeError, "gather"),
+    "a gather that is no function": (lambda: loader().check_ranks_agree(gather=3), TypeError, "gather"),
 }
 
 

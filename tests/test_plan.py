@@ -1,4 +1,4 @@
-"""Plans against dealing the rows out one by one, and at sizes where nothing can be enumerated."""
+"""Plans compared with assigning the rows one by one, and plans too large to enumerate."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from annbatch_distributed.lanes import Remainder
 
 
-def made(window: Rows, remainder: Remainder, world_size: int, batch_size: int | None, **options: Any) -> EpochPlan:
+def plan_with(window: Rows, remainder: Remainder, world_size: int, batch_size: int | None, **options: Any) -> EpochPlan:
     settings = {"n_obs": 1000, "epoch": 0, "seed": None, "n_draws": None, "sharding": Contiguous()} | options
-    dealt = {"rotates": settings.pop("rotates", True), "align": settings.pop("align", None)}
+    order = {"rotates": settings.pop("rotates", True), "align": settings.pop("align", None)}
     plan = EpochPlan(window=window, remainder=remainder, n_streams=world_size, batch_size=batch_size, **settings)
-    return plan.with_order(**dealt)
+    return plan.with_order(**order)
 
 
-def deal(order: list[int], remainder: Remainder, world_size: int, batch_size: int) -> list[list[int]]:
-    """What each rank reads: its own rows, and under "pad" those that it repeats behind them."""
+def assign(order: list[int], remainder: Remainder, world_size: int, batch_size: int) -> list[list[int]]:
+    """The rows of each rank: its own rows, followed by the rows that it repeats under "pad"."""
     if remainder == "drop":
         n_full = 0
         while (n_full + 1) * world_size * batch_size <= len(order):
@@ -59,7 +59,7 @@ def deal(order: list[int], remainder: Remainder, world_size: int, batch_size: in
 
 @st.composite
 def windows(draw: st.DrawFn) -> Rows:
-    """Rows with up to three holes in them."""
+    """Rows with up to three gaps."""
     flags = [draw(st.booleans())] * draw(st.integers(0, 9))
     for _ in range(draw(st.integers(1, 3))):
         flags += [True] * draw(st.integers(1, 60)) + [False] * draw(st.integers(0, 9))
@@ -74,17 +74,17 @@ def test_shards_are_contiguous_in_the_order(
     """Each rank has a contiguous range of the order, with the size that the policy requires."""
     rows = list(window)
     assume(len(rows) >= world_size * {"drop": batch_size, "pad": 0}.get(remainder, 1))
-    plan, after = (made(window, remainder, world_size, batch_size, epoch=number) for number in (epoch, epoch + 1))
-    n_dropped = len(rows) - len(flat(deal(rows, remainder, world_size, batch_size))) if remainder == "drop" else 0
+    plan, after = (plan_with(window, remainder, world_size, batch_size, epoch=number) for number in (epoch, epoch + 1))
+    n_dropped = len(rows) - len(flat(assign(rows, remainder, world_size, batch_size))) if remainder == "drop" else 0
     order = rows
-    for _ in range(epoch if n_dropped else 0):  # each epoch loses the rows before those that the last one lost
+    for _ in range(epoch if n_dropped else 0):  # each epoch drops the rows before the previous epoch's dropped rows
         order = order[-n_dropped:] + order[:-n_dropped]
-    expected = deal(order, remainder, world_size, batch_size)
+    expected = assign(order, remainder, world_size, batch_size)
     assert [list(plan.shard(rank).rows) for rank in range(world_size)] == expected
     assert list(plan.dropped) == order[len(rows) - n_dropped :]
     assert not {*plan.dropped} & {*after.dropped}
-    stays = made(window, remainder, world_size, batch_size, epoch=epoch, rotates=False)
-    assert list(stays.dropped) == rows[len(rows) - n_dropped :]
+    fixed = plan_with(window, remainder, world_size, batch_size, epoch=epoch, rotates=False)
+    assert list(fixed.dropped) == rows[len(rows) - n_dropped :]
 
     assert plan.sizes == tuple(map(plan.size, range(world_size))) == tuple(map(len, expected))
     n_own = [plan.shard(rank).n_own for rank in range(world_size)]
@@ -102,12 +102,12 @@ def test_independent_ranks_split_the_number_of_samples(
 ) -> None:
     """Independent ranks have the whole window, and split the number of samples."""
     window = Rows((range(10, 30), range(40, 61)))
-    plan = made(window, remainder, world_size, batch_size, sharding=Independent(), n_draws=n_draws)
+    plan = plan_with(window, remainder, world_size, batch_size, sharding=Independent(), n_draws=n_draws)
     assert (plan.n_draws, plan.dropped, plan.n_dropped, plan.n_repeated) == (n_draws, Rows(), 0, 0)
     for rank in range(world_size):
         assert (plan.shard(rank).rows, plan.shard(rank).n_own) == (window, len(window))
     draws = [*range(n_draws)]
-    assert list(plan.sizes) == list(map(len, deal(draws, remainder, world_size, batch_size)))
+    assert list(plan.sizes) == list(map(len, assign(draws, remainder, world_size, batch_size)))
 
 
 @given(windows(), st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.sampled_from(POLICIES))
@@ -116,16 +116,16 @@ def test_whole_chunks_come_first_in_a_shard(
 ) -> None:
     """Whole chunks of a shard come first; its other rows and its repeated rows keep their order."""
     assume(len(window) >= 2 * world_size)
-    bare, aligned = (made(window, remainder, world_size, 2, align=grid, epoch=epoch) for grid in (None, align))
+    bare, aligned = (plan_with(window, remainder, world_size, 2, align=grid, epoch=epoch) for grid in (None, align))
     assert aligned.align == align
     for rank in range(world_size):
-        rows, found = bare.shard(rank).rows, aligned.shard(rank)
+        rows, ordered = bare.shard(rank).rows, aligned.shard(rank)
         assert aligned.in_order(rank) == rows
-        own = list(rows)[: found.n_own]
+        own = list(rows)[: ordered.n_own]
         chunks = [range(start, start + align) for start in own if not start % align]
         whole = [row for chunk in chunks if {*chunk} <= {*own} for row in chunk]
-        assert list(found.rows) == whole + [row for row in own if row not in whole] + list(found.repeated)
-        assert found.repeated == bare.shard(rank).repeated
+        assert list(ordered.rows) == whole + [row for row in own if row not in whole] + list(ordered.repeated)
+        assert ordered.repeated == bare.shard(rank).repeated
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_whole_chunks_come_first_in_a_shard(
 def test_shards_equal_to_annbatchs_keep_its_order(n_rows: int, remainder: Any, epoch: int, is_annbatchs: bool) -> None:
     """A shard that equals annbatch's keeps annbatch's order, without alignment."""
     window = Rows((range(n_rows),))
-    assert (made(window, remainder, 3, 4, n_obs=n_rows, epoch=epoch, align=8).align is None) == is_annbatchs
-    assert made(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).align == 8  # there is a mask
+    assert (plan_with(window, remainder, 3, 4, n_obs=n_rows, epoch=epoch, align=8).align is None) == is_annbatchs
+    assert plan_with(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).align == 8  # there is a mask
 
 
 @pytest.mark.parametrize(("align", "expected"), [(None, 8), (3, 8), (4, 4), (16, 8)])
@@ -176,19 +176,19 @@ def shard(sampler: Sampler, **options: Any) -> list[int]:
 
 def test_rows_move_only_for_chunked_shuffling_samplers() -> None:
     """Rows move only for samplers that shuffle chunks, and by the sampler's chunk size unless `align` is passed."""
-    kept: list[Sampler] = [
+    samplers: list[Sampler] = [
         SequentialSampler(**SIZES),
         RandomSampler(**SIZES, replacement=True),
         ClassSampler(**SIZES, classes=pd.Categorical(["B"] * 500), num_samples=64),
     ]
-    for sampler in kept:
+    for sampler in samplers:
         assert shard(sampler) == sorted(shard(sampler))
     random = RandomSampler(**SIZES)
     assert shard(random, align=1) == sorted(shard(random)) != shard(random)
     for align, options in ((8, {}), (32, {"align": 32})):
-        found = shard(random, **options)
-        n_whole = len(found) // align - 1
-        assert all(start % align == 0 for start in found[: n_whole * align : align])
+        rows = shard(random, **options)
+        n_whole = len(rows) // align - 1
+        assert all(start % align == 0 for start in rows[: n_whole * align : align])
 
 
 def test_align_belongs_to_the_state() -> None:
@@ -222,18 +222,18 @@ def test_too_few_rows_or_samples_are_counted(remainder: Any, sizes: Any, message
     """The error for too few rows or samples counts them; one row more is enough."""
     n_rows, world_size, batch_size = sizes
     with pytest.raises(ValueError, match=message):
-        made(Rows((range(n_rows),)), remainder, world_size, batch_size)
-    made(Rows((range(n_rows + 1),)), remainder, world_size, batch_size)
+        plan_with(Rows((range(n_rows),)), remainder, world_size, batch_size)
+    plan_with(Rows((range(n_rows + 1),)), remainder, world_size, batch_size)
     draws: dict[str, Any] = {"sharding": Independent(), "n_draws": n_rows}
     with pytest.raises(ValueError, match=message.replace("selects", "takes").replace("rows", "samples")):
-        made(Rows((range(500),)), remainder, world_size, batch_size, **draws)
+        plan_with(Rows((range(500),)), remainder, world_size, batch_size, **draws)
 
 
 def test_batches_are_numbered_from_stream_to_stream() -> None:
     """Batches are numbered from stream to stream; each stream has the same number, except under `keep`."""
     window = Rows((range(50),))
     for remainder in POLICIES:
-        plan = made(window, remainder, 4, 4, sampler_batches=(3, 0, 5, 4))
+        plan = plan_with(window, remainder, 4, 4, sampler_batches=(3, 0, 5, 4))
         counts = [plan.n_batches(rank) for rank in range(4)]
         assert counts == ([3, 0, 5, 4] if remainder == "keep" else [5] * 4)
         assert [plan.first_number(stream) for stream in range(5)] == [sum(counts[:stream]) for stream in range(5)]
@@ -272,7 +272,7 @@ def test_rows_in_memory_are_as_planned(read_ahead: int, virtual_ranks: int | Non
     sampler = RandomSampler(chunk_size=4, preload_nchunks=6, batch_size=8)
     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0, virtual_ranks=virtual_ranks)
     loader = numbered(distributed, 500, read_ahead=read_ahead)
-    asked_for = [sum(part.stop - part.start for part in request["requests"]) for request in distributed.sample(500)]
+    sizes = [sum(part.stop - part.start for part in request["requests"]) for request in distributed.sample(500)]
     assert loader.plan() == distributed.plan(500)
-    assert loader.plan().rows_in_memory == max(asked_for) * (1 + read_ahead)
-    assert distributed.plan(40).rows_in_memory == 16  # all that a rank has
+    assert loader.plan().rows_in_memory == max(sizes) * (1 + read_ahead)
+    assert distributed.plan(40).rows_in_memory == 16  # all rows of a rank

@@ -1,4 +1,4 @@
-"""Every (rank, root, epoch, pass) has its own generator."""
+"""Random generators: every combination of rank, root, epoch and pass has its own."""
 
 from __future__ import annotations
 

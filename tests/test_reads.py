@@ -1,4 +1,4 @@
-"""What is read from a store, counted chunk by chunk."""
+"""Reads of a store, counted chunk by chunk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def counted() -> tuple[Counting, ad.AnnData]:
 
 
 def chunks_read(counted: tuple[Counting, ad.AnnData], sampler: DistributedSampler) -> tuple[float, list[int]]:
-    """Read what a sampler says; return how many chunks that takes for each chunk that it gives, and the rows."""
+    """Read an epoch; return the ratio of chunks read to chunks filled by the rows, and the rows."""
     store, cells = counted
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
     loader.add_adata(cells)
@@ -45,8 +45,8 @@ def chunks_read(counted: tuple[Counting, ad.AnnData], sampler: DistributedSample
 SMALL, LARGE = (64, 32, 256), (512, 8, 1024)
 FOLDS: dict[str, AnyMask | None] = {
     "all": None,
-    "a stretch": slice(37, 18_001),
-    "two stretches": [slice(101, 7_000), slice(9_001, 19_999)],
+    "a range": slice(37, 18_001),
+    "two ranges": [slice(101, 7_000), slice(9_001, 19_999)],
 }
 
 

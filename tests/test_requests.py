@@ -1,4 +1,4 @@
-"""Load requests keep their batches, whatever becomes of the ranges that are read for them."""
+"""Load requests keep their batches when the ranges to read change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.samplers import batches, flat, repeats
 
 @st.composite
 def requests(draw: st.DrawFn, n_batches: int | None = None) -> Request:
-    """A request for ranges in any order, which may come again, with marks or without."""
+    """A request for ranges in any order, which may repeat, with or without marks."""
     parts = draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6)), min_size=1, max_size=8))
     starts, lengths = np.array(draw(st.sampled_from([parts, sorted(parts)])), dtype=np.int64).T
     n_rows = int(lengths.sum())
@@ -25,11 +25,11 @@ def requests(draw: st.DrawFn, n_batches: int | None = None) -> Request:
     return Request(starts, starts + lengths, splits, draw(st.sampled_from([None, marks])))
 
 
-def delivered(request: Request) -> list[tuple[list[int], list[bool]]]:
-    """The rows of each batch, and which of them are repeats."""
-    given_ = request.to_annbatch()
-    marks = repeats([given_]) if "repeated" in given_ else [[False] * len(split) for split in request.splits]
-    return list(zip(batches([given_]), marks, strict=True))
+def batches_of(request: Request) -> list[tuple[list[int], list[bool]]]:
+    """The rows of each batch, and the marks of repeated rows."""
+    load_request = request.to_annbatch()
+    marks = repeats([load_request]) if "repeated" in load_request else [[False] * len(s) for s in request.splits]
+    return list(zip(batches([load_request]), marks, strict=True))
 
 
 def gaps(request: Request) -> Any:
@@ -48,7 +48,7 @@ def test_reading_gaps_keeps_the_batches(request_: Request, longest: int) -> None
     """Reading gaps keeps the batches, and joins all ranges that have a short gap between them."""
     are_read = (gaps(request_) > 0) & (gaps(request_) <= longest)
     through = request_.read_through(are_read)
-    assert delivered(through) == delivered(request_)
+    assert batches_of(through) == batches_of(request_)
     assert {*request_.rows()} <= {*through.rows()}
     assert len(through.rows()) == len(request_.rows()) + gaps(request_)[are_read].sum()
     if are_read.any():
@@ -60,17 +60,17 @@ def test_reading_gaps_keeps_the_batches(request_: Request, longest: int) -> None
 @given(requests(), st.data())
 def test_narrowed_request_reads_only_needed_rows(request_: Request, data: st.DataObject) -> None:
     """A narrowed request has the selected batches, and reads only their rows, in order."""
-    kept = data.draw(st.lists(st.sampled_from(range(len(request_.splits))), min_size=1, unique=True))
-    narrowed = request_.narrowed([request_.splits[index] for index in kept])
-    assert delivered(narrowed) == [delivered(request_)[index] for index in kept]
-    needed = sorted({int(place) for index in kept for place in request_.splits[index]})
+    selection = data.draw(st.lists(st.sampled_from(range(len(request_.splits))), min_size=1, unique=True))
+    narrowed = request_.narrowed([request_.splits[index] for index in selection])
+    assert batches_of(narrowed) == [batches_of(request_)[index] for index in selection]
+    needed = sorted({int(place) for index in selection for place in request_.splits[index]})
     assert narrowed.rows().tolist() == request_.rows()[needed].tolist()
 
 
 @given(st.lists(requests(n_batches=2), min_size=1, max_size=3))
 def test_requests_are_joined_batch_by_batch(several: list[Request]) -> None:
-    apart = [delivered(request) for request in several]
-    joined = delivered(concatenated(several))
+    apart = [batches_of(request) for request in several]
+    joined = batches_of(concatenated(several))
     for k in (0, 1):
         assert joined[k] == (flat(each[k][0] for each in apart), flat(each[k][1] for each in apart))
 
