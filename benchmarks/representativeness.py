@@ -38,7 +38,7 @@ PARTS = ("each step's batches of all ranks", "each rank's batches", "each rank's
 
 
 class Setting(NamedTuple):
-    """What is compared, and how its line looks."""
+    """A setting to compare, and the look of its line."""
 
     sharding: str | Shuffled
     preload_nchunks: int

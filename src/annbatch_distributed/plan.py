@@ -534,7 +534,7 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
     shard, size = plan.shard(rank), plan.size(rank)
     try:
         local = prepared(sampler, plan, rank, shard)
-        local.validate(len(shard))  # annbatch's own error, if the sampler can't run on so many rows
+        local.validate(len(shard))  # annbatch's own error, if the sampler can't run on this number of rows
         _refuse_short_draws(local, len(shard))
         n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
         if plan.n_draws is not None or (reads_every_row(sampler) and plan.remainder in ("exact", "pad")):

@@ -27,7 +27,7 @@ class Composition(NamedTuple):
     counts: Int64Array
     """Number of rows of each label on each rank, of shape ``(n_ranks, n_labels)``."""
     distances: npt.NDArray[np.float64]
-    """Total variation distance of each rank's labels from those of all selected rows, of shape ``(n_ranks,)``."""
+    """Total variation distance of each rank's labels from the labels of all selected rows, of shape ``(n_ranks,)``."""
 
 
 def composition(plan: EpochPlan, labels: object) -> tuple[Composition, list[Any]]:

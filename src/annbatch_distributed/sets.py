@@ -190,7 +190,7 @@ class Sets:
         ValueError
             If ``obs`` lacks a column, a cell to use has no value in a column, ``chunk`` doesn't divide ``size``, no
             group is large enough, no control matches a group, or the names of ``mask`` or ``controls`` have a different
-            order than those of ``obs``.
+            order than the rows of ``obs``.
 
         Warns
         -----

@@ -95,7 +95,7 @@ def make_numbers_ints(sampler: Sampler) -> None:
 
 
 def attributes(thing: object) -> dict[str, Any]:
-    """Return the attributes of an object, including its slots, but without those of its class."""
+    """Return the attributes of an object, including its slots, but without the attributes of its class."""
     state: Any = object.__getstate__(thing)
     # the instance's dict, or a pair of it and the slots; either can be None
     in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
@@ -232,7 +232,7 @@ def _method(sampler: Sampler, name: str) -> Callable[..., Any] | None:
 
 
 def is_annbatchs_own(sampler: Sampler) -> bool:
-    """Return True for annbatch's own samplers, whose load requests are valid; those of subclasses may not be."""
+    """Return True for annbatch's own samplers, whose load requests are valid; subclasses may have invalid ones."""
     return type(sampler) in SETTINGS
 
 

@@ -174,7 +174,7 @@ class Tally:
         return f"Tally({', '.join(f'{name}={number}' for name, number in self.to_dict().items())})"
 
 
-#: Libraries whose versions determine the rows, their order and their values, besides settings.
+#: Libraries whose versions determine the rows, their order and their values, in addition to the settings.
 _LIBRARIES = "annbatch-distributed", "annbatch", "anndata", "numpy", "zarr"
 #: Number of rows of each rank that represent all of its rows.
 _SOME = 16

@@ -96,7 +96,7 @@ def options_of(loader: Loader[Any, Any]) -> dict[str, Any]:
 def take_data_of(loader: Loader[Any, Any], *, into: Loader[Any, Any], without: Collection[str]) -> None:
     """Copy the datasets of a loader into a loader without datasets.
 
-    It copies all attributes, so that it also copies those of later versions of annbatch. Excluded are the arguments for
+    It copies all attributes, including attributes of later versions of annbatch. Excluded are the arguments for
     the form of batches and the names ``without``. No data is read.
     """
     for name, value in vars(loader).items():

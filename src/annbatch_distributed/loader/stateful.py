@@ -162,7 +162,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         memory: int = 1 << 30,
         read_ahead: int = 1,
         load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
-        **options: Any,  # noqa: ANN401 those of DistributedSampler and annbatch's own
+        **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch's Loader
     ) -> Self:
         """Make a loader of a collection, with sizes that fit into memory.
 
