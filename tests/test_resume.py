@@ -1,4 +1,4 @@
-"""An epoch goes on where it was left."""
+"""An interrupted epoch continues where it stopped."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ N_OBS = 96
 
 
 def resumed(before: DistributedSampler, done: int, **options: Any) -> DistributedSampler:
-    """Another sampler, in another process for all that it knows, that has loaded the state of one."""
+    """A new sampler that has loaded the state of a sampler, as in a new process."""
     after = random(**options)
     after.load_state_dict(json.loads(json.dumps(before.state_dict(batches_done=done))))
     return after
 
 
-#: A batch: its rows, and which of them are repeats.
+#: A batch: its rows, and their marks of repeated rows.
 type Batch = tuple[tuple[int, ...], tuple[bool, ...]]
 
 
@@ -57,8 +57,8 @@ def read_by(sampler: DistributedSampler, n_obs: int) -> list[Batch]:
     return batches_in(sampler.sample(n_obs))
 
 
-def batches_in(begun: Pass) -> list[Batch]:
-    requests = list(begun)
+def batches_in(open_pass: Pass) -> list[Batch]:
+    requests = list(open_pass)
     rows = batches(requests)
     marks = (
         repeats(requests) if any("repeated" in request for request in requests) else [[False] * len(r) for r in rows]
@@ -67,22 +67,22 @@ def batches_in(begun: Pass) -> list[Batch]:
 
 
 def rows_by_step(sampler: DistributedSampler, n_obs: int, **options: Any) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The rows of each step and rank, as a sampler tells them."""
+    """The rows of each step and rank, as `rows_of` returns them."""
     frame = sampler.rows_of(n_obs, slice(None), **options)
     return {key: tuple(rows.tolist()) for key, rows in frame.groupby(["step", "rank"])["row"]}
 
 
-def asked(samplers: list[DistributedSampler], n_obs: int) -> list[int] | str:
-    """How many batches each rank has left, or the error, which is the same on all of them."""
-    answers: set[str] = set()
+def remaining(samplers: list[DistributedSampler], n_obs: int) -> list[int] | str:
+    """The number of remaining batches of each rank, or the error, which must be the same on all ranks."""
+    messages: set[str] = set()
     counts = []
     for sampler in samplers:
         try:
             counts.append(sampler.n_batches(n_obs))
         except ValueError as error:
-            answers.add(str(error))
-    assert len(answers) + bool(counts) == 1
-    return counts or answers.pop()
+            messages.add(str(error))
+    assert len(messages) + bool(counts) == 1
+    return counts or messages.pop()
 
 
 @given(
@@ -91,29 +91,29 @@ def asked(samplers: list[DistributedSampler], n_obs: int) -> list[int] | str:
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=4),
 )
 def test_workers_and_ranks_read_the_same_batches(drawn: Job, epoch: int, parts: list[tuple[int, int, int]]) -> None:
-    """The batches of an epoch are those of the uninterrupted one, and `rows_of` tells them by step and rank.
+    """An epoch has the batches of an uninterrupted epoch, and `rows_of` returns them by step and rank.
 
-    Each part is run by a number of ranks and of workers; the last one runs to the end.
+    Each part of the epoch has its own number of ranks and of workers; the last part runs to the end.
     """
     n_obs, policy = drawn.n_obs, drawn.options["remainder"]
     whole = Counter[Batch]()
     read: dict[tuple[int, int], Batch] = {}
     segments: list[list[int]] = []
     n_steps = 0
-    for which, (world_size, n_workers, n_done) in enumerate(parts):
+    for number, (world_size, n_workers, n_done) in enumerate(parts):
         ranks = of_epoch(drawn, world_size, epoch, segments)
-        counts = asked(ranks, n_obs)
+        counts = remaining(ranks, n_obs)
         if isinstance(counts, str):
             assert not segments or "would be split" in counts
             return
         assert policy == "keep" or len(set(counts)) == 1
-        if not segments:  # nothing is done yet
+        if not segments:  # no batch is done yet
             whole = Counter(batch for rank in of_epoch(drawn, world_size, epoch, []) for batch in read_by(rank, n_obs))
-        done = min(max(counts), n_done if which < len(parts) - 1 else max(counts))
+        done = min(max(counts), n_done if number < len(parts) - 1 else max(counts))
         for rank, (sampler, count) in enumerate(zip(ranks, counts, strict=True)):
-            found = read_by_workers(sampler, n_obs, n_workers, batches_in) if n_workers else read_by(sampler, n_obs)
-            assert len(found) == count
-            read |= {(n_steps + step, rank): batch for step, batch in enumerate(found[:done])}
+            yielded = read_by_workers(sampler, n_obs, n_workers, batches_in) if n_workers else read_by(sampler, n_obs)
+            assert len(yielded) == count
+            read |= {(n_steps + step, rank): batch for step, batch in enumerate(yielded[:done])}
         n_steps += done
         part = [world_size, max(1, n_workers) if ranks[0].shuffle else 1]
         if segments and segments[-1][:2] == part:
@@ -129,7 +129,7 @@ def test_workers_and_ranks_read_the_same_batches(drawn: Job, epoch: int, parts: 
 
 
 def check_same_batches(whole: Counter[Batch], read: Counter[Batch], policy: str, n_ranks: int) -> None:
-    """Check that what was read are the batches of an uninterrupted epoch, as far as a policy promises it."""
+    """Check that the batches are the batches of an uninterrupted epoch, as far as the policy promises it."""
     missing, others = whole - read, read - whole
     if policy == "drop":
         assert not others
@@ -137,7 +137,7 @@ def check_same_batches(whole: Counter[Batch], read: Counter[Batch], policy: str,
     elif policy == "pad":
         assert not missing
         assert all(all(marks) and any(rows == own for own, _ in whole) for rows, marks in others)
-    elif policy == "exact":  # parts of batches that were shared out
+    elif policy == "exact":  # a batch that several lanes share has parts
         assert sorted(rows_in(missing)) == sorted(rows_in(others))
         assert others.total() <= n_ranks
     else:
@@ -146,7 +146,7 @@ def check_same_batches(whole: Counter[Batch], read: Counter[Batch], policy: str,
 
 
 def of_epoch(drawn: Job, world_size: int, epoch: int, segments: list[list[int]]) -> list[DistributedSampler]:
-    """The ranks of a job that begins an epoch, or goes on with it."""
+    """The ranks of a job that starts or resumes an epoch."""
     ranks = job(drawn.sampler, world_size, **drawn.options | {"seed": drawn.options["seed"] or 0})
     for rank in ranks:
         if segments:
@@ -180,11 +180,11 @@ def test_finished_epoch_stays_finished_on_fewer_ranks(world_size: int) -> None:
     def sampler(rank: int, world_size: int) -> DistributedSampler:
         return DistributedSampler(SequentialSampler(1, 1, 1), dist_info=Rank(rank, world_size), seed=0)
 
-    begun, ended = sampler(0, 1), sampler(0, 3)
-    ended.load_state_dict(begun.state_dict(batches_done=1))  # 5 of 6 batches are left: one on each rank, 2 over
-    assert len(list(ended.sample(6))) == 1
+    before, after = sampler(0, 1), sampler(0, 3)
+    after.load_state_dict(before.state_dict(batches_done=1))  # 5 of 6 batches remain: one on each rank, 2 dropped
+    assert len(list(after.sample(6))) == 1
     again = sampler(0, world_size)
-    again.load_state_dict(ended.state_dict(batches_done=2))
+    again.load_state_dict(after.state_dict(batches_done=2))
     again.set_epoch(0)
     assert again.n_batches(6) == 0
     assert list(again.sample(6)) == []
@@ -230,21 +230,21 @@ def test_new_generator_restarts_the_epoch() -> None:
 def test_sharding_is_identified_by_its_attributes() -> None:
     """A state identifies a custom sharding by its attributes, not by its repr."""
 
-    class Turned:
+    class Rotation:
         def __init__(self, by: int) -> None:
             self.by = by
 
         def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
             return rows.cyclic(self.by, len(rows))
 
-    state = random(sharding=Turned(3)).state_dict(batches_done=1)
-    random(sharding=Turned(3)).load_state_dict(state)
+    state = random(sharding=Rotation(3)).state_dict(batches_done=1)
+    random(sharding=Rotation(3)).load_state_dict(state)
     with pytest.raises(ValueError, match=r"sharding.digest is '\w{32}' in the state and '\w{32}' here"):
-        random(sharding=Turned(4)).load_state_dict(state)
+        random(sharding=Rotation(4)).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "differences"),
     [
         ({"seed": 1}, ["root is ", "seed is 0 in the state and 1 here"]),
         ({"mask": slice(0, 90)}, ["rows.ranges is '[[0, null]]' in the state and '[[0, 90]]' here"]),
@@ -256,7 +256,7 @@ def test_sharding_is_identified_by_its_attributes() -> None:
         ({"wrapped": RandomSampler(4, 2, 4)}, ["sampler.preload_nchunks is 4 in the state and 2 here"]),
     ],
 )
-def test_state_with_different_settings_is_refused(options: dict[str, Any], named: list[str]) -> None:
+def test_state_with_different_settings_is_refused(options: dict[str, Any], differences: list[str]) -> None:
     """The error for different settings names each of them and changes nothing; `strict=False` loads the state."""
     before = random()
     list(before.sample(N_OBS))
@@ -266,8 +266,8 @@ def test_state_with_different_settings_is_refused(options: dict[str, Any], named
     with pytest.raises(ValueError, match="saved by a sampler with different settings") as error:
         after.load_state_dict(state)
     message = str(error.value)
-    assert all(name in message for name in named)
-    assert message.count(" in the state and ") == len(named)
+    assert all(difference in message for difference in differences)
+    assert message.count(" in the state and ") == len(differences)
     assert batches(after.sample(N_OBS)) == untouched
     after.load_state_dict(state, strict=False)
     assert after.n_batches(N_OBS) == len(untouched) - 5
@@ -296,7 +296,7 @@ def loader(**options: Any) -> StatefulLoader:
 
 
 def under_way(source: Any) -> Any:
-    """A sampler or loader in the middle of what was left of an epoch when it loaded a state."""
+    """A sampler or loader in the middle of the rest of an epoch that it has resumed."""
     source.load_state_dict(of_epoch_3([[2, 1, 4]]))
     if isinstance(source, StatefulLoader):
         batches = iter(source)
@@ -308,14 +308,14 @@ def under_way(source: Any) -> Any:
 
 
 def everything(source: Any) -> list[Any]:
-    """What a sampler or loader is and does next."""
+    """The attributes, the state and the next batches of a sampler or loader."""
     sampler = source.sampler
     state = sampler.state_dict(batches_done=5)
     following = copy.deepcopy(sampler)
     passes = [batches(following.sample(N_OBS)) for _ in range(2)]
     plan = str(copy.deepcopy(sampler).plan(N_OBS))
-    held = [dict(vars(thing)) for thing in (source, sampler)]
-    return [state, sampler.epoch, sampler.batches_done, plan, passes, held]
+    attributes = [dict(vars(thing)) for thing in (source, sampler)]
+    return [state, sampler.epoch, sampler.batches_done, plan, passes, attributes]
 
 
 @pytest.mark.timeout(60)
@@ -333,7 +333,7 @@ def test_damaged_state_changes_nothing(make: Any, strict: bool) -> None:
 
 
 def of_epoch_3(segments: list[list[int]], **changes: Any) -> dict[str, Any]:
-    """A state as a file would have it, of 96 rows."""
+    """A state of 96 rows, as read from a file."""
     identity = {
         "n_obs": N_OBS,
         "rows": {"ranges": [[0, None]]},
@@ -355,14 +355,14 @@ def of_epoch_3(segments: list[list[int]], **changes: Any) -> dict[str, Any]:
     return {"version": 1, "epoch": 3, "pass": 0, "segments": segments, "identity": identity} | changes
 
 
-#: How the rank is made, a state that it can't go on with, and why.
+#: Options of the rank, a state that it can't resume, and the error.
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "more batches than there are": (
         {},
         of_epoch_3([[2, 1, 13]]),
         r"13 batches of epoch 3 are done, .* has only 12.* skip the rest .* set_epoch\(4\)",
     ),
-    "more batches in all than there are": (
+    "more batches in total than there are": (
         {},
         of_epoch_3([[2, 3, 7], [2, 2, 6]]),
         "6 batches of epoch 3 are done, but for 96 rows and 2 ranks the epoch has only 5",
@@ -372,7 +372,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         of_epoch_3([[3, 1, 9]]),
         "9 batches of epoch 3 are done, but for 96 rows and 3 ranks the epoch has only 8",
     ),
-    "the most old ranks that are read": (
+    "the maximum of old ranks": (
         {},
         of_epoch_3([[2**20, 1, 1]]),
         "The mask selects 96 rows, too few for one full batch on every rank: 1048576 ranks",
@@ -382,12 +382,12 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         of_epoch_3([[97, 1, 1]], identity={"remainder": "exact"}),
         "The mask selects 96 rows, too few for 97 ranks",
     ),
-    "a batch that can't be shared out": (
+    "a batch too small to split": (
         {"remainder": "exact", "mask": slice(0, 69), "virtual_ranks": 4},
         of_epoch_3([[1, 1, 17]], identity={"remainder": "exact", "rows": {"ranges": [[0, 69]]}}),
         r"1 of them would be split, .* only 2 rows. Resume on a number of virtual ranks that divides them \(1\)",
     ),
-    "as many changes as a state can hold": (
+    "the maximum of changes": (
         {},
         of_epoch_3([[3, 1, 1], [4, 1, 1]] * 50),
         "Epoch 3 has been resumed with 100 different numbers of ranks or workers",
@@ -413,19 +413,19 @@ def test_impossible_state_is_refused_when_loaded(
 @pytest.mark.parametrize("strict", [True, False])
 def test_loader_refuses_states_its_rows_cannot_resume(strict: bool) -> None:
     """A loader refuses states that its rows can't resume; `strict=False` accepts a different number of rows."""
-    made = loader()
-    before = everything(made)
+    target = loader()
+    before = everything(target)
     with pytest.raises(ValueError, match=r"13 batches of epoch 3 are done, .* has only 12"):
-        made.load_state_dict(of_epoch_3([[2, 1, 13]], identity={"n_obs": None}), strict=strict)
-    assert everything(made) == before
+        target.load_state_dict(of_epoch_3([[2, 1, 13]], identity={"n_obs": None}), strict=strict)
+    assert everything(target) == before
     of_more_rows = of_epoch_3([[2, 1, 4]], identity={"n_obs": 97})
     if strict:
         with pytest.raises(ValueError, match="n_obs is 97 in the state and 96 here"):
-            made.load_state_dict(of_more_rows)
-        assert everything(made) == before
+            target.load_state_dict(of_more_rows)
+        assert everything(target) == before
     else:
-        made.load_state_dict(of_more_rows, strict=False)
-        assert made.sampler.n_batches(N_OBS) == 8
+        target.load_state_dict(of_more_rows, strict=False)
+        assert target.sampler.n_batches(N_OBS) == 8
 
 
 def test_state_holds_at_most_100_segments() -> None:
@@ -448,21 +448,21 @@ def test_state_of_another_collection_is_refused() -> None:
     before = random()
     before.sample(N_OBS)
     after = resumed(before, 5)
-    for ask in (after.n_batches, after.sample, after.plan, after.validate):
+    for call in (after.n_batches, after.sample, after.plan, after.validate):
         with pytest.raises(ValueError, match="collection of 96 rows, but this collection has 95"):
-            ask(95)
-    begun = random()
-    begun.sample(N_OBS)
+            call(95)
+    sampled = random()
+    sampled.sample(N_OBS)
     with pytest.raises(ValueError, match="got 13"):
-        begun.state_dict(batches_done=13)
+        sampled.state_dict(batches_done=13)
     unknown = random()
-    unknown.load_state_dict(random().state_dict(batches_done=13))  # of how many rows, nobody knows yet
-    for ask in (unknown.n_batches, unknown.sample):
+    unknown.load_state_dict(random().state_dict(batches_done=13))  # the number of rows is still unknown
+    for call in (unknown.n_batches, unknown.sample):
         with pytest.raises(
             ValueError,
             match=r"13 batches of epoch 0 are done, but for 96 rows and 2 ranks the epoch has only 12",
         ):
-            ask(N_OBS)
+            call(N_OBS)
 
 
 def test_state_requires_a_common_seed() -> None:
@@ -476,7 +476,7 @@ def test_state_requires_a_common_seed() -> None:
         match=r"root is .*The root is the seed",
     ):
         ranks[1].load_state_dict(ranks[0].state_dict(batches_done=2))
-    ranks[1].load_state_dict(ranks[0].state_dict(batches_done=0))  # no order has to be brought back
+    ranks[1].load_state_dict(ranks[0].state_dict(batches_done=0))  # no order must be restored
     ordered = job(SequentialSampler(4, 4, 4), 2)
     whole = batches(ordered[0].sample(N_OBS))
     again = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=Rank(0, 2))
@@ -487,8 +487,8 @@ def test_state_requires_a_common_seed() -> None:
 def test_reshard_of_a_sampler_requires_batches_done() -> None:
     """A sampler can't know the number of batches that are done, so `reshard` requires it."""
     before, expected = random(), DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 3), seed=0)
-    begun = before.sample(N_OBS)
-    next(begun)
+    open_pass = before.sample(N_OBS)
+    next(open_pass)
     state = before.state_dict(batches_done=3)
     expected.load_state_dict(state)
     with pytest.raises(ValueError, match="batches_done is required"):
@@ -497,7 +497,7 @@ def test_reshard_of_a_sampler_requires_batches_done() -> None:
     with pytest.raises(
         RuntimeError, match=r"was Rank\(rank=0, world_size=2\), and is now Rank\(rank=0, world_size=3\)"
     ):
-        next(begun)
+        next(open_pass)
     assert before.state_dict(batches_done=3) == expected.state_dict(batches_done=3)
     assert batches(before.sample(N_OBS)) == batches(expected.sample(N_OBS))
 
@@ -509,16 +509,16 @@ def test_pass_whose_rank_changes_unnoticed_raises() -> None:
         del places[1:]
         sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=dist_info, seed=0)
         loader = numbered(sampler, N_OBS, read_ahead=1)
-        batches, begun = iter(loader), None
+        batches, open_pass = iter(loader), None
         next(batches)
         state = loader.state_dict(batches_done=1)
         places.append((0, 3))
         with pytest.raises(RuntimeError, match=r"world_size=2\), and is now .*3\)"):
             list(batches)
         loader.load_state_dict(state)
-        begun = sampler.sample(N_OBS)
+        open_pass = sampler.sample(N_OBS)
         with pytest.raises(RuntimeError, match=r"Call loader.reshard\(\) in every process"):
-            next(begun)
+            next(open_pass)
 
 
 def test_pass_outlives_its_process_group() -> None:
@@ -535,14 +535,14 @@ def test_pass_outlives_its_process_group() -> None:
 
 def test_rank_callable_is_called_once() -> None:
     """A callable is called once, because it may create a group, which all processes do together."""
-    asked = []
+    calls = []
 
     def make_group() -> Rank:
-        asked.append(1)
+        calls.append(1)
         return Rank(0, 2)
 
     list(DistributedSampler(RandomSampler(4, 2, 4), dist_info=make_group, seed=0).sample(N_OBS))
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_rank_that_is_ahead_goes_back() -> None:
@@ -581,15 +581,15 @@ def test_source_of_the_rank_stays_in_its_process() -> None:
     duplicate = copy.deepcopy(before)
     duplicate.reshard()
     assert (before.rank, duplicate.rank) == (0, 1)
-    asked = deferred(_newest_place)
-    waiting = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=asked)
+    source = deferred(_newest_place)
+    waiting = DistributedSampler(SequentialSampler(4, 4, 4), dist_info=source)
     assert waiting.rank == 0
     PLACES.append(Rank(1, 2))
     other = pickle.loads(pickle.dumps(waiting))
     for one in (waiting, other):
         one.reshard()
         assert one.rank == 1
-    assert asked.placement().rank == Rank(0, 2)
+    assert source.placement().rank == Rank(0, 2)
     waiting.reshard(Rank(0, 1))
     assert waiting.world_size == 1
 

@@ -1,4 +1,4 @@
-"""Rows against the list that they stand for."""
+"""Rows compared with the list of their row numbers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_rows_join_adjacent_ranges(parts: list[range]) -> None:
     rows, expected = Rows(tuple(parts)), listed(parts)
     assert list(rows) == rows.to_array().tolist() == expected
     assert len(rows) == len(expected)
-    kept = of_bounds(rows.starts, rows.stops)
-    assert all(kept)
-    assert all(before.stop != after.start for before, after in pairwise(kept))
-    assert rows.is_contiguous == (len(kept) < 2)
+    joined = of_bounds(rows.starts, rows.stops)
+    assert all(joined)
+    assert all(before.stop != after.start for before, after in pairwise(joined))
+    assert rows.is_contiguous == (len(joined) < 2)
     starts, stops = np.array([(part.start, part.stop) for part in parts], dtype=np.int64).reshape(-1, 2).T
     assert Rows.of_bounds(starts, stops) == rows
 
@@ -93,9 +93,9 @@ def test_cut_equals_a_slice_of_the_list(parts: list[range], data: st.DataObject)
 def test_cyclic_range_continues_at_the_front(parts: list[range], start: int, length: int) -> None:
     """`cyclic` continues at the first row after the last row."""
     rows, expected = Rows(tuple(parts)), listed(parts)
-    found = rows.cyclic(start, length)
-    assert list(found) == [expected[(start + place) % len(expected)] for place in range(length)]
-    assert found == Rows.of(list(found))  # its ranges are joined
+    cyclic = rows.cyclic(start, length)
+    assert list(cyclic) == [expected[(start + place) % len(expected)] for place in range(length)]
+    assert cyclic == Rows.of(list(cyclic))  # its ranges are joined
 
 
 @given(ranges.filter(listed), st.data())
@@ -103,9 +103,9 @@ def test_local_rows_are_positions_in_the_list(parts: list[range], data: st.DataO
     """`to_global` returns the rows at positions, and `take` returns the values of all rows."""
     rows, expected = Rows(tuple(parts)), listed(parts)
     local = data.draw(st.lists(st.integers(0, len(rows) - 1)))
-    found = rows.to_global(np.array(local, dtype=data.draw(st.sampled_from([np.int8, np.uint64]))))
-    assert found.tolist() == [expected[place] for place in local]
-    assert found.dtype == np.int64
+    global_rows = rows.to_global(np.array(local, dtype=data.draw(st.sampled_from([np.int8, np.uint64]))))
+    assert global_rows.tolist() == [expected[place] for place in local]
+    assert global_rows.dtype == np.int64
     values = np.arange(50) ** 2
     assert rows.take(values).tolist() == [row**2 for row in expected]
 
@@ -116,34 +116,34 @@ def test_local_slices_become_global_ranges(parts: list[range], data: st.DataObje
     rows, expected = Rows(tuple(parts)), listed(parts)
     bounds = st.integers(0, len(rows))
     slices = data.draw(st.lists(st.tuples(bounds, bounds)))
-    starts, stops, which = rows.slices_to_global(*np.array(slices, dtype=np.int64).reshape(-1, 2).T)
+    starts, stops, numbers = rows.slices_to_global(*np.array(slices, dtype=np.int64).reshape(-1, 2).T)
     assert starts.dtype == stops.dtype == np.int64
-    assert which.tolist() == sorted(which)
-    found: list[list[range]] = [[] for _ in slices]
-    for part, its in zip(of_bounds(starts, stops), which, strict=True):
+    assert numbers.tolist() == sorted(numbers)
+    result: list[list[range]] = [[] for _ in slices]
+    for part, number in zip(of_bounds(starts, stops), numbers, strict=True):
         assert part
-        found[its].append(part)
-    assert list(map(listed, found)) == [expected[start:stop] for start, stop in slices]
+        result[number].append(part)
+    assert list(map(listed, result)) == [expected[start:stop] for start, stop in slices]
 
 
 @given(ranges, st.integers(1, 12))
 def test_ranges_are_cut_at_multiples(parts: list[range], size: int) -> None:
     """`cut_at_multiples` cuts ranges at the multiples of a size."""
     rows = Rows(tuple(parts))
-    kept = of_bounds(rows.starts, rows.stops)
-    expected = [list(block) for part in kept for _, block in groupby(part, key=lambda row: row // size)]
+    joined = of_bounds(rows.starts, rows.stops)
+    expected = [list(block) for part in joined for _, block in groupby(part, key=lambda row: row // size)]
     assert list(map(list, of_bounds(*cut_at_multiples(rows, size)))) == expected
 
 
 def test_rows_are_immutable() -> None:
     """Rows are immutable: a copy is the same object, and the arrays are read-only."""
-    given_ = np.array([4, 8])
-    rows = Rows.of_bounds(given_, given_ + 2)
+    starts = np.array([4, 8])
+    rows = Rows.of_bounds(starts, starts + 2)
     assert copy.deepcopy(rows) is copy.copy(rows) is rows
     for array in (rows.starts, rows.stops, Rows.of([3, 5]).starts, Rows((range(4),)).stops):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 7
-    assert given_.flags.writeable  # which is the caller's
+    assert starts.flags.writeable  # the caller's array
 
 
 def test_rows_of_any_number_stay_small() -> None:
@@ -151,7 +151,7 @@ def test_rows_of_any_number_stay_small() -> None:
     rows = Rows((range(10**12), range(2 * 10**12, 3 * 10**12)))
     assert len(rows) == 2 * 10**12
     assert rows.cyclic(10**12 - 1, 2) == Rows((range(10**12 - 1, 10**12), range(2 * 10**12, 2 * 10**12 + 1)))
-    rows.to_global(np.array([10**12]))  # what is kept to look up rows isn't pickled
+    rows.to_global(np.array([10**12]))  # the lookup table isn't pickled
     assert len(pickle.dumps(rows)) < 500
     assert pickle.loads(pickle.dumps(rows)) == rows
     assert not pickle.loads(pickle.dumps(rows)).starts.flags.writeable
@@ -204,7 +204,7 @@ def _check_whole_chunks(rows: Rows, size: int, after: int) -> None:
     at_multiples = range(-after % size, len(ordered), size)
     placed = [ordered[place : place + size] for place in at_multiples]
     n_whole = sum(part == list(range(part[0], part[0] + size)) and part[0] in chunks for part in placed)
-    # where too few ragged rows come first, one chunk is cut up for it
+    # if too few ragged rows come first, one chunk is split to fill them up
     assert n_whole >= len(chunks) - 1
     n_ragged = len(rows) - size * len(chunks)
     assert n_whole == len(chunks) or n_ragged < -after % size

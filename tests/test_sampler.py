@@ -1,6 +1,6 @@
-"""DistributedSampler as its users meet it."""
+"""The public interface of DistributedSampler."""
 
-# What mypy is told to ignore: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
+# mypy ignores some lines: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_seed_makes_the_order_reproducible() -> None:
 
 
 class Bare(IndexArrays):
-    """Leaves the shuffling to the loader, and has no generator."""
+    """A sampler without a generator, which leaves shuffling to the loader."""
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(batch_size)
@@ -132,12 +132,12 @@ def test_generator_can_be_read_and_assigned() -> None:
     assert sampler.rng is not None
     sampler.rng.random(100)
     assert order(sampler) == expected
-    given_rng = np.random.default_rng(6)
-    sampler.rng = given_rng
+    new_rng = np.random.default_rng(6)
+    sampler.rng = new_rng
     sampler.set_epoch(0)
     assert order(sampler) == order(one(random(6))) != expected
-    assert given_rng.bit_generator.state == np.random.default_rng(6).bit_generator.state
-    assert sampler.rng.bit_generator.state == given_rng.bit_generator.state
+    assert new_rng.bit_generator.state == np.random.default_rng(6).bit_generator.state
+    assert sampler.rng.bit_generator.state == new_rng.bit_generator.state
 
 
 def test_copy_of_a_subclass_is_deep() -> None:
@@ -167,9 +167,9 @@ def test_later_changes_of_wrapped_sampler_are_ignored() -> None:
 
 @pytest.mark.parametrize("cls", [Locked, Uncopyable])
 def test_samplers_that_cannot_be_deep_copied_work(cls: type[RandomSampler]) -> None:
-    made = cls(4, 4, 8, rng=np.random.default_rng(0))
-    assert order(one(made)) == order(one(random()))
-    assert order(copy.deepcopy(one(made))) == order(one(random()))
+    wrapped = cls(4, 4, 8, rng=np.random.default_rng(0))
+    assert order(one(wrapped)) == order(one(random()))
+    assert order(copy.deepcopy(one(wrapped))) == order(one(random()))
 
 
 def test_copied_sampler_is_independent() -> None:
@@ -192,10 +192,10 @@ def test_enforce_equal_batches_is_drop_or_keep() -> None:
 
 def test_closed_pass_yields_nothing() -> None:
     """A closed pass yields no more load requests, and neither does its copy."""
-    begun = one(MaskBlind(2)).sample(100)
-    assert request_rows(next(begun))
-    begun.close()
-    assert list(begun) == list(copy.deepcopy(begun)) == []
+    closed = one(MaskBlind(2)).sample(100)
+    assert request_rows(next(closed))
+    closed.close()
+    assert list(closed) == list(copy.deepcopy(closed)) == []
 
 
 def test_annbatchs_hook_gives_the_same_pass() -> None:
@@ -240,15 +240,15 @@ def test_wrapped_mask_of_several_slices_is_sharded() -> None:
 
 
 class Holder(SequentialSampler):
-    """A sampler of a user's own that holds another one."""
+    """A custom sampler that contains a sampler."""
 
-    def __init__(self, held: Sampler) -> None:
+    def __init__(self, inner: Sampler) -> None:
         super().__init__(4, 2, 4)
-        self.held = held
+        self.inner = inner
 
 
 def test_annbatchs_sampler_around_ours_is_an_error() -> None:
-    """annbatch's own DistributedSampler would shard the rows of a rank once more."""
+    """annbatch's own DistributedSampler would shard the rows of a rank a second time."""
     inner = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2))
     with pytest.raises(ValueError, match="sharded already"):
         annbatch.samplers.DistributedSampler(inner, dist_info=lambda: (0, 2))
@@ -256,7 +256,7 @@ def test_annbatchs_sampler_around_ours_is_an_error() -> None:
     assert inner.n_batches(48) == 5
 
 
-@pytest.mark.parametrize("around", ["ours", "a sampler that holds it"])
+@pytest.mark.parametrize("around", ["ours", "a sampler that contains it"])
 @pytest.mark.parametrize("within", [DistributedSampler, annbatch.samplers.DistributedSampler])
 def test_nested_distributed_samplers_are_refused(within: type[Any], around: str) -> None:
     """A distributed sampler within another raises a `TypeError` that suggests `mesh_ranks`."""

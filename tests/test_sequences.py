@@ -1,4 +1,4 @@
-"""Anything that can happen to a job's loaders, in any order: all ranks of the job run in one process."""
+"""Sequences of everything that can happen to the loaders of a job, whose ranks all run in this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ type Steps = dict[tuple[int, int], Batch]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state, and the part of the epoch that it counts as done."""
+    """A state, and the finished part of its epoch."""
 
     state: str
     epoch: int
@@ -43,25 +43,25 @@ class Checkpoint:
     n_streams: int | None
     """Number of streams of the pass; None if no batch of it is done."""
     steps: Steps
-    """Batches that are done."""
+    """Finished batches."""
     n_ranks: int
     """Number of ranks that saved it."""
     is_finished: bool
-    """True if the pass before this one has come to its end, and nothing was begun since."""
+    """True if the previous pass is finished and no pass has started since."""
 
 
 class History:
-    """All ranks of a job, and what they have done."""
+    """All ranks of a job, and the batches they have read."""
 
     def __init__(self, drawn: Job, which: int, *, is_virtual: bool, is_uneven: bool, kind: int) -> None:
         self.drawn, self.kind = drawn, kind
-        # without a common seed, each process would be a different job
+        # without a common seed, each process would be its own job
         self.options = drawn.options | {"seed": drawn.options["seed"] or 0}
         self.sizes = [1, 2, 3, 4]
         if is_virtual:
             self.options["virtual_ranks"] = drawn.world_size
             self.sizes = [size for size in range(1, 7) if drawn.world_size % size == 0]
-        if self.options["remainder"] == "keep" and is_uneven:  # one rank has a batch more than the others
+        if self.options["remainder"] == "keep" and is_uneven:  # one rank has one batch more than the others
             n_each = drawn.batch_size * (drawn.world_size if is_virtual else self.sizes[which])
             self.options["mask"] = slice(0, (drawn.n_obs - 1) // n_each * n_each + 1)
         self.ranks = self.make_ranks(which)
@@ -70,17 +70,17 @@ class History:
         except ValueError:
             assume(False)
         self.checkpoints: list[Checkpoint] = []
-        self.is_told = False
+        self.has_step_done = False
         self.begin(0, 0)
 
     def make_ranks(self, which: int) -> list[StatefulLoader | WorkerDataLoader]:
-        """Return new loaders of one of the numbers of ranks that the job can have."""
+        """Return new loaders for one of the job's possible numbers of ranks."""
         samplers = job(copy.deepcopy(self.drawn.sampler), self.sizes[which % len(self.sizes)], **self.options)
         loaders = [numbered(sampler, self.drawn.n_obs, read_ahead=self.kind % 2) for sampler in samplers]
         return [loader.to_dataloader() for loader in loaders] if self.kind == 2 else [*loaders]
 
     def begin(self, epoch: int, passes: int, steps: Steps | None = None, n_streams: int | None = None) -> None:
-        """Note that a pass comes next, of which some steps are done."""
+        """Record that a pass starts next, of which some steps are done."""
         self.epoch, self.passes, self.steps = epoch, passes, dict(steps or {})
         self.done = self.steps
         self.n_streams = n_streams if steps else None
@@ -94,31 +94,31 @@ class History:
         assert self.options["remainder"] == "keep" or len(set(counts)) == 1
         return counts
 
-    def take(self, n_steps: int, tells: bool = False) -> None:
-        """Take the batches of some steps, and say after each that it is done, or don't."""
+    def take(self, n_steps: int, calls_step_done: bool = False) -> None:
+        """Take the batches of some steps, and call `step_done` after each if `calls_step_done`."""
         if self.iterators is None:
             self.begin_pass()
         assert self.iterators is not None
         counts = list(self.n_left)
-        if n_steps >= min(counts):  # under keep, a rank that has come to its end alone is in another epoch
+        if n_steps >= min(counts):  # under keep, a rank that ends before the others is in a different epoch
             n_steps = max(counts)
         first = len({step for step, _ in self.steps})
         for number in range(n_steps):
-            if number and tells:
+            if number and calls_step_done:
                 self.step_done()
             for rank, iterator in enumerate(self.iterators):
                 if number < counts[rank]:
                     self.steps = self.steps | {(first + number, rank): self.to_batch(next(iterator))}
         self.n_left = [count - n_steps for count in counts]
         if max(self.n_left) > 0:
-            if tells:
+            if calls_step_done:
                 self.step_done()
             return
-        if self.is_told and len(set(counts)) == 1:
+        if self.has_step_done and len(set(counts)) == 1:
             self.save()  # within the last step
-        if self.is_told or tells:
+        if self.has_step_done or calls_step_done:
             self.step_done()
-        if not tells:  # who knows the number of batches doesn't ask for more
+        if not calls_step_done:  # a loop that knows the number of batches requests no more
             assert all(next(iterator, None) is None for iterator in self.iterators)
         self.check_read()
         self.begin(self.epoch, self.passes + 1)
@@ -132,12 +132,14 @@ class History:
         assert [len(loader) for loader in self.ranks] == [n_done + n_left for n_left in self.n_left]
         samplers = [loader.sampler for loader in self.ranks]
         assert {*(agreement(samplers, self.drawn.n_obs) if self.kind == 2 else agreement(self.ranks))} == {""}
-        # a loop that was open when the ranks changed continues
+        # a loop that was open while the ranks changed continues
         self.iterators = [self.still_open.get(rank) or iter(loader) for rank, loader in enumerate(self.ranks)]
         for n_left, iterator in zip(self.n_left, self.iterators, strict=True):
-            assert n_left or next(iterator, None) is None  # under keep, a rank that has none left ends at once
+            assert n_left or next(iterator, None) is None  # under keep, a rank without remaining batches ends at once
         self.n_streams = self.n_streams or len(self.ranks)
-        self.is_loaded = self.is_loaded and bool(self.steps)  # the beginning of an epoch is nothing to resume
+        self.is_loaded = self.is_loaded and bool(
+            self.steps
+        )  # a state at the start of an epoch has no position to resume
 
     def to_batch(self, batch: Any) -> Batch:
         rows = batch["index"].tolist()
@@ -146,7 +148,7 @@ class History:
         return tuple(rows), tuple(batch["repeated"].tolist()) if "repeated" in batch else (False,) * len(rows)
 
     def joint_batches(self, steps: Steps) -> list[Batch]:
-        """Return the batches of each step, those of virtual ranks joined, as one rank would have them."""
+        """Return the batches of each step, with virtual ranks joined as on one rank."""
         if "virtual_ranks" not in self.options:
             return [batch for _, batch in sorted(steps.items())]
         parts: dict[int, list[Batch]] = {}
@@ -155,7 +157,7 @@ class History:
         return [(sum((rows for rows, _ in own), ()), sum((marks for _, marks in own), ())) for own in parts.values()]
 
     def check_read(self) -> None:
-        """Check that the pass had the batches of one that nothing interrupted, by all that the loaders tell of it."""
+        """Check that the pass had the batches of an uninterrupted pass, also by `rows_of` and the verdict."""
         assert self.n_streams is not None
         is_virtual, whole = "virtual_ranks" in self.options, list[Batch]()
         for sampler in job(self.drawn.sampler, 1 if is_virtual else self.n_streams, **self.options):
@@ -177,47 +179,47 @@ class History:
             assert " was read once" in verdict_text
 
     def check_rows_of(self, steps: Steps) -> None:
-        """Check that every rank tells the same rows of the epoch, and those of some steps that were read."""
+        """Check that every rank reports the rows that were read in some steps."""
         for loader in (self.ranks[0], self.ranks[-1]):
-            told = rows_by_step(loader.sampler, self.drawn.n_obs)
-            if "virtual_ranks" in self.options:  # the lanes stay, and are those of the ranks that run them now
-                assert {rank for _, rank in told} == set(range(len(self.ranks)))
+            reported = rows_by_step(loader.sampler, self.drawn.n_obs)
+            if "virtual_ranks" in self.options:  # lanes don't change, and belong to the ranks that run them now
+                assert {rank for _, rank in reported} == set(range(len(self.ranks)))
             else:
-                assert told.keys() >= steps.keys()
+                assert reported.keys() >= steps.keys()
             n_steps = len({step for step, _ in steps})
             known = {
-                key: (rows, steps[key][1] if key in steps else ()) for key, rows in told.items() if key[0] < n_steps
+                key: (rows, steps[key][1] if key in steps else ()) for key, rows in reported.items() if key[0] < n_steps
             }
             assert [rows for rows, _ in self.joint_batches(known)] == [rows for rows, _ in self.joint_batches(steps)]
 
     def step_done(self) -> None:
-        """Say that the steps are done: states count none after them, until this is said again."""
+        """Call `step_done` on every rank: states count no later steps until the next call."""
         if self.iterators is None:
             return
         for loader in self.ranks:
             loader.step_done()
-        self.is_told, self.done = True, self.steps
+        self.has_step_done, self.done = True, self.steps
 
     def ask_rows(self, epoch: int) -> None:
-        """Compare the rows that the sampler tells with those that were read so far, or with those of another epoch."""
+        """Compare `rows_of` with the rows read so far, or with the rows of a different epoch."""
         if epoch == self.epoch and self.steps:
             self.check_rows_of(self.steps)
         elif epoch != self.epoch:
-            (fresh, *_), asked = job(self.drawn.sampler, len(self.ranks), **self.options), self.ranks[-1].sampler
+            (fresh, *_), used = job(self.drawn.sampler, len(self.ranks), **self.options), self.ranks[-1].sampler
             fresh.set_epoch(epoch)
-            assert rows_by_step(asked, self.drawn.n_obs, epoch=epoch) == rows_by_step(fresh, self.drawn.n_obs)
+            assert rows_by_step(used, self.drawn.n_obs, epoch=epoch) == rows_by_step(fresh, self.drawn.n_obs)
 
     def save(self) -> None:
         """Save a state, the same on every rank."""
-        if self.has_looked:  # a state is that of the pass begun last, also if that was a look
+        if self.has_looked:  # a state describes the pass that started last, also if a peek started it
             return
         (state,) = {json.dumps(loader.state_dict()) for loader in self.ranks}
-        steps = self.done if self.is_told else self.steps
+        steps = self.done if self.has_step_done else self.steps
         position = self.epoch, self.passes, self.n_streams, steps
         self.checkpoints.append(Checkpoint(state, *position, len(self.ranks), self.is_finished))
 
     def load(self, which: int, before_the_last: int, then: str) -> None:
-        """Load a state that is saved now, or an earlier one: what was done since then is forgotten."""
+        """Load a state that is saved now, or an earlier state, and forget all later steps."""
         if not before_the_last:
             self.save()
         if not self.checkpoints:
@@ -226,7 +228,7 @@ class History:
         ranks, messages = self.make_ranks(which), set()
         for loader in ranks:
             try:
-                loader.sampler.validate(self.drawn.n_obs)  # so many ranks can have the epoch after it, too
+                loader.sampler.validate(self.drawn.n_obs)  # the next epoch can run on this number of ranks, too
                 loader.load_state_dict(json.loads(checkpoint.state))
                 loader.sampler.validate(self.drawn.n_obs)
                 messages.add("")
@@ -235,10 +237,10 @@ class History:
         assert len(messages) == 1
         if messages != {""}:
             return
-        self.ranks, self.is_told = ranks, False
+        self.ranks, self.has_step_done = ranks, False
         self.begin(checkpoint.epoch, checkpoint.passes, checkpoint.steps, checkpoint.n_streams)
         self.is_loaded, self.is_finished = True, checkpoint.is_finished
-        if then == "set_epoch":  # as frameworks do, of the epoch that they have just loaded
+        if then == "set_epoch":  # as frameworks do with the epoch that they have just loaded
             self.set_epoch(self.epoch)
         if len(ranks) == checkpoint.n_ranks and (then != "set_epoch" or self.steps):
             assert {json.dumps(loader.state_dict()) for loader in ranks} == {checkpoint.state}
@@ -246,8 +248,8 @@ class History:
             self.look()
 
     def reshard(self, which: int, is_open: bool) -> None:
-        """Change the number of ranks: those that were there go on, in the loop that is open or another one."""
-        if self.has_looked:  # a state is that of the pass begun last
+        """Change the number of ranks; surviving ranks continue in the open loop or in a new one."""
+        if self.has_looked:  # a state describes the pass that started last
             return
         ranks, messages, states = (
             self.make_ranks(which),
@@ -255,7 +257,7 @@ class History:
             {json.dumps(loader.state_dict()) for loader in self.ranks},
         )
         try:
-            ranks[0].sampler.validate(self.drawn.n_obs)  # so many ranks can have the epoch after it, too
+            ranks[0].sampler.validate(self.drawn.n_obs)  # the next epoch can run on this number of ranks, too
         except ValueError:
             return
         (state,) = states
@@ -274,10 +276,10 @@ class History:
             assert {json.dumps(loader.state_dict()) for loader in self.ranks} == states
             return
         self.ranks = [old for old, _ in survivors] + ranks[len(survivors) :]
-        if self.is_told:
+        if self.has_step_done:
             for loader in ranks[len(survivors) :]:
                 loader.step_done()
-        iterators, steps = self.iterators or [], self.done if self.is_told else self.steps
+        iterators, steps = self.iterators or [], self.done if self.has_step_done else self.steps
         is_finished = self.is_finished
         self.begin(self.epoch, self.passes, steps, self.n_streams)
         self.is_loaded, self.is_finished = True, is_finished
@@ -286,27 +288,29 @@ class History:
             self.still_open = dict(enumerate(iterators[: len(survivors)]))
 
     def set_epoch(self, epoch: int) -> None:
-        """An epoch that was loaded goes on until it has been read, or another one is set that comes after it."""
-        has_begun = self.has_looked or self.iterators is not None  # then nothing of the state is given up unread
-        if self.is_loaded and not has_begun and epoch < self.epoch:
+        """Set an epoch; a resumed epoch continues until it is finished, or until a later epoch is set."""
+        has_started = self.has_looked or self.iterators is not None  # then no unread part of the state is discarded
+        if self.is_loaded and not has_started and epoch < self.epoch:
             for loader in self.ranks:
                 with pytest.raises(ValueError, match=r"set_epoch\(\d\) would discard"):
                     loader.set_epoch(epoch)
             return
-        goes_on = epoch == self.epoch and (self.is_loaded or any(loader.sampler.batches_done for loader in self.ranks))
+        continues = epoch == self.epoch and (
+            self.is_loaded or any(loader.sampler.batches_done for loader in self.ranks)
+        )
         for loader in self.ranks:
             loader.set_epoch(epoch)
-        if goes_on and self.is_loaded and self.is_finished:
+        if continues and self.is_loaded and self.is_finished:
             assert not any(self.counts())
             assert [batch for loader in self.ranks for batch in loader] == []
             self.begin(epoch, self.passes)
             self.is_finished = True
-        elif not goes_on:
+        elif not continues:
             self.begin(epoch, 0)
 
     def look(self) -> None:
-        """Look at a batch: the rest of a resumed epoch is still left then, else the next pass has another order."""
-        # who looks at the last batch of all has read it
+        """Peek at a batch: a resumed epoch still has its rest, otherwise the next pass has a different order."""
+        # peeking at the last batch of all would read it
         if self.iterators is not None or min(self.counts()) < 2:
             return
         self.still_open = {}
@@ -318,7 +322,7 @@ class History:
             self.passes += 1
 
 
-#: What happens next, with its arguments.
+#: The next action, with its arguments.
 ACTIONS = st.one_of(
     st.tuples(st.just("take"), st.sampled_from([1, 2, 3, TO_THE_END]), st.booleans()),
     st.tuples(st.just("load"), st.integers(0, 3), st.integers(0, 3), st.sampled_from(["", "set_epoch", "look"])),
@@ -328,7 +332,7 @@ ACTIONS = st.one_of(
 )
 
 
-# without shrinking, which takes longer than a test may; a history is short enough to read as it is
+# without shrinking, which takes longer than a test's timeout; a history is short enough to read
 @settings(phases=[Phase.explicit, Phase.reuse, Phase.generate], max_examples=4 * settings().max_examples)
 @given(
     jobs(),
