@@ -1,4 +1,4 @@
-"""Sets of cells: which cells a set has, and that a set is to the sampler what a row is."""
+"""Sets of cells: the cells of each set, and samplers that treat a set as a row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Cells of some lines and drugs, and how sets of them are made."""
+    """Cells of some lines and drugs, and the arguments that make sets of them."""
 
     obs: pd.DataFrame
     arguments: dict[str, Any]
@@ -45,12 +45,12 @@ class Drawn:
 
     @property
     def groups(self) -> dict[tuple[str, str], list[int]]:
-        """The treated cells that are used, by line and drug, enumerated."""
-        found: dict[tuple[str, str], list[int]] = {}
+        """The treated cells in use, by line and drug, enumerated."""
+        result: dict[tuple[str, str], list[int]] = {}
         for row in self.used:
             if self.obs["drug"].iloc[row] != "DMSO" or self.arguments["controls"] is None:
-                found.setdefault((self.obs["line"].iloc[row], self.obs["drug"].iloc[row]), []).append(row)
-        return found
+                result.setdefault((self.obs["line"].iloc[row], self.obs["drug"].iloc[row]), []).append(row)
+        return result
 
     @property
     def used(self) -> list[int]:
@@ -71,7 +71,7 @@ class Drawn:
 def drawn_sets(draw: st.DrawFn) -> Drawn:
     chunk = draw(st.integers(1, 4))
     size = chunk * draw(st.integers(1, 4))
-    # cells of each line and drug, among them a group that is large enough and a control for each line
+    # numbers of cells by line and drug; one group is large enough, and each line has a control
     numbers = {("A", "x"): draw(st.integers(size, 5 * size))}
     for line in ("A", "B"):
         numbers[line, "DMSO"] = draw(st.integers(2, 3 * size))
@@ -83,7 +83,7 @@ def drawn_sets(draw: st.DrawFn) -> Drawn:
     obs = pd.DataFrame(pairs, columns=["line", "drug"])
     has_controls = draw(st.booleans())
     mask = None
-    if draw(st.booleans()):  # it leaves out a cell of the large groups
+    if draw(st.booleans()):  # without a cell of the large groups
         mask = np.ones(len(obs), dtype=np.bool_)
         mask[(obs["drug"] == "y").to_numpy().nonzero()[0][:1]] = False
     arguments = {
@@ -171,7 +171,7 @@ def test_chunks_of_a_group_stay_together(drawn: Drawn) -> None:
 
 
 def example(**options: Any) -> Sets:
-    """40 sets of 4 cells of 8 groups, with controls: for each of 2 lines, 4 drugs of 20 cells and 20 controls."""
+    """40 sets of 4 cells in 8 groups, with controls: each of 2 lines has 4 drugs of 20 cells, and 20 controls."""
     drugs = ["DMSO", "a", "b", "c", "d"]
     pairs = [(line, drug) for line in ("A", "B") for drug in drugs for _ in range(20)]
     defaults = {"by": ["line", "drug"], "size": 4, "chunk": 2, "seed": 0, "controls": {"drug": "DMSO"}, "match": "line"}
@@ -191,7 +191,7 @@ def test_sets_are_new_in_each_epoch() -> None:
     assert len(example()) == N_SETS
     assert cells(example(), 3) == cells(pickle.loads(pickle.dumps(copy.deepcopy(example()))), 3)
     assert cells(example(seed=None), 0, seed=5) == cells(example(seed=5), 0) != cells(example(), 0)
-    # hardly any set has the cells, or the controls, that the set of its number has in another epoch with the same tails
+    # few sets have the cells, or the controls, of the set with the same number in an epoch with the same tails
     for half in (slice(0, 4), slice(4, 8)):
         first, second = ([sorted(rows[half]) for rows in cells(example(), epoch)] for epoch in (0, 2))
         assert sum(one == other for one, other in zip(first, second, strict=True)) < N_SETS / 4
@@ -236,8 +236,8 @@ def test_every_control_is_used_eventually() -> None:
     """Every control of a pool of 23 cells is used within 12 epochs, although chunks of 4 don't divide the pool."""
     obs = pd.DataFrame({"drug": 23 * ["DMSO"] + 40 * ["a"]})
     sets = Sets.from_obs(obs, by="drug", size=4, chunk=4, controls={"drug": "DMSO"}, seed=0)
-    found = {int(row) for epoch in range(12) for n in range(10) for row in sets.in_epoch(63, epoch, None).cells(n).rows}
-    assert found == set(range(63))
+    used = {int(row) for epoch in range(12) for n in range(10) for row in sets.in_epoch(63, epoch, None).cells(n).rows}
+    assert used == set(range(63))
 
 
 def test_set_is_independent_of_later_groups() -> None:
@@ -248,11 +248,11 @@ def test_set_is_independent_of_later_groups() -> None:
         assert np.array_equal(*(sets.in_epoch(60, 1, None).cells(number).rows for sets in (few, many)))
 
 
-# A set is to the sampler what a row is
+# Samplers treat a set as a row
 
 
 def sets_like_rows(n_sets: int, **options: Any) -> Sets:
-    """As many sets of two cells and two controls as a collection has rows; the last set may be of one cell."""
+    """One set of two cells and two controls for each row of a collection; the last set may have one cell."""
     obs = pd.DataFrame({"drug": ["a"] * (2 * n_sets - 1) + ["DMSO"] * 5})
     defaults = {"by": "drug", "size": 2, "chunk": 1, "controls": {"drug": "DMSO"}, "tail": "short", "seed": 1}
     sets = Sets.from_obs(obs, **defaults | options)
@@ -273,7 +273,7 @@ def test_batches_have_the_cells_of_sampled_sets(
     """The laws of rows hold for sets: remainders, shardings, samplers, virtual ranks and resumption."""
     options = {**drawn.options, "mask": None, "seed": int(drawn.options["seed"] or 0)}
     n_ranks = drawn.world_size
-    if is_virtual:  # on as many ranks, or on fewer
+    if is_virtual:  # on all ranks, or on fewer
         options["virtual_ranks"] = drawn.world_size
         fitting = [number for number in range(1, drawn.world_size + 1) if drawn.world_size % number == 0]
         n_ranks, world_size = fitting[n_done % len(fitting)], fitting[world_size % len(fitting)]
@@ -301,12 +301,12 @@ def test_batches_have_the_cells_of_sampled_sets(
         numbers = batches(rows.sample(drawn.n_obs))
         first, requests = cells.batches_done, list(cells.sample(sets.n_obs))
         assert batches(requests) == expected(sets, epoch, numbers)
-        # sets are numbered through the batch of a rank, also of several virtual ranks
+        # sets are numbered through the batch of a rank, also across virtual ranks
         marks: list[Any] = [split.tolist() for request in requests for split in request["set"]]  # type: ignore[typeddict-item]  # our key
         of_steps = cells.rows_of(sets.n_obs, slice(first, None), ranks=cells.rank).groupby("step")["set"]
         assert [own.tolist() for _, own in of_steps] == marks
-        told = [sampler.rows_of(n, slice(None)) for sampler, n in ((rows, drawn.n_obs), (cells, sets.n_obs))]
-        of_batches = [[group["row"].tolist() for _, group in frame.groupby(["step", "rank"])] for frame in told]
+        frames = [sampler.rows_of(n, slice(None)) for sampler, n in ((rows, drawn.n_obs), (cells, sets.n_obs))]
+        of_batches = [[group["row"].tolist() for _, group in frame.groupby(["step", "rank"])] for frame in frames]
         assert of_batches[1] == expected(sets, epoch, of_batches[0])
 
 
@@ -410,10 +410,10 @@ def test_state_identifies_the_sets() -> None:
     for sets, message in others:
         with pytest.raises(ValueError, match=message):
             sampler(sets).load_state_dict(state)
-    begun = sampler(example(seed=None), seed=5)
-    begun.sample(N_CELLS)
+    seeded = sampler(example(seed=None), seed=5)
+    seeded.sample(N_CELLS)
     with pytest.raises(ValueError, match=r"seed is 5 in the state and 6 here"):
-        sampler(example(seed=None), seed=6).load_state_dict(begun.state_dict(batches_done=2))
+        sampler(example(seed=None), seed=6).load_state_dict(seeded.state_dict(batches_done=2))
 
 
 # Errors
@@ -422,7 +422,7 @@ OBS = pd.DataFrame(
     {"line": [*"AAAAAABBBBBB"], "drug": [*"xxxxDDxxyyyD"], "plate": ["1"] * 11 + [None]},
     index=[f"cell {number}" for number in range(12)],
 )
-GIVEN = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"}, "match": ["line"]}
+ARGUMENTS = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"}, "match": ["line"]}
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ GIVEN = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"
 )
 def test_arguments_that_make_no_sets_are_refused(arguments: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        Sets.from_obs(OBS, **GIVEN | arguments)
+        Sets.from_obs(OBS, **ARGUMENTS | arguments)
 
 
 def test_columns_must_be_labels() -> None:
@@ -492,7 +492,7 @@ def test_obs_must_be_a_table() -> None:
 
 def test_groups_that_are_too_small_are_named() -> None:
     with pytest.warns(UserWarning, match=r"2 of 3 groups .* size=4 cells \(5 cells in total\): B, x \(2 cells\), B, y"):
-        sets = Sets.from_obs(OBS, **GIVEN | {"size": 4})
+        sets = Sets.from_obs(OBS, **ARGUMENTS | {"size": 4})
     assert len(sets) == 1
 
 
@@ -541,7 +541,7 @@ def test_names_in_another_order_are_refused() -> None:
         loader.add_adata(ad.AnnData(np.zeros((N_CELLS, 1)), obs=obs))
         if expectation is None:
             assert len(list(loader)) == 6
-            assert b"cell 199" not in pickle.dumps(sampler)  # names are left behind once they were compared
+            assert b"cell 199" not in pickle.dumps(sampler)  # names are compared once, then dropped
             continue
         with pytest.raises(ValueError, match=expectation):
             next(iter(loader))

@@ -1,6 +1,6 @@
-"""What the shardings do in a job, and which samplers they take."""
+"""Shardings in a job, and the samplers that they accept."""
 
-# What mypy is told to ignore: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
+# mypy ignores some lines: annbatch's LoadRequest doesn't declare the keys that samplers may add to it.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
 
-#: Sorted by class, the last class three times as large as the others together.
+#: Labels sorted by class; the last class is three times larger than the others together.
 LABELS = pd.Categorical(np.repeat(["B", "DC", "NK", "T"], [100, 60, 40, 600]))
 N_OBS = len(LABELS)
 
@@ -41,14 +41,14 @@ def classes(cls: type[ClassSampler] = ClassSampler, **kwargs: Any) -> ClassSampl
 
 @st.composite
 def windows(draw: st.DrawFn) -> Rows:
-    """Rows of a mask in long stretches, or scattered."""
+    """Rows of a mask, in long contiguous ranges or scattered."""
     flags = np.random.default_rng(draw(st.integers(0, 9))).random(90) < draw(st.sampled_from([0.2, 0.7, 1.0]))
     flags[draw(st.integers(0, 89)) :] = draw(st.booleans())
     return Rows.where(flags)
 
 
 def blocks(rows: Iterable[int], block_size: int) -> list[tuple[int, ...]]:
-    """Rows as they come, those of a block together, which end at the multiples of its size."""
+    """Rows in their order, grouped by block; blocks end at the multiples of their size."""
     return [tuple(block) for _, block in groupby(rows, key=lambda row: row // block_size)]
 
 
@@ -117,7 +117,7 @@ def test_whole_chunks_are_contiguous_reads(sizes: tuple[int, int, int], remainde
     for rank in job(RandomSampler(*sizes), 3, **options):
         rank.set_epoch(3)
         pieces = [part for request in rank.sample(N_OBS) for part in request["requests"]]
-        # ragged ends, the two blocks that this rank's boundaries cut, and repeats are in a few chunks
+        # ragged ends, repeated rows and the two blocks at the bounds of this shard are in a few chunks
         n_chunks = len(rank.plan(N_OBS).shard(rank.rank)) / chunk
         assert sum(part.stop - part.start == chunk for part in pieces) >= n_chunks - 10
         assert max(part.stop - part.start for part in pieces) == chunk
@@ -157,18 +157,18 @@ def test_independent_job_keeps_the_number_of_samples(sampler: Sampler, world_siz
         read = [batches(rank.sample(N_OBS)) for rank in ranks]
         counts = [len(batched) for batched in read]
         assert counts == [rank.n_batches(N_OBS) for rank in ranks]
-        drawn = sum(len(batch) for rank in read for batch in rank)
+        n_samples = sum(len(batch) for rank in read for batch in rank)
         sizes = {len(batch) for rank in read for batch in rank}
         match remainder:
             case "drop":
-                assert drawn == alone // (8 * world_size) * 8 * world_size
+                assert n_samples == alone // (8 * world_size) * 8 * world_size
                 assert sizes == {8}
             case "pad":
-                assert drawn == math.ceil(alone / (8 * world_size)) * 8 * world_size
+                assert n_samples == math.ceil(alone / (8 * world_size)) * 8 * world_size
                 assert sizes == {8}
-                assert not any(any(flat(repeats(rank.sample(N_OBS)))) for rank in ranks)  # no draw is a repeat
+                assert not any(any(flat(repeats(rank.sample(N_OBS)))) for rank in ranks)  # no sample is repeated
             case _:
-                assert drawn == alone
+                assert n_samples == alone
         assert max(counts) - min(counts) <= (1 if remainder == "keep" else 0)
         if remainder == "exact":
             assert counts[0] == math.ceil(alone / (8 * world_size))
@@ -183,17 +183,18 @@ def test_drop_last_reduces_the_number_of_samples() -> None:
 
 @pytest.mark.parametrize("cls", [ClassSampler, WeightedClassSampler])
 def test_class_weights_hold_for_the_whole_job(cls: type[ClassSampler]) -> None:
-    """Classes are drawn independently of each other, so that how often each comes is a sum of independent draws.
+    """The fraction of each class equals its weight, on each rank and in the whole job.
 
-    By Hoeffding's inequality, a share of n draws is further than t from its weight with a probability below
+    Classes are sampled independently, so the count of a class is a sum of independent samples. By Hoeffding's
+    inequality, the fraction of a class in n samples differs from its weight by more than t with a probability below
     ``2 * exp(-2 * n * t**2)``. Here n is at least 6,000 groups of chunks and t is 0.05, for 4 classes on 4 ranks and
-    2 samplers: below 7e-12 in all. Contiguous shards, which renormalise the weights of the classes that they have, are
-    further off than 0.05.
+    2 samplers: below 7e-12 in total. Contiguous shards, which renormalize the weights of their own classes, differ by
+    more than 0.05.
     """
     weights = np.array([0.4, 0.1, 0.2, 0.3])
     sampler = classes(cls, num_samples=8 * 6000 * 4, class_weights=weights)
 
-    def shares(**options: Any) -> np.ndarray:
+    def fractions(**options: Any) -> np.ndarray:
         counts = np.zeros((4, 4))
         for rank in job(sampler, 4, **options):
             rows = np.concatenate([request_rows(request) for request in rank.sample(N_OBS)])
@@ -201,14 +202,14 @@ def test_class_weights_hold_for_the_whole_job(cls: type[ClassSampler]) -> None:
         assert options["sharding"] == "contiguous" or counts.sum() == 8 * 6000 * 4
         return np.vstack([counts, counts.sum(axis=0)]) / np.append(counts.sum(axis=1), counts.sum())[:, None]
 
-    # every rank for itself, and the job
-    assert (abs(shares(sharding="independent") - weights) < 0.05).all()
+    # on every rank, and in the whole job
+    assert (abs(fractions(sharding="independent") - weights) < 0.05).all()
     with pytest.warns(UserWarning, match=r"rank \d lacks"):
-        assert (abs(shares(sharding="contiguous")[-1] - weights) > 0.05).any()
+        assert (abs(fractions(sharding="contiguous")[-1] - weights) > 0.05).any()
 
 
 class Bootstrap(MaskBlind):
-    """A user's own sampler that draws single rows with replacement."""
+    """A custom sampler that samples single rows with replacement."""
 
     def __init__(self, batch_size: int, n_samples: int) -> None:
         super().__init__(batch_size)
@@ -291,10 +292,10 @@ def test_warning_as_an_error_is_repeated() -> None:
                 rank.n_batches(N_OBS)
 
 
-# shardings of users' own
+# custom shardings
 
 
-def turning(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+def rotation(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
     return rows.cyclic(epoch, len(rows))
 
 
@@ -304,7 +305,7 @@ def backwards(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
 
 @pytest.mark.parametrize("mask", [None, [slice(1, 4), slice(6, 29)]])
 @pytest.mark.parametrize("remainder", ["drop", "keep", "exact", "pad"])
-@pytest.mark.parametrize("order", [turning, backwards])
+@pytest.mark.parametrize("order", [rotation, backwards])
 def test_function_orders_the_rows_to_shard(order: Any, remainder: Any, mask: Any) -> None:
     """A function returns the order of the rows, which is cut into contiguous ranges."""
     for epoch in range(3):
@@ -316,7 +317,7 @@ def test_function_orders_the_rows_to_shard(order: Any, remainder: Any, mask: Any
         read = [flat(batches(rank.sample(29))) for rank in ranks]
         own = [rows[: plan.shard(rank).n_own] for rank, rows in enumerate(read)]
         expected = list(order(plan.window if not plan.dropped else kept, epoch=epoch, seed=None))
-        # of what drop keeps the function is asked by itself, in a window that goes on at the front
+        # under drop, the function orders only the rows that are kept, which continue at the front of the window
         assert sorted(flat(own)) == sorted(expected)
         if not plan.dropped:
             assert flat(own) == expected
@@ -325,23 +326,23 @@ def test_function_orders_the_rows_to_shard(order: Any, remainder: Any, mask: Any
 
 def test_function_receives_epoch_and_seed() -> None:
     """A sharding function is called with the epoch and the seed."""
-    asked = []
+    calls = []
 
     def order(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
-        asked.append((epoch, seed))
+        calls.append((epoch, seed))
         return rows
 
     (rank,) = job(SequentialSampler(2, 1, 2), 1, sharding=order, seed=7)
     rank.set_epoch(3)
     rank.sample(12)
-    assert set(asked) == {(3, 7)}
+    assert set(calls) == {(3, 7)}
 
 
 @pytest.mark.parametrize(
     ("options", "n_obs", "warns"),
     [
         ({"sharding": "shuffled"}, 96, True),
-        ({"sharding": turning}, 96, True),
+        ({"sharding": rotation}, 96, True),
         ({}, 101, True),
         ({}, 96, False),
         ({"remainder": "exact"}, 101, False),

@@ -1,4 +1,4 @@
-"""States: what is in them, and ways in which one can be wrong."""
+"""States: their contents, and damaged states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.state import Position, check_identity, differences, from_state, listed, to_state
 
-#: As a file would have it, written by hand.
+#: A state as in a file, written by hand.
 STATE: dict[str, Any] = {
     "version": 1,
     "epoch": 2,
@@ -85,17 +85,17 @@ def test_differences_name_their_path() -> None:
         "rows.length is None in the state and 17 here",
         "sampler.sizes is '[8, 4]' in the state and '[8, 5]' here",
     ]
-    _, knowing = from_state(STATE | {"identity": IDENTITY | {"datasets": [[60, 3], [40, 3]], "cells": "ab"}})
-    assert differences(knowing, IDENTITY) == []
-    assert differences(knowing, IDENTITY | {"datasets": [[40, 3], [60, 3]], "cells": "cd"}) == [
+    _, complete = from_state(STATE | {"identity": IDENTITY | {"datasets": [[60, 3], [40, 3]], "cells": "ab"}})
+    assert differences(complete, IDENTITY) == []
+    assert differences(complete, IDENTITY | {"datasets": [[40, 3], [60, 3]], "cells": "cd"}) == [
         "cells is 'ab' in the state and 'cd' here",
         "datasets is '[[60, 3], [40, 3]]' in the state and '[[40, 3], [60, 3]]' here",
     ]
     with pytest.raises(ValueError, match=r"cells is 'ab' .* The obs_names differ"):
-        check_identity(knowing, IDENTITY | {"cells": "cd"})
+        check_identity(complete, IDENTITY | {"cells": "cd"})
 
 
-#: What is wrong with a state, and what is said of it.
+#: Changes that damage a state, and the error message.
 DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"version": 2}, "format of a state must be at most 1 .* got 2"),
     ({"version": 0}, "version must be an integer from 1 to 1, got 0"),
@@ -139,7 +139,7 @@ def test_truncated_state_names_the_missing_key(name: str) -> None:
         from_state({key: value for key, value in STATE.items() if key != name})
 
 
-#: What is no state at all.
+#: Objects that aren't states.
 NO_STATES: list[Any] = [None, json.dumps(STATE), list(STATE.items()), np.array([1]), "x" * 10**6]
 
 
@@ -165,10 +165,10 @@ def test_state_must_be_a_dict(state: Any) -> None:
 )
 def test_state_survives_other_libraries(changes: dict[str, Any]) -> None:
     """A state with the types of other libraries, or with keys of their own, is read as the same state."""
-    found = from_state(MappingProxyType(STATE | changes))
-    assert found == from_state(STATE)
-    # JSON takes Python's own integers only
-    assert json.loads(json.dumps(to_state(*found))) == STATE
+    result = from_state(MappingProxyType(STATE | changes))
+    assert result == from_state(STATE)
+    # JSON accepts only Python's own integers
+    assert json.loads(json.dumps(to_state(*result))) == STATE
 
 
 def test_state_reads_its_largest_numbers() -> None:

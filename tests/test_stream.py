@@ -1,4 +1,4 @@
-"""What a wrapped sampler yields is checked, counted, selected from, and turned to global rows."""
+"""Load requests of a wrapped sampler are checked, counted, selected and mapped to global rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Yielding(MaskBlind):
-    """Yields what it is given, as so many batches as it is given."""
+    """A sampler that yields given load requests, with a given number of batches."""
 
     def __init__(self, *requests: Any, n_batches: Any = 1) -> None:
         super().__init__(batch_size=20)
@@ -40,8 +40,8 @@ class Yielding(MaskBlind):
         yield from self.requests
 
 
-def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep", n_planned: int | None = None) -> Stream:
-    """The only stream of some rows, of which the last two are repeats under pad."""
+def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep") -> Stream:
+    """The only stream of a plan of some rows."""
     plan = EpochPlan(
         n_obs=100,
         epoch=0,
@@ -101,22 +101,22 @@ def test_index_arrays_are_read_in_order() -> None:
 def test_gaps_of_custom_samplers_are_read(rows: Any) -> None:
     """Gaps in the load requests of custom samplers are read if they are short enough."""
     sampler = Yielding({"requests": rows, "splits": [np.arange(15)]})
-    for longest, n_stretches in ((0, 15), (1, 1), (64, 1)):
+    for longest, n_ranges in ((0, 15), (1, 1), (64, 1)):
         (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), longest_gap=longest)
-        assert len(request.starts) == n_stretches
+        assert len(request.starts) == n_ranges
         assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
 
 
 def test_rest_of_a_request_reads_its_gaps() -> None:
     """The rest of a load request is one range if `read_through` allows its gaps."""
-    for read_through, n_stretches in ((0, None), (64, 1)):
+    for read_through, n_ranges in ((0, None), (64, 1)):
         rank = DistributedSampler(
             RandomSampler(64, 1, 8), dist_info=Rank(0, 1), seed=0, read_through=read_through, remainder="keep"
         )
         rank.load_state_dict(rank.state_dict(batches_done=5))
         first, *_ = rank.sample(256)
         assert len(first["splits"]) == 3
-        assert len(first["requests"]) > 8 if n_stretches is None else len(first["requests"]) == n_stretches
+        assert len(first["requests"]) > 8 if n_ranges is None else len(first["requests"]) == n_ranges
 
 
 def test_gaps_within_chunks_only_are_read() -> None:
@@ -136,7 +136,7 @@ def test_gaps_within_chunks_only_are_read() -> None:
 
 
 class Cut(MaskBlind):
-    """Batches of given sizes, of the rows in order, some in each load request."""
+    """A sampler of consecutive rows with given sizes of batches for each load request."""
 
     def __init__(self, *sizes: list[int], n_batches: int) -> None:
         super().__init__(batch_size=20)
@@ -156,11 +156,11 @@ class Cut(MaskBlind):
 
 def counted(*sizes: list[int], promised: int, planned: int) -> list[list[int]]:
     sampler = Cut(*sizes, n_batches=promised)
-    made = stream(sampler, Rows((range(40),)))
-    plan = made.plan
+    only = stream(sampler, Rows((range(40),)))
+    plan = only.plan
     object.__setattr__(plan, "remainder", "exact")
     vars(plan)["most_batches"] = planned
-    return [[len(split) for split in request.splits] for request in made.requests((range(planned),))]
+    return [[len(split) for split in request.splits] for request in only.requests((range(planned),))]
 
 
 @pytest.mark.parametrize(
@@ -201,33 +201,33 @@ def test_batches_despite_a_promise_of_none_raise(remainder: Any) -> None:
 def test_stream_selects_batches_by_number(sizes: list[list[int]], data: st.DataObject) -> None:
     """A stream yields the batches of the selected numbers, and reads only their rows."""
     n = sum(map(len, sizes))
-    kept = [number for number in range(n) if data.draw(st.booleans())]
-    if not kept:
+    numbers = [number for number in range(n) if data.draw(st.booleans())]
+    if not numbers:
         return
-    made = stream(Cut(*sizes, n_batches=n), Rows((range(30, 100),)))
-    whole = batches(request.to_annbatch() for request in made.requests((range(n),)))
-    parts = tuple(range(number, number + 1) for number in kept)
-    selected = [request.to_annbatch() for request in made.requests(parts)]
-    assert batches(selected) == [whole[number] for number in kept]
-    assert flat(map(request_rows, selected)) == flat(whole[number] for number in kept)
+    only = stream(Cut(*sizes, n_batches=n), Rows((range(30, 100),)))
+    whole = batches(request.to_annbatch() for request in only.requests((range(n),)))
+    parts = tuple(range(number, number + 1) for number in numbers)
+    selected = [request.to_annbatch() for request in only.requests(parts)]
+    assert batches(selected) == [whole[number] for number in numbers]
+    assert flat(map(request_rows, selected)) == flat(whole[number] for number in numbers)
 
 
 def test_sampler_is_not_run_past_the_lane() -> None:
     """A sampler isn't run past the last batch of a lane, unless that is the last batch of all."""
     request = {"requests": [slice(0, 4)], "splits": [np.arange(2), np.arange(2, 4)]}
-    for numbers, n_drawn in [
+    for numbers, n_requests in [
         ((range(2, 4),), 2),
         ((range(2, 5),), 3),
         ((range(1), range(3, 4)), 2),
         ((range(1, 7, 3),), 3),
         ((range(1), range(5, 6)), 3),
     ]:
-        # a fifth request would break the promise, which whoever comes there sees
-        made = stream(Yielding(*[request] * 5, n_batches=8), Rows((range(4),)))
-        n_taken = sum(len(part.splits) for part in made.requests(numbers))
-        assert n_taken == sum(map(len, numbers))
-        broken = stream(Yielding(*[request] * n_drawn, n_batches=8), Rows((range(4),)))
-        assert sum(len(part.splits) for part in broken.requests(numbers)) == n_taken
+        # a fifth request breaks the promise, which raises only in a lane that runs the sampler so far
+        longer = stream(Yielding(*[request] * 5, n_batches=8), Rows((range(4),)))
+        n_batches = sum(len(part.splits) for part in longer.requests(numbers))
+        assert n_batches == sum(map(len, numbers))
+        shorter = stream(Yielding(*[request] * n_requests, n_batches=8), Rows((range(4),)))
+        assert sum(len(part.splits) for part in shorter.requests(numbers)) == n_batches
     with pytest.raises(RuntimeError, match="returned 8"):
         list(stream(Yielding(*[request] * 5, n_batches=8), Rows((range(4),))).requests((range(2, 8),)))
 
@@ -237,11 +237,11 @@ def test_shared_batch_is_split_evenly(n_parts: int, n_more: int, seed: int) -> N
     """Lanes that share a batch read each of its rows once, in parts that differ by at most one row."""
     n_rows = n_parts + n_more
     split = np.random.default_rng(seed).permutation(n_rows)
-    made = stream(Yielding({"requests": [slice(0, n_rows)], "splits": [split]}), Rows((range(5, 5 + n_rows),)))
+    only = stream(Yielding({"requests": [slice(0, n_rows)], "splits": [split]}), Rows((range(5, 5 + n_rows),)))
     parts = [
         request.to_annbatch()
         for part in range(n_parts)
-        for request in made.requests((range(1),), step=SharedStep(0, part, n_parts))
+        for request in only.requests((range(1),), step=SharedStep(0, part, n_parts))
     ]
     assert flat(batches(parts)) == (split + 5).tolist()
     sizes = [len(request_rows(part)) for part in parts]
@@ -252,9 +252,9 @@ def test_shared_batch_is_split_evenly(n_parts: int, n_more: int, seed: int) -> N
 def test_repeats_of_a_shared_batch_are_marked() -> None:
     """If several lanes read the same batch, all but one mark it as repeated."""
     sampler = Yielding({"requests": [slice(0, 3)], "splits": [np.array([2, 0, 1])]})
-    made = stream(sampler, Rows((range(4, 7),)), "pad")
+    only = stream(sampler, Rows((range(4, 7),)), "pad")
     marks = [
-        repeats(request.to_annbatch() for request in made.requests((range(1),), step=SharedStep(0, is_repeat=again)))
+        repeats(request.to_annbatch() for request in only.requests((range(1),), step=SharedStep(0, is_repeat=again)))
         for again in (False, True)
     ]
     assert marks[1] == [[True] * 3]
@@ -266,10 +266,10 @@ def test_repeats_of_a_shared_batch_are_marked() -> None:
 def test_missing_splits_are_cut_from_all_rows(rows: Any, shuffles: bool) -> None:
     """Without splits, all rows are cut into batches, shuffled if the sampler shuffles."""
 
-    class Leaving(Yielding):
+    class NoSplits(Yielding):
         batch_size, shuffle = 4, shuffles
 
-    [rank] = job(Leaving({"requests": rows}, n_batches=3), 1, remainder="keep")
+    [rank] = job(NoSplits({"requests": rows}, n_batches=3), 1, remainder="keep")
     read = batches(rank.sample(20))
     assert [len(batch) for batch in read] == [4, 4, 3]
     assert sorted(flat(read)) == sorted(request_rows({"requests": rows}))
@@ -280,11 +280,11 @@ def test_missing_splits_are_cut_from_all_rows(rows: Any, shuffles: bool) -> None
 def test_missing_splits_require_batch_size_and_shuffle(size: Any, shuffles: Any) -> None:
     """Without splits, the sampler must have a batch size and `shuffle`."""
 
-    class Leaving(Yielding):
+    class NoSplits(Yielding):
         batch_size, shuffle = size, shuffles
 
-    [rank] = job(Leaving({"requests": [slice(0, 4)]}), 1, remainder="keep")
-    with pytest.raises(ValueError, match="Leaving must have a batch_size"):
+    [rank] = job(NoSplits({"requests": [slice(0, 4)]}), 1, remainder="keep")
+    with pytest.raises(ValueError, match="NoSplits must have a batch_size"):
         list(rank.sample(20))
 
 
@@ -328,7 +328,7 @@ def test_requests_are_read_as_by_annbatch(request_: Any, expected: list[list[int
 
 
 NO_REQUEST, BEYOND = "Yielding must yield load requests", "got rows of"
-#: What is wrong, which kind of error it is, and what that says.
+#: A malformed load request, the type of the error, and its message.
 MALFORMED: list[tuple[Any, type[Exception], str]] = [
     (None, TypeError, NO_REQUEST),
     ([slice(0, 4)], TypeError, NO_REQUEST),
