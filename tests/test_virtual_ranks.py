@@ -1,4 +1,4 @@
-"""Virtual ranks: whatever the number of ranks that run them, they read what as many real ranks would."""
+"""Virtual ranks read the rows of the same number of real ranks, whatever the number of ranks that run them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def divisors(number: int) -> list[int]:
 
 
 def joined(read: Sequence[Read], world_size: int) -> list[Read]:
-    """What each of fewer ranks reads, from what each real rank reads: their batches one behind the other."""
+    """The batches of each of fewer ranks: the concatenated batches of the real ranks that it runs."""
     n_own = len(read) // world_size
-    found = []
+    result = []
     for rank in range(world_size):
         own = read[rank * n_own : (rank + 1) * n_own]
-        found.append([flat(part[step] for part in own if step < len(part)) for step in range(max(map(len, own)))])
-    return found
+        result.append([flat(part[step] for part in own if step < len(part)) for step in range(max(map(len, own)))])
+    return result
 
 
 def on(drawn: Job, world_size: int) -> list[DistributedSampler]:
@@ -78,13 +78,13 @@ def test_virtual_ranks_read_like_real_ranks(drawn: Job, epoch: int, passes: int)
             assert read_by_workers(sampler, drawn.n_obs, 2) == joined(read_by_two, world_size)[rank]
             n_batches = sampler.n_batches(drawn.n_obs)
             requests = list(sampler.sample(drawn.n_obs))
-            found = batches(requests)
-            assert found == joined(read, world_size)[rank]
-            assert len(found) == n_batches
+            own = batches(requests)
+            assert own == joined(read, world_size)[rank]
+            assert len(own) == n_batches
             if drawn.options["remainder"] == "pad":
                 assert repeats(requests) == joined(marks, world_size)[rank]
             assert sampler.batch_size is not None
-            assert max(map(len, found), default=0) <= sampler.batch_size
+            assert max(map(len, own), default=0) <= sampler.batch_size
             assert sampler.batch_size == drawn.batch_size * (drawn.world_size // world_size)
             virtual = sampler.plan(drawn.n_obs)
             assert replace(virtual, n_processes=None) == plan
@@ -113,13 +113,13 @@ def test_states_move_to_and_from_virtual_ranks() -> None:
             rank.load_state_dict(before[0].state_dict(batches_done=5))
         rest = [batches(rank.sample(200)) for rank in after]
         assert sorted(done + flat(map(flat, rest))) == list(range(200))
-        if 4 in old and 4 in new:  # the lanes stay, so that every step has the rows that it would have had
+        if 4 in old and 4 in new:  # the lanes don't change, so every step keeps its rows
             (whole,) = joined([batches(rank.sample(200)) for rank in ranks(4, None)], 1)
             assert joined(rest, 1) == [whole[5:]]
 
 
 class Ragged(MaskBlind):
-    """Has any number of batches in its load requests, and uses the memory of splits again."""
+    """A sampler with any number of batches in each load request, which overwrites the memory of its splits."""
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         rng, start, buffer = np.random.default_rng(n_obs), 0, np.empty(n_obs, dtype=np.intp)
@@ -132,27 +132,27 @@ class Ragged(MaskBlind):
             start += n_rows
 
 
-def read_one_by_one(begun: Pass) -> tuple[Read, list[int]]:
-    """What is read if each load request is read before the next is asked for, and how many rows each one loads."""
-    found, sizes = [], []
-    for request in begun:
-        found += batches([request])
+def read_one_by_one(open_pass: Pass) -> tuple[Read, list[int]]:
+    """The batches, if each load request is read before the next is requested, and the rows that each request loads."""
+    result, sizes = [], []
+    for request in open_pass:
+        result += batches([request])
         sizes.append(len(request_rows(request)))
-    return found, sizes
+    return result, sizes
 
 
 @pytest.mark.parametrize("read_through", [0, 64])
 @pytest.mark.parametrize("virtual_ranks", [2, 4, 8])
 def test_virtual_ranks_read_each_row_once(virtual_ranks: int, read_through: int) -> None:
     """With load requests of any length, no row is read twice and the rows in memory are bounded."""
-    n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that they differ from each other
+    n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that virtual ranks have different lengths
     options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
     read = [read_one_by_one(rank.sample(n_obs))[0] for rank in job(Ragged(2), virtual_ranks, **options)]
     for world_size in divisors(virtual_ranks):
         for rank, sampler in enumerate(job(Ragged(2), world_size, virtual_ranks=virtual_ranks, **options)):
-            found, sizes = read_one_by_one(sampler.sample(n_obs))
-            assert found == joined(read, world_size)[rank]
-            assert read_through or sum(sizes) == len(flat(found))
+            own, sizes = read_one_by_one(sampler.sample(n_obs))
+            assert own == joined(read, world_size)[rank]
+            assert read_through or sum(sizes) == len(flat(own))
             assert max(sizes) <= 4 * 8 * virtual_ranks // world_size
 
 
@@ -162,10 +162,10 @@ def test_workers_of_virtual_ranks_hold_few_requests() -> None:
     (sampler,) = job(RandomSampler(16, 4, 16), 1, seed=0, remainder="keep", virtual_ranks=4)
     sizes: list[int] = []
 
-    def read(begun: Pass) -> Read:
-        found, own = read_one_by_one(begun)
+    def read(open_pass: Pass) -> Read:
+        result, own = read_one_by_one(open_pass)
         sizes.extend(own)
-        return found
+        return result
 
     assert sorted(flat(read_by_workers(sampler, n_obs, 2, read))) == list(range(n_obs))
     assert max(sizes) <= 4 * 4 * 64 * 1.25

@@ -1,4 +1,4 @@
-"""Workers of torch's DataLoader: real ones, and simulated ones where there are many cases."""
+"""Workers of PyTorch's DataLoader: real workers, and simulated ones for many cases."""
 
 from __future__ import annotations
 
@@ -54,34 +54,34 @@ def loader(kind: str = "random", rank: int = 0, *, read_ahead: int = 0, **option
 
 def annbatchs(kind: str = "random", **options: Any) -> Loader:
     """annbatch's own Loader, whose batches a plain DataLoader can collect."""
-    made = Loader(batch_sampler=distributed(kind, **options), return_index=True, preload_to_gpu=False)
-    return made.add_adata(ad.AnnData(np.arange(float(N_OBS))[:, None]))
+    empty = Loader(batch_sampler=distributed(kind, **options), return_index=True, preload_to_gpu=False)
+    return empty.add_adata(ad.AnnData(np.arange(float(N_OBS))[:, None]))
 
 
 def torchs(source: Any, n_workers: int = 2, start: str = "fork", **options: Any) -> DataLoader:
     return DataLoader(source, batch_size=None, num_workers=n_workers, multiprocessing_context=start, **options)
 
 
-#: Most tests of real workers fork them, which takes no time; where that can't be, spawned ones are tested nevertheless.
+#: Most tests fork real workers, which is fast; on systems without fork, spawned workers are still tested.
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
 # real workers
 
 
-def workers_of(made: StatefulLoader, n_workers: int = 2, start: str = "fork", **options: Any) -> Any:
-    return made.to_dataloader(num_workers=n_workers, multiprocessing_context=start, **options)
+def workers_of(source: StatefulLoader, n_workers: int = 2, start: str = "fork", **options: Any) -> Any:
+    return source.to_dataloader(num_workers=n_workers, multiprocessing_context=start, **options)
 
 
 @pytest.mark.parametrize(("start", "read_ahead"), [("spawn", 1), pytest.param("fork", 0, marks=forks)])
 def test_epoch_and_state_reach_persistent_workers(start: str, read_ahead: int) -> None:
     """An epoch that is set and a state that is loaded reach persistent workers, forked or spawned."""
-    made = loader(sharding="shuffled", read_ahead=read_ahead)
+    source = loader(sharding="shuffled", read_ahead=read_ahead)
     whole = rows(loader(sharding="shuffled"))
-    collected = workers_of(made, start=start)
+    collected = workers_of(source, start=start)
     first, second = rows(collected), rows(collected)
     assert len(collected) == len(first) == len(whole)
     assert sorted(first) == sorted(whole)
-    assert sorted(flat(second)) == sorted(flat(first))  # of the same shard, since no epoch was set
+    assert sorted(flat(second)) == sorted(flat(first))  # the same shard, because no epoch was set
     assert second != first
     collected.set_epoch(3)
     third = rows(collected)
@@ -91,7 +91,7 @@ def test_epoch_and_state_reach_persistent_workers(start: str, read_ahead: int) -
     collected.set_epoch(0)
     assert rows(collected) == first
     collected.set_epoch(3)
-    list(islice(collected, 4))  # what is fetched ahead doesn't count
+    list(islice(collected, 4))  # prefetched batches don't count
     collected.load_state_dict(json.loads(json.dumps(collected.state_dict())))
     assert rows(collected) == third[4:]
     assert sorted(flat(rows(collected))) == sorted(flat(third))
@@ -101,9 +101,9 @@ def test_epoch_and_state_reach_persistent_workers(start: str, read_ahead: int) -
 @forks
 def test_plain_dataloader_reads_the_current_epoch() -> None:
     """annbatch's own Loader in PyTorch's DataLoader reads the epoch that is set before each iteration."""
-    made = annbatchs(sharding="shuffled")
-    sampler: Any = made.batch_sampler
-    collected = torchs(made)
+    source = annbatchs(sharding="shuffled")
+    sampler: Any = source.batch_sampler
+    collected = torchs(source)
     for epoch in (0, 3, 1):
         sampler.set_epoch(epoch)
         alone = loader(sharding="shuffled")
@@ -124,9 +124,9 @@ def test_iterations_without_set_epoch_differ(persistent: bool) -> None:
 @forks
 def test_worker_of_unknown_pass_suggests_to_dataloader() -> None:
     """A worker raises if a state was loaded, or if it has read a pass since an epoch was set."""
-    made = annbatchs()
-    sampler: Any = made.batch_sampler
-    collected = torchs(made, persistent_workers=True)
+    source = annbatchs()
+    sampler: Any = source.batch_sampler
+    collected = torchs(source, persistent_workers=True)
     sampler.set_epoch(0)
     rows(collected)
     sampler.set_epoch(1)
@@ -138,22 +138,22 @@ def test_worker_of_unknown_pass_suggests_to_dataloader() -> None:
         if sets_epoch:
             sampler.set_epoch(1)
         with pytest.raises(RuntimeError, match="can't know the position"):
-            rows(torchs(made))
+            rows(torchs(source))
 
 
 @forks
 def test_pass_of_plain_dataloader_has_no_state() -> None:
     """After workers of a plain DataLoader have read a pass, there is no state until an epoch is set."""
-    made = annbatchs()
-    sampler: Any = made.batch_sampler
+    source = annbatchs()
+    sampler: Any = source.batch_sampler
     sampler.set_epoch(0)
     assert sampler.state_dict(batches_done=3)["segments"] == [[2, 1, 3]]
-    rows(torchs(made))
+    rows(torchs(source))
     assert sampler.state_dict(batches_done=0)["segments"] == [[2, 1, 0]]
-    asks = (lambda: sampler.state_dict(batches_done=3), lambda: sampler.rows_of(N_OBS, 0))
-    for ask in (*asks, lambda: sampler.check_epoch_read(N_OBS, Tally())):
+    calls = (lambda: sampler.state_dict(batches_done=3), lambda: sampler.rows_of(N_OBS, 0))
+    for call in (*calls, lambda: sampler.check_epoch_read(N_OBS, Tally())):
         with pytest.raises(RuntimeError, match="position in the epoch is unknown"):
-            ask()
+            call()
     sampler.set_epoch(0)
     assert sampler.state_dict(batches_done=3)["segments"] == [[2, 1, 3]]
     # a spawned worker shares no memory with this process
@@ -165,7 +165,7 @@ def test_pass_of_plain_dataloader_has_no_state() -> None:
 
 @contextmanager
 def monkeypatched_spawning() -> Iterator[None]:
-    """Pickle as for a process that is about to be spawned."""
+    """Pickle within a context as for a process to spawn."""
     set_spawning_popen(object())
     try:
         yield
@@ -176,25 +176,25 @@ def monkeypatched_spawning() -> Iterator[None]:
 @forks
 def test_unrelated_fork_changes_no_state() -> None:
     """A process that is forked for something else has no effect on the state."""
-    made = loader()
-    made.set_epoch(1)
+    source = loader()
+    source.set_epoch(1)
     if not (child := os.fork()):
         os._exit(0)
     os.waitpid(child, 0)
-    assert made.state_dict()["segments"] == [[2, 1, 0]]
-    assert made.sampler.state_dict(batches_done=3)["segments"] == [[2, 1, 3]]
+    assert source.state_dict()["segments"] == [[2, 1, 0]]
+    assert source.sampler.state_dict(batches_done=3)["segments"] == [[2, 1, 3]]
 
 
 @forks
 @pytest.mark.parametrize("n_passes", [0, 1])
 def test_plain_dataloader_of_stateful_loader_raises(n_passes: int) -> None:
     """The error in the worker names `to_dataloader`, and the loader continues as before."""
-    made = loader()
+    source = loader()
     for _ in range(n_passes):
-        rows(made)
+        rows(source)
     with pytest.raises(RuntimeError, match="to_dataloader"):
-        rows(torchs(made))
-    assert len(rows(made)) == len(made)
+        rows(torchs(source))
+    assert len(rows(source)) == len(source)
 
 
 @forks
@@ -202,11 +202,11 @@ def test_plain_dataloader_of_stateful_loader_raises(n_passes: int) -> None:
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_use_a_mask_or_rng_assigned_later(name: str, persistent: bool) -> None:
     """A mask or generator that is assigned after a pass of workers applies to their next pass."""
-    made, expected = loader(), loader()
+    source, expected = loader(), loader()
     values = {"mask": slice(0, 100), "rng": np.random.default_rng(3)}
-    workers = workers_of(made, persistent_workers=persistent)
+    workers = workers_of(source, persistent_workers=persistent)
     rows(workers)
-    for one in (made, expected):
+    for one in (source, expected):
         setattr(one.sampler, name, values[name])
     assert sorted(flat(rows(workers))) == sorted(flat(rows(expected)))
 
@@ -217,16 +217,16 @@ def test_forked_workers_read_with_zarrs_own_codecs(tmp_path: Any) -> None:
     data = np.arange(N_OBS, dtype="float32").reshape(-1, 1)
     zarr.create_array(tmp_path / "X", data=data, chunks=(8, 1))
     pipeline = zarr.config.get("codec_pipeline.path")
-    made = StatefulLoader(batch_sampler=distributed(), return_index=True, preload_to_gpu=False)
+    source = StatefulLoader(batch_sampler=distributed(), return_index=True, preload_to_gpu=False)
     with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
-        made.add_dataset(zarr.open_array(tmp_path / "X", mode="r"))
-        next(iter(made))  # this process has read something before
-        made.set_epoch(0)
-        assert sorted(rows(workers_of(made))) == sorted(rows(loader()))
+        source.add_dataset(zarr.open_array(tmp_path / "X", mode="r"))
+        next(iter(source))  # this process has read before it forks
+        source.set_epoch(0)
+        assert sorted(rows(workers_of(source))) == sorted(rows(loader()))
     assert zarr.config.get("codec_pipeline.path") == pipeline
 
 
-# simulated ones
+# simulated workers
 
 
 @pytest.mark.parametrize(("kind", "shared"), [("random", 2), ("sequential", 0)])
@@ -237,17 +237,17 @@ def test_workers_share_hardly_any_chunk(kind: str, shared: int) -> None:
     array = zarr.create_array(store, name="X", data=data, chunks=(8, 1))
     store.n_read.clear()
     workers = (
-        # no hole is a whole chunk
+        # no gap is a whole chunk
         DistributedSampler(SAMPLERS[kind], dist_info=Rank(0, 1), seed=0, remainder="drop", read_through=7)
         for _ in range(3)
     )
     for worker, sampler in enumerate(workers):
         sampler.set_epoch(0)
-        made = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_dataset(array)
+        source = Loader(batch_sampler=sampler, return_index=True, preload_to_gpu=False).add_dataset(array)
         with as_worker(worker, 3):
-            rows(made)
+            rows(source)
     assert len(store.n_read) == N_OBS // 8
-    # 4 chunks in a load request: two requests at most belong to two workers
+    # 4 chunks in a load request: at most two requests belong to two workers
     assert store.n_read.total() - len(store.n_read) <= 4 * shared
 
 
@@ -258,9 +258,9 @@ def test_hiding_a_worker_is_thread_safe() -> None:
         for _ in range(200):
             with worker_info_hidden(current_worker()):
                 assert get_worker_info() is None
-            found.append(current_worker())
+            workers.append(current_worker())
 
-    found: list[Any] = []
+    workers: list[Any] = []
     with as_worker(1, 3):
         threads = [threading.Thread(target=hide) for _ in range(4)]
         for thread in threads:
@@ -268,23 +268,23 @@ def test_hiding_a_worker_is_thread_safe() -> None:
         for thread in threads:
             thread.join()
         assert current_worker() == (1, 3)
-    assert found == [(1, 3)] * 800
+    assert workers == [(1, 3)] * 800
 
 
-# what goes wrong
+# loaders of workers
 
 
 def test_loaders_made_in_workers_can_repeat_passes() -> None:
     """Workers that make their own loaders can read any number of passes."""
-    found: list[list[list[int]]] = [[], [], []]
+    passes: list[list[list[int]]] = [[], [], []]
     for worker in range(2):
         with as_worker(worker, 2):
-            made = distributed()
-            for part in found:
-                part.extend(batches(made.sample(N_OBS)))
+            source = distributed()
+            for part in passes:
+                part.extend(batches(source.sample(N_OBS)))
     whole = sorted(flat(batches(distributed().sample(N_OBS))))
-    assert [sorted(flat(each)) for each in found] == [whole] * 3
-    assert len({str(each) for each in found}) == 3
+    assert [sorted(flat(each)) for each in passes] == [whole] * 3
+    assert len({str(each) for each in passes}) == 3
 
 
 # to_dataloader
@@ -311,8 +311,8 @@ def test_dataloader_state_follows_its_last_batch(n_workers: int, persistent: boo
         assert again.next_epoch == (1 if done == len(whole) else 0)
         frame = again.sampler.rows_of(N_OBS, slice(done), ranks=0)
         assert [part.tolist() for _, part in frame.groupby("step")["row"]] == whole[:done]
-        left = rows(again)
-        assert left == (whole[done:] if done < len(whole) else following)
+        rest = rows(again)
+        assert rest == (whole[done:] if done < len(whole) else following)
         assert len(again) == len(whole)
 
 
@@ -324,7 +324,7 @@ def test_state_counts_only_finished_steps() -> None:
         collected.set_epoch(epoch)
         for done, _ in enumerate(collected):
             within = collected.state_dict()
-            # in the first step, nobody has called it yet
+            # before the first call, a state counts the current batch
             assert within["segments"][-1][-1] == (done if done or epoch else 1)
             collected.step_done()
             after = collected.state_dict()
@@ -337,30 +337,30 @@ def test_rows_of_workers_are_checked_by_index() -> None:
     """The rows that workers read are checked by the index of their batches."""
     loaders = [loader(rank=rank) for rank in range(2)]
     ranks = list(map(workers_of, loaders))
-    for made in ranks:
-        made.set_epoch(1)
-        assert len(rows(made)) == len(made)
-    (said,) = set(verdict(ranks))
-    assert said.startswith("epoch 1: 2 ranks have read")
+    for source in ranks:
+        source.set_epoch(1)
+        assert len(rows(source)) == len(source)
+    (message,) = set(verdict(ranks))
+    assert message.startswith("epoch 1: 2 ranks have read")
     with pytest.raises(RuntimeError, match="iterated by DataLoader workers"):
         loaders[0].check_epoch_read()
     list(islice(ranks[0], 3))
     assert "rank 0 has read" in verdict(ranks)[1]
-    made = workers_of(numbered(distributed(), N_OBS, return_index=False))
-    assert len(list(made)) == len(made)
+    source = workers_of(numbered(distributed(), N_OBS, return_index=False))
+    assert len(list(source)) == len(source)
     with pytest.raises(TypeError, match="no row indices"):
-        made.check_epoch_read()
+        source.check_epoch_read()
 
 
 @forks
 @pytest.mark.parametrize("other", ["same DataLoader", "other DataLoader", "loader"])
 def test_newer_pass_ends_older_pass_of_workers(other: str) -> None:
     """A loader and its DataLoaders have one pass at a time, and the iterator of an older pass raises."""
-    made = loader()
-    collected = workers_of(made)
+    source = loader()
+    collected = workers_of(source)
     first = iter(collected)
     next(first)
-    newer = {"same DataLoader": collected, "other DataLoader": workers_of(made), "loader": made}[other]
+    newer = {"same DataLoader": collected, "other DataLoader": workers_of(source), "loader": source}[other]
     assert sorted(flat(rows(newer))) == sorted(flat(rows(loader())))
     with pytest.raises(RuntimeError, match="This iterator has ended"):
         next(first)
@@ -389,21 +389,21 @@ def test_dead_workers_are_replaced() -> None:
 @forks
 def test_pass_of_workers_ends_the_loaders_pass() -> None:
     """A pass of workers ends an older pass of their loader."""
-    made = loader()
-    first = iter(made)
+    source = loader()
+    first = iter(source)
     next(first)
-    next(iter(workers_of(made)))
+    next(iter(workers_of(source)))
     with pytest.raises(RuntimeError, match="This iterator has ended"):
         next(first)
 
 
 def test_dataloader_offers_the_loaders_methods() -> None:
     """A DataLoader has the sizes, the plan, the cells and the checks of its loader."""
-    made = loader()
-    collected = workers_of(made)
-    assert (collected.n_obs, collected.n_var, len(collected)) == (made.n_obs, made.n_var, len(made))
-    assert str(collected.plan()) == str(made.plan())
-    assert collected.cells_of(1).equals(made.cells_of(1))
+    source = loader()
+    collected = workers_of(source)
+    assert (collected.n_obs, collected.n_var, len(collected)) == (source.n_obs, source.n_var, len(source))
+    assert str(collected.plan()) == str(source.plan())
+    assert collected.cells_of(1).equals(source.cells_of(1))
     with pytest.raises(ValueError, match="rank 1 belongs to no process"):
         collected.check_ranks_agree(gather=lambda text: [text, text])
 
@@ -418,13 +418,13 @@ def test_dataloader_refuses_options_that_divide_rows(option: str) -> None:
 @forks
 def test_dataloader_state_requires_its_own_pass() -> None:
     """A DataLoader has the state of its loader's newest pass, but raises if a different DataLoader reads that pass."""
-    made = loader()
-    collected = workers_of(made, 1)
+    source = loader()
+    collected = workers_of(source, 1)
     list(islice(collected, 3))
     assert collected.state_dict()["segments"] == [[2, 1, 3]]
-    next(iter(made))
-    assert collected.state_dict() == made.state_dict()
-    other = workers_of(made, 1)
+    next(iter(source))
+    assert collected.state_dict() == source.state_dict()
+    other = workers_of(source, 1)
     next(iter(other))
     with pytest.raises(RuntimeError, match="not over this DataLoader"):
         collected.state_dict()
