@@ -243,7 +243,7 @@ WRONG_SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"row_bytes": 10**6, "memory": 10**8},
         ValueError,
-        "one batch of 256 rows needs up to 1,024.00 MB, more than memory=100.00 MB",
+        "256 rows needs up to 1,024.00 MB, more than memory=100.00 MB",
     ),
     ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
     ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),
@@ -331,7 +331,7 @@ ODD: dict[str, Odd] = {
     "rows: two dimensions": (lambda: Rows.of([[1, 2]]), ValueError, r"one dimension, got shape \(1, 2\)"),
     "rows: flags of two dimensions": (lambda: Rows.where([[True]]), TypeError, "boolean array of one dimension"),
     "rows: flags that are numbers": (lambda: Rows.where(np.ones(3)), TypeError, "boolean array of one dimension"),
-    "rows: a number added to rows": (lambda: add(Rows(), 1), TypeError, "Only Rows can be added to Rows"),
+    "rows: a number added to rows": (lambda: add(Rows(), 1), TypeError, "Only Rows"),
     "rows: a range of no rows": (lambda: Rows().cyclic(0, 1), ValueError, "length must be 0"),
     "rows: a range of negative length": (
         lambda: Rows((range(3),)).cyclic(0, -1),
@@ -500,12 +500,12 @@ ODD: dict[str, Odd] = {
     "samples that exact would drop": (
         samples_of_classes({"num_samples": 250, "drop_last": True}, remainder="exact"),
         ValueError,
-        "leave out some of its 82 samples, but remainder='exact' requires every sample. Pass drop_last=False",
+        "some of its 82 samples, but remainder='exact' .* Pass drop_last=False",
     ),
     "samples that keep would drop": (
         samples_of_classes({"num_samples": 20, "drop_last": True}, remainder="keep"),
         ValueError,
-        "leave out some of its 5 samples, but remainder='keep' requires every sample. Pass drop_last=False",
+        "some of its 5 samples, but remainder='keep' .* Pass drop_last=False",
     ),
     "a mask that cuts a run of a class": (
         samples_of_classes({}, mask=slice(97, 200)),
@@ -548,13 +548,13 @@ ODD: dict[str, Odd] = {
     "weights of different sources": (
         mixture(weights={"a": 1}),
         ValueError,
-        "Weights must name the sources a, b, got a",
+        "name the sources a, b, got a",
     ),
     "a negative weight": (mixture(weights={"a": 1, "b": -1}), ValueError, "finite and not negative"),
     "a weight that is nan": (mixture(weights={"a": 1, "b": math.nan}), ValueError, "must be finite"),
     "weights of 0": (mixture(weights={"a": 0, "b": 0}), ValueError, "one must be above 0"),
     "a weight beyond floats": (mixture(weights={"a": 10**400, "b": 1}), ValueError, "must be finite"),
-    "no weights": (mixture(weights=None), ValueError, "weights must name the weight of each source"),
+    "no weights": (mixture(weights=None), ValueError, "weight of each source"),
     "weights that are not the batch sizes": (
         mixture(weights={"a": 4, "b": 5}, within_batch=True),
         ValueError,
@@ -562,8 +562,8 @@ ODD: dict[str, Odd] = {
     ),
     "a plan of no steps": (lambda: cast("MixedLoader", mixture()()).plan(0), ValueError, "n_steps must be at least 1"),
     "weights of later steps": (mixture(weights=[(3, {"a": 1, "b": 1})]), ValueError, "must begin at 0"),
-    "steps and an end": (mixture(until="first", n_steps=3), ValueError, "An epoch must end by n_steps"),
-    "neither steps nor an end": (mixture(n_steps=None), ValueError, "An epoch must end by n_steps"),
+    "steps and an end": (mixture(until="first", n_steps=3), ValueError, "must end by n_steps"),
+    "neither steps nor an end": (mixture(n_steps=None), ValueError, "must end by n_steps"),
     "no steps": (mixture(n_steps=0), ValueError, "n_steps must be at least 1"),
     "a negative seed of a mixture": (mixture(seed=-1), ValueError, "seed must be at least 0"),
     "a mixture of nothing": (
@@ -591,13 +591,13 @@ ODD: dict[str, Odd] = {
         RuntimeError,
         "2 ranks can't communicate.*pass gather=",
     ),
-    **each("texts", ["text", ["another"], [1, 2]], gathering, TypeError, "gather must return a list with the strings"),
+    **each("texts", ["text", ["another"], [1, 2]], gathering, TypeError, "gather must return a list"),
     **each(
         "garbled texts",
         ["no JSON", "[]", '{"call": []}', '{"call": CALL, "said": {}}'],
         garbling,
         ValueError,
-        "can't be read.*gather, must return the strings unchanged",
+        "can't be read.*strings unchanged",
     ),
     "a gather that is no function": (lambda: loader().check_ranks_agree(gather=3), TypeError, "gather"),
 }

@@ -210,7 +210,7 @@ def test_align_belongs_to_the_state() -> None:
         (
             "drop",
             (99, 10, 10),
-            "selects 99 rows, too few for one full batch on every rank: 10 ranks times batch size 10 is 100",
+            "selects 99 rows, too few .* 10 ranks times batch size 10 is 100",
         ),
         ("keep", (3, 4, 2), "selects 3 rows, too few for 4 ranks"),
         ("keep", (3, 4, None), "selects 3 rows, too few for 4 ranks"),

@@ -365,22 +365,22 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "more batches in total than there are": (
         {},
         of_epoch_3([[2, 3, 7], [2, 2, 6]]),
-        "6 batches of epoch 3 are done, but for 96 rows and 2 ranks the epoch has only 5",
+        "6 batches of epoch 3 are done, .* 2 ranks .* has only 5",
     ),
     "more batches than old ranks had": (
         {},
         of_epoch_3([[3, 1, 9]]),
-        "9 batches of epoch 3 are done, but for 96 rows and 3 ranks the epoch has only 8",
+        "9 batches of epoch 3 are done, .* 3 ranks .* has only 8",
     ),
     "the maximum of old ranks": (
         {},
         of_epoch_3([[2**20, 1, 1]]),
-        "The mask selects 96 rows, too few for one full batch on every rank: 1048576 ranks",
+        "selects 96 rows, too few .* 1048576 ranks",
     ),
     "more old ranks than rows": (
         {"remainder": "exact"},
         of_epoch_3([[97, 1, 1]], identity={"remainder": "exact"}),
-        "The mask selects 96 rows, too few for 97 ranks",
+        "selects 96 rows, too few for 97 ranks",
     ),
     "a batch too small to split": (
         {"remainder": "exact", "mask": slice(0, 69), "virtual_ranks": 4},
@@ -390,7 +390,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "the maximum of changes": (
         {},
         of_epoch_3([[3, 1, 1], [4, 1, 1]] * 50),
-        "Epoch 3 has been resumed with 100 different numbers of ranks or workers",
+        "resumed with 100 different numbers",
     ),
 }
 
@@ -439,7 +439,7 @@ def test_state_holds_at_most_100_segments() -> None:
     many.load_state_dict(last)
     assert many.n_batches(2000) > 0
     other = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 5), seed=0, mask=slice(0, 2000))
-    with pytest.raises(ValueError, match="Epoch 3 has been resumed with 100 different numbers of ranks"):
+    with pytest.raises(ValueError, match="resumed with 100 different numbers"):
         other.load_state_dict(last)
 
 
@@ -460,7 +460,7 @@ def test_state_of_another_collection_is_refused() -> None:
     for call in (unknown.n_batches, unknown.sample):
         with pytest.raises(
             ValueError,
-            match=r"13 batches of epoch 0 are done, but for 96 rows and 2 ranks the epoch has only 12",
+            match=r"13 batches of epoch 0 are done, .* has only 12",
         ):
             call(N_OBS)
 

@@ -187,10 +187,10 @@ class History:
             else:
                 assert reported.keys() >= steps.keys()
             n_steps = len({step for step, _ in steps})
-            known = {
+            selected = {
                 key: (rows, steps[key][1] if key in steps else ()) for key, rows in reported.items() if key[0] < n_steps
             }
-            assert [rows for rows, _ in self.joint_batches(known)] == [rows for rows, _ in self.joint_batches(steps)]
+            assert [rows for rows, _ in self.joint_batches(selected)] == [rows for rows, _ in self.joint_batches(steps)]
 
     def step_done(self) -> None:
         """Call `step_done` on every rank: states count no later steps until the next call."""

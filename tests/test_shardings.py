@@ -313,11 +313,11 @@ def test_function_orders_the_rows_to_shard(order: Any, remainder: Any, mask: Any
         for rank in ranks:
             rank.set_epoch(epoch)
         plan = ranks[0].plan(29)
-        kept = Rows.of(sorted(set(plan.window) - set(plan.dropped)))
+        remaining = Rows.of(sorted(set(plan.window) - set(plan.dropped)))
         read = [flat(batches(rank.sample(29))) for rank in ranks]
         own = [rows[: plan.shard(rank).n_own] for rank, rows in enumerate(read)]
-        expected = list(order(plan.window if not plan.dropped else kept, epoch=epoch, seed=None))
-        # under drop, the function orders only the rows that are kept, which continue at the front of the window
+        expected = list(order(plan.window if not plan.dropped else remaining, epoch=epoch, seed=None))
+        # under drop, the function orders only the rows that are remaining, which continue at the front of the window
         assert sorted(flat(own)) == sorted(expected)
         if not plan.dropped:
             assert flat(own) == expected

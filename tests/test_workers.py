@@ -77,25 +77,25 @@ def test_epoch_and_state_reach_persistent_workers(start: str, read_ahead: int) -
     """An epoch that is set and a state that is loaded reach persistent workers, forked or spawned."""
     source = loader(sharding="shuffled", read_ahead=read_ahead)
     whole = rows(loader(sharding="shuffled"))
-    collected = workers_of(source, start=start)
-    first, second = rows(collected), rows(collected)
-    assert len(collected) == len(first) == len(whole)
+    dataloader = workers_of(source, start=start)
+    first, second = rows(dataloader), rows(dataloader)
+    assert len(dataloader) == len(first) == len(whole)
     assert sorted(first) == sorted(whole)
     assert sorted(flat(second)) == sorted(flat(first))  # the same shard, because no epoch was set
     assert second != first
-    collected.set_epoch(3)
-    third = rows(collected)
+    dataloader.set_epoch(3)
+    third = rows(dataloader)
     expected = loader(sharding="shuffled")
     expected.set_epoch(3)
     assert sorted(third) == sorted(rows(expected))
-    collected.set_epoch(0)
-    assert rows(collected) == first
-    collected.set_epoch(3)
-    list(islice(collected, 4))  # prefetched batches don't count
-    collected.load_state_dict(json.loads(json.dumps(collected.state_dict())))
-    assert rows(collected) == third[4:]
-    assert sorted(flat(rows(collected))) == sorted(flat(third))
-    assert len(collected) == len(third)
+    dataloader.set_epoch(0)
+    assert rows(dataloader) == first
+    dataloader.set_epoch(3)
+    list(islice(dataloader, 4))  # prefetched batches don't count
+    dataloader.load_state_dict(json.loads(json.dumps(dataloader.state_dict())))
+    assert rows(dataloader) == third[4:]
+    assert sorted(flat(rows(dataloader))) == sorted(flat(third))
+    assert len(dataloader) == len(third)
 
 
 @forks
@@ -103,20 +103,20 @@ def test_plain_dataloader_reads_the_current_epoch() -> None:
     """annbatch's own Loader in PyTorch's DataLoader reads the epoch that is set before each iteration."""
     source = annbatchs(sharding="shuffled")
     sampler: Any = source.batch_sampler
-    collected = torchs(source)
+    dataloader = torchs(source)
     for epoch in (0, 3, 1):
         sampler.set_epoch(epoch)
         alone = loader(sharding="shuffled")
         alone.set_epoch(epoch)
-        assert sorted(rows(collected)) == sorted(rows(alone))
+        assert sorted(rows(dataloader)) == sorted(rows(alone))
 
 
 @forks
 @pytest.mark.parametrize("persistent", [False, True])
 def test_iterations_without_set_epoch_differ(persistent: bool) -> None:
     """Without `set_epoch`, each iteration reads the same rows in a different order."""
-    collected = torchs(annbatchs(), persistent_workers=persistent)
-    passes = [rows(collected) for _ in range(3)]
+    dataloader = torchs(annbatchs(), persistent_workers=persistent)
+    passes = [rows(dataloader) for _ in range(3)]
     assert {str(sorted(flat(one))) for one in passes} == {str(sorted(flat(rows(loader()))))}
     assert len({str(sorted(one)) for one in passes}) == 3
 
@@ -126,12 +126,12 @@ def test_worker_of_unknown_pass_suggests_to_dataloader() -> None:
     """A worker raises if a state was loaded, or if it has read a pass since an epoch was set."""
     source = annbatchs()
     sampler: Any = source.batch_sampler
-    collected = torchs(source, persistent_workers=True)
+    dataloader = torchs(source, persistent_workers=True)
     sampler.set_epoch(0)
-    rows(collected)
+    rows(dataloader)
     sampler.set_epoch(1)
     with pytest.raises(RuntimeError, match=r"can't know the position.*to_dataloader\(num_workers=...\)"):
-        rows(collected)
+        rows(dataloader)
     state = sampler.state_dict(batches_done=0) | {"segments": [[2, 1, 5]]}
     for sets_epoch in (False, True):
         sampler.load_state_dict(state)
@@ -298,13 +298,13 @@ def test_dataloader_state_follows_its_last_batch(n_workers: int, persistent: boo
     def make() -> Any:
         return workers_of(loader(mask=slice(0, 97)), n_workers, persistent_workers=persistent)
 
-    collected = make()
-    states = [collected.state_dict()]
+    dataloader = make()
+    states = [dataloader.state_dict()]
     whole = []
-    for batch in collected:
+    for batch in dataloader:
         whole += rows([batch])
-        states.append(json.loads(json.dumps(collected.state_dict())))
-    following = rows(collected)
+        states.append(json.loads(json.dumps(dataloader.state_dict())))
+    following = rows(dataloader)
     for done in (0, 1, 4, len(whole)):
         again = make()
         again.load_state_dict(states[done])
@@ -319,15 +319,15 @@ def test_dataloader_state_follows_its_last_batch(n_workers: int, persistent: boo
 @forks
 def test_state_counts_only_finished_steps() -> None:
     """Once a loop calls `step_done`, the state of a DataLoader counts only finished steps, in each epoch."""
-    collected = workers_of(loader())
+    dataloader = workers_of(loader())
     for epoch in range(2):
-        collected.set_epoch(epoch)
-        for done, _ in enumerate(collected):
-            within = collected.state_dict()
+        dataloader.set_epoch(epoch)
+        for done, _ in enumerate(dataloader):
+            within = dataloader.state_dict()
             # before the first call, a state counts the current batch
             assert within["segments"][-1][-1] == (done if done or epoch else 1)
-            collected.step_done()
-            after = collected.state_dict()
+            dataloader.step_done()
+            after = dataloader.state_dict()
             assert after["segments"][-1][-1] == done + 1
         assert (within["finished"], after["finished"]) == (False, True)
 
@@ -357,10 +357,10 @@ def test_rows_of_workers_are_checked_by_index() -> None:
 def test_newer_pass_ends_older_pass_of_workers(other: str) -> None:
     """A loader and its DataLoaders have one pass at a time, and the iterator of an older pass raises."""
     source = loader()
-    collected = workers_of(source)
-    first = iter(collected)
+    dataloader = workers_of(source)
+    first = iter(dataloader)
     next(first)
-    newer = {"same DataLoader": collected, "other DataLoader": workers_of(source), "loader": source}[other]
+    newer = {"same DataLoader": dataloader, "other DataLoader": workers_of(source), "loader": source}[other]
     assert sorted(flat(rows(newer))) == sorted(flat(rows(loader())))
     with pytest.raises(RuntimeError, match="This iterator has ended"):
         next(first)
@@ -370,20 +370,20 @@ def test_newer_pass_ends_older_pass_of_workers(other: str) -> None:
 @forks
 def test_dead_workers_are_replaced() -> None:
     """A Ctrl-C in the terminal reaches persistent workers, too; a state from then resumes with new workers."""
-    collected = workers_of(loader())
-    collected.set_epoch(1)
-    batches = iter(collected)
+    dataloader = workers_of(loader())
+    dataloader.set_epoch(1)
+    batches = iter(dataloader)
     read = [next(batches)["index"].tolist() for _ in range(3)]
-    state = collected.state_dict()
-    for worker in collected._workers._iterator._workers:
+    state = dataloader.state_dict()
+    for worker in dataloader._workers._iterator._workers:
         worker.kill()
         worker.join()
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         list(batches)
-    collected.load_state_dict(state)
+    dataloader.load_state_dict(state)
     whole = loader()
     whole.set_epoch(1)
-    assert sorted(read + rows(collected)) == sorted(rows(whole))
+    assert sorted(read + rows(dataloader)) == sorted(rows(whole))
 
 
 @forks
@@ -400,12 +400,12 @@ def test_pass_of_workers_ends_the_loaders_pass() -> None:
 def test_dataloader_offers_the_loaders_methods() -> None:
     """A DataLoader has the sizes, the plan, the cells and the checks of its loader."""
     source = loader()
-    collected = workers_of(source)
-    assert (collected.n_obs, collected.n_var, len(collected)) == (source.n_obs, source.n_var, len(source))
-    assert str(collected.plan()) == str(source.plan())
-    assert collected.cells_of(1).equals(source.cells_of(1))
+    dataloader = workers_of(source)
+    assert (dataloader.n_obs, dataloader.n_var, len(dataloader)) == (source.n_obs, source.n_var, len(source))
+    assert str(dataloader.plan()) == str(source.plan())
+    assert dataloader.cells_of(1).equals(source.cells_of(1))
     with pytest.raises(ValueError, match="rank 1 belongs to no process"):
-        collected.check_ranks_agree(gather=lambda text: [text, text])
+        dataloader.check_ranks_agree(gather=lambda text: [text, text])
 
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"])
@@ -419,12 +419,12 @@ def test_dataloader_refuses_options_that_divide_rows(option: str) -> None:
 def test_dataloader_state_requires_its_own_pass() -> None:
     """A DataLoader has the state of its loader's newest pass, but raises if a different DataLoader reads that pass."""
     source = loader()
-    collected = workers_of(source, 1)
-    list(islice(collected, 3))
-    assert collected.state_dict()["segments"] == [[2, 1, 3]]
+    dataloader = workers_of(source, 1)
+    list(islice(dataloader, 3))
+    assert dataloader.state_dict()["segments"] == [[2, 1, 3]]
     next(iter(source))
-    assert collected.state_dict() == source.state_dict()
+    assert dataloader.state_dict() == source.state_dict()
     other = workers_of(source, 1)
     next(iter(other))
     with pytest.raises(RuntimeError, match="not over this DataLoader"):
-        collected.state_dict()
+        dataloader.state_dict()

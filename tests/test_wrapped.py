@@ -1,4 +1,4 @@
-"""A wrapped sampler: what is known of it, its private copy, and its description."""
+"""Wrapped samplers: facts about them, their private copies and their descriptions."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def made(kind: Any) -> Any:
 
 
 class Own(RandomSampler):
-    """A user's."""
+    """A custom sampler."""
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_annbatch_keeps_settings_under_the_known_names(kind: type[Sampler]) -> None:
-    """If this fails, annbatch has renamed, dropped or added what this package looks at or sets."""
+    """If this fails, annbatch has renamed, removed or added an attribute that this package reads or sets."""
     sampler = made(kind)
-    # what follows from the settings and from the type
+    # attributes that follow from the settings and the type
     derived = {"_in_memory_size", "_num_samples", "_replacement", "_shuffle", "_mask"}
     if isinstance(sampler, ClassSampler):
         derived = {"_n_obs", "_rle_manager", "_num_open_passes"}
@@ -86,7 +86,7 @@ def test_annbatch_keeps_settings_under_the_known_names(kind: type[Sampler]) -> N
 
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_description_names_the_arguments_of_the_constructor(kind: type[Sampler]) -> None:
-    """A sampler can be made from its description, but for labels and weights, which are digests."""
+    """A sampler can be created from its description, except for labels and weights, which are digests."""
     described = description(made(kind))
     assert described.pop("type") == f"annbatch.samplers.{kind.__name__}"
     arguments = set(inspect.signature(kind).parameters) - {"mask", "rng"}
@@ -143,8 +143,8 @@ def test_localized_class_sampler_keeps_class_weights() -> None:
     rows = Rows((range(25, 100),))
     local = class_sampler(class_weights=weights)
     localize(local, rows, 100)
-    drawn = np.array(flat(request_rows(request) for request in local.sample(len(rows))))
-    counts = pd.Series(LABELS[rows.to_global(drawn)]).value_counts()
+    sampled = np.array(flat(request_rows(request) for request in local.sample(len(rows))))
+    counts = pd.Series(LABELS[rows.to_global(sampled)]).value_counts()
     assert counts["B"] == 0
     # 100 groups of a class each: 25 of NK expected, with a standard deviation of 4.3
     assert 5 * 8 < counts["NK"] < 5 * 47
@@ -161,7 +161,7 @@ def test_mask_without_setter_raises_naming_the_sampler() -> None:
 
 def test_sampler_without_mask_reads_all_rows() -> None:
     class Maskless(MaskBlind):
-        mask = None  # type: ignore[assignment]  # no mask, as users may have it
+        mask = None  # type: ignore[assignment]  # no mask, as in a custom sampler
 
     assert str(DistributedSampler(Maskless(2), dist_info=Rank(0, 2)).plan(20).window) == "0:20"
 
@@ -176,7 +176,7 @@ def test_class_sampler_can_be_wrapped_while_iterated() -> None:
 
 
 class Weighted(MaskBlind):
-    """A user's sampler with a weight for each row of the collection: it reads the rows with a positive one."""
+    """A custom sampler with a weight for each row of the collection, which reads the rows with positive weights."""
 
     def __init__(self, weights: np.ndarray) -> None:
         super().__init__(batch_size=1)
@@ -191,7 +191,7 @@ class Weighted(MaskBlind):
 
 
 class Localized(Weighted):
-    """Says how it is narrowed down."""
+    """A sampler with the method `localize`, which selects the weights of a shard."""
 
     def localize(self, rows: Rows, n_obs: int) -> None:
         assert len(self.weights) == n_obs
@@ -210,8 +210,8 @@ def test_sampler_with_row_values_needs_localize() -> None:
     assert len(sampler.weights) == 8
 
 
-class Saying(RandomSampler):
-    """Says of itself what this package asks for; annbatch's answers are others."""
+class Declaring(RandomSampler):
+    """A sampler whose own methods answer differently than annbatch's types."""
 
     chunk_size = 5
 
@@ -223,10 +223,10 @@ class Saying(RandomSampler):
 
 
 def test_methods_of_a_sampler_override_its_type() -> None:
-    sampler: Any = Saying(4, 2, 8)
+    sampler: Any = Declaring(4, 2, 8)
     assert (chunk_size(sampler), n_draws(sampler, 7), settings(sampler)) == (5, 21, {"batch_size": 8})
     sampler.added = 7
-    assert description(sampler) == description(Saying(4, 2, 8)) != description(Saying(4, 2, 4))
+    assert description(sampler) == description(Declaring(4, 2, 8)) != description(Declaring(4, 2, 4))
 
 
 def test_attributes_that_are_no_methods_are_ignored() -> None:
@@ -243,11 +243,11 @@ def test_class_sampler_draws_within_its_mask() -> None:
     for options in ({"sharding": "independent"}, {"sharding": "contiguous"}):
         for rank in range(2):
             distributed = DistributedSampler(sampler, dist_info=Rank(rank, 2), mask=chosen, seed=0, **options)
-            drawn = [batch for _ in range(2) for batch in batches(distributed.sample(1000))]
-            rows = np.array(flat(drawn))
+            sampled = [batch for _ in range(2) for batch in batches(distributed.sample(1000))]
+            rows = np.array(flat(sampled))
             assert chosen[rows].all()
             assert {*labels[rows]} == {"B", "T"}
-            assert all(len(set(labels[batch])) == 1 for batch in drawn)
+            assert all(len(set(labels[batch])) == 1 for batch in sampled)
 
 
 def test_copy_shares_labels_of_many_rows() -> None:
@@ -271,20 +271,20 @@ def test_copy_shares_labels_of_many_rows() -> None:
 def test_copy_shares_only_large_arrays(big: Any) -> None:
     sampler: Any = RandomSampler(1, 1, 1)
     small = np.zeros(3)
-    sampler.held = {"by": [(big, small)]}
+    sampler.content = {"by": [(big, small)]}
     copied = private_copy(sampler)
-    [(copied_big, copied_small)] = copied.held["by"]
+    [(copied_big, copied_small)] = copied.content["by"]
     assert np.shares_memory(np.asarray(copied_big), np.asarray(big))
     assert not np.shares_memory(copied_small, small)
     assert copied.rng is not sampler.rng
 
 
 def test_copy_copies_small_pandas_objects() -> None:
-    """Writing into a Series or a table of the sampler leaves its copy as it is."""
+    """Writing into a Series or a table of the sampler doesn't change its copy."""
     sampler: Any = RandomSampler(1, 1, 1)
-    sampler.held = [pd.Series([1.0]), pd.DataFrame({"donor": [1.0]}), pd.Categorical(["a"])]
+    sampler.content = [pd.Series([1.0]), pd.DataFrame({"donor": [1.0]}), pd.Categorical(["a"])]
     copied = private_copy(sampler)
-    for one, original in zip(copied.held, sampler.held, strict=True):
+    for one, original in zip(copied.content, sampler.content, strict=True):
         assert type(one) is type(original)
         assert not np.shares_memory(
             *(part.codes if hasattr(part, "codes") else part.to_numpy() for part in (one, original))
@@ -356,12 +356,12 @@ def test_copy_shares_an_array_of_unknown_size() -> None:
             raise RuntimeError(msg)
 
     sampler: Any = RandomSampler(1, 1, 1)
-    sampler.held = Closed()
-    assert isinstance(private_copy(sampler).held, Closed)
+    sampler.content = Closed()
+    assert isinstance(private_copy(sampler).content, Closed)
 
 
 class Unmakeable:
-    """Says of itself what it is made of, but can't be made of that."""
+    """An object that can't be created from the arguments in its pickle."""
 
     def __init__(self, parts: list[int]) -> None:
         self.parts = parts
@@ -371,22 +371,22 @@ class Unmakeable:
 
 
 def test_copy_shares_objects_with_a_broken_pickle() -> None:
-    """An object whose pickle is broken is shared; samplers, containers and arrays are copied all the same."""
+    """An object with a broken pickle is shared; samplers, containers and arrays next to it are still copied."""
     sampler: Any = RandomSampler(4, 2, 8)
-    sampler.held = [Unmakeable([1]), np.zeros(3), MaskBlind(2), np.random.default_rng(0)]
+    sampler.content = [Unmakeable([1]), np.zeros(3), MaskBlind(2), np.random.default_rng(0)]
     for rng in (None, np.random.default_rng(1)):
         copied = private_copy(sampler, rng)
-        broken, array, inner, generator = copied.held
-        assert broken is sampler.held[0]
-        assert not np.shares_memory(array, sampler.held[1])
-        assert inner is not sampler.held[2]
-        assert generator is not sampler.held[3]
+        broken, array, inner, generator = copied.content
+        assert broken is sampler.content[0]
+        assert not np.shares_memory(array, sampler.content[1])
+        assert inner is not sampler.content[2]
+        assert generator is not sampler.content[3]
         assert copied.rng is not sampler.rng
-    assert samplers_in(sampler) == [sampler, sampler.held[2]]
+    assert samplers_in(sampler) == [sampler, sampler.content[2]]
 
 
 def test_copy_of_a_frozen_sampler() -> None:
-    """A frozen dataclass, and one whose instances have slots only, are copied by their attributes."""
+    """A frozen dataclass, with or without slots, is copied attribute by attribute."""
     for options in ({}, {"slots": True}):
 
         @dataclass(frozen=True, **options)
@@ -402,14 +402,14 @@ def test_copy_of_a_frozen_sampler() -> None:
 
 
 def test_copy_keeps_functions_classes_and_singletons() -> None:
-    """Functions, classes, modules and singletons are the same in the copy, lambdas and local classes too."""
+    """Functions, classes, modules and singletons are the same objects in the copy, also lambdas and local classes."""
     sampler: Any = RandomSampler(4, 2, 8)
     numbers: list[int] = []
-    sampler.held = [lambda row: row, len, type(sampler), np, np.add, ..., re.compile("a"), logging.getLogger("a")]
+    sampler.content = [lambda row: row, len, type(sampler), np, np.add, ..., re.compile("a"), logging.getLogger("a")]
     copied = private_copy(sampler)
-    assert all(one is other for one, other in zip(copied.held, sampler.held, strict=True))
-    sampler.held = numbers.append
-    private_copy(sampler).held(7)
+    assert all(one is other for one, other in zip(copied.content, sampler.content, strict=True))
+    sampler.content = numbers.append
+    private_copy(sampler).content(7)
     assert numbers == []  # a method's object is copied with it
 
 
@@ -424,8 +424,8 @@ def test_copy_replaces_each_generator_consistently() -> None:
     first, second = copied.own.random(), private_copy(sampler, np.random.default_rng(2)).own.random()
     assert first == second
     assert first not in (rng.random(), np.random.default_rng(1).random())
-    kept = private_copy(sampler)
-    assert kept.rng is kept.helper[0] is not sampler.rng
+    unseeded = private_copy(sampler)
+    assert unseeded.rng is unseeded.helper[0] is not sampler.rng
     assert first_generator(sampler) is sampler.rng
     sampler.rng = None
     assert first_generator(sampler) in (sampler.own, sampler.helper[0])
@@ -441,7 +441,7 @@ def by_class(labels: pd.Categorical = CELL_TYPES, **kwargs: Any) -> ClassSampler
 
 
 class Holding(MaskBlind):
-    """Holds anything."""
+    """A sampler with an attribute of any type."""
 
     def __init__(self, held: Any) -> None:
         super().__init__(4)
@@ -449,7 +449,7 @@ class Holding(MaskBlind):
 
 
 class Multiplied:
-    """Something that can be called, and holds something."""
+    """A callable object with an attribute."""
 
     def __init__(self, by: int) -> None:
         self.by = by
@@ -462,7 +462,7 @@ class Multiplied:
 
 
 class SimpleMask:
-    """Is no sampler, but has an attribute of that name."""
+    """An object with a mask that isn't a sampler."""
 
     def __init__(self, mask: int) -> None:
         self._mask = mask
@@ -540,7 +540,7 @@ DIFFERENT: list[Any] = [
 
 
 def test_description_differs_for_different_attributes_only() -> None:
-    """Samplers with different attributes have different descriptions, and a sampler's copy has the sampler's."""
+    """Samplers with different attributes have different descriptions; a copy has the description of its sampler."""
     described = [description(Holding(value)) for value in DIFFERENT]
     assert len({one["digest"] for one in described}) == len(DIFFERENT)
     assert described == [description(private_copy(Holding(value))) for value in DIFFERENT]
@@ -554,15 +554,15 @@ def all_descriptions() -> list[dict[str, Any]]:
 
 
 def test_descriptions_are_equal_in_any_process() -> None:
-    """Descriptions are those of another process, which wrote ``descriptions.json``.
+    """Descriptions equal the descriptions in ``descriptions.json``, which a different process wrote.
 
-    To write the file again: ``python -c "from tests.test_wrapped import *; write_descriptions()"``.
+    To update the file: ``python -c "from tests.test_wrapped import *; write_descriptions()"``.
     """
     assert all_descriptions() == json.loads(DESCRIPTIONS.read_text())
 
 
 def write_descriptions() -> None:
-    """Write the descriptions of every kind of sampler and sharding for the test."""
+    """Write the descriptions of all kinds of samplers and shardings to the file of the test."""
     DESCRIPTIONS.write_text("[\n" + ",\n".join(map(json.dumps, all_descriptions())) + "\n]\n")
 
 
@@ -606,7 +606,7 @@ def test_description_is_equal_in_spawned_processes() -> None:
 
 
 class Remote(MaskBlind):
-    """Reads from somewhere where it has to say who it is."""
+    """A sampler with a token to authenticate at a remote store."""
 
     def __init__(self, token: Any) -> None:
         super().__init__(4)
@@ -615,7 +615,7 @@ class Remote(MaskBlind):
 
 @dataclass(frozen=True)
 class ByToken:
-    """Deals rows by what somewhere else says."""
+    """A sharding with a token to authenticate at a remote service."""
 
     token: Any
 
@@ -631,7 +631,7 @@ def by_token(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
 
 
 class Subclass(RandomSampler):
-    """Holds more than annbatch's own."""
+    """A subclass of annbatch's sampler with an attribute of its own."""
 
     def __init__(self, token: Any) -> None:
         super().__init__(4, 2, 8)
@@ -639,16 +639,16 @@ class Subclass(RandomSampler):
 
 
 def agreement(rank: DistributedSampler) -> list[str]:
-    """What a rank says to the others, and hears from them."""
-    said: list[str] = []
+    """The text that a rank sends, and the message of its error."""
+    texts: list[str] = []
 
     def gather(text: str) -> list[str]:
-        said.append(text)
-        return [text, text]  # another one that is the same rank
+        texts.append(text)
+        return [text, text]  # a second process with the same rank
 
     with pytest.raises(ValueError, match=r"The ranks of this job (don't agree|can't be compared)") as raised:
         rank.check_ranks_agree(64, gather=gather)
-    return [*said, str(raised.value)]
+    return [*texts, str(raised.value)]
 
 
 SECRETS = ["hunter2", b"hunter2", ["hunter2"], {"hunter2": 1}, Path("hunter2"), Multiplied("hunter2")]
@@ -656,18 +656,18 @@ SECRETS = ["hunter2", b"hunter2", ["hunter2"], {"hunter2": 1}, Path("hunter2"), 
 
 @pytest.mark.parametrize("secret", SECRETS)
 def test_secrets_of_samplers_and_shardings_are_never_shown(secret: Any) -> None:
-    known = RandomSampler(4, 2, 8)
-    vars(known)["token"] = secret
-    for wrapped in (Remote(secret), Subclass(secret), known, Holding(Remote(secret))):
+    plain = RandomSampler(4, 2, 8)
+    vars(plain)["token"] = secret
+    for wrapped in (Remote(secret), Subclass(secret), plain, Holding(Remote(secret))):
         ranks = [DistributedSampler(wrapped, dist_info=Rank(rank, 2), sharding=ByToken(secret)) for rank in (0, 1)]
         state = ranks[0].state_dict(batches_done=0)
-        heard: list[str] = []
+        texts: list[str] = []
         for rank in ranks:
-            heard += agreement(rank)
+            texts += agreement(rank)
         other = DistributedSampler(Remote("other"), dist_info=Rank(0, 2), sharding=ByToken("other"))
         with pytest.raises(ValueError, match="by a sampler with different settings") as raised:
             other.load_state_dict(state)
-        assert "hunter2" not in "".join([str(state), *heard, str(raised.value)])
+        assert "hunter2" not in "".join([str(state), *texts, str(raised.value)])
 
 
 def test_secrets_of_a_wrong_sharding_are_never_shown() -> None:
@@ -676,6 +676,6 @@ def test_secrets_of_a_wrong_sharding_are_never_shown() -> None:
         def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
             return super().__call__(rows, epoch=epoch, seed=seed).cyclic(0, 3)
 
-    heard = agreement(DistributedSampler(Remote(1), dist_info=Rank(0, 2), sharding=Lying("hunter2")))
-    assert "The sharding Lying must return each of the 64 rows" in heard[-1]
-    assert "hunter2" not in "".join(heard)
+    texts = agreement(DistributedSampler(Remote(1), dist_info=Rank(0, 2), sharding=Lying("hunter2")))
+    assert "The sharding Lying must return each of the 64 rows" in texts[-1]
+    assert "hunter2" not in "".join(texts)
