@@ -67,7 +67,7 @@ def test_first_pass_equals_annbatchs(kind: str, world_size: int, is_equal: bool)
 
 @given(jobs(kinds=("random", "sequential", "class", "weighted-class", "random-replacement", "random-num-samples")))
 def test_any_valid_job_equals_annbatchs(drawn: Job) -> None:
-    """Without a mask and a seed, jobs of any size that both libraries can run have the same load requests."""
+    """Jobs of any size without a mask and a seed have the same load requests, if both libraries can run them."""
     drawn = drawn.plain or drawn  # annbatch can't slice by NumPy's unsigned integers
     equal = drawn.options["remainder"] == "drop"
     assume(equal or drawn.n_obs % drawn.world_size == 0)

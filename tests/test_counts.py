@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_class_samplers_read_one_contiguous_range_each() -> None:
-    """In every epoch, the class sampler of each rank samples from one contiguous range."""
+    """The class sampler of each rank samples from one contiguous range in every epoch."""
     classes = pd.Categorical(np.repeat([*"BNTB"], 26))
     for epoch in range(4):
         ranks = job(ClassSampler(4, 2, 4, classes=classes, num_samples=20), 3)

@@ -14,7 +14,7 @@ import annbatch_distributed
 
 PACKAGE = Path(annbatch_distributed.__file__).parent
 
-#: Highest first: a room imports from itself and from those below it.
+#: Rooms from the highest to the lowest: a room imports from itself and from lower rooms.
 ROOMS = [
     *("cli", "integrations", "loader", "sampler", "checks", "picture", "report", "planner"),
     *("stream", "config", "plan", "wrapped", "sets", "state", "ranks", "lanes", "sharding", "masks", "rows"),

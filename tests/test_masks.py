@@ -53,7 +53,7 @@ def test_masks_of_equal_rows_are_equal_json(one: list[bool], other: list[bool]) 
 
 
 def test_mask_as_json_lists_ranges_or_digests_many() -> None:
-    """Up to 16 ranges are listed, more are a digest; an open end is the end of the collection, known or not."""
+    """A mask lists up to 16 ranges or has their digest; an open end is the end of the collection, known or not."""
     assert resolve_mask([slice(50, None), slice(0, 10)]).to_json() == {"ranges": [[0, 10], [50, None]]}
     numbers = np.arange(0, 34, 2)
     assert resolve_mask(numbers[:16]).to_json()["ranges"][-1] == [30, 31]

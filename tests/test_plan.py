@@ -156,7 +156,7 @@ def test_blocks_limit_the_alignment(align: int | None, expected: int) -> None:
 
 
 def test_replacement_from_shuffled_rows_starts_anywhere() -> None:
-    """Sampled with replacement, a chunk starts at any row of a shuffled shard, whose rows keep their order."""
+    """A chunk that is sampled with replacement starts at any row of a shuffled shard, whose rows keep their order."""
     wrapped = RandomSampler(8, 1, 8, replacement=True, num_samples=8)
     sampler = DistributedSampler(wrapped, dist_info=Rank(0, 1), sharding=Shuffled(8), seed=0, read_through=0)
     assert sampler.plan(32).align is None

@@ -41,5 +41,5 @@ def test_root_does_not_advance_the_generator() -> None:
 
 
 def test_root_is_random_without_a_generator() -> None:
-    """Without a generator, every root seed is different."""
+    """Every root seed is different without a generator."""
     assert draw_root_seed(None) != draw_root_seed(None)

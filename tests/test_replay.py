@@ -31,7 +31,7 @@ def reported(sampler: DistributedSampler, n_obs: int, steps: Any = slice(None), 
 
 
 def test_rows_of_finished_pass_are_its_own() -> None:
-    """Until the next pass starts, `rows_of` returns the rows of the finished pass, also in another process."""
+    """`rows_of` returns the rows of the finished pass until the next pass starts, also in a different process."""
     sampler, elsewhere = random(), random()
     sampler.set_epoch(3)
     read = {(step, 0): rows for step, rows in enumerate(batches(sampler.sample(N_OBS)))}

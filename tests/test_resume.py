@@ -546,7 +546,7 @@ def test_rank_callable_is_called_once() -> None:
 
 
 def test_rank_that_is_ahead_goes_back() -> None:
-    """After a rank died within a step, a rank that finished the step can go back to the step before."""
+    """If a rank dies within a step, a rank that finished the step can go back to the step before."""
     ranks = [numbered(random_on(rank, 4), N_OBS) for rank in range(3)]
     for loader, n_done in zip(ranks, (3, 4, 3), strict=True):
         list(zip(range(n_done), loader, strict=False))

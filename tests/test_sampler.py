@@ -101,7 +101,7 @@ def test_ranks_have_different_orders() -> None:
 
 
 def test_seed_makes_the_order_reproducible() -> None:
-    """A seed determines the order; without a seed, the wrapped sampler's generator does."""
+    """A seed determines the order; if there is none, the wrapped sampler's generator does."""
     assert order(one(random(None), seed=3)) == order(one(random(None), seed=3))
     assert order(one(random(None), seed=3)) != order(one(random(None), seed=4))
     assert order(one(random(None))) != order(one(random(None)))

@@ -241,7 +241,7 @@ def test_every_control_is_used_eventually() -> None:
 
 
 def test_set_is_independent_of_later_groups() -> None:
-    """A group that sorts after the others changes none of their sets."""
+    """Adding a group that sorts last doesn't change the sets of the other groups."""
     obs = pd.DataFrame({"drug": 20 * ["a"] + 20 * ["b"] + 20 * ["c"]})
     few, many = (Sets.from_obs(obs, by="drug", size=4, chunk=2, seed=0, mask=slice(0, stop)) for stop in (40, 60))
     for number in range(10):

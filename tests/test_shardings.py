@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
 
-#: Labels sorted by class; the last class is three times larger than the others together.
+#: Labels sorted by class; the last class has three times the rows of all others together.
 LABELS = pd.Categorical(np.repeat(["B", "DC", "NK", "T"], [100, 60, 40, 600]))
 N_OBS = len(LABELS)
 

@@ -264,7 +264,7 @@ def test_repeats_of_a_shared_batch_are_marked() -> None:
 @pytest.mark.parametrize("rows", [np.arange(9, 20), [slice(0, 4), slice(9, 16)], np.array([slice(0, 4), slice(9, 16)])])
 @pytest.mark.parametrize("shuffles", [True, False])
 def test_missing_splits_are_cut_from_all_rows(rows: Any, shuffles: bool) -> None:
-    """Without splits, all rows are cut into batches, shuffled if the sampler shuffles."""
+    """All rows of a request without splits are cut into batches, shuffled if the sampler shuffles."""
 
     class NoSplits(Yielding):
         batch_size, shuffle = 4, shuffles
@@ -278,7 +278,7 @@ def test_missing_splits_are_cut_from_all_rows(rows: Any, shuffles: bool) -> None
 
 @pytest.mark.parametrize(("size", "shuffles"), [(None, True), (2, None)])
 def test_missing_splits_require_batch_size_and_shuffle(size: Any, shuffles: Any) -> None:
-    """Without splits, the sampler must have a batch size and `shuffle`."""
+    """A sampler that yields no splits must have a batch size and `shuffle`."""
 
     class NoSplits(Yielding):
         batch_size, shuffle = size, shuffles

@@ -144,7 +144,7 @@ def read_one_by_one(open_pass: Pass) -> tuple[Read, list[int]]:
 @pytest.mark.parametrize("read_through", [0, 64])
 @pytest.mark.parametrize("virtual_ranks", [2, 4, 8])
 def test_virtual_ranks_read_each_row_once(virtual_ranks: int, read_through: int) -> None:
-    """With load requests of any length, no row is read twice and the rows in memory are bounded."""
+    """No row is read twice and the rows in memory are bounded, whatever the length of load requests."""
     n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that virtual ranks have different lengths
     options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
     read = [read_one_by_one(rank.sample(n_obs))[0] for rank in job(Ragged(2), virtual_ranks, **options)]

@@ -114,7 +114,7 @@ def test_plain_dataloader_reads_the_current_epoch() -> None:
 @forks
 @pytest.mark.parametrize("persistent", [False, True])
 def test_iterations_without_set_epoch_differ(persistent: bool) -> None:
-    """Without `set_epoch`, each iteration reads the same rows in a different order."""
+    """Each iteration without `set_epoch` reads the same rows in a different order."""
     dataloader = torchs(annbatchs(), persistent_workers=persistent)
     passes = [rows(dataloader) for _ in range(3)]
     assert {str(sorted(flat(one))) for one in passes} == {str(sorted(flat(rows(loader()))))}
@@ -143,7 +143,7 @@ def test_worker_of_unknown_pass_suggests_to_dataloader() -> None:
 
 @forks
 def test_pass_of_plain_dataloader_has_no_state() -> None:
-    """After workers of a plain DataLoader have read a pass, there is no state until an epoch is set."""
+    """A pass that workers of a plain DataLoader have read has no state; setting an epoch allows states again."""
     source = annbatchs()
     sampler: Any = source.batch_sampler
     sampler.set_epoch(0)
@@ -318,7 +318,7 @@ def test_dataloader_state_follows_its_last_batch(n_workers: int, persistent: boo
 
 @forks
 def test_state_counts_only_finished_steps() -> None:
-    """Once a loop calls `step_done`, the state of a DataLoader counts only finished steps, in each epoch."""
+    """The state of a DataLoader counts only finished steps once a loop calls `step_done`, in each epoch."""
     dataloader = workers_of(loader())
     for epoch in range(2):
         dataloader.set_epoch(epoch)

@@ -163,7 +163,7 @@ def changed(state: dict[str, Any], **identity: Any) -> dict[str, Any]:
 
 
 def test_verdict_excludes_batches_that_were_not_compared() -> None:
-    """After `strict=False`, a verdict covers only the batches read since then, also through later states."""
+    """Under `strict=False`, a verdict covers only the batches read after loading, also through later states."""
     _, state = checked(None, n_read=3)
     verdict, _ = checked(state)
     assert verdict.endswith("Including earlier batches, each of the 48 rows was read once")

@@ -160,7 +160,7 @@ def test_different_groups_share_a_store() -> None:
 
 
 def test_store_keeps_no_texts() -> None:
-    """After an exchange, the store contains only each process's number of calls."""
+    """The store contains only each process's number of calls after an exchange."""
     store = HashStore()
     for _ in range(3):
         meet(store, dict.fromkeys(NUMBERS, 0.0), seconds=20)
@@ -207,7 +207,7 @@ def test_pytorch_processes_meet_in_their_own_store() -> None:
 
 
 def test_pytorch_without_a_store_suggests_gather(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a store, the error for PyTorch's processes suggests `gather=`."""
+    """The error for processes of PyTorch without a store suggests `gather=`."""
     monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: None)
     with pytest.raises(RuntimeError, match=r"no store.*Pass gather="):
         store_of("torch")

@@ -43,7 +43,7 @@ def test_text_counts_repeated_rows() -> None:
 
 
 def test_text_of_many_ranks_is_shortened() -> None:
-    """The text lists up to 16 ranks; of more ranks, it lists the first 15 and the last."""
+    """The text lists up to 16 ranks, or else the first 15 and the last."""
     for world_size in (16, 17, 1024):
         lines = [line.split() for line in str(plan(10**9 + 1, world_size)).splitlines()[2:-3]]
         if world_size > 16:
@@ -80,7 +80,7 @@ def test_frame_has_a_row_for_each_rank(policy: str) -> None:
 
 
 def test_frame_names_virtual_ranks_and_counts_samples() -> None:
-    """A frame names each virtual rank and its rank; with replacement, it counts samples instead of rows."""
+    """A frame names each virtual rank and its rank, and counts samples instead of rows with replacement."""
     frame = plan(200, 2, virtual_ranks=4).to_frame()
     assert frame.index.names == ["rank", "virtual rank"]
     assert list(frame.index) == [(0, 0), (0, 1), (1, 2), (1, 3)]
@@ -115,7 +115,7 @@ def test_notebook_escapes_the_name_of_a_sharding() -> None:
 
 @pytest.mark.parametrize("world_size", [16, 17, 256])
 def test_notebook_shortens_many_ranks(world_size: int) -> None:
-    """A notebook shows up to 16 ranks; of more ranks, it shows the first 8 and the last 8."""
+    """A notebook shows up to 16 ranks, or else the first 8 and the last 8."""
     flags = np.random.default_rng(0).random(100_000) < 0.9
     epoch_plan = plan(100_000, world_size, mask=flags, sharding="shuffled")
     ranks = [line[0].text for line in html(epoch_plan).findall(".//tbody/tr")]
