@@ -79,6 +79,7 @@ def test_batches_of_samplers_with_epochs_are_recounted() -> None:
 
 
 def test_keep_works_without_a_batch_size() -> None:
+    """`keep` accepts a sampler that has no batch size."""
     ranks = job(NoBatchSize(4), 2, enforce_equal_batches=False)
     assert [rank.n_batches(19) for rank in ranks] == [len(batches(rank.sample(19))) for rank in ranks] == [3, 3]
     assert sorted(flat(flat(batches(rank.sample(19))) for rank in ranks)) == list(range(19))

@@ -236,7 +236,8 @@ def test_attributes_that_are_no_methods_are_ignored() -> None:
     assert sorted(flat(flat(batches(rank.sample(8))) for rank in job(sampler, 2))) == list(range(8))
 
 
-def test_class_sampler_draws_within_its_mask() -> None:
+def test_class_sampler_samples_within_its_mask() -> None:
+    """A class sampler samples only rows of the mask, of one class in each batch."""
     labels = pd.Categorical.from_codes(np.repeat([0, 1, 0, 1], 250), categories=["B", "T"])
     chosen = np.arange(1000) % 10 > 0
     sampler = ClassSampler(10, 4, 20, classes=labels, num_samples=400, rng=np.random.default_rng(0))

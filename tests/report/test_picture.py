@@ -112,6 +112,7 @@ def test_neighboring_ranks_have_different_colors(world_size: int) -> None:
 
 
 def test_error_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the extra to install if Matplotlib is missing."""
     import sys
 
     (plan,) = plans(100, 2)
