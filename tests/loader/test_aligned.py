@@ -1,4 +1,4 @@
-"""The AlignedLoader: the same cells of several stores in each batch."""
+"""AlignedLoader: the same cells of several stores in each batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sampler(rank: int = 0, world_size: int = 2, **options: Any) -> DistributedSa
 
 
 def store(n_genes: int = 1, sizes: tuple[int, ...] = (N_OBS,), names: Any = NAMES, **options: Any) -> Loader[Any, Any]:
-    """A loader of annbatch's own whose rows hold their numbers, in datasets of some sizes."""
+    """Create an annbatch Loader of datasets of these sizes, in which each value is the number of its row."""
     loader = Loader(**{"chunk_size": 4, "preload_nchunks": 2, "batch_size": 4, "preload_to_gpu": False} | options)
     bounds = np.cumsum([0, *sizes])
     for start, stop in pairwise(bounds):
@@ -44,7 +44,7 @@ def store(n_genes: int = 1, sizes: tuple[int, ...] = (N_OBS,), names: Any = NAME
 
 
 def test_batch_has_same_cells_of_each_store() -> None:
-    """Stores may have their cells in datasets of different sizes, dense or sparse, with options of their own."""
+    """Each batch has the same cells of every store, even if the datasets and options of the stores differ."""
     sparse = Loader(chunk_size=4, preload_nchunks=2, batch_size=4, preload_to_gpu=False, to="torch")
     sparse.add_dataset(sp.csr_matrix(np.arange(1.0, N_OBS + 1)[:, None]), pd.DataFrame(index=NAMES))
     stores = {"rna": store(3, (20, 40), return_index=True), "protein": store(2, (7, 30, 23)), "atac": sparse}
@@ -64,7 +64,7 @@ def test_batch_has_same_cells_of_each_store() -> None:
 
 
 def test_loaders_of_stores_give_data_and_options() -> None:
-    """Their samplers are set aside, and they stay as they were."""
+    """An AlignedLoader takes the data and options of loaders, ignores their samplers and leaves them unchanged."""
     rna = StatefulLoader.from_loader(store(), batch_sampler=sampler(1), read_ahead=1, return_index=True)
     next(iter(rna))
     state = rna.state_dict()
@@ -118,7 +118,7 @@ def test_arguments_of_an_aligned_loader_are_checked() -> None:
 
 
 def test_state_is_of_all_stores() -> None:
-    """A state of other stores, or of other cells, is refused."""
+    """A state of different stores, or of different cells, is refused."""
     loader = AlignedLoader({"rna": store(3), "protein": store(2)}, batch_sampler=sampler())
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
@@ -136,7 +136,7 @@ def test_state_is_of_all_stores() -> None:
 
 
 def test_rows_are_known_from_any_store() -> None:
-    """The check of what workers read needs the rows of one store alone."""
+    """check_epoch_read needs return_index in only one of the stores."""
     stores = {"rna": store(), "protein": store(return_index=True)}
     loader = AlignedLoader(stores, batch_sampler=sampler(0, 1))
     batches = loader.to_dataloader(num_workers=1, multiprocessing_context="fork", persistent_workers=False)
@@ -153,7 +153,7 @@ def test_padded_rows_are_marked_in_each_store() -> None:
 
 @pytest.fixture(scope="module")
 def multiome(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two collections of the same cells, shuffled alike, of which the first has the proteins in obsm, too."""
+    """Write two collections of the same cells in the same order; the first has the proteins in obsm, too."""
     folder = tmp_path_factory.mktemp("multiome")
     rng = np.random.default_rng(0)
     n_obs = 3_000
@@ -185,7 +185,7 @@ def test_collections_are_aligned_with_sizes_that_fit(multiome: Path) -> None:
             rows += numbers.tolist()
         half = AlignedLoader.from_collections(collections(multiome), memory=1 << 17, **options)
         alone = StatefulLoader.from_collection(collections(multiome)["rna"], memory=1 << 17, **options)
-        requests = [made.plan().rows_per_request or 0 for made in (half, alone, loader)]
+        requests = [each.plan().rows_per_request or 0 for each in (half, alone, loader)]
         assert 0 < requests[0] < requests[1] <= requests[2]
     assert sorted(rows) == list(range(1, 3_001))
 
@@ -196,7 +196,7 @@ def load_protein(group: Any) -> ad.AnnData:
 
 @pytest.mark.filterwarnings("ignore:Only `X`")
 def test_one_collection_is_several_stores(multiome: Path) -> None:
-    both = {"rna": (own := collections(multiome)["rna"]), "protein": own}
+    both = {"rna": (collection := collections(multiome)["rna"]), "protein": collection}
     loader = AlignedLoader.from_collections(both, load_adata={"protein": load_protein}, dist_info=Rank(0, 1))
     for batch in loader:
         assert (batch["rna"]["X"].max(axis=1).toarray()[:, 0] == batch["protein"]["X"][:, 0]).all()

@@ -1,4 +1,4 @@
-"""Loaders that are made of others, and what annbatch keeps of a loader where it is looked for."""
+"""StatefulLoader.from_loader, and the private attributes of annbatch's loaders that it reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {"chunk_size": 4, "preload_nchunks": 2, "batch_size": 4}
 
 
 def cells(n_obs: int = N_OBS, *, is_sparse: bool = False) -> ad.AnnData:
-    """Cells whose values say which row and column they are of, with a column of obs."""
+    """Create cells whose values are numbered row by row, with a column in obs."""
     values = np.arange(n_obs * N_VAR, dtype="float32").reshape(n_obs, N_VAR)
     obs = pd.DataFrame({"cell_type": pd.Categorical(["B", "T", "NK"] * n_obs)[:n_obs]}, index=map(str, range(n_obs)))
     var = pd.DataFrame(index=[f"gene {number}" for number in range(N_VAR)])
@@ -63,7 +63,7 @@ def sampler(rank: int = 1) -> DistributedSampler:
 
 
 def check_same(batches: Any, others: Any) -> None:
-    """Check that two loaders yield the same batches, of which there are some."""
+    """Check that two loaders yield the same batches, and more than three."""
     n_batches = 0
     for batch, other in zip_longest(batches, others):
         assert batch.keys() == other.keys()
@@ -87,36 +87,36 @@ def check_same(batches: Any, others: Any) -> None:
 def test_from_loader_yields_same_batches_as_annbatch(
     source: Callable[..., Loader], options: dict[str, Any], read_ahead: int, tmp_path: Path
 ) -> None:
-    """A loader made from annbatch's yields the batches that annbatch's yields with the same sampler."""
+    """StatefulLoader.from_loader yields the same batches as annbatch's loader with the same sampler."""
     plain = source(tmp_path, preload_to_gpu=False, **options)
-    made = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=read_ahead)
-    annbatchs = source(tmp_path, preload_to_gpu=False, **options)
-    annbatchs._batch_sampler = sampler()
-    assert (made.n_obs, made.n_var) == (plain.n_obs, plain.n_var)
-    check_same(made, annbatchs)
-    # and once more, of what is a StatefulLoader, for another rank
-    annbatchs._batch_sampler = sampler(0)
-    check_same(StatefulLoader.from_loader(made, batch_sampler=sampler(0)), annbatchs)
+    loader = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=read_ahead)
+    reference = source(tmp_path, preload_to_gpu=False, **options)
+    reference._batch_sampler = sampler()
+    assert (loader.n_obs, loader.n_var) == (plain.n_obs, plain.n_var)
+    check_same(loader, reference)
+    # the same from a StatefulLoader, for a different rank
+    reference._batch_sampler = sampler(0)
+    check_same(StatefulLoader.from_loader(loader, batch_sampler=sampler(0)), reference)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_from_loader_leaves_source_loader_unchanged(source: Callable[..., Loader], tmp_path: Path) -> None:
     """Neither loader changes when data is added to the other one."""
     plain, same = (source(tmp_path, preload_to_gpu=False, return_index=True) for _ in range(2))
-    made = StatefulLoader.from_loader(plain, batch_sampler=sampler())
+    loader = StatefulLoader.from_loader(plain, batch_sampler=sampler())
     if source is in_memory:
-        made.add_adata(cells(3))
-        assert (made.n_obs, plain.n_obs) == (N_OBS + 3, N_OBS)
+        loader.add_adata(cells(3))
+        assert (loader.n_obs, plain.n_obs) == (N_OBS + 3, N_OBS)
         plain.add_adata(cells(2))
         same.add_adata(cells(2))
-        assert (made.n_obs, plain.n_obs) == (N_OBS + 3, N_OBS + 2)
-    open_iterator = iter(made)
+        assert (loader.n_obs, plain.n_obs) == (N_OBS + 3, N_OBS + 2)
+    open_iterator = iter(loader)
     next(open_iterator)
     check_same(plain, same)
 
 
 def test_from_loader_copies_options() -> None:
-    """Options that are not passed are those of the source loader."""
+    """Options that are not passed are copied from the source loader."""
     plain = Loader(**SIZES, return_index=True, to="torch", preload_to_gpu=False).add_adata(cells())
     ahead = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=2)
     assert StatefulLoader.from_loader(ahead).batch_sampler is ahead.batch_sampler
@@ -129,22 +129,22 @@ def test_from_loader_copies_options() -> None:
 
 
 def test_from_loader_copies_unknown_attributes() -> None:
-    """Attributes of a later annbatch are copied, and not shared."""
+    """Attributes that a later version of annbatch adds are copied, not shared."""
     plain = Loader(**SIZES, preload_to_gpu=False).add_adata(cells())
     vars(plain)["_obsm"] = {"pca": [1]}
-    made = StatefulLoader.from_loader(plain, batch_sampler=sampler())
-    again = StatefulLoader.from_loader(made, batch_sampler=sampler())
-    vars(made)["_obsm"]["umap"] = [2]
+    loader = StatefulLoader.from_loader(plain, batch_sampler=sampler())
+    again = StatefulLoader.from_loader(loader, batch_sampler=sampler())
+    vars(loader)["_obsm"]["umap"] = [2]
     assert vars(plain)["_obsm"] == vars(again)["_obsm"] == {"pca": [1]}
     assert again._pass is None
 
 
 class Own(Loader):
-    """A loader of somebody's."""
+    """A subclass of annbatch's Loader."""
 
 
 class OwnStateful(StatefulLoader):
-    """Another one."""
+    """A subclass of StatefulLoader."""
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "cells.zarr", Own(**SIZES, preload_to_gpu=False), [], Loader])
@@ -155,27 +155,27 @@ def test_it_is_made_of_a_loader(wrong: Any) -> None:
 
 def test_from_loader_of_subclass_makes_subclass() -> None:
     """from_loader of a subclass makes an instance of the subclass."""
-    made = OwnStateful.from_loader(Loader(**SIZES, preload_to_gpu=False).add_adata(cells()), batch_sampler=sampler())
-    assert type(made) is type(OwnStateful.from_loader(made)) is OwnStateful
+    loader = OwnStateful.from_loader(Loader(**SIZES, preload_to_gpu=False).add_adata(cells()), batch_sampler=sampler())
+    assert type(loader) is type(OwnStateful.from_loader(loader)) is OwnStateful
     with pytest.raises(TypeError, match="must be an annbatch Loader"):
-        StatefulLoader.from_loader(made)
+        StatefulLoader.from_loader(loader)
 
 
-@pytest.mark.parametrize("given", [None, RandomSampler(**SIZES), 3])
-def test_its_sampler_is_a_distributed_one(given: Any) -> None:
+@pytest.mark.parametrize("wrong", [None, RandomSampler(**SIZES), 3])
+def test_its_sampler_is_a_distributed_one(wrong: Any) -> None:
     plain = Loader(**SIZES, preload_to_gpu=False).add_adata(cells())
     with pytest.raises(TypeError, match="must be a DistributedSampler"):
-        StatefulLoader.from_loader(plain, batch_sampler=given)
+        StatefulLoader.from_loader(plain, batch_sampler=wrong)
 
 
 def test_private_attributes_of_annbatch_exist(tmp_path: Path) -> None:
     """If this fails, annbatch has renamed or added private attributes: see loader/_annbatch.py."""
-    made = collection(tmp_path, preload_to_gpu=False, return_index=True, to="torch")
-    list(made)
-    assert shapes_of(made) == [(N_OBS, N_VAR)]
-    assert not preloads_to_gpu(made)
-    assert options_of(made) == {"return_index": True, "preload_to_gpu": False, "to": "torch"}
-    assert vars(made).keys() == {
+    loader = collection(tmp_path, preload_to_gpu=False, return_index=True, to="torch")
+    list(loader)
+    assert shapes_of(loader) == [(N_OBS, N_VAR)]
+    assert not preloads_to_gpu(loader)
+    assert options_of(loader) == {"return_index": True, "preload_to_gpu": False, "to": "torch"}
+    assert vars(loader).keys() == {
         "_batch_sampler",
         "_num_open_iters",
         "_return_index",

@@ -1,4 +1,4 @@
-"""A loader of a collection, for which sampler and sizes are chosen."""
+"""StatefulLoader.from_collection: the sampler and the sizes that it chooses."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def ranks(collection: DatasetCollection, world_size: int, **options: Any) -> lis
 
 
 def rows(loaders: list[StatefulLoader]) -> list[list[int]]:
-    """The rows of each batch, rank by rank."""
+    """Return the rows of each batch, rank by rank."""
     return [batch["index"].tolist() for loader in loaders for batch in loader]
 
 
-def together(batches: list[list[int]]) -> list[int]:
-    """The rows of all batches, in order."""
+def flat(batches: list[list[int]]) -> list[int]:
+    """Return the rows of all batches, in order."""
     return list(chain.from_iterable(batches))
 
 
@@ -56,31 +56,31 @@ def test_from_collection_reads_each_selected_cell_once(batch_size: int, collecti
         read = rows(loaders)
         assert max(map(len, read)) == min(batch_size, len(read[0]))
         assert len({len(loader) for loader in loaders}) == 1
-        assert sorted(together(read)) == np.flatnonzero(mask).tolist()
-        epochs.append(together(read))
+        assert sorted(flat(read)) == np.flatnonzero(mask).tolist()
+        epochs.append(flat(read))
     assert epochs[0] != epochs[1]
-    assert epochs[0] != together(rows(ranks(collection, 2, batch_size=batch_size, mask=mask, seed=1)))
-    # by default, each process draws the same order
-    assert epochs[0] == together(rows(ranks(collection, 2, batch_size=batch_size, mask=mask)))
+    assert epochs[0] != flat(rows(ranks(collection, 2, batch_size=batch_size, mask=mask, seed=1)))
+    # by default, every process has the same order
+    assert epochs[0] == flat(rows(ranks(collection, 2, batch_size=batch_size, mask=mask)))
 
 
 def test_from_collection_without_shuffle_keeps_order(collection: DatasetCollection) -> None:
     """With shuffle=False, cells are read in the order of the collection."""
-    assert together(rows(ranks(collection, 3, shuffle=False))) == list(range(N_ROWS))
+    assert flat(rows(ranks(collection, 3, shuffle=False))) == list(range(N_ROWS))
 
 
 def test_fewer_cells_than_a_batch_are_read(collection: DatasetCollection) -> None:
-    assert sorted(together(rows(ranks(collection, 2, mask=slice(0, 30))))) == list(range(30))
+    assert sorted(flat(rows(ranks(collection, 2, mask=slice(0, 30))))) == list(range(30))
 
 
 def test_more_memory_makes_larger_load_requests(collection: DatasetCollection) -> None:
-    held = [ranks(collection, 1, memory=memory)[0].plan().rows_in_memory for memory in (200_000, 10**6)]
+    n_rows = [ranks(collection, 1, memory=memory)[0].plan().rows_in_memory for memory in (200_000, 10**6)]
     row_bytes = 50 * 0.3 * 8
-    assert held[0] is not None
-    assert held[1] is not None
-    assert held[0] < 200_000 / row_bytes
-    assert held[0] < held[1] < 10**6 / row_bytes
-    # a rank may run all virtual ranks
+    assert n_rows[0] is not None
+    assert n_rows[1] is not None
+    assert n_rows[0] < 200_000 / row_bytes
+    assert n_rows[0] < n_rows[1] < 10**6 / row_bytes
+    # one rank may run all virtual ranks
     of_eight = ranks(collection, 1, memory=10**6, virtual_ranks=8, batch_size=64)[0].plan().rows_in_memory
     assert of_eight is not None
     assert of_eight < 10**6 / row_bytes
@@ -91,15 +91,13 @@ def test_more_memory_makes_larger_load_requests(collection: DatasetCollection) -
 def test_from_collection_cuts_chunks_to_fit_memory(collection: DatasetCollection) -> None:
     """Batches are read even if whole chunks don't fit into the memory."""
     options: dict[str, Any] = {"batch_size": 999, "memory": 10**6}
-    assert sorted(together(rows(ranks(collection, 2, **options)))) == list(range(N_ROWS))
-    held = ranks(collection, 1, **options)[0].plan().rows_in_memory
-    assert held is not None
-    assert held < 10**6 / (50 * 0.3 * 8)
+    assert sorted(flat(rows(ranks(collection, 2, **options)))) == list(range(N_ROWS))
+    n_rows = ranks(collection, 1, **options)[0].plan().rows_in_memory
+    assert n_rows is not None
+    assert n_rows < 10**6 / (50 * 0.3 * 8)
 
 
-def test_from_collection_counts_over_read_rows(
-    collection: DatasetCollection,
-) -> None:
+def test_from_collection_counts_over_read_rows(collection: DatasetCollection) -> None:
     """Scattered cells take more memory, because rows in gaps are read too."""
     mask, options = np.arange(N_ROWS) % 40 == 0, {"batch_size": 32, "memory": 200_000}
     with pytest.raises(ValueError, match="batch of 32 rows"):

@@ -1,4 +1,4 @@
-"""Laws of every kind of loader: what a training loop and frameworks ask of it."""
+"""The interface of every kind of loader, as training loops and frameworks use it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source(rank: Rank, n_rows: int = 96, n_genes: int = 1, name: str = "cell", **options: Any) -> StatefulLoader:
-    """A loader whose rows hold their numbers."""
+    """Create a loader in which each value is the number of its row."""
     read_ahead = options.pop("read_ahead", 0)
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=rank, **{"seed": 0, "remainder": "exact"} | options)
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
@@ -60,7 +60,7 @@ def prefetching(rank: Rank, **options: Any) -> StatefulLoader:
 
 
 def of_sets(rank: Rank, n_sets: int = 96, read_ahead: int = 1, **options: Any) -> StatefulLoader:
-    """A loader of sets of two cells with two controls."""
+    """Create a loader of sets of two cells with two controls."""
     n_rows, first = 2 * n_sets + 10, options.pop("mask", slice(0, None)).stop
     obs = pd.DataFrame({"donor": np.arange(n_rows) % 3, "drug": ["a", "b"] * n_sets + ["DMSO"] * 10})
     mask = np.arange(n_rows) % (2 * n_sets) < (first or 2 * n_sets)
@@ -127,32 +127,32 @@ can_be_copied = pytest.mark.parametrize(  # torch's DataLoader can't be copied
 type Make = Callable[..., Any]
 
 
-def seen(batch: Any) -> Any:
-    """What tells a batch from others: its source and rows, or those of each of its parts."""
+def contents(batch: Any) -> Any:
+    """Return the source and the rows of a batch, or of each part of a batch."""
     if "index" not in batch:
-        return [(name, seen(part)) for name, part in batch.items()]
+        return [(name, contents(part)) for name, part in batch.items()]
     assert batch["X"][:, 0].tolist() == batch["index"].tolist()
     return batch.get("source"), batch["index"].tolist()
 
 
 def read(loader: Any, n_steps: int | None = None) -> list[Any]:
-    return [seen(batch) for batch in islice(loader, n_steps)]
+    return [contents(batch) for batch in islice(loader, n_steps)]
 
 
 def rows_in(batch: Any) -> list[int]:
-    """The rows in what `seen` returns."""
+    """Return all rows in a result of `contents`."""
     if isinstance(batch, list | tuple):
         return [row for part in batch for row in rows_in(part)]
     return [batch] if isinstance(batch, int) else []
 
 
 def epochs(make: Make, n_epochs: int) -> list[list[Any]]:
-    """The batches of each epoch."""
-    loader, found = make(Rank(0, 2)), []
+    """Return the batches of each epoch."""
+    loader, batches = make(Rank(0, 2)), []
     for epoch in range(n_epochs):
         loader.set_epoch(epoch)
-        found.append(read(loader))
-    return found
+        batches.append(read(loader))
+    return batches
 
 
 @every
@@ -186,13 +186,13 @@ def test_resumed_loader_reads_the_same(make: Make, n_read: int) -> None:
         assert after.batches_done == n_done
         for batch in after:
             assert len(after) == len(whole[epoch])  # also in the last step
-            first.append(seen(batch))
+            first.append(contents(batch))
     assert first == whole[1] + whole[2]
 
 
 @every
 def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
-    """An epoch that fewer ranks resume has fewer steps than the next one, also in its last step."""
+    """len() in a loop is the length of the resumed epoch, even if the next epoch has more steps."""
     loader, after = make(Rank(0, 3)), make(Rank(0, 1))
     read(loader, 3)
     after.load_state_dict(loader.state_dict())
@@ -204,7 +204,7 @@ def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
 
 @every
 def test_finished_epoch_set_again_has_nothing_left(make: Make) -> None:
-    """Frameworks set the epoch of a state that they have just loaded, also where it has been read to its end."""
+    """Setting the epoch of a state that was saved at the end of the epoch yields no batches."""
     whole, loader, after = epochs(make, 2), make(Rank(0, 2)), make(Rank(0, 2))
     read(loader)
     after.load_state_dict(loader.state_dict())
@@ -262,7 +262,7 @@ def test_state_counts_steps_that_are_done(make: Make) -> None:
 
 @every
 def test_state_is_its_owners(make: Make) -> None:
-    """Whatever is done to a state changes neither the loader nor later states."""
+    """Changing a state changes neither the loader nor later states."""
 
     def spoil(part: dict[str, Any]) -> None:
         for value in part.values():
@@ -272,9 +272,9 @@ def test_state_is_its_owners(make: Make) -> None:
 
     loader = make(Rank(0, 2))
     state = loader.state_dict()
-    kept = copy.deepcopy(state)
+    original = copy.deepcopy(state)
     spoil(state)
-    assert loader.state_dict() == kept
+    assert loader.state_dict() == original
 
 
 @in_process
@@ -283,7 +283,7 @@ def test_state_leads_to_the_batch_that_failed(make: Make) -> None:
 
     def run() -> None:
         for batch in loader:
-            steps.append(seen(batch))
+            steps.append(contents(batch))
             if len(steps) == 3:
                 ERRORS.append(OSError("the server closed the connection"))
 
@@ -301,20 +301,20 @@ def test_state_leads_to_the_batch_that_failed(make: Make) -> None:
 def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
     whole, loader = epochs(make, 1)[0], make(Rank(0, 2))
     batches = iter(loader)
-    first = [seen(batch) for batch in islice(batches, 5)]
+    first = [contents(batch) for batch in islice(batches, 5)]
     other = duplicate(loader)
     assert other.state_dict() == loader.state_dict()
     other.load_state_dict(other.state_dict())
     assert read(other) == whole[5:]
-    assert first + [seen(batch) for batch in batches] == whole
+    assert first + [contents(batch) for batch in batches] == whole
 
 
 @every
 @pytest.mark.parametrize("rank", [Rank(1, 3), Rank(0, 1)], ids=["more ranks", "fewer ranks"])
 @pytest.mark.parametrize("n_read", [0, 1, 5, N_STEPS])
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "left"])
+@pytest.mark.parametrize("is_open", [True, False], ids=["same loop", "new loop"])
 def test_resharded_loader_reads_what_a_resumed_one_does(make: Make, rank: Rank, n_read: int, is_open: bool) -> None:
-    """Also if the last batch before isn't done, in the same loop as well as in the next one."""
+    """reshard() is the same as saving and loading a state, in the same loop and in a new loop."""
     loader, after = make(Rank(0, 2)), make(rank)
     loader.set_epoch(1)
     batches = iter(loader)
@@ -326,8 +326,8 @@ def test_resharded_loader_reads_what_a_resumed_one_does(make: Make, rank: Rank, 
     after.load_state_dict(state)
     loader.reshard(rank)
     assert loader.state_dict() == after.state_dict()
-    found = [seen(batch) for batch in (batches if is_open and n_read else loader)]
-    assert found == read(after)
+    rest = [contents(batch) for batch in (batches if is_open and n_read else loader)]
+    assert rest == read(after)
     for one in (loader, after):
         one.step_done()
     assert loader.next_epoch == after.next_epoch == 2
@@ -337,13 +337,13 @@ def test_resharded_loader_reads_what_a_resumed_one_does(make: Make, rank: Rank, 
 
 @every
 def test_ranks_that_change_twice_read_each_cell_once(make: Make) -> None:
-    """3 ranks lose one, and get two others."""
+    """Three ranks become two, and then four."""
     expected = Counter(row for rank in range(3) for batch in read(make(Rank(rank, 3))) for row in rows_in(batch))
-    ranks, found = [make(Rank(rank, 3)) for rank in range(3)], Counter[int]()
+    ranks, counts = [make(Rank(rank, 3)) for rank in range(3)], Counter[int]()
     iterators = [iter(loader) for loader in ranks]
     for n_steps, n_ranks in ((2, 2), (3, 4), (10**3, 0)):
         for _, *batches in zip(range(n_steps), *iterators, strict=False):
-            found.update(row for batch in batches for row in rows_in(seen(batch)))
+            counts.update(row for batch in batches for row in rows_in(contents(batch)))
         del ranks[n_ranks or len(ranks) :], iterators[n_ranks or len(ranks) :]
         for rank in range(n_ranks):
             if rank < len(ranks):
@@ -353,13 +353,13 @@ def test_ranks_that_change_twice_read_each_cell_once(make: Make) -> None:
             ranks[rank].load_state_dict(ranks[0].state_dict())
             iterators.append(iter(ranks[rank]))
         assert agreement(ranks) == [""] * len(ranks)
-    if not isinstance(ranks[0], MixedLoader):  # whose steps are as many on any number of ranks
-        assert found == expected
+    if not isinstance(ranks[0], MixedLoader):  # a mixture has the same number of steps on any number of ranks
+        assert counts == expected
 
 
 @every
 def test_reshard_goes_back_before_earlier_change(make: Make) -> None:
-    """A loader can go back over two changes of ranks, as long as no batch was read since."""
+    """reshard(batches_done=...) can go back over two changes of ranks if no batch was read since."""
     loader, after = make(Rank(0, 3)), make(Rank(0, 1))
     batches = iter(loader)
     states: list[Any] = [None]
@@ -379,41 +379,41 @@ def test_reshard_goes_back_before_earlier_change(make: Make) -> None:
         assert loaded[0] == loaded[1]
     loader.reshard(batches_done=1)
     after.load_state_dict(states[1])
-    assert [seen(batch) for batch in batches] == read(after)
+    assert [contents(batch) for batch in batches] == read(after)
 
 
 @every
 def test_reshard_in_last_step_ends_loop(make: Make) -> None:
     """If the ranks change when the last step is done, no batches remain in the epoch."""
     loader, n_steps = make(Rank(0, 2)), len(epochs(make, 1)[0])
-    found = []
+    steps = []
     for batch in loader:
-        found.append(seen(batch))
+        steps.append(contents(batch))
         loader.step_done()
-        if len(found) == n_steps:
+        if len(steps) == n_steps:
             loader.reshard(Rank(0, 1))
-    assert len(found) == n_steps
+    assert len(steps) == n_steps
     assert loader.next_epoch == 1
 
 
 @every
 def test_loop_that_another_one_follows_does_not_continue(make: Make) -> None:
-    """Once the ranks have changed, only the first pass continues."""
+    """After a change of ranks, an iterator raises once a newer iterator has started."""
     loader, after = make(Rank(0, 2)), make(Rank(0, 1))
     older = iter(loader)
     next(older)
     after.load_state_dict(loader.state_dict())
     loader.reshard(Rank(0, 1))
     newer = iter(loader)
-    first = seen(next(newer))
+    first = contents(next(newer))
     with pytest.raises(RuntimeError, match=r"ranks have changed|has ended"):
         next(older)
-    assert [first, *map(seen, newer)] == read(after)
+    assert [first, *map(contents, newer)] == read(after)
 
 
 @every
 def test_pass_whose_rank_changes_unnoticed_raises(make: Make) -> None:
-    """A process group was made again, and nobody called reshard: at most a load request is read of the old share."""
+    """An iterator raises if the process group is created again and reshard() is not called."""
     places = [Rank(0, 2)]
     loader = make(lambda: (places[-1].rank, places[-1].world_size))
     batches = iter(loader)
@@ -432,20 +432,20 @@ def test_rank_is_asked_again(make: Make) -> None:
     after.load_state_dict(loader.state_dict())
     place[0] = Rank(2, 3)
     loader.reshard()
-    assert [seen(batch) for batch in batches] == read(after)
+    assert [contents(batch) for batch in batches] == read(after)
 
 
 @every
 def test_failed_reshard_changes_nothing(make: Make) -> None:
-    """A loader whose reshard raises stays as it was."""
+    """A reshard() that raises leaves the loader unchanged."""
     loader, options = make(Rank(0, 2), virtual_ranks=4), {"virtual_ranks": 4}
     whole, batches = read(make(Rank(0, 2), **options)), iter(loader)
-    found = [seen(batch) for batch in islice(batches, 5)]
+    first = [contents(batch) for batch in islice(batches, 5)]
     state = loader.state_dict()
     with pytest.raises(ValueError, match="must be a multiple of the world size, 3"):
         loader.reshard(Rank(0, 3))
     assert loader.state_dict() == state
-    assert found + [seen(batch) for batch in batches] == whole
+    assert first + [contents(batch) for batch in batches] == whole
 
 
 @every
@@ -474,7 +474,7 @@ def test_pass_ends_the_one_before(make: Make) -> None:
 
 @every
 def test_end_of_an_open_pass_moves_no_epoch(make: Make) -> None:
-    """A pass that was open when another epoch was set ends without taking that epoch for read."""
+    """The end of an iterator that was open during set_epoch() does not advance the new epoch."""
     loader, whole = make(Rank(0, 2)), epochs(make, 3)
     batches = iter(loader)
     next(batches)
@@ -488,17 +488,17 @@ def test_end_of_an_open_pass_moves_no_epoch(make: Make) -> None:
 @every
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_cells_of_steps_are_those_read(make: Make, world_size: int) -> None:
-    """Every rank tells the cells of all ranks: before a resume on other ranks, after it, and those to come."""
+    """cells_of() on every rank lists the cells of all ranks, before a resume, after it and in later steps."""
     before, steps = [make(Rank(rank, 2)) for rank in range(2)], []
     steps += list(zip(*(read(loader, 5) for loader in before), strict=True))
     ranks = [make(Rank(rank, world_size)) for rank in range(world_size)]
     for loader in ranks:
         loader.load_state_dict(before[0].state_dict())
-    told = [loader.cells_of(slice(None), "donor", epoch=0) for loader in ranks]
+    frames = [loader.cells_of(slice(None), "donor", epoch=0) for loader in ranks]
     steps += list(zip(*map(read, ranks), strict=True))
-    told += [loader.cells_of(slice(None), "donor", epoch=0) for loader in ranks]
-    for frame in told:
-        assert frame.equals(told[0])
+    frames += [loader.cells_of(slice(None), "donor", epoch=0) for loader in ranks]
+    for frame in frames:
+        assert frame.equals(frames[0])
         assert {*frame["step"]} == {*range(len(steps))}
         for step, batches in enumerate(steps):
             for rank, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""What is given for each cell by name: in the order of the cells, or an error on every rank."""
+"""Masks and labels with obs_names: in the order of the cells, or an error on every rank."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DONORS = ["d1", "d2", "d3", "d4"]
 
 @pytest.fixture(scope="module")
 def shuffled(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
-    """Two data sets of 20 cells of each donor, written from a file for each, in another order than the files have them.
+    """Write two datasets of cells of four donors, in a different order than in the files.
 
-    The only value of a cell is the number of its donor.
+    Each donor has 20 cells, and each value of a cell is the number of its donor.
     """
     folder = tmp_path_factory.mktemp("files")
     paths = []
@@ -40,7 +40,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
 
 
 def in_order_of_files(obs: pd.DataFrame) -> pd.Series:
-    """Whether a cell is of the first donor, as a table has it that was made of the files."""
+    """Flag the cells of the first donor, in the order of the files."""
     return obs.loc[[f"{donor}-{cell}" for donor in DONORS for cell in range(20)], "donor"] == "d1"
 
 
@@ -93,7 +93,7 @@ def test_fix_in_message_selects_right_cells(shuffled: DatasetCollection) -> None
 
 
 def without_columns(given: StatefulLoader, collection: DatasetCollection) -> StatefulLoader:
-    """Make a loader of one of cells without a column, of which annbatch keeps no names."""
+    """Copy a loader of cells without columns in obs, for which annbatch keeps no names."""
     cells = joined(collection)
     named = loader(None).add_adata(ad.AnnData(cells.X, obs=cells.obs[[]]))
     return StatefulLoader.from_loader(named, batch_sampler=given.sampler)
@@ -116,7 +116,7 @@ WAYS: dict[str, Callable[[StatefulLoader, DatasetCollection], StatefulLoader]] =
     "from_loader": lambda given, cells: StatefulLoader.from_loader(
         Loader(**SIZES, preload_to_gpu=False).add_adata(joined(cells)), batch_sampler=given.sampler, return_index=True
     ),
-    "from_loader of ours": without_columns,
+    "from_loader of a StatefulLoader": without_columns,
 }
 
 
@@ -149,15 +149,15 @@ def test_names_that_repeat_are_compared_one_by_one(shuffled: DatasetCollection) 
         loader(swapped).add_adata(cells).plan()
 
 
-@pytest.mark.parametrize("made", ["array", "default index", "default index of each data set", "slice"])
-def test_what_has_no_names_is_by_position(made: str, shuffled: DatasetCollection) -> None:
+@pytest.mark.parametrize("kind", ["array", "default index", "default index of each dataset", "slice"])
+def test_what_has_no_names_is_by_position(kind: str, shuffled: DatasetCollection) -> None:
     flags = np.arange(80) < 40
     mask = {
         "array": flags,
         "default index": pd.Series(flags),
-        "default index of each data set": pd.Series(flags, index=[*range(40), *range(40)]),
+        "default index of each dataset": pd.Series(flags, index=[*range(40), *range(40)]),
         "slice": slice(0, 40),
-    }[made]
+    }[kind]
     assert list(loader(mask).use_collection(shuffled).plan().window) == list(range(40))
 
 
@@ -173,17 +173,17 @@ def test_assigned_mask_is_compared(shuffled: DatasetCollection) -> None:
 def test_mask_order_of_one_rank_raises_everywhere(shuffled: DatasetCollection) -> None:
     """If the mask of one rank is in a different order, every rank raises."""
     right = shuffled.obs()["donor"] == "d1"
-    said: list[str] = []
+    messages: list[str] = []
 
     def collect(text: str) -> list[str]:
-        said.append(text)
+        messages.append(text)
         return [text]
 
     wrong = loader(in_order_of_files(shuffled.obs()), rank=1).use_collection(shuffled)
     with pytest.raises(ValueError, match="different order"):
         wrong.check_ranks_agree(gather=collect)
     with pytest.raises(ValueError, match="in a different order"):
-        loader(right).use_collection(shuffled).check_ranks_agree(gather=lambda text: [text, said[0]])
+        loader(right).use_collection(shuffled).check_ranks_agree(gather=lambda text: [text, messages[0]])
 
 
 def test_labels_of_a_composition_are_compared_by_name(shuffled: DatasetCollection) -> None:

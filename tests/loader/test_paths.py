@@ -1,8 +1,8 @@
-"""Whichever path reads them, batches hold what the arrays have: annbatch's and ours, of all that a data set can be.
+"""Every way of reading yields the values of the arrays, for datasets of every kind.
 
-The paths: arrays and sparse matrices in memory, which annbatch copies; stored arrays through zarr's codecs, through
-zarrs from another store, and of data sets that differ in their types, which annbatch has zarr read; and stored arrays
-of a local disk that zarrs is asked for here.
+annbatch copies arrays and sparse matrices in memory. It reads stored arrays with zarr if the codecs are zarr's, if the
+store is not a local disk, or if the datasets have different dtypes. This package reads the other stored arrays, on a
+local disk, with zarrs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:Adding dataset with dtype")
 
 CODECS = {"zarr": "zarr.core.codec_pipeline.BatchedCodecPipeline", "zarrs": "zarrs.ZarrsCodecPipeline"}
-#: Folders of examples, which follow each other in one folder of the test.
+#: Names of the folders of examples.
 NUMBERS = count()
 
 
@@ -50,7 +50,7 @@ def store_of(kind: str, folder: Path) -> Any:
 
 @st.composite
 def values(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> Values:
-    """Values of which some are 0, and often whole rows are."""
+    """Generate values with some zeros, and often with whole rows of zeros."""
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     filled = rng.integers(1, 100, shape) * (rng.random(shape) < draw(st.sampled_from([0, 0.3, 0.9])))
     filled[rng.random(shape[0]) < 0.2] = 0
@@ -61,24 +61,24 @@ def several_types(*choices: str) -> st.SearchStrategy[list[str]]:
     return st.lists(st.sampled_from(choices), min_size=1, max_size=3)
 
 
-def read(data_sets: list[Any], expected: list[Values], seed: int, read_ahead: int) -> None:
-    """Read rows, some of them twice, and compare each batch with the values that the data sets were made of."""
+def read(datasets: list[Any], expected: list[Values], seed: int, read_ahead: int) -> None:
+    """Read rows with replacement, and compare each batch with the values of the datasets."""
     whole = np.concatenate([one.astype(np.result_type(*expected)) for one in expected])
     if not len(whole):
         return
     chunk_size = min(5, len(whole))
     rng = np.random.default_rng(seed)
     sampler = RandomSampler(chunk_size, 16, 4, replacement=True, num_samples=4 * len(whole), rng=rng)
-    given = StatefulLoader(
+    loader = StatefulLoader(
         batch_sampler=DistributedSampler(sampler, dist_info=Rank(0, 1), sharding="independent"),
         return_index=True,
         preload_to_gpu=False,
         read_ahead=read_ahead,
     )
-    for one in data_sets:
-        given.add_dataset(one)
+    for one in datasets:
+        loader.add_dataset(one)
     n_read = 0
-    for batch in given:
+    for batch in loader:
         got = batch["X"].toarray() if sp.issparse(batch["X"]) else batch["X"]
         np.testing.assert_array_equal(got, whole[batch["index"]])
         n_read += len(batch["index"])
@@ -86,13 +86,13 @@ def read(data_sets: list[Any], expected: list[Values], seed: int, read_ahead: in
 
 
 def dense(draw: st.DrawFn, store: Any, name: str, filled: Values) -> tuple[Any, bool]:
-    """Store rows in any chunks, and return the array and whether what is stored under a key has whole rows."""
+    """Store rows in any chunks. Return the array, and True if each stored chunk or shard has whole rows."""
     layout: dict[str, Any]
     rows, *columns = (draw(st.integers(1, size + 3)) for size in filled.shape)
     if draw(st.booleans()):
         columns = list(filled.shape[1:])
     match draw(st.sampled_from(["chunks", "shards", "zarr 2", "several sizes"])):
-        case "shards":  # which may have all columns where their chunks don't
+        case "shards":  # shards may have all columns even if their chunks don't
             shards = rows * draw(st.integers(1, 3)), *(size * draw(st.integers(1, 2)) for size in columns)
             layout, stored = {"chunks": (rows, *columns), "shards": shards}, shards[1:]
         case "several sizes" if len(filled) > 1:
@@ -102,7 +102,7 @@ def dense(draw: st.DrawFn, store: Any, name: str, filled: Values) -> tuple[Any, 
             layout, stored = {"chunks": (rows, *columns), "zarr_format": 2 if kind == "zarr 2" else 3}, tuple(columns)
     zarr.create_array(store, name=name, shape=filled.shape, dtype=filled.dtype, **layout)
     if filled.size:
-        with codecs("zarr"):  # zarrs doesn't write to each store
+        with codecs("zarr"):  # zarrs can't write to every store
             zarr.open_array(store, path=name, mode="r+")[:] = filled
     is_whole = all(size >= n_columns for size, n_columns in zip(stored, filled.shape[1:], strict=True))
     return zarr.open_array(store, path=name, mode="r"), is_whole
@@ -121,32 +121,32 @@ def test_stored_arrays_are_read_exactly_or_refused(
     filled = [data.draw(values((n, *columns), dtype)) for n, dtype in zip(n_rows, dtypes, strict=True)]
     with codecs(codec):
         where = store_of(store, tmp_path_factory.getbasetemp())
-        made = [dense(data.draw, where, str(number), one) for number, one in enumerate(filled)]
-        arrays, are_whole = [one for one, _ in made], [is_whole for _, is_whole in made]
+        pairs = [dense(data.draw, where, str(number), one) for number, one in enumerate(filled)]
+        arrays, are_whole = [one for one, _ in pairs], [is_whole for _, is_whole in pairs]
         if all(are_whole):
             read(arrays, filled, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 1)))
             return
         for add in ("add_datasets", "add_dataset"):
-            given = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
-            with pytest.raises(ValueError, match="must have all columns of their rows"):
-                _ = given.add_datasets(arrays) if add == "add_datasets" else list(map(given.add_dataset, arrays))
+            loader = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
+            with pytest.raises(ValueError, match="must have all columns"):
+                _ = loader.add_datasets(arrays) if add == "add_datasets" else list(map(loader.add_dataset, arrays))
 
 
 def sparse(store: Any, name: str, rows: sp.csr_matrix, indices: str, indptr: str, chunk: int) -> Any:
     group = zarr.create_group(store, path=name)
     group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(rows.shape)})
     parts = {"data": rows.data, "indices": rows.indices.astype(indices), "indptr": rows.indptr.astype(indptr)}
-    for part, held in parts.items():
+    for part, array in parts.items():
         layout = {} if part == "indptr" else {"chunks": (chunk,), "shards": (3 * chunk,)}
-        group.create_array(part, shape=held.shape, dtype=held.dtype, **layout)
-        if held.size:
+        group.create_array(part, shape=array.shape, dtype=array.dtype, **layout)
+        if array.size:
             with codecs("zarr"):
-                zarr.open_array(store, path=f"{name}/{part}", mode="r+")[:] = held
+                zarr.open_array(store, path=f"{name}/{part}", mode="r+")[:] = array
     return ad.io.sparse_dataset(zarr.open_group(store, path=name, mode="r"))
 
 
 def doubled(rows: sp.csr_matrix) -> sp.csr_matrix:
-    """The same columns twice in each row."""
+    """Store each value of a row twice, in the same column."""
     indices = np.repeat(rows.indices, 2)
     return sp.csr_matrix((np.repeat(rows.data, 2), indices, rows.indptr * 2), shape=rows.shape)
 
@@ -158,7 +158,7 @@ def test_sparse_rows_of_all_dtypes_are_exact(
     codec: str, store: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtypes: list[str]
 ) -> None:
     """Sparse rows of all dtypes are read with their exact values."""
-    made, filled = [], []
+    matrices, filled = [], []
     kind = data.draw(st.sampled_from([sp.csr_matrix, sp.csr_array]))
     where = store_of(store, tmp_path_factory.getbasetemp())
     with codecs(codec):
@@ -171,11 +171,11 @@ def test_sparse_rows_of_all_dtypes_are_exact(
             smallest = np.min_scalar_type(rows.nnz).name
             indptr = data.draw(st.sampled_from([smallest, "int32", "int64", "uint64"]))
             if store == "in memory":
-                made.append(kind(rows))
+                matrices.append(kind(rows))
             else:
-                made.append(sparse(where, str(number), rows, indices, indptr, data.draw(st.integers(1, 60))))
+                matrices.append(sparse(where, str(number), rows, indices, indptr, data.draw(st.integers(1, 60))))
             filled.append(one)
-        read(made, filled, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 1)))
+        read(matrices, filled, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 1)))
 
 
 @given(data=st.data(), dtypes=several_types("float32", "float64", "int8"))
@@ -187,7 +187,7 @@ def test_arrays_in_memory_are_read_as_they_are(data: st.DataObject, dtypes: list
 
 @pytest.fixture(scope="module")
 def by_columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A collection whose cells are a CSC matrix, as annbatch writes it of a file that has such."""
+    """Write a collection from a file with a CSC matrix, which annbatch keeps as CSC."""
     folder = tmp_path_factory.mktemp("csc")
     ad.AnnData(sp.csc_matrix(np.eye(30, 7, dtype="float32"))).write_h5ad(folder / "cells.h5ad")
     DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"], shuffle_chunk_size=10)
@@ -195,44 +195,44 @@ def by_columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_csc_matrices_are_refused(by_columns: Path) -> None:
-    """CSC matrices are refused, however they are added."""
+    """CSC matrices are refused by every function that takes data."""
     collection = DatasetCollection(by_columns, mode="r")
     group: Any = next(iter(collection))
-    given = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
+    loader = StatefulLoader(batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)))
     in_memory = sp.csc_matrix(np.eye(3))
     asks = [
-        lambda: given.use_collection(collection),
-        lambda: given.use_collection(collection, load_adata=ad.io.read_elem),
-        lambda: given.add_adata(ad.AnnData(in_memory)),
-        lambda: given.add_adatas([ad.AnnData(in_memory)]),
-        lambda: given.add_dataset(in_memory),
-        lambda: given.add_datasets([ad.io.sparse_dataset(group["X"])]),
+        lambda: loader.use_collection(collection),
+        lambda: loader.use_collection(collection, load_adata=ad.io.read_elem),
+        lambda: loader.add_adata(ad.AnnData(in_memory)),
+        lambda: loader.add_adatas([ad.AnnData(in_memory)]),
+        lambda: loader.add_dataset(in_memory),
+        lambda: loader.add_datasets([ad.io.sparse_dataset(group["X"])]),
         lambda: suggest_sizes(collection, 2),
         lambda: n_rows_of(group["X"], "X"),
     ]
     for ask in asks:
         with pytest.raises(TypeError, match="got a CSC matrix"):
             ask()
-    assert given.n_obs == 0
+    assert loader.n_obs == 0
 
 
 def test_refused_dataset_leaves_loader_unchanged(tmp_path: Path) -> None:
-    """A refused dataset leaves the loader as it was."""
+    """A refused dataset leaves the loader unchanged."""
     group = zarr.open_group(tmp_path / "cells.zarr")
     write_sharded(group, ad.AnnData(np.ones((30, 7), dtype="float32")), n_obs_per_chunk=8)
     cut = zarr.create_array(MemoryStore(), shape=(30, 7), chunks=(8, 4), dtype="float32")
     whole: Any = group["X"]
-    given = StatefulLoader(
+    loader = StatefulLoader(
         batch_sampler=DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1)), preload_to_gpu=False
     ).add_dataset(whole)
     message = r"of X of dataset 2 must have all columns.* got chunks of \(8, 4\) for the shape \(30, 7\)"
     with pytest.raises(ValueError, match=message + r".* in chunks of \(8, 7\)"):
-        given.add_datasets([whole, cut])
-    assert given.n_obs == 30
-    assert sum(len(batch["X"]) for batch in given) == 28
+        loader.add_datasets([whole, cut])
+    assert loader.n_obs == 30
+    assert sum(len(batch["X"]) for batch in loader) == 28
     theirs = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False).add_dataset(cut)
     with pytest.raises(ValueError, match="X of dataset 0"):
-        StatefulLoader.from_loader(theirs, batch_sampler=given.sampler)
+        StatefulLoader.from_loader(theirs, batch_sampler=loader.sampler)
 
 
 @pytest.mark.parametrize("pipeline", CODECS)
