@@ -21,19 +21,18 @@ from annbatch.samplers import WeightedClassSampler
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
 
-# types are sampled in chunks, and types with few cells need small chunks
-CHUNK_SIZE, PRELOAD_NCHUNKS, BATCH_SIZE = 16, 128, 64
+PRELOAD_NCHUNKS, BATCH_SIZE = 128, 64
 NOT_SAMPLED = "not sampled"
 
 
-def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
+def weigh(labels: pd.Series, chunk_size: int) -> tuple[pd.Categorical, pd.Series]:
     """Return the type of each cell, as class samplers take it, and the weight of each type."""
     # every cell needs a type: cells without a label get a type that isn't sampled
     types = pd.Categorical(labels).add_categories(NOT_SAMPLED).fillna(NOT_SAMPLED)
     # so do cells in runs that are shorter than a chunk
     starts = np.flatnonzero(np.diff(types.codes, prepend=-1))
     lengths = np.diff(starts, append=len(types))
-    is_short = np.repeat(lengths < CHUNK_SIZE, lengths)
+    is_short = np.repeat(lengths < chunk_size, lengths)
     if is_short.mean() > 0.5:
         raise SystemExit(
             f"cells of the same {labels.name} are not stored together: write the collection with "
@@ -50,14 +49,16 @@ def weigh(labels: pd.Series) -> tuple[pd.Categorical, pd.Series]:
     return types, weights
 
 
-def sample(collection: Path, label: str, num_samples: int | None) -> None:
+def sample(
+    collection: Path, label: str, num_samples: int | None, chunk_size: int
+) -> None:
     """Run one rank."""
     cells = DatasetCollection(collection, mode="r")
-    types, weights = weigh(cells.obs([label])[label])
+    types, weights = weigh(cells.obs([label])[label], chunk_size)
     sampler = DistributedSampler(
         # or ClassSampler, which samples one type for each batch
         WeightedClassSampler(
-            CHUNK_SIZE,
+            chunk_size,
             PRELOAD_NCHUNKS,
             BATCH_SIZE,
             classes=types,
@@ -104,6 +105,13 @@ if __name__ == "__main__":
         type=int,
         help="number of cells to sample (default: the number of cells)",
     )
+    parser.add_argument(
+        "--chunk-size",
+        type=int,
+        default=16,
+        help="number of cells that are sampled together; types with fewer cells are not "
+        "sampled (default: 16)",
+    )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
@@ -112,5 +120,5 @@ if __name__ == "__main__":
         )
     else:
         dist.init_process_group("gloo")
-        sample(arguments.collection, arguments.label, arguments.num_samples)
+        sample(**vars(arguments))
         dist.destroy_process_group()

@@ -286,7 +286,7 @@ def test_state_before_first_pass_fits_many_ranges() -> None:
     mask = np.arange(N_OBS) % 3 != 1
     state = random(mask=mask).state_dict(batches_done=0)
     loader(mask=mask).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"rows\.digest is"):
+    with pytest.raises(ValueError, match=r"mask selects different rows"):
         loader(mask=np.arange(N_OBS) % 3 != 0).load_state_dict(state)
 
 

@@ -186,6 +186,13 @@ def cells(sets: Sets, epoch: int, seed: int | None = None) -> list[list[int]]:
     return [sets.in_epoch(N_CELLS, epoch, seed).cells(number).rows.tolist() for number in numbers]
 
 
+@pytest.mark.parametrize(("size", "chunk"), [(1, 1), (10, 10), (16, 16), (17, 1), (20, 10), (64, 16)])
+def test_default_chunk_divides_size(size: int, chunk: int) -> None:
+    """The default chunk is the largest divisor of the size of a set, up to 16."""
+    obs = pd.DataFrame({"donor": 100 * ["a"]})
+    assert Sets.from_obs(obs, by="donor", size=size, seed=0).chunk == chunk
+
+
 def test_sets_are_new_in_each_epoch() -> None:
     """Sets are new in each epoch, and the same in every process."""
     assert len(example()) == N_SETS

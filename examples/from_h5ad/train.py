@@ -43,6 +43,10 @@ def split(
     """Return the classes, and the loaders of training cells and held-out cells."""
     cells = DatasetCollection(collection, mode="r")
     obs = cells.obs([label, donor])
+    if missing := {label, donor} - {*obs.columns}:
+        columns = ", ".join(cells.obs().columns)
+        msg = f"obs has no column {', '.join(sorted(missing))}; it has {columns}"
+        raise ValueError(msg)
     classes = pd.Categorical(obs[label]).categories
     donors = obs[donor].astype(str)
     if unknown := {*hold_out} - {*donors}:

@@ -137,7 +137,7 @@ class Sets:
         controls: Mapping[str, Any] | npt.ArrayLike | None = None,
         match: str | Sequence[str] | None = None,
         mask: AnyMask | None = None,
-        chunk: int = 16,
+        chunk: int | None = None,
         tail: Literal["drop", "short", "fill"] = "drop",
         seed: int | None = None,
     ) -> Self:
@@ -161,8 +161,9 @@ class Sets:
         mask
             Cells to use, both treated cells and controls, as for :class:`DistributedSampler`. None (default) uses all.
         chunk
-            Number of consecutive cells of a group that stay together (default 16). It must divide ``size``. Larger
-            chunks are read faster; smaller chunks shuffle the cells of a group better.
+            Number of consecutive cells of a group that stay together. It must divide ``size``. Larger chunks are read
+            faster; smaller chunks shuffle the cells of a group better. None (default) takes the largest divisor of
+            ``size`` up to 16.
         tail
             Policy for the remaining cells of a group whose number is not a multiple of ``size``:
 
@@ -227,7 +228,10 @@ class Sets:
         if not isinstance(obs, pd.DataFrame):
             raise TypeError(f"obs must be a pandas DataFrame, got {type(obs).__name__}. Pass collection.obs([...]).")
         columns, matched = _columns("by", by), [] if match is None else _columns("match", match)
+        _check_columns(obs, [*columns, *matched])
         size = integer("size", size, least=1, below=BOUND)
+        if chunk is None:
+            chunk = max(number for number in range(1, 17) if size % number == 0)
         chunk = integer("chunk", chunk, least=1, below=BOUND)
         if size % chunk:
             fitting = max(number for number in range(1, min(chunk, size) + 1) if size % number == 0)
@@ -246,7 +250,6 @@ class Sets:
         settings = {"by": columns, "match": matched, "size": size, "chunk": chunk, "tail": tail, "seed": seed}
         if not len(obs):
             raise ValueError("obs must have at least one cell, got 0. Pass collection.obs([...]).")
-        _check_columns(obs, [*columns, *matched])
         names = names_of("obs", pd.Series(0, index=obs.index))
         is_used, mask_identity = _used(obs, mask, names)
         is_control, controls_identity = _controls(obs, controls, names, is_used)

@@ -86,7 +86,8 @@ def test_verdict_accepts_the_plan_and_nothing_else(drawn: Job, epoch: int, data:
             wrong[rank] = [flat(wrong[rank]), *[[] for _ in wrong[rank]]]
     text = verdict_of(ranks, drawn.n_obs, wrong)
     plan = ranks[0].plan(drawn.n_obs)
-    masked = f" (the mask selects {plan.window.format(3)})"
+    few, rows = len(plan.window.starts) <= 3, f"{len(plan.window):,} of {drawn.n_obs:,} rows"
+    masked = f" (the mask selects {plan.window if few else rows})"
     which = masked if len(plan.window) < drawn.n_obs else ""
     assert text.startswith(f"The ranks have not read the planned rows in epoch {epoch}{which}:\n  rank {rank} has read")
     assert text.count("\n") == 1

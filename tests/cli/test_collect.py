@@ -240,6 +240,7 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
         ((rows, "--memory", "1KB"), "can't write the cells under --memory 1KB"),
         ((rows, "--group-by", "age"), "--group-by age: obs has no such column. It has cell_type, donor"),
         ((tmp_path / "columns.h5ad", "--group-by", "age"), "--group-by age: must be a column of labels"),
+        ((rows, "--obs", "donor", "--group-by", "cell_type"), "got cell_type. Add them to --obs"),
     ):
         assert message in said(capsys, "collect", "--out", out, *arguments, code=2)
         assert set(tmp_path.iterdir()) == before
@@ -249,11 +250,25 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
     told = said(capsys, "collect", rows, "--layer", "counts", "--out", out, code=2)
     assert told == f"annbatch-distributed: --layer: no file has a layer 'counts'; {rows} has layers raw"
     (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
-    assert "30 cell names repeated" in said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
+    again = said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
+    assert "30 cell names repeated" in again
+    assert f"in {rows}, {tmp_path / 'again.h5ad'}." in again
     out.mkdir()
     assert "must not exist, but does as an empty folder: another collect" in said(
         capsys, "collect", rows, "--out", out, code=2
     )
+
+
+def test_labels_like_missing_values_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Labels such as "nan" are kept, with a warning that names the option to treat them as missing."""
+    cells = ad.AnnData(np.ones((4, 2), dtype="float32"))
+    cells.obs["kind"], cells.obs["donor"] = ["nan", "B", "Unknown", "T"], ["a", "a", "b", "b"]
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    command = "collect", tmp_path / "cells.h5ad", "--obs", "kind", "donor", "--out"
+    text = said(capsys, *command, tmp_path / "kept.zarr")
+    assert text.count("WARNING") == 1
+    assert 'pass --missing "Unknown" "nan"' in text
+    assert "WARNING" not in said(capsys, *command, tmp_path / "cells.zarr", "--missing", "Unknown", "nan")
 
 
 def test_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

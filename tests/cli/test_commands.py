@@ -156,7 +156,7 @@ def test_load_requests_make_whole_batches_unless_told_otherwise(capsys: pytest.C
 
 
 def test_plans_are_drawn_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert planned(capsys, "--n-obs", 20_000, "--epochs", 2, "--plot", tmp_path / "plans.svg")
+    assert planned(capsys, "--n-obs", 20_000, "--ranks", 8, "--epochs", 2, "--plot", tmp_path / "plans.svg")
     assert (tmp_path / "plans.svg").read_text().count("dropped: 7.8%") == 2
 
 
@@ -183,7 +183,7 @@ WRONG = {
     "a column that names each cell": (["plan", "{folder}/names.zarr", "--by", "name"], "at most 1000 values, got 1200"),
     "no such value": (
         ["plan", "{collection}", "--where", "donor=d9"],
-        "column 'donor' has no value 'd9'. It has d0, d1",
+        "column 'donor' has no value 'd9'. It has 'd0', 'd1'",
     ),
     "no column": (["plan", "{collection}", "--where", "=d1"], "--where must be COLUMN=VALUE"),
     "more ranks than rows": (

@@ -581,4 +581,7 @@ def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *,
 
 def _masked(plan: EpochPlan) -> str:
     """Return the rows that the mask selects, which identify a loader of a collection; empty if it selects all."""
-    return f"the mask selects {plan.window.format(3)}" if len(plan.window) < plan.n_obs else ""
+    if len(plan.window) == plan.n_obs:
+        return ""
+    few = len(plan.window.starts) <= 3
+    return f"the mask selects {plan.window if few else f'{len(plan.window):,} of {plan.n_obs:,} {plan.unit}s'}"

@@ -167,7 +167,7 @@ def _add_plan(parser: _Parser) -> None:
     group = parser.add_argument_group("what to plan")
     group.add_argument("path", nargs="?", help=_PATH)
     group.add_argument("--n-obs", type=_POSITIVE, metavar="N", help="Number of rows, instead of a collection")
-    group.add_argument("--ranks", type=_POSITIVE, default=8, metavar="N", help="Number of ranks (default: 8)")
+    group.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help="Number of ranks (default: 2)")
     group.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="Number of epochs (default: 1)")
     _add_rows_and_sampler(parser, group)
     add = parser.add_argument_group("output").add_argument

@@ -125,7 +125,7 @@ class Cells:
                 raise CommandError(f"--where must be COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {condition!r}")
             labels = labels_of(column)
             if equals and value not in labels.categories:
-                known = _listed(labels.categories)
+                known = _listed([repr(category) for category in labels.categories])
                 raise CommandError(f"{self.path}: column {column!r} has no value {value!r}. It has {known}")
             if not equals:
                 flags &= labels.notna()

@@ -36,6 +36,10 @@ from annbatch_distributed.rows import plural
 _MOST_VALUES = 20
 #: Upper limit of log-normalized values: log1p of a share of 10,000 counts is at most 9.2.
 _MOST_LOG = 15
+#: Strings that often stand for missing labels, in lower case.
+_LIKE_MISSING = {"", "n/a", "na", "nan", "none", "null", "unassigned", "unknown"}
+#: Advice for files without counts.
+_FIND_COUNTS = "Pass --layer NAME if a layer has the counts, or --layer raw for .raw; otherwise leave the file out"
 
 
 class _Look(NamedTuple):
@@ -179,11 +183,18 @@ def _look_at(files: list[Path], options: Namespace) -> list[_Look]:
         problems.append(
             f"--layer: no file has a layer {options.layer!r}; {looks[0].file} has {_named(looks[0].layers)}"
         )
+    if options.obs and (not_kept := [name for name in options.group_by or () if name not in options.obs]):
+        problems.append(f"--group-by: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
     if looks and not sum(len(look.cells) for look in looks):
         problems.append("the files have no cells")
     names = pd.Index([]).append([look.cells for look in looks])
-    if not options.make_unique and (n_repeated := int(names.duplicated().sum())):
-        problems.append(f"{plural(n_repeated, 'cell name')} repeated, within or across files. Pass --make-unique")
+    repeated = names[names.duplicated()].unique().tolist()
+    if repeated and not options.make_unique:
+        first = ", ".join(str(look.file) for look in looks if repeated[0] in look.cells)
+        problems.append(
+            f"{plural(len(repeated), 'cell name')} repeated, such as {repeated[0]} in {first}. If these are different "
+            "cells, pass --make-unique; otherwise remove them from one of the files"
+        )
     if problems:
         raise CommandError(*problems)
     return looks
@@ -319,7 +330,7 @@ def _check_counts(parts: list[_Part]) -> None:
         part = next(part for part in parts if part.are_counts is False)
         raise CommandError(
             f"{part.look.file}: {part.place} must have counts, as in other files, got values that are not integers. "
-            f"It has {_named(part.look.layers)}; pass --layer if one of them has the counts"
+            f"It has {_named(part.look.layers)}. {_FIND_COUNTS}"
         )
 
 
@@ -407,9 +418,13 @@ def _report(
         what += f" ({', '.join(values)})"
     where = "" if len(columns) == n_files else f", in only {len(columns):,} of {plural(n_files, 'file')}"
     print(f"{name}: {what}{where}, {f'missing in {plural(n_missing, "cell")}' if n_missing else 'none missing'}")
+    labels = [] if values is None else values.tolist()
+    if like_missing := [label for label in labels if label.casefold() in _LIKE_MISSING]:
+        given = " ".join(f'"{value}"' for value in like_missing)
+        print(f"WARNING: {name} has the labels {given}. If they stand for missing labels, pass --missing {given}")
     by_case: dict[str, list[str]] = {}
-    for value in () if values is None else values:
-        by_case.setdefault(value.casefold(), []).append(value)
+    for label in labels:
+        by_case.setdefault(label.casefold(), []).append(label)
     if alike := [spellings for spellings in by_case.values() if len(spellings) > 1]:
         shown = "; ".join(" and ".join(spellings) for spellings in alike[:3]) + "; ..." * (len(alike) > 3)
         print(f"WARNING: values of {name} differ only in case: {shown}")

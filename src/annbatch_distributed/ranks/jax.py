@@ -137,7 +137,7 @@ def is_initialized() -> bool:
 def _check_initialized() -> None:
     if not is_initialized():
         raise RuntimeError(
-            "JAX distributed is not initialized. Call jax.distributed.initialize() in every process before you make "
+            "JAX distributed is not initialized. Call jax.distributed.initialize() in every process before you create "
             "the DistributedSampler."
         )
 

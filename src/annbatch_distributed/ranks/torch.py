@@ -28,7 +28,7 @@ def default_group() -> Placement:
     if not is_initialized():
         raise RuntimeError(
             "torch.distributed is not initialized. Start the script with torchrun, and call "
-            "torch.distributed.init_process_group() before you make the DistributedSampler. If a framework does so "
+            "torch.distributed.init_process_group() before you create the loader. If a framework does so "
             "later, pass dist_info=deferred('torch'), or an object of the framework: Lightning's Trainer or Fabric, "
             "Accelerate's Accelerator or PartialState, or Ray Train's context."
         )
