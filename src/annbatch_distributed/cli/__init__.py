@@ -182,7 +182,7 @@ def _add_check(parser: _Parser) -> None:
     ranks = "Number of ranks, each in its own process (default: 2)"
     group.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help=ranks)
     group.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="Number of epochs (default: 1)")
-    ahead = "Number of load requests to prefetch (default: 0)"
+    ahead = "Number of load requests to prefetch in threads (default: 0)"
     group.add_argument("--read-ahead", type=_NATURAL, default=0, metavar="N", help=ahead)
     _add_rows_and_sampler(parser, group)
     _add_json(parser.add_argument_group("output").add_argument)
@@ -224,7 +224,7 @@ def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_
         shown = "from the state" if of_state else shown or str(default)
         group.add_argument(name, default=None if of_state else default, help=f"{about} (default: {shown})", **options)
 
-    epoch = "Number of the epoch" if of_state else "Number of the epoch, or of the first one"
+    epoch = "Epoch to list" if of_state else "First epoch"
     add(rows, "--epoch", epoch, 0, type=_NATURAL, metavar="N")
     where = (
         "Select rows by obs: COLUMN=VALUE, COLUMN!=VALUE, or COLUMN for any value. Repeat it for more conditions; "
@@ -238,7 +238,7 @@ def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_
     add(sampler, "--batch-size", batch_size, 256, type=_POSITIVE, metavar="N")
     add(sampler, "--chunk-size", "Number of consecutive rows to read together", 64, type=_POSITIVE, metavar="N")
     chunks = "Number of chunks of a load request"
-    fewest = "the fewest from 32 on that make whole batches"
+    fewest = "the smallest number, at least 32, that gives whole batches"
     add(sampler, "--preload-nchunks", chunks, shown=fewest, type=_POSITIVE, metavar="N")
     add(sampler, "--sampler", "Order of the rows of a rank", "random", choices=["random", "sequential"])
     sharding = (
@@ -247,8 +247,8 @@ def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_
     )
     add(sampler, "--sharding", sharding, "contiguous", choices=["contiguous", "shuffled"])
     remainder = (
-        "Treatment of rows that don't fill a batch on every rank: drop drops them, keep gives some ranks more batches, "
-        "exact makes some batches smaller, pad repeats rows"
+        "How to treat rows that don't fill a batch on every rank: drop them, keep them as additional batches of some "
+        "ranks, read each row exactly once in smaller batches, or pad with repeated rows"
     )
     add(sampler, "--remainder", remainder, "drop", choices=["drop", "keep", "exact", "pad"])
     virtual = "Number of virtual ranks, a multiple of --ranks, so that steps are the same on any number of ranks"
