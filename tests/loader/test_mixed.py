@@ -1,4 +1,4 @@
-"""Mixtures: which source each step takes, what each source reads, and how it all goes on."""
+"""Mixtures: the source of each step, the rows of each source, and resuming."""
 
 from __future__ import annotations
 
@@ -42,39 +42,39 @@ SHARES = np.array([WEIGHTS[name] / 4.5 for name in SORTED])
 def loaders(
     rank: int = 0, world_size: int = 2, *names: str, read_ahead: int = 0, **options: Any
 ) -> dict[str, StatefulLoader]:
-    """A rank's loader of each source, whose rows hold their numbers."""
-    made = {}
+    """Create a rank's loader of each source, in which each value is the number of its row."""
+    sources = {}
     for name in names or WEIGHTS:
         n_rows, n_genes = SIZES[name]
-        given = {"dist_info": Rank(rank, world_size), "seed": 0, "remainder": "exact"} | options
-        sampler = DistributedSampler(RandomSampler(4, 2, 4), **given)
+        arguments = {"dist_info": Rank(rank, world_size), "seed": 0, "remainder": "exact"} | options
+        sampler = DistributedSampler(RandomSampler(4, 2, 4), **arguments)
         loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
-        made[name] = loader.add_adata(ad.AnnData(np.repeat(np.arange(float(n_rows))[:, None], n_genes, axis=1)))
-    return made
+        sources[name] = loader.add_adata(ad.AnnData(np.repeat(np.arange(float(n_rows))[:, None], n_genes, axis=1)))
+    return sources
 
 
 def mixed(
     rank: int = 0, world_size: int = 2, *, read_ahead: int = 0, virtual_ranks: int | None = None, **options: Any
 ) -> MixedLoader:
-    given: dict[str, Any] = {"weights": WEIGHTS, "seed": 1} | options
-    if "until" not in given:
-        given.setdefault("n_steps", 60)
-    return MixedLoader(loaders(rank, world_size, read_ahead=read_ahead, virtual_ranks=virtual_ranks), **given)
+    arguments: dict[str, Any] = {"weights": WEIGHTS, "seed": 1} | options
+    if "until" not in arguments:
+        arguments.setdefault("n_steps", 60)
+    return MixedLoader(loaders(rank, world_size, read_ahead=read_ahead, virtual_ranks=virtual_ranks), **arguments)
 
 
 def read(mixture: MixedLoader, n_steps: int | None = None) -> list[tuple[str, list[int]]]:
-    """The source and the rows of each step."""
+    """Return the source and the rows of each step."""
     return [(batch["source"], batch["index"].tolist()) for batch in islice(mixture, n_steps)]
 
 
 def source_order(weights: list[tuple[int, np.ndarray]], n_steps: int, seed: int) -> np.ndarray:
-    """The number of the source of each of the first steps."""
+    """Return the number of the source of each of the first steps."""
     return np.fromiter(islice(endless_order(weights, seed), n_steps), int, n_steps)
 
 
 @st.composite
 def schedules(draw: st.DrawFn) -> list[tuple[int, np.ndarray]]:
-    """Shares of up to six sources, some of them 0, with the step from which on they are."""
+    """Generate shares of up to six sources, some of them 0, each with the step at which they begin."""
     n_sources = draw(st.integers(1, 6))
     shares = st.lists(st.just(0.0) | st.floats(0.001, 1), min_size=n_sources, max_size=n_sources).filter(any)
     starts = np.cumsum([0, *draw(st.lists(st.integers(1, 300), max_size=3))]).tolist()
@@ -105,7 +105,7 @@ def test_weights_hold_for_many_small_sources(n_sources: int) -> None:
 
 
 def test_shares_are_kept_over_many_changes_of_weights() -> None:
-    """What a source lacks when weights change is made up for afterwards."""
+    """After many changes of weights, each source is still within two batches of its shares."""
     shares = np.linspace([0.6, 0.4], [0.7, 0.3], 500)
     order = source_order([(3 * number, own) for number, own in enumerate(shares)], 1500, 0)
     taken = np.cumsum(order[:, None] == np.arange(2), axis=0)
@@ -117,20 +117,20 @@ def test_the_order_is_random_by_the_seed() -> None:
     orders = np.array([source_order(weights, 2000, seed) for seed in range(8)])
     assert (orders[0] == source_order(weights, 2000, 0)).all()
     for place in range(1, 8):
-        # as often the same as two orders that know nothing of each other
+        # the orders of two seeds are equal as often as independent ones: in 0.5² + 0.3² + 0.2² of the steps
         assert abs((orders[0] == orders[place]).mean() - (0.25 + 0.09 + 0.04)) < 0.1
     for lag in range(1, 20):
         assert (orders[:, lag:] == orders[:, :-lag]).mean() < 0.5
 
 
 def epochs_of(name: str, rank: int, n_epochs: int, world_size: int = 2, **options: Any) -> list[list[list[int]]]:
-    """The batches of each of some epochs of a source that is read by itself."""
-    (made,) = loaders(rank, world_size, name, **options).values()
-    found = []
+    """Return the batches of each epoch of a source that is read without a mixture."""
+    (loader,) = loaders(rank, world_size, name, **options).values()
+    epochs = []
     for epoch in range(n_epochs):
-        made.set_epoch(epoch)
-        found.append([batch["index"].tolist() for batch in made])
-    return found
+        loader.set_epoch(epoch)
+        epochs.append([batch["index"].tolist() for batch in loader])
+    return epochs
 
 
 def test_sources_have_consecutive_epochs() -> None:
@@ -149,7 +149,7 @@ def test_sources_have_consecutive_epochs() -> None:
 
 
 def source_steps(name: str, parts: list[tuple[int, int]], **options: Any) -> Iterator[list[list[int]]]:
-    """Rows of each rank in each step of a source, read by single loaders on some numbers of ranks in turn."""
+    """Yield the rows of each rank in each step of a source that changing numbers of ranks read without a mixture."""
     state = None
     for world_size, n_left in parts:
         ranks = [loaders(rank, world_size, name, **options)[name] for rank in range(world_size)]
@@ -160,7 +160,7 @@ def source_steps(name: str, parts: list[tuple[int, int]], **options: Any) -> Ite
         while n_left:
             batches = [next(iterator, None) for iterator in iterators]
             if batches and None not in batches:
-                n_left -= 1  # noqa: PLW2901 those of this part
+                n_left -= 1  # noqa: PLW2901 the steps of this part
                 yield [batch["index"].tolist() for batch in batches]
                 continue
             for loader in ranks:
@@ -170,9 +170,9 @@ def source_steps(name: str, parts: list[tuple[int, int]], **options: Any) -> Ite
 
 
 class History:
-    """All ranks of a mixture, and a model of it: the steps of its order that each number of ranks has run.
+    """All ranks of a mixture, and a model of it: the steps that each number of ranks has run.
 
-    The model takes steps that were skipped, by a cut pass or ``set_epoch``, for steps that were run.
+    In the model, steps that a break or ``set_epoch`` skipped count as steps that were run.
     """
 
     N_STEPS = 14
@@ -187,14 +187,14 @@ class History:
 
     def make(self, world_size: int) -> list[MixedLoader]:
         self.known: dict[Any, tuple[Iterator[Any], list[Any]]] = {}
-        made = []
+        mixtures = []
         for rank in range(world_size):
             sources = loaders(rank, world_size, read_ahead=self.kind % 2, **self.options)
             readers = {name: one.to_dataloader() for name, one in sources.items()} if self.kind == 2 else sources
             names = reversed(readers) if rank % 2 else iter(readers)  # the order of names makes no difference
-            given = {name: readers[name] for name in names}
-            made.append(MixedLoader(given, weights=WEIGHTS, n_steps=self.N_STEPS, seed=1))
-        return made
+            ordered = {name: readers[name] for name in names}
+            mixtures.append(MixedLoader(ordered, weights=WEIGHTS, n_steps=self.N_STEPS, seed=1))
+        return mixtures
 
     def go_to(self, epoch: int, step: int | None = None, *, resumes: bool = False, is_finished: bool = False) -> None:
         self.epoch, self.step = epoch, epoch * self.N_STEPS if step is None else step
@@ -204,7 +204,7 @@ class History:
         self.has_begun = self.has_left = False
 
     def expected(self, step: int) -> list[list[int]]:
-        """Rows of each rank in a step of the order."""
+        """Return the rows of each rank in a step of the order."""
         own, began, parts = np.flatnonzero(np.array(self.names) == self.names[step]), 0, []
         for world_size, stop in self.parts:
             parts.append((world_size, int(((began <= own) & (own < stop)).sum())))
@@ -228,7 +228,7 @@ class History:
         assert agreement(self.ranks) == [""] * len(self.ranks)
         self.iterators = [iter(mixture) for mixture in self.ranks]
         self.began_at, self.has_begun = self.step, True
-        self.resumes &= self.step > self.epoch * self.N_STEPS  # the beginning of an epoch is nothing to resume
+        self.resumes &= self.step > self.epoch * self.N_STEPS  # an epoch that was not started isn't resumed
 
     def take(self, n_steps: int) -> None:
         if not self.iterators:
@@ -259,7 +259,7 @@ class History:
             try:
                 mixture.load_state_dict(json.loads(text))
                 messages.add("")
-            except ValueError as error:  # three ranks can't share a last batch of two rows
+            except ValueError as error:  # three ranks can't split a last batch of two rows
                 messages.add(str(error))
         (message,) = messages
         if message:
@@ -277,7 +277,7 @@ class History:
         for mixture in self.ranks:
             mixture.set_epoch(epoch)
         if self.resumes and epoch == self.epoch:
-            if self.has_begun:  # the rest comes again
+            if self.has_begun:  # the rest is read again
                 self.go_to(epoch, self.began_at, resumes=True)
             self.is_set = True
             return
@@ -288,7 +288,7 @@ class History:
         self.go_to(epoch)
 
     def leave(self) -> None:
-        """Leave the pass by a break, after which the next pass is of the next epoch, or the rest of a resumed one."""
+        """Break out of the loop. The next iteration reads the next epoch, or the rest of a resumed epoch again."""
         for iterator in self.iterators:
             iterator.close()
         self.has_left, self.iterators = self.has_left or bool(self.iterators), []
@@ -302,7 +302,7 @@ class History:
             for step, cells in frame.groupby("step"):
                 rows = [own["row"].tolist() for _, own in cells.groupby("rank")]
                 expected = self.expected(first + step)
-                if "virtual_ranks" in self.options:  # lanes of the past are told as those of today's ranks
+                if "virtual_ranks" in self.options:  # earlier batches of virtual ranks are listed for the current ranks
                     rows, expected = [[*chain(*rows)]], [[*chain(*expected)]]
                 assert {*cells["source"]} == {self.names[first + step]}
                 assert rows == expected
@@ -331,7 +331,7 @@ HISTORY = st.one_of(
 def test_mixture_follows_from_its_step(
     world_size: int, kind: int, is_virtual: bool, remainder: str, actions: list[tuple[Any, ...]]
 ) -> None:
-    """A step has the batch that its number says, whatever was read, cut, set or loaded before, on any ranks."""
+    """The batch of a step follows from its number, after any sequence of reads, breaks, set_epoch and resumes."""
     options: dict[str, Any] = {"remainder": remainder} | ({"virtual_ranks": 6} if is_virtual else {})
     history = History(world_size, kind, **options)
     for name, *arguments in actions:
@@ -342,23 +342,23 @@ def test_mixture_follows_from_its_step(
 
 @pytest.mark.parametrize("until", ["first", "all"])
 def test_mixture_ends_when_sources_were_read(until: str) -> None:
-    """An epoch ends when the first or every source has been read once; the next one begins new epochs of them."""
+    """An epoch ends when the first source, or every source, was read once. The next one begins new epochs."""
     n_batches = {"tahoe": 12, "census": 5, "own": 30}
     mixture, enough = mixed(until=until), all if until == "all" else any
-    begun: set[tuple[str, int]] = set()
+    earlier: set[tuple[str, int]] = set()
     for epoch in range(3):
         mixture.set_epoch(epoch)
         n_steps, names, epochs = len(mixture), list[str](), set[tuple[str, int]]()
         for batch in mixture:
             names.append(batch["source"])
             epochs.add((batch["source"], mixture._sources[batch["source"]].sampler.epoch))
-            assert len(names) == n_steps or len(mixture) == n_steps  # however far it is
+            assert len(names) == n_steps or len(mixture) == n_steps  # in every step
         assert len(names) == n_steps
         for n_read, has_ended in ((n_steps, True), (n_steps - 1, False)):
             assert enough(names[:n_read].count(name) >= n for name, n in n_batches.items()) is has_ended
-        assert not epochs & begun
-        begun |= epochs
-    assert [name for name, _ in begun].count("census") > 3 or until == "first"
+        assert not epochs & earlier
+        earlier |= epochs
+    assert [name for name, _ in earlier].count("census") > 3 or until == "first"
 
 
 @pytest.mark.parametrize("until", ["first", "all"])
@@ -378,7 +378,7 @@ def test_mixture_until_sources_end_resumes(until: str, n_read: int) -> None:
 
 
 def test_resumed_mixture_ends_where_it_would_have() -> None:
-    """A source that has been read once needn't end the epoch that it is in."""
+    """An epoch has the same length after a resume, even if some sources were already read once."""
     mixture = mixed(until="all")
     n_steps, after = len(mixture), mixed(until="all")
     for n_done, _ in enumerate(mixture, start=1):
@@ -389,7 +389,7 @@ def test_resumed_mixture_ends_where_it_would_have() -> None:
 
 
 def test_mixture_passes_follow_each_other() -> None:
-    """Without set_epoch, a pass is of the next epoch, also after a look at a batch."""
+    """Without set_epoch(), each iteration reads the next epoch, even if the loop before ended early."""
     whole = read(mixed(n_steps=80))
     mixture = mixed(n_steps=20)
     assert [len(read(mixture)), len(read(mixture, 5))] == [20, 5]
@@ -402,7 +402,7 @@ def test_mixture_passes_follow_each_other() -> None:
 
 
 def test_source_left_out_of_an_epoch_begins_later() -> None:
-    """Under until, a source that gave no batch in an epoch loses none of its cells."""
+    """Under `until`, a source that yields no batch in an epoch drops none of its cells."""
     mixture = MixedLoader(loaders(0, 2, "census", "new"), weights={"census": 99, "new": 1}, until="first")
     names = [[name for name, _ in read(mixture)] for _ in range(25)]
     assert "new" not in names[0]
@@ -427,7 +427,7 @@ def test_cells_of_earlier_epoch_changes_nothing() -> None:
 
 
 class Failing(StatefulLoader):
-    """Fails to read a load request, or is interrupted, when it is told to."""
+    """A loader that raises `error`, if it is set, instead of reading the next load request."""
 
     error: BaseException | None = None
 
@@ -465,12 +465,12 @@ def test_mixture_resumes_after_a_failed_read(read_ahead: int, error: type[BaseEx
     with pytest.raises(error):
         list(batches)
     read(mixture, 3)
-    mixture.set_epoch(0)  # begins the epoch again, whatever has failed
+    mixture.set_epoch(0)  # starts the epoch again, despite the failed reads
     assert read(mixture) == whole[:60]
 
 
 def test_open_pass_stays_when_a_state_is_loaded() -> None:
-    """A loop that loads a state goes on with its own pass; once another pass was begun, it ends."""
+    """A loop continues after it loads a state, and raises once a newer iteration has started."""
     whole, mixture = read(mixed(n_steps=120)), mixed()
     batches = iter(mixture)
     steps = read(batches, 5)
@@ -494,7 +494,7 @@ def test_open_pass_stays_when_a_state_is_loaded() -> None:
 
 
 def test_shallow_copy_of_a_mixture_ends_its_pass() -> None:
-    """A shallow copy has the same loaders, which have one pass at a time."""
+    """Iterating a shallow copy ends the iterator of the original, because both have the same loaders."""
     mixture = mixed()
     batches = iter(mixture)
     read(batches, 3)
@@ -504,7 +504,7 @@ def test_shallow_copy_of_a_mixture_ends_its_pass() -> None:
 
 
 def test_read_source_ends_the_pass_of_its_mixture() -> None:
-    """Who reads a source outside of its mixture ends the pass, and the next one resumes it."""
+    """Reading a source outside of its mixture ends the iterator, and the next one resumes."""
     sources, whole = loaders(), read(mixed())
     mixture = MixedLoader(sources, weights=WEIGHTS, n_steps=60, seed=1)
     batches = iter(mixture)
@@ -535,7 +535,7 @@ def test_changed_source_ends_its_mixture() -> None:
 
 
 def test_check_says_what_ranks_read_in_parts() -> None:
-    """After a failed read on one rank, the epoch of that source isn't checked, and no rank waits for another."""
+    """Epochs that a failed read split on one rank are not checked, and no rank is left waiting."""
     ranks = []
     for rank in range(2):
         sources = loaders(rank, 2, "census", "tahoe")
@@ -573,7 +573,7 @@ def read_parts(mixture: MixedLoader, n_steps: int) -> list[Any]:
 
 
 def test_state_of_an_epochs_end_is_kept() -> None:
-    """A state that is loaded and saved again is the same; batches of a source before it were read."""
+    """Loading and saving a state leaves it unchanged, and batches before it count as read."""
     options: dict[str, Any] = {"weights": {"tahoe": 1}, "n_steps": 8}
     before, *ranks = (MixedLoader(loaders(rank, 2, "tahoe"), **options) for rank in (0, 0, 1))
     read(before)
@@ -589,7 +589,7 @@ def test_state_of_an_epochs_end_is_kept() -> None:
 
 
 def test_changed_until_keeps_positions_of_sources() -> None:
-    """With a different end of epochs, sources resume at their positions."""
+    """If `until` replaces `n_steps`, sources resume at their positions."""
     before, after = mixed(n_steps=20), mixed(until="all")
     steps = read(before)
     with pytest.warns(UserWarning, match="n_steps is 20 in the state and None here"):
@@ -601,7 +601,7 @@ def test_changed_until_keeps_positions_of_sources() -> None:
 
 
 def test_first_source_ends_a_mixture_early() -> None:
-    """The order isn't needed up to the end of sources that are read much later."""
+    """The length under until='first' doesn't need the order up to the end of much larger sources."""
     big = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0, mask=slice(0, 10**6))
     (own,) = loaders(0, 2, "own").values()
     other = StatefulLoader(batch_sampler=big, preload_to_gpu=False)
@@ -617,7 +617,7 @@ def test_mixture_in_a_worker_raises() -> None:
 
 
 def test_abandoned_loop_releases_sources() -> None:
-    """annbatch refuses datasets while a loop is open, and accepts them after the loop was left."""
+    """annbatch refuses datasets while a loop is open, and accepts them after a break."""
     sources = loaders()
     more = ad.AnnData(np.zeros((4, SIZES["tahoe"][1])))
     mixture = MixedLoader(sources, weights=WEIGHTS, n_steps=60, seed=1)
@@ -651,7 +651,7 @@ def test_copy_at_epoch_end_reads_next_epoch(duplicate: Any) -> None:
 
 
 def test_length_after_abandoned_loop_is_of_next_epoch() -> None:
-    """Epochs that end with the largest source differ in length."""
+    """After a break, len() is the length of the next epoch; under until='all', lengths differ."""
     lengths = []
     for epoch in range(4):
         mixture = mixed_in(epoch)
@@ -668,7 +668,7 @@ def mixed_in(epoch: int) -> MixedLoader:
 
 
 def test_state_grows_by_changes_of_ranks_alone() -> None:
-    """However often the same ranks resume."""
+    """A state has the same size, however often the same ranks resume."""
     state = mixed().state_dict()
     for _ in range(3):
         mixture = mixed()
@@ -679,7 +679,7 @@ def test_state_grows_by_changes_of_ranks_alone() -> None:
 
 
 def test_state_that_more_ranks_cannot_resume_is_refused() -> None:
-    """One batch of one row is left of a source, which two ranks can't share."""
+    """A source with one remaining row can't be resumed by two ranks."""
     alone, pair = (
         MixedLoader(
             {"tahoe": numbered(sampler_of(rank), 4), **loaders(rank.rank, rank.world_size, "census")},
@@ -701,16 +701,16 @@ def sampler_of(rank: Rank) -> DistributedSampler:
 
 
 def test_step_of_mixture_digests_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step costs what its source costs, also where the loop tells which steps are done."""
+    """Steps and step_done() compute no digest; a state computes one for each source."""
     mixture = mixed()
     digests: list[object] = []
     identity = Config.identity
 
-    def noted(*arguments: Any) -> Any:
+    def counting(*arguments: Any) -> Any:
         digests.append(arguments)
         return identity(*arguments)
 
-    monkeypatch.setattr(Config, "identity", noted)
+    monkeypatch.setattr(Config, "identity", counting)
     for _ in mixture:
         mixture.step_done()
     assert not digests
@@ -724,7 +724,7 @@ def test_mixture_keeps_no_plan_of_finished_epochs() -> None:
     for batch in mixture:
         plans.add(mixture._sources[batch["source"]].sampler.last_pass.plan)
     gc.collect()
-    assert len(plans) <= 2 * len(WEIGHTS)  # of the pass that is open, and the one planned last
+    assert len(plans) <= 2 * len(WEIGHTS)  # the plan of the open iteration, and the latest plan
 
 
 @pytest.mark.parametrize(
@@ -738,18 +738,18 @@ def test_mixture_keeps_no_plan_of_finished_epochs() -> None:
     ],
 )
 def test_changed_mixture_resumes_known_sources(changed: dict[str, Any]) -> None:
-    """Not strict, each known source resumes where it was, new ones begin, and a warning says what differs."""
+    """With strict=False, known sources resume, new ones begin, and a warning lists the differences."""
     before = mixed(n_steps=20)
     options: dict[str, Any] = {"weights": WEIGHTS, "n_steps": 20, "seed": 1} | changed
     steps = read(before) + read(before, 9)
     names = options.pop("names", list(WEIGHTS))
     after = MixedLoader(loaders(0, 2, *names), **options)
-    with pytest.raises(ValueError, match="by a mixture with different settings") as error:
+    with pytest.raises(ValueError, match="different settings") as error:
         after.load_state_dict(before.state_dict())
     assert "strict=False" in error.value.__notes__[0]
-    with pytest.warns(UserWarning, match="The state is of a different mixture") as said:
+    with pytest.warns(UserWarning, match="a different mixture") as warned:
         after.load_state_dict(before.state_dict(), strict=False)
-    assert len(said) == 1
+    assert len(warned) == 1
     assert after.next_epoch == 1
     again = copy.deepcopy(after)
     again.load_state_dict(json.loads(json.dumps(after.state_dict())))
@@ -764,16 +764,16 @@ def test_changed_mixture_resumes_known_sources(changed: dict[str, Any]) -> None:
     order = [source for source, _ in read(MixedLoader(loaders(0, 2, *names), **options | {"n_steps": 90}))]
     assert [source for source, _ in rest] == order[29 : 29 + len(rest)]
     if "n_steps" in changed:
-        assert again.cells_of(3, ranks=0, epoch=1)["row"].tolist() == steps[23][1]  # of the same order
+        assert again.cells_of(3, ranks=0, epoch=1)["row"].tolist() == steps[23][1]  # the order is the same
         return
     with pytest.raises(ValueError, match="done the steps up to 8 of epoch 1"):
         again.cells_of(3, epoch=1)
-    after.set_epoch(1)  # of which this order knows the later steps
+    after.set_epoch(1)  # the order has the later steps of this epoch
     assert read(after) == rest[:n_rest]
 
 
 def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of an epoch that other versions began are not vouched for."""
+    """Batches before a state that different versions saved are not checked."""
     ranks = [MixedLoader(loaders(rank, 2, "census"), weights={"census": 1}, n_steps=5) for rank in range(2)]
     read(ranks[0], 2)
     state = json.loads(json.dumps(ranks[0].state_dict()))
@@ -787,7 +787,7 @@ def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.Mo
 
 
 def test_weights_of_a_state_make_the_same_mixture() -> None:
-    """Weights in any unit are the same shares, and shares in a state are kept to the last digit."""
+    """Only ratios of weights count, and normalized weights in a state are exact."""
     assert RandomOrder({"a": 3, "b": 1}, "ab", 0).identity == RandomOrder({"a": 0.3, "b": 0.1}, "ab", 0).identity
     for weights in ({"tahoe": 7, "census": 4}, {"tahoe": 1e308, "census": 1e308}, {"tahoe": 0.1, "census": 0.7}):
         shares = RandomOrder(weights, weights, 0).identity["weights"]
@@ -798,7 +798,7 @@ def test_weights_of_a_state_make_the_same_mixture() -> None:
 
 def test_step_done_makes_states_count_done_steps() -> None:
     """After step_done(), states count only the steps that are done."""
-    mixture, done = mixed(), 1  # nobody has said anything in the first step
+    mixture, done = mixed(), 1  # step_done() is first called within the loop
     for number, _ in enumerate(islice(mixture, 8)):
         within = mixture.state_dict()
         assert within["step"] == done
@@ -854,7 +854,7 @@ def test_weights_change_and_0_leaves_a_source_out() -> None:
     mixture = mixed(weights=[(0, WEIGHTS), (40, later)], n_steps=100)
     names = [name for name, _ in read(mixture)]
     assert Counter(names[:40])["tahoe"] == pytest.approx(40 * 3 / 4.5, abs=1)
-    assert set(names[42:]) == {"census", "own"}  # what was due before comes a step later at most
+    assert set(names[42:]) == {"census", "own"}  # a batch that is due at the change may come in the steps after it
     assert Counter(names)["own"] == pytest.approx(40 / 9 + 30, abs=1)
 
 
@@ -895,7 +895,7 @@ def test_the_epochs_that_were_read_are_checked(n_workers: int | None) -> None:
 
 
 def test_check_after_jump_covers_later_batches_only() -> None:
-    """After a jump into an epoch of a source, only later batches are checked; later epochs, completely."""
+    """After a jump into an epoch of a source, its earlier batches are not checked; later epochs are, completely."""
 
     def ranks(name: str = "tahoe") -> list[MixedLoader]:
         return [MixedLoader(loaders(rank, 2, name), weights={name: 1}, n_steps=8) for rank in range(2)]
@@ -913,7 +913,7 @@ def test_check_after_jump_covers_later_batches_only() -> None:
     assert first.endswith("Earlier batches were not checked")
     assert "was read once" not in first
     assert second.startswith("tahoe, epoch 1: 2 ranks have read 96 rows in 24 batches, as planned. Each of the 96 rows")
-    # a state knows, and whoever loads it says no more of the epochs before it
+    # after a resume, earlier epochs are not reported, and of the current one only the rest
     cut = ranks()
     for mixture in cut:
         mixture.set_epoch(1)
@@ -925,7 +925,7 @@ def test_check_after_jump_covers_later_batches_only() -> None:
     (only,) = verdicts(resumed)
     assert only.startswith("tahoe, rest of epoch 1: ")
     assert "was read once" not in only
-    # nor does the state of a later epoch of the mixture, as long as the source is in the epoch that was entered
+    # the same for a state of a later epoch of the mixture, if the source is still in the epoch of the jump
     jumped, later = ranks("own"), ranks("own")
     for mixture in jumped:
         mixture.set_epoch(1)
@@ -938,7 +938,7 @@ def test_check_after_jump_covers_later_batches_only() -> None:
     (text,) = verdicts(later)
     assert text.startswith("own, rest of epoch 0: ")
     assert "was read once" not in text
-    # epochs that follow each other are known
+    # consecutive epochs are checked completely
     whole = ranks()
     for mixture in whole:
         assert len(read(mixture) + read(mixture)) == 16
@@ -958,17 +958,17 @@ def test_what_cannot_be_mixed_is_an_error() -> None:
     for sources, message in (
         (
             both,
-            "must be of the same rank, got census of rank 1 of 2, own of rank 0 of 2. Pass the same dist_info to each",
+            "got census of rank 1 of 2, own of rank 0 of 2",
         ),
-        (few, "The source census: The mask selects 3 rows, too few for one full batch on every rank"),
+        (few, "The source census: The mask selects 3 rows"),
     ):
         mixture = MixedLoader(sources, weights=dict.fromkeys(sources, 1), n_steps=3)
         for ask in (mixture.__iter__, mixture.plan):
             with pytest.raises(ValueError, match=message):
                 next(iter(ask()))
         right = MixedLoader(loaders(1, 2, *sources), weights=dict.fromkeys(sources, 1), n_steps=3)
-        (said,) = set(agreement([mixture, right]))
-        assert message in said
+        (text,) = set(agreement([mixture, right]))
+        assert message in text
 
 
 def test_state_of_different_mixture_raises() -> None:
@@ -980,9 +980,9 @@ def test_state_of_different_mixture_raises() -> None:
     later = mixed()
     read(later, 11)
     others = later.state_dict()["sources"]
-    damaged = state | {"sources": others | {"own": others["tahoe"]}}  # the first of which can be loaded
+    damaged = state | {"sources": others | {"own": others["tahoe"]}}  # the first source of this state can be loaded
     for wrong, message in (
-        (other, "The state was saved by a mixture with different settings: n_steps is 9 in the state and 60 here"),
+        (other, "n_steps is 9 in the state and 60 here"),
         ({}, "must be of a mixture"),
         (loaders()["own"].state_dict(), "must be of a mixture"),
         (state | {"version": 10**6}, "got 1000000"),
@@ -998,7 +998,7 @@ def test_state_of_different_mixture_raises() -> None:
 
 
 def test_threads_of_a_mixture_end_with_it() -> None:
-    """Threads that sources share to prefetch end when the mixture is gone, also in the middle of a pass."""
+    """The prefetching threads of all sources end when the mixture is deleted, even in mid-epoch."""
     before = {*threading.enumerate()}
     mixture = mixed(read_ahead=1)
     batches = iter(mixture)

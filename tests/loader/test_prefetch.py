@@ -1,4 +1,4 @@
-"""Reading ahead: the same items and errors in the same places, so many requests and no more, and an end to it."""
+"""Prefetching: the order of items and errors, the number of requests, and the end of threads."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from annbatch_distributed.loader.prefetch import threads as pool
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-#: How long a thread has for what it does at once, on a busy machine.
+#: Time limit of a thread on a busy machine, in seconds.
 SECONDS = 60
 
 
-class Made:
-    """Six requests of three items each, and what was read of them."""
+class Requests:
+    """Six requests of three items each, and counts of their reads."""
 
     def __init__(self, takes: float = 0.0) -> None:
         self.takes = takes
         self.requests = iter(range(6))
-        self.n_begun = self.n_made = self.n_at_once = self.most_at_once = 0
+        self.n_started = self.n_items = self.n_at_once = self.most_at_once = 0
         self.lock = threading.Lock()
 
     def read(self, number: int) -> Generator[int]:
         with self.lock:
-            self.n_begun += 1
+            self.n_started += 1
             self.n_at_once += 1
             self.most_at_once = max(self.most_at_once, self.n_at_once)
         time.sleep(self.takes)
         for item in range(3):
             with self.lock:
-                self.n_made += 1
+                self.n_items += 1
             yield number * 3 + item
         with self.lock:
             self.n_at_once -= 1
@@ -72,34 +72,34 @@ def test_items_keep_order_after_empty_requests(n_ahead: int) -> None:
 @pytest.mark.parametrize("n_ahead", [1, 2])
 def test_number_of_prefetched_requests_is_exact(n_ahead: int) -> None:
     """Exactly the given number of requests is read while items are in use."""
-    made = Made()
-    items = prefetch(made.requests, made.read, n_ahead)
+    source = Requests()
+    items = prefetch(source.requests, source.read, n_ahead)
     for number in range(18):
         assert next(items) == number
         expected = min(6, number // 3 + 1 + n_ahead)
-        wait_until(lambda expected=expected: made.n_made == 3 * expected)
+        wait_until(lambda expected=expected: source.n_items == 3 * expected)
         time.sleep(0.005)
-        assert (made.n_begun, made.n_made) == (expected, 3 * expected)
+        assert (source.n_started, source.n_items) == (expected, 3 * expected)
     assert next(items, None) is None
 
 
 @pytest.mark.parametrize("n_ahead", [1, 3])
 def test_as_many_requests_are_read_at_once(n_ahead: int) -> None:
-    made = Made(takes=0.1)
-    assert list(prefetch(made.requests, made.read, n_ahead)) == list(range(18))
-    assert made.most_at_once == n_ahead
+    source = Requests(takes=0.1)
+    assert list(prefetch(source.requests, source.read, n_ahead)) == list(range(18))
+    assert source.most_at_once == n_ahead
 
 
 def test_several_share_the_threads_that_they_are_given() -> None:
-    made = Made(takes=0.02), Made(takes=0.02)
+    sources = Requests(takes=0.02), Requests(takes=0.02)
     with pool(1) as readers:
-        both = [prefetch(own.requests, own.read, 1, readers) for own in made]
+        both = [prefetch(own.requests, own.read, 1, readers) for own in sources]
         assert list(zip(*both, strict=True)) == [(number, number) for number in range(18)]
         assert len(threads()) == 1
-        left = prefetch(iter(range(3)), lambda number: [number], 1, readers)
-        assert next(left) == 0
-        left.close()
-        assert readers.submit(int).result() == 0  # they are not shut down
+        other = prefetch(iter(range(3)), lambda number: [number], 1, readers)
+        assert next(other) == 0
+        other.close()
+        assert readers.submit(int).result() == 0  # the threads are not shut down
 
 
 @pytest.mark.parametrize("error", [MemoryError, SystemExit])
@@ -135,7 +135,7 @@ def test_error_of_request_iterator_comes_after_items() -> None:
 
 
 def test_items_are_read_in_consumer_context() -> None:
-    """Items are read in the context variables of their consumer."""
+    """Items are read with the context variables of their consumer."""
     variable = contextvars.ContextVar("variable", default="of no one")
     token = variable.set("of the consumer")
     try:
@@ -148,15 +148,15 @@ def test_items_are_read_in_consumer_context() -> None:
 @pytest.mark.parametrize("n_taken", [1, 4, 18])
 def test_close_starts_no_further_request(n_taken: int, how: str) -> None:
     """Closing does not wait, and no request starts after it."""
-    made, may_go_on = Made(), threading.Event()
+    source, may_continue = Requests(), threading.Event()
 
     def read(number: int) -> Generator[int]:
-        assert number < (n_taken + 2) // 3 or may_go_on.wait(SECONDS)
-        yield from made.read(number)
+        assert number < (n_taken + 2) // 3 or may_continue.wait(SECONDS)
+        yield from source.read(number)
 
     class Consumer:
         def __init__(self) -> None:
-            self.items = prefetch(made.requests, read, 3)
+            self.items = prefetch(source.requests, read, 3)
             self.itself = self
 
     consumer = Consumer()
@@ -165,21 +165,21 @@ def test_close_starts_no_further_request(n_taken: int, how: str) -> None:
         consumer.items.close()
     del consumer
     gc.collect()
-    may_go_on.set()
+    may_continue.set()
     wait_until(lambda: not threads())
-    assert made.n_begun <= min(6, (n_taken + 2) // 3 + 3)
-    assert len(list(made.requests)) == 6 - min(6, (n_taken + 2) // 3 + 3)
+    assert source.n_started <= min(6, (n_taken + 2) // 3 + 3)
+    assert len(list(source.requests)) == 6 - min(6, (n_taken + 2) // 3 + 3)
 
 
 def script(then: str, *, n_requests: int = 100, read: str = "time.sleep(0.3)") -> subprocess.Popen[str]:
-    """Take an item in a process of its own, print it, and do something then."""
+    """Start a process that takes an item, prints it, and then runs `then`."""
     folder = str(Path(sys.modules[prefetch.__module__].__file__ or "").parent)
     code = f"""
 import os, signal, sys, time
 sys.path.append({folder!r})  # without the package, which takes seconds to import
 from prefetch import prefetch
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells that start a job in the background have ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in background jobs
 
 def read(number):
     {read}

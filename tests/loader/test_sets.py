@@ -1,4 +1,4 @@
-"""Loaders of sets of cells: what their batches hold."""
+"""Loaders of sets of cells: the contents of their batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ N_CELLS = N_LINES * N_DRUGS * N_EACH
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
-    """Two datasets of 3 lines x 4 drugs, DMSO among them, with 41 cells of each, shuffled; a cell holds its number."""
+    """Write two shuffled datasets of 3 lines x 4 drugs (one is DMSO), with 41 cells of each.
+
+    Each value of a cell is the number of the cell.
+    """
     folder: Path = tmp_path_factory.mktemp("cells")
     obs = pd.DataFrame(
         {
@@ -63,7 +66,7 @@ def test_batch_alternates_sets_and_controls(collection: DatasetCollection, tail:
         for batch in loader:
             obs, number, is_control = batch["obs"], batch["set"], batch["is_control"]
             n_batches += 1
-            # what was read is what obs and the index say
+            # values and obs are of the same cells
             assert [f"cell {int(value)}" for value in batch["X"][:, 0]] == obs.index.tolist()
             assert ("repeated" in batch) == (tail == "fill")
             for which in range(number.max() + 1):
@@ -139,7 +142,7 @@ def test_validation_has_the_same_sets_each_time(collection: DatasetCollection) -
 
 
 def test_annbatchs_loader_is_refused(collection: DatasetCollection) -> None:
-    """It would leave out which cells are controls."""
+    """annbatch's Loader is refused, because its batches don't mark controls."""
     sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets_of(collection), seed=0)
     loader = Loader(batch_sampler=sampler, preload_to_gpu=False).use_collection(collection)
     with pytest.raises(RuntimeError, match="Use a StatefulLoader"):
@@ -172,7 +175,10 @@ def test_sets_of_aligned_stores(collection: DatasetCollection) -> None:
 
 
 def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
-    """A load request reads gaps between its cells, too. A row of 2 values takes 8 bytes, of which 4 times is held."""
+    """Load requests fit into the memory, including rows in gaps.
+
+    A row of 2 values has 8 bytes, and takes 4 times as much memory while it is read.
+    """
     for read_through in (0, 3, 64):
         sizes = []
         for n_rows in (300, 10_000):
@@ -181,7 +187,7 @@ def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
             sizes.append(max(sum(part.stop - part.start for part in request["requests"]) for request in requests))
             assert sizes[-1] <= 1.3 * n_rows
         assert 150 < sizes[0] < sizes[1]
-    # groups are smaller than a set may be
+    # a set may have 400 cells, but a group has only 41
     bags = sets_of(collection, size=400, tail="short")
     (loader,) = ranks(collection, 1, sets=bags, batch_size=1, memory=300 * 8 * 4, read_through=0)
     assert loader.plan().rows_per_request == 2 * 3

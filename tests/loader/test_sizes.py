@@ -1,4 +1,4 @@
-"""Suggested sizes: they fit into memory, and annbatch's samplers take them."""
+"""Suggested sizes fit into memory, and annbatch's samplers accept them."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def test_sizes_fit_memory_in_whole_chunks(
     """Sizes fit into the memory, in whole chunks and whole batches."""
     options: dict[str, Any] = {"row_bytes": row_bytes, "store_chunk": store_chunk, "memory": memory}
     options |= {"batch_size": batch_size, "read_ahead": read_ahead}
-    bytes_held = row_bytes * (2.5 + 1.5 * read_ahead)
-    if batch_size * bytes_held > memory:
+    peak_bytes = row_bytes * (2.5 + 1.5 * read_ahead)
+    if batch_size * peak_bytes > memory:
         with pytest.raises(ValueError, match="A load request of one batch"):
             suggest_sizes(n_rows, world_size, **options)
         return
     sizes = suggest_sizes(n_rows, world_size, **options)
     n_request = sizes.chunk_size * sizes.preload_nchunks
-    assert sizes.bytes_in_memory == pytest.approx(n_request * bytes_held, abs=1)
+    assert sizes.bytes_in_memory == pytest.approx(n_request * peak_bytes, abs=1)
     assert sizes.bytes_in_memory <= memory
     assert sizes.batch_size == batch_size
     least_rows = math.lcm(store_chunk, batch_size)
-    if least_rows * bytes_held <= memory:
+    if least_rows * peak_bytes <= memory:
         assert sizes.chunk_size % store_chunk == 0
     # one more step of whole chunks and whole batches would not fit, or would be more than a rank has
     step = math.lcm(sizes.chunk_size, batch_size)
-    assert (n_request + step) * bytes_held > memory or n_request + step > n_rows // world_size
+    assert (n_request + step) * peak_bytes > memory or n_request + step > n_rows // world_size
     sampler = DistributedSampler(RandomSampler(**sizes), dist_info=Rank(0, world_size))
     assert sizes.n_dropped == n_rows % (world_size * batch_size)
     if n_rows >= world_size * batch_size:
@@ -98,7 +98,7 @@ def test_sizes_read_collection_metadata(kind: str, tmp_path: Path) -> None:
     row_bytes = 30 * 4 if kind == "dense" else 10 * (4 + 4)
     expected = suggest_sizes(5_000, 2, row_bytes=row_bytes, store_chunk=40, **options)
     assert suggest_sizes(collection, 2, **options) == expected
-    # what is passed counts, and not what the collection has
+    # arguments override the metadata of the collection
     assert suggest_sizes(collection, 2, row_bytes=50 * row_bytes, **options) == suggest_sizes(
         5_000, 2, row_bytes=50 * row_bytes, store_chunk=40, **options
     )

@@ -1,4 +1,4 @@
-"""The StatefulLoader, on arrays and on a collection whose reads are counted."""
+"""StatefulLoader: states, errors, threads and memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ N_OBS = 101
 SIZES = {"chunk_size": 4, "preload_nchunks": 4, "batch_size": 4}
 
 
-#: How each loader of these tests reads.
+#: Options of each loader in these tests.
 READING: dict[str, Any] = {}
 
 
@@ -45,7 +45,7 @@ def _reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def empty(rank: int = 0, world_size: int = 2, **options: Any) -> StatefulLoader:
-    """One rank's loader without a data set."""
+    """Create one rank's loader, without datasets."""
     reading = {name: options.pop(name) for name in ("to", "return_index") if name in options}
     options = {"seed": 0, "dist_info": Rank(rank, world_size)} | options
     sampler = DistributedSampler(RandomSampler(**SIZES), **options)
@@ -53,7 +53,7 @@ def empty(rank: int = 0, world_size: int = 2, **options: Any) -> StatefulLoader:
 
 
 def loader(rank: int = 0, world_size: int = 2, *, n_obs: int = N_OBS, **options: Any) -> StatefulLoader:
-    """One rank's loader of a collection whose only column says which row it is."""
+    """Create one rank's loader of cells, each with the number of its row as its only value."""
     return empty(rank, world_size, **options).add_adata(ad.AnnData(np.arange(float(n_obs))[:, None]))
 
 
@@ -74,31 +74,31 @@ def test_epoch_and_state_of_sampler_count() -> None:
 
 
 def test_loader_has_sampler_for_frameworks() -> None:
-    """It is an annbatch Loader, with its sampler in the attributes that frameworks read."""
-    made = loader()
-    assert isinstance(made, Loader)
-    assert made.sampler is made.batch_sampler is made.batch_sampler.sampler
-    made.batch_sampler.sampler.set_epoch(3)
-    assert made.state_dict()["epoch"] == 3
+    """The loader is an annbatch Loader, with its sampler in the attributes that frameworks read."""
+    reader = loader()
+    assert isinstance(reader, Loader)
+    assert reader.sampler is reader.batch_sampler is reader.batch_sampler.sampler
+    reader.batch_sampler.sampler.set_epoch(3)
+    assert reader.state_dict()["epoch"] == 3
 
 
 def test_prefetching_to_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the thread and the process that train may use the GPU."""
+    """Loading to a GPU can't be combined with workers or read_ahead."""
 
     def init(self: Any, **_: Any) -> None:
-        self._preload_to_gpu = True  # which takes a GPU and its libraries
+        self._preload_to_gpu = True  # without this, a GPU and its libraries are required
 
     monkeypatch.setattr(Loader, "__init__", init)
     sampler = DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2))
-    made = StatefulLoader(batch_sampler=sampler)
+    reader = StatefulLoader(batch_sampler=sampler)
     with pytest.raises(ValueError, match=r"num_workers.* preload_to_gpu=False"):
-        made.to_dataloader(num_workers=2)
+        reader.to_dataloader(num_workers=2)
     with pytest.raises(ValueError, match=r"read_ahead.* Pass preload_to_gpu=False"):
         StatefulLoader(batch_sampler=sampler, read_ahead=1)
 
 
 class Failing(WrapperStore[MemoryStore]):
-    """Can't read some row, each of which is a chunk of its own."""
+    """A store that can't read the chunk `broken`."""
 
     broken: str
 
@@ -115,33 +115,33 @@ def test_read_error_leaves_state_before_its_batch(n_read: int) -> None:
     store.broken = ""
     array = zarr.create_array(store, shape=(N_OBS, 1), chunks=(1, 1), dtype="float32")
     array[:] = np.arange(N_OBS, dtype="float32")[:, None]
-    made = empty().add_dataset(array)
-    expected = rows(made)
+    reader = empty().add_dataset(array)
+    expected = rows(reader)
     store.broken = f"c/{expected[n_read + 1][0]}/0"  # in the first or the third load request of four batches
-    made.set_epoch(0)
-    batches = iter(made)
+    reader.set_epoch(0)
+    batches = iter(reader)
     assert rows(islice(batches, n_read)) == expected[:n_read]
-    with pytest.raises(OSError, match="the disk is gone") as kept:
+    with pytest.raises(OSError, match="the disk is gone") as raised:
         next(batches)
-    state = made.state_dict()
+    state = reader.state_dict()
     assert state["segments"] == [[2, 1, n_read]]
     store.broken = ""
-    # the error has all that was under way, and none of it can be gone on with
-    assert kept.tb is not None
-    next_pass = iter(made)
+    # the traceback keeps the failed iterator alive, and a new iterator can start
+    assert raised.tb is not None
+    next_pass = iter(reader)
     assert len(rows(islice(next_pass, 3))) == 3
-    assert made.state_dict()["segments"] == [[2, 1, 3]]
+    assert reader.state_dict()["segments"] == [[2, 1, 3]]
     next_pass.close()
-    made.load_state_dict(state)
-    assert rows(made) == expected[n_read:]
+    reader.load_state_dict(state)
+    assert rows(reader) == expected[n_read:]
 
 
 @pytest.mark.parametrize("to", ["torch", "jax"])
 def test_batches_are_converted_in_consumer_thread(to: str) -> None:
     """Batches are converted to tensors in the thread that takes them."""
-    made = loader(to=to)
-    with jax.enable_x64(True):  # for this thread alone
-        batches = [(str(batch["X"].dtype), batch["X"][:, 0].tolist(), batch["index"].tolist()) for batch in made]
+    reader = loader(to=to)
+    with jax.enable_x64(True):  # only in this thread
+        batches = [(str(batch["X"].dtype), batch["X"][:, 0].tolist(), batch["index"].tolist()) for batch in reader]
     assert len(batches) == 12
     assert {kind for kind, _, _ in batches} == {"torch.float64" if to == "torch" else "float64"}
     assert all(row == index for _, row, index in batches)
@@ -150,12 +150,12 @@ def test_batches_are_converted_in_consumer_thread(to: str) -> None:
 @pytest.mark.parametrize("return_index", [False, True])
 def test_check_notices_wrong_rows_of_annbatch(return_index: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If annbatch returns different rows than requested, check_epoch_read raises."""
-    made = loader(0, 1, remainder="exact", return_index=return_index)
+    reader = loader(0, 1, remainder="exact", return_index=return_index)
     planned = "epoch 0: 1 rank has read 101 rows in 26 batches, as planned"
-    for batch in made:
+    for batch in reader:
         if return_index:
-            batch["index"] += 1000  # whoever has the batch may change it
-    assert made.check_epoch_read().startswith(planned)
+            batch["index"] += 1000  # the check doesn't depend on changes of a batch
+    assert reader.check_epoch_read().startswith(planned)
 
     def read(self: StatefulLoader, request: Any) -> Iterator[Any]:
         for batch in whole(self, request):
@@ -163,24 +163,24 @@ def test_check_notices_wrong_rows_of_annbatch(return_index: bool, monkeypatch: p
 
     whole = StatefulLoader._read_request
     monkeypatch.setattr(StatefulLoader, "_read_request", read)
-    made.set_epoch(0)
-    list(made)
+    reader.set_epoch(0)
+    list(reader)
     if return_index:
         with pytest.raises(ValueError, match="rank 0 has read 101 rows in 26 batches as planned, but different rows"):
-            made.check_epoch_read()
+            reader.check_epoch_read()
     else:
-        assert made.check_epoch_read().startswith(planned)  # it is known only what was asked for
+        assert reader.check_epoch_read().startswith(planned)  # without the index, only the requested rows are known
 
 
 def test_state_in_last_request_stays_in_epoch() -> None:
-    """A state within the last load request is of the epoch, though all rows were read."""
-    made = loader()
-    expected = rows(made)
-    made.set_epoch(0)
-    batches = iter(made)
+    """A state within the last load request belongs to the epoch, even if all rows were prefetched."""
+    reader = loader()
+    expected = rows(reader)
+    reader.set_epoch(0)
+    batches = iter(reader)
     assert rows(islice(batches, 10)) == expected[:10]
-    time.sleep(0.2 if READING["read_ahead"] else 0)  # in which a thread comes to the end of the pass
-    state = made.state_dict()
+    time.sleep(0.2 if READING["read_ahead"] else 0)  # a thread reads to the end of the epoch
+    state = reader.state_dict()
     assert (state["pass"], state["segments"]) == (0, [[2, 1, 10]])
     again = loader()
     again.load_state_dict(state)
@@ -188,30 +188,30 @@ def test_state_in_last_request_stays_in_epoch() -> None:
     assert rows(islice(resumed, 1)) == expected[10:11]
     time.sleep(0.2 if READING["read_ahead"] else 0)
     assert again.state_dict()["segments"] == [[2, 1, 11]]
-    assert again.sampler.batches_done == 10  # before the pass that is under way
+    assert again.sampler.batches_done == 10  # before the open iteration
     assert rows(resumed) == expected[11:]
     assert again.sampler.batches_done == 0
 
 
 def test_unconvertible_batch_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch whose conversion to a tensor raises does not count as done."""
-    made = loader(to="torch")
-    expected = rows(made)
-    n_made = count()
+    reader = loader(to="torch")
+    expected = rows(reader)
+    n_calls = count()
 
     def failing(*arguments: Any, **options: Any) -> Any:
-        if next(n_made) == 5:
+        if next(n_calls) == 5:
             raise MemoryError("no room for a tensor")
         return convert(*arguments, **options)
 
     for place in ("annbatch.loader.convert", "annbatch_distributed.loader.stateful.convert"):
         monkeypatch.setattr(place, failing)
-    made.set_epoch(0)
-    batches = iter(made)
+    reader.set_epoch(0)
+    batches = iter(reader)
     assert rows(islice(batches, 5)) == expected[:5]
     with pytest.raises(MemoryError, match="no room"):
         next(batches)
-    state = made.state_dict()
+    state = reader.state_dict()
     assert state["segments"] == [[2, 1, 5]]
     again = loader()
     again.load_state_dict(state)
@@ -221,7 +221,7 @@ def test_unconvertible_batch_is_not_done(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_resume_reads_only_remaining_rows() -> None:
     """A resume reads no finished batch again, and only the remaining rows of a load request."""
     memory = MemoryStore()
-    # every row is a chunk of its own
+    # each chunk is one row
     array = zarr.create_array(memory, shape=(N_OBS, 3), chunks=(1, 3), dtype="float32")
     array[:] = np.arange(N_OBS, dtype="float32")[:, None] * np.ones(3, dtype="float32")
 
@@ -252,22 +252,22 @@ def test_check_names_ranks_with_reordered_datasets() -> None:
     assert "\n  datasets: [[48, 1], [96, 1]] on rank 0; [[96, 1], [48, 1]] on rank 1\n" in text
 
 
-def passes(made: StatefulLoader, n: int = 3) -> list[list[list[int]]]:
-    return [rows(made) for _ in range(n)]
+def passes(reader: StatefulLoader, n: int = 3) -> list[list[list[int]]]:
+    return [rows(reader) for _ in range(n)]
 
 
 def test_new_iteration_ends_previous_iterator() -> None:
     """A new iteration ends the previous iterator, and states are of the new one."""
-    made = loader()
-    first, second = iter(made), iter(made)
+    reader = loader()
+    first, second = iter(reader), iter(reader)
     list(islice(first, 4))
-    assert made.state_dict()["segments"] == [[2, 1, 4]]  # the second has not begun yet
+    assert reader.state_dict()["segments"] == [[2, 1, 4]]  # the second has not started yet
     list(islice(second, 2))
     with pytest.raises(RuntimeError, match="This iterator has ended"):
         next(first)
-    assert (made.state_dict()["pass"], made.state_dict()["segments"]) == (1, [[2, 1, 2]])
+    assert (reader.state_dict()["pass"], reader.state_dict()["segments"]) == (1, [[2, 1, 2]])
     after = loader()
-    after.load_state_dict(made.state_dict())
+    after.load_state_dict(reader.state_dict())
     assert rows(after) == [batch["index"].tolist() for batch in second] == passes(loader())[1][2:]
 
 
@@ -283,17 +283,17 @@ def test_loaders_with_same_sampler_are_independent() -> None:
 
 
 def of_sizes(*sizes: int, rank: int = 0, n_var: int = 1, **options: Any) -> StatefulLoader:
-    """One rank's loader of data sets of so many cells, which are called (data set, cell) by what is in them."""
-    made = empty(rank, **{"remainder": "exact"} | options)
+    """Create one rank's loader of datasets of these sizes, with different values in each dataset."""
+    reader = empty(rank, **{"remainder": "exact"} | options)
     for size in sizes:
-        add_cells(made, size, n_var)
-    return made
+        add_cells(reader, size, n_var)
+    return reader
 
 
-def add_cells(made: StatefulLoader, size: int, n_var: int = 1) -> None:
-    """Add the data set of so many cells, whose size is part of their names."""
+def add_cells(reader: StatefulLoader, size: int, n_var: int = 1) -> None:
+    """Add a dataset of `size` cells; the value of a cell is 10,000 * size + its number."""
     cells = np.repeat(np.arange(size, dtype="float32")[:, None] + 10_000 * size, n_var, axis=1)
-    made.add_adata(ad.AnnData(cells))
+    reader.add_adata(ad.AnnData(cells))
 
 
 def cells(batches: Iterable[Any]) -> list[float]:
@@ -303,9 +303,9 @@ def cells(batches: Iterable[Any]) -> list[float]:
 @pytest.mark.parametrize("others", [(756, 244), (1000,), (244, 755), (244, 756, 1), (100, 144, 756)])
 def test_resume_refuses_different_datasets(others: tuple[int, ...]) -> None:
     """A resumed epoch refuses different datasets, and datasets in a different order."""
-    made = of_sizes(244, 756)
-    list(islice(made, 40))
-    state = json.loads(json.dumps(made.state_dict()))
+    reader = of_sizes(244, 756)
+    list(islice(reader, 40))
+    state = json.loads(json.dumps(reader.state_dict()))
     other = of_sizes(*others)
     with pytest.raises(ValueError, match=r"datasets is '\[\[244, 1\], \[756, 1\]\]' in the state and '"):
         other.load_state_dict(state)
@@ -316,11 +316,11 @@ def test_resume_refuses_different_datasets(others: tuple[int, ...]) -> None:
 
 def test_datasets_added_after_state_are_compared() -> None:
     """Datasets that are added after a state was loaded are compared at the first batch."""
-    made = of_sizes(244, 756)
-    whole = cells(made)
-    made.set_epoch(0)
-    trained_on = cells(islice(made, 40))
-    state = made.state_dict()
+    reader = of_sizes(244, 756)
+    whole = cells(reader)
+    reader.set_epoch(0)
+    trained_on = cells(islice(reader, 40))
+    state = reader.state_dict()
     messages = set()
     for rank in range(2):
         late = of_sizes(rank=rank)
@@ -333,7 +333,7 @@ def test_datasets_added_after_state_are_compared() -> None:
             ) as error:
                 iter(late)
             messages.add(str(error.value))
-        late.set_epoch(1)  # which gives up what was left
+        late.set_epoch(1)  # this discards the rest of the epoch
         assert len(list(late)) == len(late)
     assert len(messages) == 1
     in_order = of_sizes()
@@ -345,17 +345,17 @@ def test_datasets_added_after_state_are_compared() -> None:
 
 
 def test_state_without_datasets_resumes() -> None:
-    """A state without datasets resumes, and so does a state loaded by a loader without datasets."""
-    made = of_sizes(244, 756)
-    whole = cells(made)
-    made.set_epoch(0)
-    trained_on = cells(islice(made, 40))
-    state = made.state_dict()
-    # one of a sampler, or of an earlier version
-    unknowing = made.sampler.state_dict(batches_done=40)
-    assert "datasets" not in unknowing["identity"]
+    """A state without datasets resumes, and so does a state that is loaded on the sampler."""
+    reader = of_sizes(244, 756)
+    whole = cells(reader)
+    reader.set_epoch(0)
+    trained_on = cells(islice(reader, 40))
+    state = reader.state_dict()
+    # the state of a sampler, or of an earlier version
+    bare = reader.sampler.state_dict(batches_done=40)
+    assert "datasets" not in bare["identity"]
     after = of_sizes(244, 756)
-    after.load_state_dict(unknowing)
+    after.load_state_dict(bare)
     assert trained_on + cells(after) == whole
     alone = of_sizes(244, 756)
     alone.sampler.load_state_dict(state)
@@ -363,9 +363,9 @@ def test_state_without_datasets_resumes() -> None:
 
 
 def test_data_sets_may_change_between_epochs() -> None:
-    made = of_sizes(244, 756)
-    list(made)
-    state = made.state_dict()
+    reader = of_sizes(244, 756)
+    list(reader)
+    state = reader.state_dict()
     after = of_sizes(756, 244)
     after.load_state_dict(state)
     assert len(set(cells(after) + cells(of_sizes(756, 244, rank=1)))) == 1000
@@ -373,43 +373,43 @@ def test_data_sets_may_change_between_epochs() -> None:
 
 
 def test_state_has_a_digest_of_many_data_sets() -> None:
-    made = of_sizes(*range(20, 40))
-    next(iter(made))
-    state = made.state_dict()
+    reader = of_sizes(*range(20, 40))
+    next(iter(reader))
+    state = reader.state_dict()
     assert state["identity"]["datasets"]["length"] == 20
     with pytest.raises(ValueError, match=r"datasets.digest is '.*' in the state and '.*' here"):
         of_sizes(*range(20, 38), 39, 38).load_state_dict(state)
 
 
 def named(names: Iterable[str], **options: Any) -> StatefulLoader:
-    """A loader of cells with names."""
-    made = empty(**{"remainder": "exact"} | options)
+    """Create a loader of cells with names."""
+    reader = empty(**{"remainder": "exact"} | options)
     obs = pd.DataFrame(index=list(names))
-    return made.add_adata(ad.AnnData(np.zeros((len(names), 1), dtype="float32"), obs=obs))
+    return reader.add_adata(ad.AnnData(np.zeros((len(names), 1), dtype="float32"), obs=obs))
 
 
 def test_resume_refuses_reshuffled_collection() -> None:
-    """A second collection of the same files has the same shapes and is refused in mid-epoch."""
+    """A second collection of the same files has the same shapes, and is refused in mid-epoch."""
     names = [f"cell {number}" for number in range(2000)]
-    made = named(names)
-    state = made.state_dict()
-    for _ in zip(range(3), made, strict=False):
-        state = made.state_dict()
+    reader = named(names)
+    state = reader.state_dict()
+    for _ in zip(range(3), reader, strict=False):
+        state = reader.state_dict()
     named(names).load_state_dict(state)
     others = np.random.default_rng(0).permutation(names)
     with pytest.raises(ValueError, match=r"cells\.first is 'cell 0' in the state and 'cell \d+' here"):
         named(others).load_state_dict(state)
-    list(made)
-    named(others).load_state_dict(made.state_dict())  # at the end of an epoch, there is no order to restore
+    list(reader)
+    named(others).load_state_dict(reader.state_dict())  # at the end of an epoch, there is no order to restore
     (text,) = set(agreement([named(names), named(others, rank=1)]))
     assert "\n  cells.first: cell 0 on rank 0" in text
 
 
 def test_ranks_agree_without_datasets_in_state() -> None:
     """Ranks agree whether or not a state has datasets."""
-    made = of_sizes(244, 756)
-    next(iter(made))
-    state = made.state_dict()
+    reader = of_sizes(244, 756)
+    next(iter(reader))
+    state = reader.state_dict()
     ranks = [of_sizes(244, 756, rank=rank) for rank in range(2)]
     for rank in ranks:
         rank.load_state_dict(state)
@@ -432,52 +432,52 @@ def test_rank_is_queried_in_consumer_thread() -> None:
 
 def test_released_batches_are_freed() -> None:
     """The loader keeps no batch that its consumer has released."""
-    held: list[weakref.ref[Any]] = []
+    references: list[weakref.ref[Any]] = []
     for batch in loader():
-        held.append(weakref.ref(batch["X"]))
-        assert [number for number, one in enumerate(held[:-2]) if one() is not None] == []
-    assert len(held) == 12
+        references.append(weakref.ref(batch["X"]))
+        assert [number for number, one in enumerate(references[:-2]) if one() is not None] == []
+    assert len(references) == 12
 
 
 class Weighing(WrapperStore[MemoryStore]):
-    """Keeps how many bytes are in use when a chunk is read."""
+    """A store that records the bytes in use at each read of a chunk."""
 
-    held: list[int]
+    n_bytes: list[int]
 
     async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        self.held.append(tracemalloc.get_traced_memory()[0])
+        self.n_bytes.append(tracemalloc.get_traced_memory()[0])
         return await super().get(key, *args, **kwargs)
 
 
 def test_request_is_freed_before_next_is_read() -> None:
     """Without prefetching, a load request is freed before the next one is read."""
     store = Weighing(MemoryStore())
-    store.held = []
+    store.n_bytes = []
     cells = zarr.create_array(store, shape=(4_096, 2_000), chunks=(16, 2_000), dtype="float32")
     cells[:] = 1
     sampler = DistributedSampler(RandomSampler(16, 32, 64), dist_info=Rank(0, 1), seed=0)
-    made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, **READING).add_dataset(cells)
+    reader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, **READING).add_dataset(cells)
     tracemalloc.start()
     try:
-        with zarr.config.set({"async.concurrency": 4}):  # chunks that are decoded at a time
-            for number, batch in enumerate(made):
-                if number % 8 == 0:  # the next load request is read while all batches of this one are there
+        with zarr.config.set({"async.concurrency": 4}):  # number of chunks that are decoded at a time
+            for number, batch in enumerate(reader):
+                if number % 8 == 0:  # time for a thread to read the next load request while this one is in memory
                     time.sleep(0.1)
                 del batch
     finally:
         tracemalloc.stop()
-    # what is being read, and the batches of the load request before it; and chunks that are decoded
+    # the load request that is being read, the one before it if prefetching, and decoded chunks
     most = 1 + READING["read_ahead"]
-    assert 0.9 < max(store.held) / (512 * 2_000 * 4) < most + 0.7
+    assert 0.9 < max(store.n_bytes) / (512 * 2_000 * 4) < most + 0.7
 
 
 def test_adding_datasets_during_iteration_raises() -> None:
     """Adding datasets raises while an iterator is open."""
-    made = loader()
-    batches = iter(made)
+    reader = loader()
+    batches = iter(reader)
     for _ in islice(batches, 5):
         with pytest.raises(RuntimeError, match="Cannot add datasets"):
-            made.add_adata(ad.AnnData(np.zeros((1, 1), dtype="float32")))
+            reader.add_adata(ad.AnnData(np.zeros((1, 1), dtype="float32")))
     batches.close()
-    made.add_adata(ad.AnnData(np.zeros((1, 1), dtype="float32")))
-    assert made.n_obs == N_OBS + 1
+    reader.add_adata(ad.AnnData(np.zeros((1, 1), dtype="float32")))
+    assert reader.n_obs == N_OBS + 1

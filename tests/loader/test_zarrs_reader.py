@@ -1,4 +1,4 @@
-"""Load requests that zarrs reads from a local disk: the same as annbatch's, batch for batch."""
+"""Load requests read with zarrs from a local disk: the same batches as annbatch's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 N_OBS, N_VAR = 150, 12
 RNG = np.random.default_rng(0)
-#: Cells of which a third of the values are none, and some rows and the last load requests have none at all.
+#: Cells of which a third of the values are 0; some rows and the last load requests have only zeros.
 VALUES = RNG.integers(1, 100, (N_OBS, N_VAR)) * (RNG.random((N_OBS, N_VAR)) < 0.67)
 VALUES[[0, 3, 4, 70]] = VALUES[100:] = 0
 FLOATS = VALUES.astype("float32")
@@ -45,14 +45,14 @@ def _zarrs() -> Iterator[None]:
 def test_parts_of_chunks_cover_rows_in_order(rows: list[int], chunk_size: int) -> None:
     """Parts cover the rows in order, and no part has rows of two chunks."""
     starts, stops = runs(np.array(rows))
-    # as few runs as there can be
+    # the number of runs is the smallest possible
     assert len(starts) == 1 + sum(after != before + 1 for before, after in pairwise(rows))
-    found: list[int] = []
+    covered: list[int] = []
     for number, first, end, before in zarrs_reader.parts_of(starts.tolist(), stops.tolist(), chunk_size):
         assert 0 <= first < end <= chunk_size
-        assert before == len(found)
-        found += [number * chunk_size + row for row in range(first, end)]
-    assert found == rows
+        assert before == len(covered)
+        covered += [number * chunk_size + row for row in range(first, end)]
+    assert covered == rows
 
 
 type Cells = Any
@@ -70,37 +70,37 @@ def sparse(folder: Path, *, rows: slice = slice(None), indptr: str = "int32", **
     group = zarr.create_group(LocalStore(folder)).create_group("X")
     group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(values.shape)})
     for name, dtype in (("data", "float32"), ("indices", "uint16"), ("indptr", indptr)):
-        found = getattr(values, name).astype(dtype)
-        array = group.create_array(name, shape=found.shape, dtype=dtype, **layout if name != "indptr" else {})
-        array[:] = found
+        part = getattr(values, name).astype(dtype)
+        array = group.create_array(name, shape=part.shape, dtype=dtype, **layout if name != "indptr" else {})
+        array[:] = part
     return ad.io.sparse_dataset(zarr.open_group(LocalStore(folder), path="X", mode="r"))
 
 
-def as_annbatch_writes_it(folder: Path) -> Cells:
+def written_by_annbatch(folder: Path) -> Cells:
     write_sharded(zarr.open_group(folder), ad.AnnData(FLOATS), n_obs_per_chunk=8)
     return zarr.open_group(folder, mode="r")["X"]
 
 
-def at_the_top(folder: Path) -> Cells:
+def at_root(folder: Path) -> Cells:
     array = zarr.create_array(LocalStore(folder), shape=VALUES.shape, dtype="float32", chunks=(16, N_VAR))
     array[:] = FLOATS
     return zarr.open_array(LocalStore(folder), mode="r")
 
 
-#: Data sets that are read here, by their layout.
+#: Datasets that this package reads, by layout.
 READ_HERE: dict[str, Callable[[Path], list[Cells]]] = {
-    "as annbatch writes it": lambda folder: [as_annbatch_writes_it(folder)],
-    "at the top of a store": lambda folder: [at_the_top(folder)],
+    "written by annbatch": lambda folder: [written_by_annbatch(folder)],
+    "at the root of a store": lambda folder: [at_root(folder)],
     "dense, chunks": lambda folder: [dense(folder, chunks=(7, N_VAR))],
-    "dense, chunks with room for more columns": lambda folder: [dense(folder, chunks=(7, 2 * N_VAR))],
+    "dense, chunks wider than the array": lambda folder: [dense(folder, chunks=(7, 2 * N_VAR))],
     "dense, shards": lambda folder: [dense(folder, chunks=(8, N_VAR), shards=(64, N_VAR), dtype="int16")],
     "dense, zarr 2": lambda folder: [dense(folder, chunks=(20, N_VAR), zarr_format=2)],
-    "dense, zarr 2, columns first": lambda folder: [dense(folder, chunks=(20, N_VAR), zarr_format=2, order="F")],
-    "dense, bytes the other way round": lambda folder: [
+    "dense, zarr 2, column-major": lambda folder: [dense(folder, chunks=(20, N_VAR), zarr_format=2, order="F")],
+    "dense, big-endian": lambda folder: [
         dense(folder, chunks=(9, N_VAR), dtype="float64", serializer=zarr.codecs.BytesCodec(endian="big"))
     ],
     "dense, bool": lambda folder: [dense(folder, chunks=(9, N_VAR), dtype="bool")],
-    "dense, chunks that are missing": lambda folder: [missing(folder)],
+    "dense, missing chunks": lambda folder: [missing(folder)],
     "sparse, chunks": lambda folder: [sparse(folder, chunks=(50,))],
     "sparse, shards": lambda folder: [sparse(folder, chunks=(16,), shards=(64,), indptr="uint64")],
     "dense, several": lambda folder: [
@@ -114,7 +114,7 @@ READ_HERE: dict[str, Callable[[Path], list[Cells]]] = {
 
 
 def missing(folder: Path) -> Cells:
-    """Cells of which some chunks aren't there, which have the fill value."""
+    """Store cells of which some chunks are missing, and so have the fill value."""
     array = dense(folder, chunks=(10, N_VAR), fill_value=7)
     for number in (2, 3, 14):
         (folder / "X" / "c" / str(number) / "0").unlink()
@@ -123,21 +123,21 @@ def missing(folder: Path) -> Cells:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many load requests StatefulLoaders have read here, and how many annbatch has, for them or for its own."""
-    counted, here, by_annbatch = {"here": 0, "annbatch": 0}, zarrs_reader.read, Loader._index_datasets
+    """Count the load requests read by this package (here) and by annbatch."""
+    counts, here, by_annbatch = {"here": 0, "annbatch": 0}, zarrs_reader.read, Loader._index_datasets
 
     def read(loader: Any, rows_of: Any) -> Any:
-        found = here(loader, rows_of)
-        counted["here"] += found is not None
-        return found
+        values = here(loader, rows_of)
+        counts["here"] += values is not None
+        return values
 
     def index_datasets(loader: Any, rows_of: Any) -> Any:
-        counted["annbatch"] += 1
+        counts["annbatch"] += 1
         return by_annbatch(loader, rows_of)
 
     monkeypatch.setattr(zarrs_reader, "read", read)
     monkeypatch.setattr(Loader, "_index_datasets", index_datasets)
-    return counted
+    return counts
 
 
 def sampler(mask: Any = None) -> DistributedSampler:
@@ -145,7 +145,7 @@ def sampler(mask: Any = None) -> DistributedSampler:
 
 
 def loaders(cells: list[Cells], *, read_ahead: int = 0, mask: Any = None) -> tuple[StatefulLoader, Loader]:
-    """This package's loader, and annbatch's with the same sampler."""
+    """Create this package's loader, and annbatch's loader with an equal sampler."""
     options: dict[str, Any] = {"preload_to_gpu": False, "return_index": True}
     ours = StatefulLoader(batch_sampler=sampler(mask), read_ahead=read_ahead, **options)
     theirs = Loader(batch_sampler=sampler(mask), **options)
@@ -156,7 +156,7 @@ def loaders(cells: list[Cells], *, read_ahead: int = 0, mask: Any = None) -> tup
 
 
 def check_same_bytes(batches: list[Any], others: list[Any]) -> None:
-    """Check that batches are the same bit for bit, and of the same types."""
+    """Check that batches have the same bytes, shapes and dtypes."""
     check_same(batches, others)
     for batch, other in zip(batches, others, strict=True):
         for one, another in zip(arrays_in(batch["X"]), arrays_in(other["X"]), strict=True):
@@ -174,11 +174,11 @@ def test_zarrs_reads_here_what_annbatch_reads_with_it(
 ) -> None:
     cells = READ_HERE[layout](tmp_path)
     n_obs = sum(each.shape[0] for each in cells)
-    # rows one by one, two by two, and with holes between them
+    # single rows, pairs of rows, and gaps between them
     mask = np.resize([True, False, True, True, False, False, True], n_obs) if is_masked else None
     ours, theirs = loaders(cells, read_ahead=read_ahead, mask=mask)
     batches, n_load_requests = list(ours), len(list(sampler(mask).sample(n_obs)))
-    # of sparse cells, annbatch finds the rows in the first load request
+    # annbatch reads the first load request of sparse cells, together with their indptr
     by_annbatch = 1 if "sparse" in layout else 0
     assert reads == {"here": n_load_requests - by_annbatch, "annbatch": by_annbatch}
     check_same_bytes(batches, list(theirs))
@@ -189,12 +189,12 @@ def test_zarrs_reads_here_what_annbatch_reads_with_it(
 
 @pytest.mark.parametrize("name", ["data", "indices"])
 def test_missing_values_raise_error_of_annbatch(name: str, tmp_path: Path, reads: dict[str, int]) -> None:
-    """Missing values raise annbatch's own error."""
+    """Missing values raise the same error as in annbatch."""
     sparse(tmp_path, rows=slice(90), chunks=(50,))
     values = zarr.open_array(LocalStore(tmp_path), path=f"X/{name}", mode="r+")
     values.resize((values.shape[0] - 30,))
     ours, _ = loaders([ad.io.sparse_dataset(zarr.open_group(LocalStore(tmp_path), path="X", mode="r"))])
-    with pytest.raises(ValueError, match="shape of out argument doesn't match"):
+    with pytest.raises(ValueError, match="shape of out argument"):
         list(ours)
     assert reads["annbatch"] >= 1
 
@@ -216,13 +216,13 @@ def in_memory_of_zarr(_: Path) -> list[Cells]:
     return [array]
 
 
-#: Data sets that are left to annbatch.
+#: Datasets that annbatch reads.
 LEFT_TO_ANNBATCH: dict[str, Callable[[Path], list[Cells]]] = {
     "codecs of zarr": with_zarrs_own_codecs,
-    "another store": in_memory_of_zarr,
+    "not a local store": in_memory_of_zarr,
     "in memory": lambda _: [FLOATS],
     "in memory, sparse": lambda _: [sp.csr_matrix(FLOATS)],
-    "several types": lambda folder: [dense(folder / dtype, dtype=dtype) for dtype in ("float32", "int64")],
+    "several dtypes": lambda folder: [dense(folder / dtype, dtype=dtype) for dtype in ("float32", "int64")],
     "complex numbers": lambda folder: [dense(folder, dtype="complex64")],
 }
 
@@ -241,21 +241,21 @@ def test_one_unsupported_dataset_falls_back_whole_request(tmp_path: Path) -> Non
     """If zarrs can't read one dataset of a load request, annbatch reads all of it."""
     ours, _ = loaders([dense(tmp_path), *in_memory_of_zarr(tmp_path)])
     rows = np.array([3, 4, 9])
-    found = zarrs_reader.read(ours, {0: rows})
-    np.testing.assert_array_equal(found, FLOATS[rows])
+    values = zarrs_reader.read(ours, {0: rows})
+    np.testing.assert_array_equal(values, FLOATS[rows])
     assert zarrs_reader.read(ours, {1: rows}) is zarrs_reader.read(ours, {0: rows, 1: rows}) is None
 
 
 def test_array_that_raises_for_missing_chunks_falls_back(tmp_path: Path, reads: dict[str, int]) -> None:
     """Arrays opened with read_missing_chunks=False are read by annbatch."""
     ours, _ = loaders(with_errors_where_chunks_are_missing(tmp_path))
-    with pytest.raises(TypeError, match="NoneType"):  # by zarr, of whatever zarrs reads
+    with pytest.raises(TypeError, match="NoneType"):  # zarr raises this for every array that zarrs reads
         list(ours)
     assert reads == {"here": 0, "annbatch": 1}
 
 
 class Part:
-    """What zarrs could be asked for in another version."""
+    """A chunk item whose signature differs from the known versions of zarrs."""
 
     __text_signature__ = "(key, chunk_subset)"
 
@@ -287,15 +287,15 @@ def test_unreadable_chunk_raises_at_its_batch(read_ahead: int, tmp_path: Path, r
     distributed = DistributedSampler(SequentialSampler(8, 2, 4), dist_info=Rank(0, 1), seed=0)
     ours = StatefulLoader(batch_sampler=distributed, preload_to_gpu=False, read_ahead=read_ahead).add_dataset(cells)
     theirs = Loader(batch_sampler=distributed, preload_to_gpu=False).add_dataset(cells)
-    # 96 rows are in the load requests before that of the chunk
+    # the load requests before the broken chunk have 96 rows
     assert until_it_fails(ours) == (24, "Unknown frame descriptor")
-    # the request behind it may have been begun
+    # with read_ahead, the next load request may have started
     assert reads in [{"here": 6 + more, "annbatch": 0} for more in range(read_ahead + 1)]
     assert until_it_fails(theirs) == (24, "Unknown frame descriptor")
 
 
 def until_it_fails(loader: Loader) -> tuple[int, str]:
-    """Return how many batches there are before an error, and what that says."""
+    """Return the number of batches before an error, and its message."""
     n_batches = 0
     try:
         for _ in loader:
