@@ -80,7 +80,7 @@ def report(job: Job, n_ranks: int, console: Console) -> bool:
     left_out = job.n_train % ((job.virtual_ranks or n_ranks) * job.batch_size)
     checks = {
         "no row was read by two ranks": training.disjoint and validation.disjoint,
-        "every rank had as many batches as the others": training.equal_batches and validation.equal_batches,
+        "every rank had the same number of batches": training.equal_batches and validation.equal_batches,
         "no held-out row was trained on": bool(trained[0] >= 0 and trained[-1] < job.n_train),
         f"{left_out} rows were dropped in each epoch": all(
             sum(map(len, epoch)) == job.n_train - left_out for epoch in training.rows
