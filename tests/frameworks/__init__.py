@@ -1,1 +1,1 @@
-"""The frameworks themselves, in real processes."""
+"""Tests of the real frameworks, in real processes."""

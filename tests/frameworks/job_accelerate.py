@@ -1,4 +1,4 @@
-"""One of two ranks that prepare loaders with accelerate, rightly and wrongly, and tell what came of it.
+"""One of two ranks that prepare loaders with Accelerate, rightly and wrongly, and write the results.
 
 ``-m tests.frameworks.job_accelerate COLLECTION RESULTS``
 """
@@ -17,31 +17,31 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
 from tests.processes.configurations import GOOD
-from tests.processes.told import tell
+from tests.processes.results import write_result
 
 if TYPE_CHECKING:
     from annbatch_distributed.stream import Pass
 
-BEGUN: list[int] = []
+ITERATIONS: list[int] = []
 
 
 class Counted(DistributedSampler):
-    """A sampler that notes the passes that are begun."""
+    """A sampler that counts its iterations."""
 
     def sample(self, n_obs: int) -> Pass:
-        BEGUN.append(n_obs)
+        ITERATIONS.append(n_obs)
         return super().sample(n_obs)
 
 
 def load(collection: Path) -> StatefulLoader:
-    """Share out the rows of a configuration."""
+    """Make a loader with the sampler of a configuration."""
     sampler = Counted(GOOD["drop"].wrapped(), dist_info="torch", seed=0)
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch")
     return loader.use_collection(DatasetCollection(collection, mode="r"))
 
 
 def main(collection: Path, results: Path) -> None:
-    """Prepare what looks as if it worked, and then what does."""
+    """Prepare loaders in the wrong ways, and then in the right way."""
     errors = {}
     for dispatch in (None, False):
         configuration = DataLoaderConfiguration(dispatch_batches=dispatch)
@@ -52,13 +52,13 @@ def main(collection: Path, results: Path) -> None:
                 next(iter(prepared))
             except RuntimeError as error:
                 errors[f"{wrap.__name__}, dispatch_batches={dispatch}"] = str(error)
-    told: dict[str, Any] = {"errors": errors, "passes that wrong ways began": len(BEGUN)}
+    result: dict[str, Any] = {"errors": errors, "iterations of wrong ways": len(ITERATIONS)}
 
     loader = load(collection)
     prepared = accelerator.prepare(loader)
-    told["unchanged"] = prepared is loader
-    told["rows"] = [row for batch in prepared for row in batch["index"].tolist()]
-    tell(results, accelerator.process_index, told)
+    result["unchanged"] = prepared is loader
+    result["rows"] = [row for batch in prepared for row in batch["index"].tolist()]
+    write_result(results, accelerator.process_index, result)
     accelerator.end_training()
 
 

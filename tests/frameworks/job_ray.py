@@ -1,4 +1,4 @@
-"""Run a script that starts Ray, and log which rows its workers read.
+"""Run a script that starts Ray, and log the rows that its workers read.
 
 ``python -m tests.frameworks.job_ray FOLDER SCRIPT [ARGUMENT...]``, with the files that `logging_rows` writes.
 """
@@ -18,7 +18,7 @@ from tests.processes.logging_rows import logging
 
 
 def log() -> None:
-    """Log from now on, in a worker process."""
+    """Start the log in a worker process."""
     logging(Path(os.environ["LOGGED_ROWS"])).start()
 
 

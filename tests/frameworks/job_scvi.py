@@ -1,4 +1,4 @@
-"""One of two ranks that train models of scvi-tools, and write down what they were given.
+"""One of two ranks that train models of scvi-tools, and write the rows of their batches.
 
 ``-m tests.frameworks.job_scvi whole|resumed COLLECTION RESULTS``
 """
@@ -40,7 +40,7 @@ TRAINER: Any = {
 
 
 def cells(collection: Path, **options: Any) -> AnnbatchDataModule:
-    """Open the cells."""
+    """Open the collection as a data module."""
     loader = Loader(batch_size=BATCH_SIZE, **SIZES, preload_to_gpu=False)
     loader.use_collection(DatasetCollection(collection, mode="r"))
     keys = {"batch_key": "donor", "label_key": "cell_type"}
@@ -48,7 +48,7 @@ def cells(collection: Path, **options: Any) -> AnnbatchDataModule:
 
 
 class Rows(Callback):
-    """Notes the rows of each batch, which the first gene tells, and saves a checkpoint after a step."""
+    """Records the rows of each batch, from the first gene, and saves a checkpoint after a step."""
 
     def __init__(self, checkpoint: Path | None = None, after: int = 0) -> None:
         self.train: dict[int, list[list[int]]] = {}
@@ -61,7 +61,7 @@ class Rows(Callback):
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         self.train.setdefault(trainer.current_epoch, []).append(self.rows(batch))
-        torch.manual_seed(trainer.global_step)  # for what the model draws, of which no checkpoint knows
+        torch.manual_seed(trainer.global_step)  # for random numbers of the model, which no checkpoint has
 
     def on_validation_batch_start(
         self, trainer: Any, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -74,7 +74,7 @@ class Rows(Callback):
 
 
 def train(model: Any, datamodule: Any, *, epochs: int = EPOCHS, **options: Any) -> dict[str, Any]:
-    """Train a model, and return what it was given and what it is then."""
+    """Train a model, and return the rows of its batches and a digest of its weights."""
     rows = Rows(options.pop("checkpoint", None), options.pop("after", 0))
     model.train(datamodule=datamodule, max_epochs=epochs, callbacks=[rows], **TRAINER | options)
     weights = b"".join(weight.numpy().tobytes() for weight in model.module.state_dict().values())
@@ -88,20 +88,20 @@ def new(kind: Any, cells: Any, **options: Any) -> Any:
 
 
 def trained(datamodule: Any) -> Any:
-    """Make one that says that it was trained."""
+    """Make a model that is marked as trained."""
     model = new(scvi.model.SCVI, datamodule)
     model.is_trained_ = True
-    model.module.eval()  # as training leaves it
+    model.module.eval()  # as after training
     return model
 
 
 def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
-    """Fail in each way in which a rank can fail or differ, and return what was said."""
+    """Fail in each way in which a rank can fail or differ, and return the errors."""
     errors = []
     wider = SimpleNamespace(module=torch.nn.Linear(2, 2 + RANK))
     wider.get_latent_representation = lambda dataloader: dataloader[0]["X"].numpy()
     weights = wider.module.weight.detach().clone()
-    # of each way to fail, what rank 1 does otherwise
+    # in each of these calls, one rank fails, or the ranks differ
     for model, data, options in (
         (lambda batch: batch["X"].numpy() + RANK, own, {}),
         (lambda batch: batch["X"].numpy() if RANK else 1 / 0, own, {}),
@@ -114,11 +114,11 @@ def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
         errors.append(str(raised.value))
     assert torch.equal(weights, wider.module.weight)
     assert not (results / "wrong.zarr").exists()
-    seen: list[int] = []
+    calls: list[int] = []
 
     def late(batch: Any) -> Any:
-        seen.append(1)
-        return batch["X"].numpy() if RANK == 0 or len(seen) < 4 else 1 / 0
+        calls.append(1)
+        return batch["X"].numpy() if RANK == 0 or len(calls) < 4 else 1 / 0
 
     with pytest.raises(ValueError, match="process 1 has failed: ZeroDivisionError"):
         embed(late, own, results / "late.zarr", progress=False)
@@ -128,17 +128,17 @@ def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
 def whole(collection: Path, results: Path) -> dict[str, Any]:
     """Train without an interruption, and embed."""
     own = distribute(cells(collection))
-    told: dict[str, Any] = {}
-    told["SCVI"] = train(new(scvi.model.SCVI, own), own, checkpoint=results / "middle.ckpt", after=22)
-    labelled = distribute(cells(collection, model_name="SCANVI"), remainder="exact", read_ahead=1)
-    told["SCANVI"] = train(new(scvi.model.SCANVI, labelled, datamodule=labelled), labelled, epochs=1)
-    drawn = distribute(cells(collection, class_sampler_key="cell_type"))
-    told["classes"] = train(new(scvi.model.SCVI, drawn), drawn, epochs=1)
-    told["sharding"] = str(drawn.train_dataloader().sampler.plan(347).sharding)
+    result: dict[str, Any] = {}
+    result["SCVI"] = train(new(scvi.model.SCVI, own), own, checkpoint=results / "middle.ckpt", after=22)
+    labeled = distribute(cells(collection, model_name="SCANVI"), remainder="exact", read_ahead=1)
+    result["SCANVI"] = train(new(scvi.model.SCANVI, labeled, datamodule=labeled), labeled, epochs=1)
+    sampled = distribute(cells(collection, class_sampler_key="cell_type"))
+    result["classes"] = train(new(scvi.model.SCVI, sampled), sampled, epochs=1)
+    result["sharding"] = str(sampled.train_dataloader().sampler.plan(347).sharding)
 
-    # without a validation, DDP leaves each rank with the running means of its own last batch
+    # without a validation, each rank under DDP has the running means of its own last batch
     model = new(scvi.model.SCVI, own)
-    told["weights"] = train(model, own, epochs=1, check_val_every_n_epoch=None)["weights"]
+    result["weights"] = train(model, own, epochs=1, check_val_every_n_epoch=None)["weights"]
     embed(model, own, results / "trained.zarr", progress=False)
     if RANK == 0:
         embed(model, own, results / "alone.zarr", dist_info=Rank(0, 1), progress=False)
@@ -148,8 +148,8 @@ def whole(collection: Path, results: Path) -> dict[str, Any]:
         return batch["X"].numpy() + 0.5
 
     array = embed(slow, own, results / "slow.zarr", progress=False)
-    told["complete"] = bool(np.isfinite(np.asarray(array[:])).all())
-    # what is left is dealt out anew, whoever had it before
+    result["complete"] = bool(np.isfinite(np.asarray(array[:])).all())
+    # the remaining chunks are divided again, whichever rank they belonged to
     if RANK == 0:
         embed(lambda batch: batch["X"].numpy(), own, results / "uneven.zarr", dist_info=Rank(0, 1), progress=False)
         for number in (1, 3, 5, 7):
@@ -163,21 +163,21 @@ def whole(collection: Path, results: Path) -> dict[str, Any]:
 
     again = embed(counted, own, results / "uneven.zarr", progress=False)
     assert np.isfinite(np.asarray(again[:])).all()
-    told["computed"] = len(computed)
+    result["computed"] = len(computed)
 
-    told["errors"] = failing(own, results)
+    result["errors"] = failing(own, results)
     other = distribute(cells(collection), seed=RANK)
     with pytest.raises(ValueError, match="don't agree") as raised:
         train(new(scvi.model.SCVI, other), other)
-    told["errors"].append(str(raised.value))
-    if RANK == 0:  # the others don't come
+    result["errors"].append(str(raised.value))
+    if RANK == 0:  # the other rank does not make the call
         with pytest.raises(TimeoutError, match="process 1 did not make this call within 1 seconds"):
             embed(trained(own), own, results / "nobody.zarr", progress=False, timeout=1)
-    return told
+    return result
 
 
 def resumed(collection: Path, results: Path) -> dict[str, Any]:
-    """Go on in the middle of an epoch."""
+    """Resume in the middle of an epoch."""
     own = distribute(cells(collection))
     return {"SCVI": train(new(scvi.model.SCVI, own), own, ckpt_path=results / "middle.ckpt")}
 
@@ -187,5 +187,5 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(mode=True)
     TRAINER["log_save_dir"] = str(results)
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    told = {"whole": whole, "resumed": resumed}[task](collection, results)
-    (results / f"{task}-rank{RANK}.json").write_text(json.dumps(told))
+    result = {"whole": whole, "resumed": resumed}[task](collection, results)
+    (results / f"{task}-rank{RANK}.json").write_text(json.dumps(result))

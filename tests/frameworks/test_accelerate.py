@@ -1,4 +1,4 @@
-"""accelerate, on two ranks: a loader that is left as it is, and what happens to one that is not."""
+"""Accelerate on two ranks: loaders that it leaves unchanged, and errors of loaders that it wraps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed import DistributedSampler, MixedLoader, Rank
 from tests.loaders import numbered
-from tests.processes.configurations import LABELLED
+from tests.processes.configurations import LABELED
 from tests.processes.launch import forked_ranks, run
-from tests.processes.rows import BATCH_SIZE, check_goes_on, check_reads_everything
-from tests.processes.told import told_by
+from tests.processes.results import read_results
+from tests.processes.rows import BATCH_SIZE, check_continues, check_reads_everything
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from annbatch_distributed import StatefulLoader
 
 
-N_BATCHES = -(-len(LABELLED) // (2 * BATCH_SIZE))  # of an epoch, on each of two ranks
+N_BATCHES = -(-len(LABELED) // (2 * BATCH_SIZE))  # of an epoch, on each of two ranks
 
 
 def test_accelerate_states_include_loader(collection: Path, tmp_path: Path) -> None:
@@ -39,14 +39,14 @@ def test_accelerate_states_include_loader(collection: Path, tmp_path: Path) -> N
             "epoch 0",
             "epoch 1",
         ]
-    check_reads_everything(whole, epochs=2, among=LABELLED)
-    check_goes_on(whole, rest, epoch=0, n_batches=N_BATCHES - 3)
-    check_goes_on(whole, rest, epoch=1, n_batches=N_BATCHES)
+    check_reads_everything(whole, epochs=2, among=LABELED)
+    check_continues(whole, rest, epoch=0, n_batches=N_BATCHES - 3)
+    check_continues(whole, rest, epoch=1, n_batches=N_BATCHES)
 
 
 @pytest.fixture
 def accelerator() -> Iterator[Accelerator]:
-    """Accelerator of a single process, of which nothing is left behind."""
+    """Accelerator of a single process, whose state is reset afterwards."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
@@ -61,7 +61,7 @@ def loader_of(n_rows: int, dist_info: Any) -> StatefulLoader:
 
 @pytest.mark.parametrize("dispatch", [True, False])
 def test_prepared_dataloader_raises_in_single_process(accelerator: Accelerator, *, dispatch: bool) -> None:
-    """A prepared DataLoader raises, also in a single process."""
+    """A prepared DataLoader raises, even in a single process."""
     from torch.utils.data import DataLoader
 
     loader = loader_of(8, Rank(0, 1))
@@ -90,7 +90,7 @@ def test_prepare_accepts_result_of_to_dataloader(accelerator: Accelerator, tmp_p
     again.load_state_dict(state)
     accelerator.save_state(tmp_path)
     again.set_epoch(3)
-    accelerator.load_state(tmp_path)  # without being told of it
+    accelerator.load_state(tmp_path)  # without register_for_checkpointing
     assert [batch["index"].tolist() for batch in again] == [[16, 17], [18, 19], [20, 21], [22, 23]]
 
 
@@ -131,28 +131,28 @@ def test_skip_first_batches_raises(accelerator: Accelerator) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks told of loaders that it had prepared."""
+def results(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the results of each of two ranks."""
     folder = tmp_path_factory.mktemp("prepared")
     run(*forked_ranks("-m", "tests.frameworks.job_accelerate", collection, folder, ranks=2))
-    return told_by(folder)
+    return read_results(folder)
 
 
-def test_prepared_dataloader_raises_on_every_rank(told: list[dict[str, Any]]) -> None:
+def test_prepared_dataloader_raises_on_every_rank(results: list[dict[str, Any]]) -> None:
     """A prepared DataLoader raises on every rank before a row is read."""
-    assert told[0]["errors"] == told[1]["errors"]
-    errors = told[0]["errors"]
+    assert results[0]["errors"] == results[1]["errors"]
+    errors = results[0]["errors"]
     assert len(errors) == 4
     for name, error in errors.items():
         taker = "IterableDatasetShard" if name.endswith("False") else "DataLoaderDispatcher"
         assert f"Accelerate's {taker}" in error
         assert error.endswith("prepare(loader) returns it unchanged.")
-    assert [rank["passes that wrong ways began"] for rank in told] == [0, 0]
+    assert [rank["iterations of wrong ways"] for rank in results] == [0, 0]
 
 
-def test_prepare_returns_loader_unchanged(told: list[dict[str, Any]]) -> None:
+def test_prepare_returns_loader_unchanged(results: list[dict[str, Any]]) -> None:
     """prepare returns the loader itself, which reads its own shard."""
-    assert all(rank["unchanged"] for rank in told)
-    rows = [set(rank["rows"]) for rank in told]
-    assert len(rows[0]) == len(rows[1]) == len(told[0]["rows"])
+    assert all(rank["unchanged"] for rank in results)
+    rows = [set(rank["rows"]) for rank in results]
+    assert len(rows[0]) == len(rows[1]) == len(results[0]["rows"])
     assert not rows[0] & rows[1]

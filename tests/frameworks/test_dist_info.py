@@ -1,4 +1,4 @@
-"""Frameworks' own objects as ``dist_info``: on two ranks, on one device, and in what a rank starts."""
+"""Objects of frameworks as ``dist_info``: on two ranks, on one device, and in workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from annbatch_distributed import DistributedSampler, deferred
 from annbatch_distributed.ranks import resolve
 from tests.loaders import numbered
 from tests.processes.launch import forked_ranks, run
-from tests.processes.told import told_by
+from tests.processes.results import read_results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,57 +28,58 @@ def sampler(dist_info: Any) -> DistributedSampler:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks was told."""
-    folder = tmp_path_factory.mktemp("told")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the results of each of two ranks."""
+    folder = tmp_path_factory.mktemp("results")
     run(*forked_ranks("-m", "tests.frameworks.job_dist_info", folder, ranks=2))
-    return told_by(folder)
+    return read_results(folder)
 
 
 RANKS = {
     **dict.fromkeys(["Trainer", "Fabric", "a callable", "Accelerator", "PartialState", "AcceleratorState"], (0, 1)),
     "Accelerator with a mesh of dp_replicate": (0, 1),
     "Accelerator with a mesh of dp_shard and tp": (0, 1),
-    # their processes split up a model, and have the same share
-    "Fabric that splits up a model": (0, 0),
+    # their processes split a model, and read the same shard
+    "Fabric that splits a model": (0, 0),
     "Accelerator with a mesh of tp": (0, 0),
 }
 
 
-def test_frameworks_tell_two_ranks(told: list[dict[str, Any]]) -> None:
-    """The frameworks that start two processes tell their ranks."""
-    found = {name: [rank_told[name] for rank_told in told] for name in RANKS}
-    assert found == {name: [[rank, max(ranks) + 1] for rank in ranks] for name, ranks in RANKS.items()}
+def test_frameworks_tell_two_ranks(results: list[dict[str, Any]]) -> None:
+    """Frameworks that start two processes have the rank of each process."""
+    ranks_of = {name: [result[name] for result in results] for name in RANKS}
+    assert ranks_of == {name: [[rank, max(ranks) + 1] for rank in ranks] for name, ranks in RANKS.items()}
 
 
-def test_loader_made_before_fit_reads_shards(told: list[dict[str, Any]]) -> None:
+def test_loader_made_before_fit_reads_shards(results: list[dict[str, Any]]) -> None:
     """A loader made before fit reads the shard of each rank."""
-    assert sorted(row for one in told for row in one["rows"]) == list(range(64))
-    assert all("2 ranks have read 64 rows" in one["read"] for one in told)
+    assert sorted(row for one in results for row in one["rows"]) == list(range(64))
+    assert all("2 ranks have read 64 rows" in one["read"] for one in results)
 
 
-def test_trainer_before_start_raises(
-    told: list[dict[str, Any]],
-) -> None:
-    """A Trainer that has not started its processes raises, and the error says where to query it."""
-    for one in told:
+def test_trainer_before_start_raises(results: list[dict[str, Any]]) -> None:
+    """A Trainer that has not started its processes raises, and the error names the hook to use."""
+    for one in results:
         assert one["Trainer, before"].startswith("RuntimeError: Lightning's Trainer with strategy")
         assert "train_dataloader" in one["Trainer, before"]
 
 
-def test_framework_contradicting_group_raises(told: list[dict[str, Any]]) -> None:
+def test_framework_contradicting_group_raises(results: list[dict[str, Any]]) -> None:
     """A framework that treats a process of a job as the only one raises."""
-    sources = {"Trainer of one device": "Lightning's Trainer", "accelerate on its own": "Accelerate's PartialState"}
+    sources = {
+        "Trainer of one device": "Lightning's Trainer",
+        "Accelerate without cpu=True": "Accelerate's PartialState",
+    }
     for name, source in sources.items():
-        for rank, rank_told in enumerate(told):
-            assert rank_told[name].startswith(
+        for rank, result in enumerate(results):
+            assert result[name].startswith(
                 f"ValueError: This process is rank 0 of 1 for {source}, but rank {rank} of 2 for "
             )
 
 
 @pytest.fixture
 def _accelerate() -> Iterator[None]:
-    """Leave nothing of accelerate's state behind."""
+    """Reset the state of Accelerate after a test."""
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -101,8 +102,8 @@ ON_ONE_DEVICE = pytest.mark.parametrize(
 def test_single_device_has_one_rank(make: Any) -> None:
     """On one device, there is no process group and one rank."""
     thing = make()
-    for made in (sampler(thing), sampler(lambda: thing), sampler(deferred(thing)), copy.deepcopy(sampler(thing))):
-        assert (made.rank, made.world_size) == (0, 1)
+    for placed in (sampler(thing), sampler(lambda: thing), sampler(deferred(thing)), copy.deepcopy(sampler(thing))):
+        assert (placed.rank, placed.world_size) == (0, 1)
     assert type(thing).__name__ in resolve(thing).source
 
 
@@ -130,16 +131,16 @@ def test_older_packages_of_lightning_are_recognized(name: str) -> None:
 
 def test_repr_shows_trainer_until_rank_is_known() -> None:
     """The repr of a sampler shows that its Trainer has not been queried."""
-    made = sampler(Trainer(accelerator="cpu", devices=1, **QUIET))
-    assert "rank=?" in repr(made)
-    assert made.rank == 0
-    assert 'source="Lightning\'s Trainer"' in repr(made)
+    unasked = sampler(Trainer(accelerator="cpu", devices=1, **QUIET))
+    assert "rank=?" in repr(unasked)
+    assert unasked.rank == 0
+    assert 'source="Lightning\'s Trainer"' in repr(unasked)
 
 
 def test_spawned_workers_get_rank_without_trainer() -> None:
     """Spawned workers receive the rank, and not the Trainer."""
     trainer = Trainer(accelerator="cpu", devices=1, **QUIET)
-    trainer.unpicklable = (number for number in range(3))  # type: ignore[attr-defined]  # as users hang things on it
+    trainer.unpicklable = (number for number in range(3))  # type: ignore[attr-defined]  # users add attributes to it
     loader = numbered(sampler(trainer), 40)
     read = [row for batch in loader.to_dataloader(num_workers=1) for row in batch["index"].tolist()]
     assert sorted(read) == list(range(40))

@@ -1,4 +1,4 @@
-"""The example of Lightning, on two ranks and on one: jobs that go on from a checkpoint, and one that ran through."""
+"""The example of Lightning on two ranks and on one: an uninterrupted job, and resumes from its checkpoints."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.configurations import DONORS, LABELLED
+from tests.processes.configurations import DONORS, LABELED
 from tests.processes.launch import forked_ranks, run
-from tests.processes.rows import check_goes_on, check_reads_everything, read, read_batches
+from tests.processes.rows import check_continues, check_reads_everything, read, read_batches
 from tests.samplers import flat
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 SCRIPT = "examples/lightning_ddp.py"
-TRAINING = [row for row in LABELLED if DONORS[row] != "d4"]
-HELD_OUT = [row for row in LABELLED if DONORS[row] == "d4"]
+TRAINING = [row for row in LABELED if DONORS[row] != "d4"]
+HELD_OUT = [row for row in LABELED if DONORS[row] == "d4"]
 
 # 258 rows to train on: 5 batches for each of two ranks
 
 
 @pytest.fixture(scope="module")
 def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of what jobs wrote down that run one after another."""
+    """Folder with the logs of consecutive jobs."""
     folder = tmp_path_factory.mktemp("lightning")
 
     def job(name: str, devices: int, resume: str | None = None) -> list[object]:
@@ -38,8 +38,8 @@ def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     run(*forked_ranks(*job("two", 2), ranks=2))
     for name, devices, checkpoint in (
-        # with more to come than is done: otherwise a length of what is left alone would pass too, since Lightning then
-        # begins to count anew
+        # more batches remain than are done: otherwise Lightning would count from 0, and a length of only the remaining
+        # batches would pass, too
         ("middle", 2, "two-checkpoints/epoch=1-step=6.ckpt"),
         ("shrunk", 1, "two-checkpoints/epoch=0-step=1.ckpt"),
     ):
@@ -48,7 +48,7 @@ def runs(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_validates(folder: Path, *, epoch: int, ranks: int = 2, times: int = 1) -> None:
-    """Check that every held-out row was read once, or so many times."""
+    """Check that every held-out row was read `times` times."""
     assert sorted(flat(read(folder, f"validation-{epoch}", ranks))) == sorted(times * HELD_OUT)
 
 
@@ -56,14 +56,14 @@ def test_uninterrupted_job_reads_every_row(runs: Path) -> None:
     """An uninterrupted job trains on every row and validates on every held-out row."""
     check_reads_everything(runs / "two", epochs=3, among=TRAINING)
     for epoch in range(3):
-        # to see whether validation works at all, Lightning reads two batches before: here all that there are
+        # Lightning's sanity check reads two batches of the validation before, which are all of them
         check_validates(runs / "two", epoch=epoch, times=2 if epoch == 0 else 1)
 
 
 def test_job_resumes_as_if_uninterrupted(runs: Path) -> None:
     """A job resumes in the middle of an epoch as if it had not been interrupted."""
-    check_goes_on(runs / "two", runs / "middle", epoch=1, n_batches=4)
-    check_goes_on(runs / "two", runs / "middle", epoch=2, n_batches=5)
+    check_continues(runs / "two", runs / "middle", epoch=1, n_batches=4)
+    check_continues(runs / "two", runs / "middle", epoch=2, n_batches=5)
     for epoch in (1, 2):
         assert read(runs / "two", f"validation-{epoch}") == read(runs / "middle", f"validation-{epoch}")
     assert not list((runs / "middle").glob("train-0-*"))

@@ -1,4 +1,4 @@
-"""What Lightning's Trainer does to a loader, by its options and whenever it saves: the page's table, row by row."""
+"""Options and checkpoints of Lightning's Trainer, row by row of the table in the documentation."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def loader_of(
     return loader.add_adata(ad.AnnData(np.arange(n_rows, dtype="float32").reshape(-1, 1)))
 
 
-def seen(batch: Any) -> list[int]:
-    """The rows of a batch, which are the same in all of its stores."""
+def rows_in(batch: Any) -> list[int]:
+    """Return the rows of a batch, which are the same in all of its stores."""
     parts = [batch] if "index" in batch else list(batch.values())
     rows: list[int] = parts[0]["index"].tolist()
     assert all(part["index"].tolist() == rows for part in parts)
@@ -47,7 +47,7 @@ def seen(batch: Any) -> list[int]:
 
 
 class Module(LightningModule):
-    """Notes the rows of each step that was completed, and does something within a step or after it."""
+    """A model that records the rows of each step, and calls `within` or `after` at one step."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Module(LightningModule):
         return loss
 
     def on_train_batch_end(self, outputs: object, batch: Any, batch_idx: int) -> None:
-        self.read.append((self.current_epoch, seen(batch)))
+        self.read.append((self.current_epoch, rows_in(batch)))
         if self.after is not None and (self.current_epoch, batch_idx) == self.at:
             self.after(self.trainer)
 
@@ -91,17 +91,17 @@ def trainer_of(folder: Path, **options: Any) -> Trainer:
 
 
 def epochs_of(module: Module) -> list[list[list[int]]]:
-    """The batches of each epoch that were trained on."""
+    """Return the batches of each epoch that the module was trained on."""
     return [[rows for epoch, rows in module.read if epoch == number] for number in range(3)]
 
 
 def alone(make: Callable[[Any], Any] | None = None, **options: Any) -> list[list[list[int]]]:
-    """The batches of each epoch, as a loader gives them to a plain loop."""
+    """Return the batches of each epoch of a loader in a plain loop."""
     rank = Rank(0, 1)
     loader, epochs = loader_of(rank, **options) if make in (None, by_workers) else make(rank), []
     for epoch in range(3):
         loader.set_epoch(epoch)
-        epochs.append([seen(batch) for batch in loader])
+        epochs.append([rows_in(batch) for batch in loader])
     return epochs
 
 
@@ -128,19 +128,19 @@ def by_aligned(trainer: Any) -> AlignedLoader:
 
 
 WAYS = [by_trainer, by_nothing, by_workers, by_mixture, by_aligned]
-#: One way of each kind of loader.
+#: One function for each kind of loader.
 KINDS = [by_nothing, by_workers, by_mixture, by_aligned]
 
 
-def failing(trainer: Trainer) -> None:
+def fail(trainer: Trainer) -> None:
     raise InterruptedError
 
 
-def preempted(trainer: Trainer) -> None:
+def preempt(trainer: Trainer) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def saved(folder: Path) -> Callable[[Trainer], None]:
+def save_to(folder: Path) -> Callable[[Trainer], None]:
     return lambda trainer: trainer.save_checkpoint(folder / "within.ckpt")
 
 
@@ -157,14 +157,14 @@ def test_checkpoint_within_step_leads_to_its_batch(
 ) -> None:
     """A checkpoint saved within a step leads to the batch of that step."""
     options: dict[str, Any] = {}
-    first = Module({"by hand": saved(tmp_path), "by an error": failing, "by slurm": preempted}[how])
+    first = Module({"by hand": save_to(tmp_path), "by an error": fail, "by slurm": preempt}[how])
     if how == "by slurm":
         for name, value in {"NTASKS": "1", "JOB_ID": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
         options["plugins"] = [SLURMEnvironment(auto_requeue=True, requeue_signal=signal.SIGUSR1)]
     if how == "by an error":
-        options |= {"callbacks": [kept := OnExceptionCheckpoint(tmp_path, "within")], "enable_checkpointing": True}
-        monkeypatch.setattr(kept, "teardown", lambda *_, **__: None)  # it removes the file of a training that has ended
+        options |= {"callbacks": [callback := OnExceptionCheckpoint(tmp_path, "within")], "enable_checkpointing": True}
+        monkeypatch.setattr(callback, "teardown", lambda *_, **__: None)  # teardown would remove the checkpoint
     trainer = trainer_of(tmp_path, **options)
     try:
         trainer.fit(first, make(trainer))
@@ -188,7 +188,7 @@ def test_checkpoint_after_step_leads_to_next_batch(
     make: Callable[[Trainer], Any], at: tuple[int, int], tmp_path: Path
 ) -> None:
     """A checkpoint saved after a step leads to the next batch."""
-    first, rest = Module(at=at, after=saved(tmp_path)), Module()
+    first, rest = Module(at=at, after=save_to(tmp_path)), Module()
     for module, checkpoint in ((first, None), (rest, tmp_path / "within.ckpt")):
         trainer = trainer_of(tmp_path)
         trainer.fit(module, make(trainer), ckpt_path=checkpoint)
@@ -202,7 +202,7 @@ def test_estimated_steps_keep_loaded_state(make: Callable[[Trainer], Any], tmp_p
     """A schedule that reads the number of steps does not drop the state."""
 
     def fit(checkpoint: Path | None) -> Module:
-        module, trainer = Module(saved(tmp_path) if checkpoint is None else None), trainer_of(tmp_path)
+        module, trainer = Module(save_to(tmp_path) if checkpoint is None else None), trainer_of(tmp_path)
         module.asks_for_steps = True
         trainer.fit(module, make(trainer), ckpt_path=checkpoint)
         return module
@@ -245,14 +245,14 @@ def test_options_cut_epochs_short_and_change_nothing_else(
 
 @pytest.mark.parametrize("make", [by_trainer, by_mixture, by_aligned])
 def test_validations_are_whole_and_leave_the_training(make: Callable[[Trainer], Any], tmp_path: Path) -> None:
-    """A sanity check takes nothing from the validation of epoch 0, and each epoch's validation is that of the epoch."""
+    """Each validation reads a whole epoch, also after the sanity check, and doesn't change the training."""
 
     class Validated(Module):
         def on_validation_epoch_start(self) -> None:
             self.validated = [*getattr(self, "validated", []), []]
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.validated[-1].append(seen(batch))
+            self.validated[-1].append(rows_in(batch))
 
     trainer, module = trainer_of(tmp_path, num_sanity_val_steps=3, limit_train_batches=5), Validated()
     trainer.fit(module, make(trainer), make(trainer))
@@ -274,12 +274,12 @@ def test_lr_find_reads_batches_that_training_reads_again(make: Callable[[Trainer
 def test_predicting_takes_either_form_of_a_loader(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     for make in (by_trainer, by_workers):
-        given = trainer.predict(Module(), make(trainer))
-        assert sorted(torch.cat([torch.as_tensor(rows) for rows in given]).tolist()) == list(range(8 * N))
+        rows_of_batches = trainer.predict(Module(), make(trainer))
+        assert sorted(torch.cat([torch.as_tensor(rows) for rows in rows_of_batches]).tolist()) == list(range(8 * N))
 
 
 class Two(Module):
-    """Trains on two loaders, of which one has ended before the other."""
+    """A model with two loaders, one of which ends before the other."""
 
     def on_train_batch_end(self, outputs: object, batch: Any, batch_idx: int) -> None:
         rows = [(number, part["index"].tolist()) for number, part in enumerate(batch) if part is not None]
@@ -292,7 +292,7 @@ def test_ended_loader_of_two_is_not_restarted(mode: str, tmp_path: Path) -> None
 
     def fit(checkpoint: Path | None) -> list[Any]:
         trainer = trainer_of(tmp_path)
-        module = Two(saved(tmp_path) if checkpoint is None else None, at=(1, 5 if mode != "min_size" else 2))
+        module = Two(save_to(tmp_path) if checkpoint is None else None, at=(1, 5 if mode != "min_size" else 2))
         loaders = [loader_of(trainer), loader_of(trainer, n_rows=24, seed=1)]
         trainer.fit(module, CombinedLoader(loaders, mode), ckpt_path=checkpoint)
         return module.read
@@ -304,7 +304,7 @@ def test_ended_loader_of_two_is_not_restarted(mode: str, tmp_path: Path) -> None
 
 
 class Pairs:
-    """Two batches of a loader in each step, by something that Lightning knows nothing of."""
+    """An object unknown to Lightning that takes two batches of a loader in each step."""
 
     def __init__(self, loader: StatefulLoader) -> None:
         self.loader = loader
@@ -328,7 +328,7 @@ def test_wrapped_loader_counts_yielded_batches(tmp_path: Path) -> None:
 
 
 class Cells(LightningDataModule):
-    """Keeps the state of its loader in checkpoints."""
+    """A data module whose loader Lightning saves in checkpoints."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -341,8 +341,8 @@ class Cells(LightningDataModule):
         return self.loader
 
 
-class Anew(Module):
-    """Begins the epoch of a checkpoint anew, as the page says."""
+class Restarting(Module):
+    """A model that restarts the epoch of a checkpoint, as in the documentation."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         loop = checkpoint["loops"]["fit_loop"]
@@ -355,7 +355,7 @@ class Anew(Module):
 def test_epoch_longer_than_lightning_expects_raises(tmp_path: Path) -> None:
     """An epoch with more batches than Lightning expects raises."""
     trainer = trainer_of(tmp_path)
-    trainer.fit(Module(saved(tmp_path)), loader_of(Rank(0, 1)))
+    trainer.fit(Module(save_to(tmp_path)), loader_of(Rank(0, 1)))
     trainer = trainer_of(tmp_path)
     with pytest.raises(RuntimeError, match=r"Lightning will read 4 batches.*reload_dataloaders_every_n_epochs=1"):
         trainer.fit(Module(), loader_of(Rank(0, 2)), ckpt_path=tmp_path / "within.ckpt")
@@ -365,27 +365,27 @@ def test_epoch_longer_than_lightning_expects_raises(tmp_path: Path) -> None:
 def test_resized_epoch_raises_with_fix(change: dict[str, Any], tmp_path: Path) -> None:
     """An epoch of a different size raises, and the error says how to restart it."""
     trainer = trainer_of(tmp_path)
-    trainer.fit(Module(saved(tmp_path)), Cells())
+    trainer.fit(Module(save_to(tmp_path)), Cells())
     trainer = trainer_of(tmp_path)
     with pytest.raises(ValueError, match="different settings") as caught:
         trainer.fit(Module(), Cells(**change), ckpt_path=tmp_path / "within.ckpt")
     assert ["restart the epoch" in note for note in caught.value.__notes__] == [True]
-    trainer, module = trainer_of(tmp_path), Anew()
+    trainer, module = trainer_of(tmp_path), Restarting()
     trainer.fit(module, Cells(**change), ckpt_path=tmp_path / "within.ckpt")
     assert epochs_of(module) == [[], *alone(**change)[1:]]
 
 
 @pytest.mark.parametrize("at", [(1, 3), (0, N - 1)])
 def test_restarted_epoch_counts_from_zero(at: tuple[int, int], tmp_path: Path) -> None:
-    """A restarted epoch counts its steps from 0, also after an epoch's last step."""
+    """A restarted epoch counts its steps from 0, even after the last step of an epoch."""
     more = {"n_rows": 9 * N}
     trainer = trainer_of(tmp_path)
-    trainer.fit(Module(at=at, after=saved(tmp_path)), Cells())
+    trainer.fit(Module(at=at, after=save_to(tmp_path)), Cells())
     trainer = trainer_of(tmp_path)
-    if at == (0, N - 1):  # no order to restore, so that the state fits
+    if at == (0, N - 1):  # there is no order to restore, so the state can be loaded
         with pytest.raises(RuntimeError, match=f"Lightning counts {N} batches of this epoch as done"):
             trainer.fit(Module(), Cells(**more), ckpt_path=tmp_path / "within.ckpt")
-    trainer, module = trainer_of(tmp_path), Anew()
+    trainer, module = trainer_of(tmp_path), Restarting()
     trainer.fit(module, Cells(**more), ckpt_path=tmp_path / "within.ckpt")
     assert epochs_of(module)[at[0] :] == alone(**more)[at[0] :]
 

@@ -1,4 +1,4 @@
-"""scvi-tools as it is released, on two ranks and on other numbers, with its data module of annbatch's loaders."""
+"""scvi-tools on two ranks and on one, with its data module of annbatch's loaders."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# as scvi-tools splits: the first rows are held out
+# the split of scvi-tools: the first rows are held out
 N_TRAIN = 278
 HELD_OUT, TRAINING = list(range(N_OBS - N_TRAIN)), list(range(N_OBS - N_TRAIN, N_OBS))
 BATCH_SIZE = 8
 
 
-def told(folder: Path, task: str) -> list[dict[str, Any]]:
-    """What each rank wrote down."""
+def results_of(folder: Path, task: str) -> list[dict[str, Any]]:
+    """Return the results of each rank."""
     return [json.loads((folder / f"{task}-rank{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
 def folder(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of what jobs wrote down that run one after another."""
+    """Folder with the results of consecutive jobs."""
     results = tmp_path_factory.mktemp("scvi")
     for task in ("whole", "resumed"):
         run(*forked_ranks("-m", "tests.frameworks.job_scvi", task, collection, results, ranks=2))
@@ -55,7 +55,7 @@ def test_scvi_example_resumes_and_embeds(collection: Path, tmp_path: Path) -> No
 
 def test_scvi_ranks_train_on_shards(folder: Path) -> None:
     """Ranks train on their shards, and validate on each held-out row once."""
-    ranks = [one["SCVI"] for one in told(folder, "whole")]
+    ranks = [one["SCVI"] for one in results_of(folder, "whole")]
     epochs = []
     for epoch in "012":
         trained = [rank["train"][epoch] for rank in ranks]
@@ -74,7 +74,7 @@ def test_scvi_ranks_train_on_shards(folder: Path) -> None:
 
 def test_scvi_resumes_within_epoch_bitwise(folder: Path) -> None:
     """A job resumes in the middle of an epoch, bit for bit."""
-    for first, second in zip(told(folder, "whole"), told(folder, "resumed"), strict=True):
+    for first, second in zip(results_of(folder, "whole"), results_of(folder, "resumed"), strict=True):
         whole, rest = first["SCVI"], second["SCVI"]
         # 17 batches an epoch, of which 5 of the second are done
         assert rest["train"] == {"1": whole["train"]["1"][5:], "2": whole["train"]["2"]}
@@ -84,7 +84,7 @@ def test_scvi_resumes_within_epoch_bitwise(folder: Path) -> None:
 
 def test_scanvi_trains_on_every_row_under_exact(folder: Path) -> None:
     """Under "exact", SCANVI trains on every row, with the same number of batches per rank."""
-    ranks = [one["SCANVI"] for one in told(folder, "whole")]
+    ranks = [one["SCANVI"] for one in results_of(folder, "whole")]
     trained = [rank["train"]["0"] for rank in ranks]
     assert sorted(flat(flat(trained))) == TRAINING
     assert len(trained[0]) == len(trained[1])
@@ -92,37 +92,37 @@ def test_scanvi_trains_on_every_row_under_exact(folder: Path) -> None:
 
 
 def test_classes_are_drawn_for_the_whole_job(folder: Path) -> None:
-    ranks = told(folder, "whole")
+    ranks = results_of(folder, "whole")
     assert all("independent" in rank["sharding"] for rank in ranks)
-    drawn = [flat(rank["classes"]["train"]["0"]) for rank in ranks]
-    assert set(flat(drawn)) <= set(TRAINING)
-    # as many as one rank alone would draw
-    assert len(drawn[0]) == len(drawn[1]) == N_TRAIN // (2 * BATCH_SIZE) * BATCH_SIZE
-    assert drawn[0] != drawn[1]
+    sampled = [flat(rank["classes"]["train"]["0"]) for rank in ranks]
+    assert set(flat(sampled)) <= set(TRAINING)
+    # together, the ranks sample as many rows as a single rank
+    assert len(sampled[0]) == len(sampled[1]) == N_TRAIN // (2 * BATCH_SIZE) * BATCH_SIZE
+    assert sampled[0] != sampled[1]
 
 
 def test_embedding_uses_weights_of_rank_zero(folder: Path) -> None:
     """All ranks embed with the weights of rank 0."""
-    first, second = (rank["weights"] for rank in told(folder, "whole"))
+    first, second = (rank["weights"] for rank in results_of(folder, "whole"))
     assert first != second
     on_two, alone = (zarr.open_array(folder / f"{name}.zarr", mode="r")[:] for name in ("trained", "alone"))
     assert np.array_equal(on_two, alone)
 
 
 def test_embedding_is_complete_with_slow_rank(folder: Path) -> None:
-    """An embedding is complete, also if one rank is slower."""
-    assert all(rank["complete"] for rank in told(folder, "whole"))
+    """An embedding is complete, even if one rank is slower."""
+    assert all(rank["complete"] for rank in results_of(folder, "whole"))
 
 
 def test_rest_of_embedding_is_repartitioned(folder: Path) -> None:
     """The remaining chunks of an embedding are divided among the ranks again."""
-    # of 9 chunks of 5 batches, all even ones are there, which rank 0 would have; and each looks at the first batch
-    assert [rank["computed"] for rank in told(folder, "whole")] == [1 + 10, 1 + 10]
+    # of 9 chunks of 5 batches, the even ones of rank 0 are complete; each rank also computes the first batch
+    assert [rank["computed"] for rank in results_of(folder, "whole")] == [1 + 10, 1 + 10]
 
 
 def test_embedding_with_different_ranks_raises_everywhere(folder: Path) -> None:
     """If ranks would write or read different cells, every rank raises the same error."""
-    first, second = (rank["errors"] for rank in told(folder, "whole"))
+    first, second = (rank["errors"] for rank in results_of(folder, "whole"))
     assert first == second
     assert first[0].startswith("All ranks stop, because they have different models or cells")
     assert first[1] == "All ranks stop, because process 0 has failed: ZeroDivisionError: division by zero"

@@ -1,4 +1,4 @@
-"""The example of Hugging Face's Trainer: a job that is resumed, one that runs through, and its evaluation."""
+"""The example of Hugging Face's Trainer: an uninterrupted job, a resumed job, and the evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes.launch import ROOT, forked_ranks, run
-from tests.processes.rows import check_goes_on, read_batches
+from tests.processes.rows import check_continues, read_batches
 from tests.samplers import flat
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 SCRIPT = ROOT / "examples/transformers_trainer.py"
-#: Evaluates 101 cells, of which each has its number as its loss, by the page's trainer and by that of Hugging Face.
+#: Evaluates 101 cells, whose losses are their numbers, with the documented trainer and with Hugging Face's trainer.
 EVALUATION = """
 import anndata as ad
 import numpy as np
@@ -38,7 +38,7 @@ class StockTrainer(CellsTrainer):
         return self.held_out
 
 
-def made(trainer_class, remainder):
+def make(trainer_class, remainder):
     options = {"report_to": [], "use_cpu": True, "remove_unused_columns": False, "disable_tqdm": True}
     trainer = trainer_class(Numbers(), TrainingArguments("trained", ddp_backend="gloo", **options))
     sampler = DistributedSampler(SequentialSampler(8, 2, 16), dist_info=PartialState(), remainder=remainder)
@@ -49,17 +49,17 @@ def made(trainer_class, remainder):
 
 
 if __name__ == "__main__":
-    said = {"page": made(EvaluatingTrainer, "exact").evaluate()["eval_loss"]}
-    said["drop"] = made(StockTrainer, "drop").evaluate()["eval_loss"]
+    losses = {"page": make(EvaluatingTrainer, "exact").evaluate()["eval_loss"]}
+    losses["drop"] = make(StockTrainer, "drop").evaluate()["eval_loss"]
     for remainder in ("exact", "pad", "keep"):
         try:
-            made(StockTrainer, remainder).evaluate()
+            make(StockTrainer, remainder).evaluate()
         except RuntimeError as error:
-            said[remainder] = str(error)
-    print(json.dumps(said))
+            losses[remainder] = str(error)
+    print(json.dumps(losses))
 """
 
-N_BATCHES = 39  # of each rank in an epoch: 20 steps of two, or of one that is left over
+N_BATCHES = 39  # of each rank in an epoch: 19 steps of two batches and one step of one
 
 
 def test_trainer_resumes_as_if_uninterrupted(cells: Path, tmp_path: Path) -> None:
@@ -74,18 +74,18 @@ def test_trainer_resumes_as_if_uninterrupted(cells: Path, tmp_path: Path) -> Non
         one, other = (flat(batches) for batches in read_batches(whole, f"train-{epoch}"))
         assert len({*one, *other}) == len(one) + len(other) == 2 * N_BATCHES * 256
     # five steps of the second epoch were done
-    check_goes_on(whole, rest, epoch=1, n_batches=N_BATCHES - 5 * 2)
-    check_goes_on(whole, rest, epoch=2, n_batches=N_BATCHES)
+    check_continues(whole, rest, epoch=1, n_batches=N_BATCHES - 5 * 2)
+    check_continues(whole, rest, epoch=2, n_batches=N_BATCHES)
     assert not list(rest.glob("train-0-*"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_evaluation_counts_each_cell_once(ranks: int, tmp_path: Path) -> None:
-    """Stock evaluation, which can't, is an error but where all batches are full."""
+    """The documented trainer counts each cell once; the stock trainer raises unless all batches are full."""
     (tmp_path / "evaluate.py").write_text(SCRIPT.read_text().partition("if __name__")[0] + EVALUATION)
     first, *_ = run(*forked_ranks(tmp_path / "evaluate.py", ranks=ranks))
-    said = json.loads(first.stdout.splitlines()[-1])
-    assert said["page"] == pytest.approx(50)
+    losses = json.loads(first.stdout.splitlines()[-1])
+    assert losses["page"] == pytest.approx(50)
     # of 101 cells in batches of 16, one rank drops 5 and two drop 5: cells 0 to 95
-    assert said["drop"] == pytest.approx(47.5)
-    assert all("override evaluate" in said[remainder] for remainder in ("exact", "pad", "keep"))
+    assert losses["drop"] == pytest.approx(47.5)
+    assert all("override evaluate" in losses[remainder] for remainder in ("exact", "pad", "keep"))

@@ -1,6 +1,6 @@
-"""What ranks of the command line do in tests instead of streaming an epoch, or besides.
+"""Replacements for the ranks of the command line in tests.
 
-Ranks are spawned, and find these functions by their names.
+Ranks are spawned, and import these functions by name.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from multiprocessing.connection import Connection
 
-#: Set before a test takes its place.
+#: The original function, before a test replaces it.
 _rank = check._rank
 
 
 def failing(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
-    """Stream as a rank; but rank 1 is told of a row that it hasn't read in epoch 1, and is killed in epoch 2."""
-    as_it_is = StatefulLoader.__iter__
+    """Stream as a rank, except that rank 1 reports a wrong row in epoch 1 and is killed in epoch 2."""
+    iterate = StatefulLoader.__iter__
 
     def changed(self: StatefulLoader) -> Generator[Any]:
-        for number, batch in enumerate(as_it_is(self)):
+        for number, batch in enumerate(iterate(self)):
             if (self.sampler.rank, number) == (1, 3):
                 if self.sampler.epoch == 1:
                     batch["index"] = [0, *batch["index"][1:]]
@@ -37,12 +37,12 @@ def failing(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]
                     os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
-    StatefulLoader.__iter__ = changed  # type: ignore[assignment, method-assign]  # of this process alone, which ends with it
+    StatefulLoader.__iter__ = changed  # type: ignore[assignment, method-assign]  # only in this process, which ends afterwards
     _rank(options, mask, rank, pipe)
 
 
 def without_end(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
-    """Wait for ever, but end with the parent as a rank does."""
+    """Wait forever, but end with the parent process, as a rank does."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=check._end_with, args=[parent], daemon=True).start()

@@ -1,6 +1,6 @@
-"""The collection that every launch reads, and the configurations that it runs through.
+"""The collection that every job reads, and configurations of samplers.
 
-All ranks' scripts and the tests import this, so that they mean the same.
+Tests and the scripts of ranks import the same definitions from here.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ BATCH_SIZE = 8
 CHUNKS = {"chunk_size": 8, "preload_nchunks": 4, "batch_size": BATCH_SIZE}
 
 TRAINING = slice(0, 250)
-# 97 rows: on 2 ranks as on 3, one has a row more than the others, and with it would have a batch more
+# 97 rows: on 2 and on 3 ranks, one rank has one more row than the others, and would have one more batch
 HELD_OUT = slice(250, N_OBS)
 FOLDS = [slice(0, 60), slice(120, 157)]
 
-# no boundary between shards comes close to where these classes change
+# these classes change far from any boundary between shards
 CLASSES = np.repeat([0, 1, 2, 3], [50, 95, 60, 142])
-# what the examples learn: some cells have no label, of those to train on and of those that are held out
+# labels for the examples; some of the training cells and of the held-out cells have no label
 LABELS = pd.Categorical.from_codes(np.where(np.arange(N_OBS) % 35 == 17, -1, CLASSES), [*"abcd"])
-LABELLED = np.flatnonzero(LABELS.codes >= 0).tolist()
-# cells of all donors are everywhere, as in a collection that was shuffled
+LABELED = np.flatnonzero(LABELS.codes >= 0).tolist()
+# cells of all donors are everywhere, as in a shuffled collection
 DONORS = np.array([f"d{donor}" for donor in np.random.default_rng(0).integers(5, size=N_OBS)])
-# on 2 ranks as on 3, rank 0 has three rows of a class, and a chunk takes eight; no other rank has too few
+# on 2 and on 3 ranks, only rank 0 has fewer rows of a class (three) than a chunk has (eight)
 CUT_CLASSES = np.repeat([0, 1, 2], [77, 40, 230])
 
-#: What the ranks of one configuration share out: on 2 ranks as on 3, more than one load request for each.
-DRAWS = 130
+#: Number of samples of one configuration: more than one load request per rank, on 2 and on 3 ranks.
+N_SAMPLES = 130
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A sampler, the rows to share out, how, and in which passes."""
+    """A sampler, its rows, its options and the epochs to read."""
 
     wrapped: Callable[[], Sampler]
-    """Makes the sampler to wrap."""
+    """Function that makes the wrapped sampler."""
     window: tuple[slice, ...]
-    """The rows to share out; several stretches are the wrapper's mask, one is the wrapped sampler's."""
+    """Rows to shard: several ranges are the wrapper's mask, a single range is the wrapped sampler's mask."""
     remainder: Remainder = "drop"
     sharding: ShardingName = "contiguous"
     epochs: tuple[int | None, ...] = (0,)
-    """The epoch to set before each pass; None makes one more pass without setting any."""
+    """Epoch to set before each iteration; with None, iterate without setting an epoch."""
 
     def sampler(self, dist_info: DistInfo) -> DistributedSampler:
         """Make one rank's sampler."""
@@ -91,6 +91,6 @@ GOOD = {
     "keep": Configuration(random(HELD_OUT), (HELD_OUT,), "keep"),
     "pad": Configuration(random(HELD_OUT), (HELD_OUT,), "pad"),
     "shuffled folds": Configuration(sequential, tuple(FOLDS), "exact", "shuffled", epochs=(0, 1)),
-    # draws from runs that no boundary between shards can cut
-    "independent": Configuration(by_class(CUT_CLASSES, DRAWS), (TRAINING,), sharding="independent", epochs=(0, 1)),
+    # samples from runs that no boundary between shards can cut
+    "independent": Configuration(by_class(CUT_CLASSES, N_SAMPLES), (TRAINING,), sharding="independent", epochs=(0, 1)),
 }

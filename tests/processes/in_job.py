@@ -1,4 +1,4 @@
-"""A rank that `forked_ranks` has started meets the others, by torch or by JAX."""
+"""Connect a rank that `forked_ranks` has started to the other ranks, with PyTorch or JAX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ type Framework = Literal["torch", "jax"]
 
 @contextmanager
 def in_job(framework: Framework) -> Iterator[int]:
-    """Be in the job of a framework, and give the rank."""
+    """Join the job of a framework, and yield the rank."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if framework == "torch":
         dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""One rank that asks its launcher's variables which one it is: ``-m tests.processes.job_environment RESULTS``."""
+"""One rank that reads the variables of its launcher: ``-m tests.processes.job_environment RESULTS``."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed import DistributedSampler
-from tests.processes.told import tell
+from tests.processes.results import write_result
 from tests.samplers import batches, flat
 
 N_OBS = 21
@@ -14,4 +14,4 @@ N_OBS = 21
 if __name__ == "__main__":
     sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info="env", remainder="keep")
     rows = flat(batches(sampler.sample(N_OBS)))
-    tell(Path(sys.argv[1]), sampler.rank, {"world_size": sampler.world_size, "rows": rows})
+    write_result(Path(sys.argv[1]), sampler.rank, {"world_size": sampler.world_size, "rows": rows})

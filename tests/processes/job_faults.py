@@ -1,8 +1,8 @@
-"""One rank of a training in which a machine is gone: ``torchrun ... -m tests.processes.job_faults COLLECTION FOLDER``.
+"""One rank of a training in which a machine dies: ``torchrun ... -m tests.processes.job_faults COLLECTION FOLDER``.
 
-What it trains is the list of the rows that it was trained on: every step adds the rows of all ranks, as a step of DDP
-adds up their gradients, so that every rank has the same list. What belongs into a checkpoint is that list and the
-loader's state. In the end, the list says what the training came to.
+The model is the list of the rows that it was trained on: each step adds the rows of all ranks, as a step of DDP adds
+their gradients, so every rank has the same list. A checkpoint has this list and the state of the loader. At the end,
+the list has all rows of the training.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, StatefulLoader
 from tests.processes.configurations import CHUNKS
-from tests.processes.told import tell
+from tests.processes.results import write_result
 from tests.samplers import flat
 
 EPOCHS = 3
-#: The donor whose cells are not trained on.
+#: Donor whose cells are held out.
 HELD_OUT = "d4"
-#: Checkpoints are made after so many steps and every multiple: in the middle of a load request, which has four.
+#: Number of steps between checkpoints: in the middle of a load request of four batches.
 EVERY = 6
-#: The epoch and the step in which the machine is gone: between two checkpoints, so that steps are lost.
+#: Epoch and step in which the machine dies: between two checkpoints, so steps are discarded.
 DIES_IN = (1, 9)
-#: The world size before.
+#: World size before the machine dies.
 WORLD_SIZE = 3
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank trained on in one step."""
+    """The rows that one rank trained on in one step."""
 
     world_size: int
     rank: int
     epoch: int
     step: int
-    """Counted from 1, for each epoch and world size anew."""
+    """Number of the step, from 1 in each epoch and world size."""
     rows: list[int]
 
 
 def switch_off_once() -> None:
-    """End the rank that is alone on a machine, and torchrun's agent there, when the first job comes by."""
+    """Kill the only rank of a machine, and torchrun's agent there, in the first job."""
     if dist.get_world_size() == WORLD_SIZE and os.environ["LOCAL_WORLD_SIZE"] == "1":
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -82,8 +82,8 @@ def train(collection: Path, folder: Path) -> None:
                 if rank == 0 and step % EVERY == 0 and step < n_batches:
                     unfinished = checkpoint.with_suffix(".unfinished")
                     unfinished.write_text(json.dumps({"model": model, "state": loader.state_dict()}))
-                    unfinished.replace(checkpoint)  # which is there in whole or not at all
-    tell(folder, rank, model)
+                    unfinished.replace(checkpoint)  # so that there is no incomplete checkpoint
+    write_result(folder, rank, model)
 
 
 if __name__ == "__main__":

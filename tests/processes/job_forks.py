@@ -52,7 +52,7 @@ def in_child(read: Callable[[], Any]) -> Any:
 
 
 def with_zarrs_own_codecs(collection: str) -> int:
-    """Read through the codecs that zarr itself has."""
+    """Read with zarr's own codecs."""
     zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"})
     return n_rows(opened(collection))
 
@@ -65,8 +65,8 @@ def main(collection: str) -> None:
     results["after obs was read"] = in_child(lambda: n_rows(opened(collection)))
     results["with zarr's own codecs"] = in_child(lambda: with_zarrs_own_codecs(collection))
     loader = opened(collection)
-    results["of a loader that was opened before"] = in_child(lambda: n_rows(loader))
-    results["of a child's child"] = in_child(lambda: in_child(lambda: n_rows(opened(collection))))
+    results["with a loader opened before"] = in_child(lambda: n_rows(loader))
+    results["in a child's child"] = in_child(lambda: in_child(lambda: n_rows(opened(collection))))
     results["in the parent"] = n_rows(loader)
     print(json.dumps(results))
 

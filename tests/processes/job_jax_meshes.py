@@ -19,19 +19,23 @@ from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.ranks.jax import mesh
 from tests.processes.configurations import BATCH_SIZE, CHUNKS
 from tests.processes.in_job import in_job
-from tests.processes.told import tell
+from tests.processes.results import write_result
 
 N_ROWS = 80
-KINDS = "jax", "scipy", "dense"  # how the batches of a sharding hold their cells, in turn; the first is sparse in JAX
+KINDS = (
+    "jax",
+    "scipy",
+    "dense",
+)  # types of X in batches, one for each sharding in turn; the first is sparse in JAX
 
 
 def devices() -> np.ndarray:
-    """The devices of process 0 in the first row, those of process 1 in the second."""
+    """Return the devices of process 0 in the first row, and of process 1 in the second row."""
     return np.array([jax.local_devices(0), jax.local_devices(1)])
 
 
 def shardings() -> dict[str, NamedSharding]:
-    """All the ways in which batches are spread here, by name."""
+    """Return all shardings of batches, by name."""
     across, along = devices(), devices().T
     names = "data", "model"
     return {
@@ -44,17 +48,17 @@ def shardings() -> dict[str, NamedSharding]:
 
 
 def spans(index: tuple[slice, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """From where to where a part of an array reaches in each dimension."""
+    """Return the start and stop of a part of an array in each dimension."""
     return [span.indices(length)[:2] for span, length in zip(index, shape, strict=True)]
 
 
 def shards(array: jax.Array) -> list[Any]:
-    """Where in the whole array each device of this process has a part, and what it holds."""
+    """Return the position in the array, and the values, of the part of each device of this process."""
     return [[spans(shard.index, array.shape), np.asarray(shard.data).tolist()] for shard in array.addressable_shards]
 
 
 def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]:
-    """Read all batches, and tell where they went."""
+    """Read all batches, and return their rows and the parts of devices."""
     to: Any = "jax" if kind == "jax" else None
     member = mesh(sharding)
     sampler = DistributedSampler(RandomSampler(**CHUNKS, mask=slice(0, N_ROWS)), dist_info=member, seed=0)
@@ -84,12 +88,12 @@ def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]
         "processes": member.processes,
         "source": member.source,
         "steps": steps,
-        "said": sampler.check_epoch_read(loader.n_obs, tally),
+        "verdict": sampler.check_epoch_read(loader.n_obs, tally),
     }
 
 
 def fail(attempt: Any) -> str:
-    """Return what an attempt says that must fail."""
+    """Return the error of an attempt, or an empty string."""
     try:
         attempt()
     except ValueError as error:
@@ -98,7 +102,7 @@ def fail(attempt: Any) -> str:
 
 
 def failures() -> dict[str, str]:
-    """What each process gets from what must fail."""
+    """Return the errors of this process."""
     rows = np.ones((BATCH_SIZE - 1, 4), np.float32)
     split = shardings()["data across processes, columns split"]
     return {
@@ -111,7 +115,7 @@ def failures() -> dict[str, str]:
 
 
 def main(collection: Path, results: Path) -> None:
-    """Read by all shardings, and fail in all ways."""
+    """Read with every sharding, and collect every error."""
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     jax.config.update("jax_num_cpu_devices", 2)
     with in_job("jax") as process:
@@ -119,7 +123,7 @@ def main(collection: Path, results: Path) -> None:
             name: read(collection, sharding, KINDS[number % len(KINDS)])
             for number, (name, sharding) in enumerate(shardings().items())
         }
-        tell(results, process, {"read": passes, "failures": failures()})
+        write_result(results, process, {"read": passes, "failures": failures()})
 
 
 if __name__ == "__main__":

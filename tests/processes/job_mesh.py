@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from annbatch_distributed import DistributedSampler, StatefulLoader, deferred, mesh_ranks
 from annbatch_distributed.checks import Tally
 from tests.processes.in_job import in_job
-from tests.processes.told import tell
+from tests.processes.results import write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,18 +28,18 @@ N_OBS = 203
 
 
 def make(dist_info: DistInfo | Deferred, *, seed: int | None = 0) -> DistributedSampler:
-    """Make a sampler; without a seed, its randomness is that of this process."""
+    """Make a sampler; without a seed, each process has its own randomness."""
     return DistributedSampler(RandomSampler(4, 2, 4), dist_info=dist_info, remainder="exact", seed=seed)
 
 
 def load(sampler: DistributedSampler) -> StatefulLoader:
-    """Make a loader of cells whose only gene is the number of their row."""
+    """Make a loader of cells, each with the number of its row as its only value."""
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
     return loader.add_adata(ad.AnnData(np.arange(float(N_OBS)).reshape(N_OBS, 1)))
 
 
 def error(call: Callable[[], object]) -> str:
-    """Return the error of a call, nothing if there is none."""
+    """Return the error of a call, or an empty string."""
     try:
         call()
     except (RuntimeError, TimeoutError, ValueError) as raised:
@@ -48,7 +48,7 @@ def error(call: Callable[[], object]) -> str:
 
 
 def placements(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInfo | Deferred]:
-    """All that tells a rank, by name."""
+    """Return every kind of dist_info, by name."""
     return {
         "torch": "torch",
         "deferred": deferred("torch"),
@@ -64,56 +64,56 @@ def placements(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInf
 
 
 def read(dist_info: DistInfo | Deferred) -> dict[str, Any]:
-    """Tell which rank this is, the rows of each batch that it reads, and what is said of all that was read."""
+    """Return the rank, the rows of each batch, and the result of check_epoch_read."""
     sampler = make(dist_info)
     sampler.check_ranks_agree(N_OBS)
     loader = load(sampler)
     return {
         "rank": (sampler.rank, sampler.world_size),
         "batches": [batch["index"].tolist() for batch in loader],
-        "said": loader.check_epoch_read(),
+        "verdict": loader.check_epoch_read(),
     }
 
 
 def read_by_a_worker(sampler: DistributedSampler, rank: int) -> dict[str, Any]:
-    """Tell the same where the last rank has a spawned worker, which is in no process group."""
+    """Return the same as `read`; the last rank has a spawned worker, which is in no process group."""
     options = {"num_workers": 1, "multiprocessing_context": "spawn"} if rank == 3 else {}
     tally, loader, batches = Tally(), load(sampler), []
     for batch in loader.to_dataloader(**options):
         tally.add(batch["index"])
         batches.append(batch["index"].tolist())
-    said = loader.check_epoch_read(tally)
-    return {"rank": (sampler.rank, sampler.world_size), "batches": batches, "said": said}
+    verdict = loader.check_epoch_read(tally)
+    return {"rank": (sampler.rank, sampler.world_size), "batches": batches, "verdict": verdict}
 
 
 def errors(rank: int, square: DeviceMesh, other_half: dist.ProcessGroup) -> dict[str, str]:
-    """What is wrong, by what is tried; empty if nothing is."""
+    """Return the error of each wrong call, or an empty string, by name."""
     unseeded = make(mesh_ranks(square, "dp"), seed=None)
-    # two of them take the other dimension for the data-parallel one, and each rank has two processes all the same
+    # two processes take a different dimension as data-parallel, but each rank still has two processes
     mixed = make(mesh_ranks(square, "tp" if rank in {1, 2} else "dp"))
     return {
         "no names": error(lambda: make(square)),
         "unknown name": error(lambda: mesh_ranks(square, ("dp", "pp"))),
         "a name twice": error(lambda: mesh_ranks(square, ("dp", "dp"))),
-        "names that there are not": error(lambda: mesh_ranks(init_device_mesh("cpu", (4,)), "dp")),
-        "another's group": error(lambda: make(other_half)),
-        "a mesh of others": error(lambda: make(init_device_mesh("cpu", (2,))) if rank > 1 else None),
-        "peers with other randomness": error(lambda: unseeded.check_ranks_agree(N_OBS)),
+        "unnamed dimensions": error(lambda: mesh_ranks(init_device_mesh("cpu", (4,)), "dp")),
+        "a group without this process": error(lambda: make(other_half)),
+        "a mesh without this process": error(lambda: make(init_device_mesh("cpu", (2,))) if rank > 1 else None),
+        "peers without a seed": error(lambda: unseeded.check_ranks_agree(N_OBS)),
         "other dimensions": error(lambda: mixed.check_ranks_agree(N_OBS)),
     }
 
 
 def main(results: Path) -> None:
-    """Read in every way, and fail in every way."""
-    early = make(deferred("torch"))  # as a framework does that builds its loaders first
+    """Read with every dist_info, and collect every error."""
+    early = make(deferred("torch"))  # like a framework that builds its loaders first
     too_early = error(lambda: early.n_batches(N_OBS))
     with in_job("torch") as rank:
         square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         halves: Any = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        told = {name: read(dist_info) for name, dist_info in placements(square, halves[rank // 2]).items()}
-        told["a spawned worker"] = read_by_a_worker(early, rank)
-        told["errors"] = {"too early": too_early, **errors(rank, square, halves[1 - rank // 2])}
-        tell(results, rank, told)
+        report = {name: read(dist_info) for name, dist_info in placements(square, halves[rank // 2]).items()}
+        report["a spawned worker"] = read_by_a_worker(early, rank)
+        report["errors"] = {"too early": too_early, **errors(rank, square, halves[1 - rank // 2])}
+        write_result(results, rank, report)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""One process of a job that goes on when others come and go: ``job_survivors NAME COLLECTION FOLDER``.
+"""One process of a job that continues when processes die or join: ``job_survivors NAME COLLECTION FOLDER``.
 
-Processes a, b, c and d begin. c is killed in epoch 1, and the others make a new group. e joins them in epoch 2. The
-loop over the loader stays open meanwhile. A step gathers the rows of all ranks, as a step of DDP adds up their
-gradients, and each process writes down what it gathered.
+Processes a, b, c and d start. c is killed in epoch 1, and the others create a new group. e joins them in epoch 2. The
+loop over the loader stays open. A step gathers the rows of all ranks, as a step of DDP adds their gradients, and each
+process writes the gathered rows to a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIES_AT, JOINS_AT = (1, 4), (2, 3)
 
 
 def meet(folder: Path, name: str, generation: int, n_processes: int) -> None:
-    """Make a new group of the processes that are there, once all of them are."""
+    """Create a new group, once all of its processes are there."""
     if dist.is_initialized():
         dist.destroy_process_group()
     place = folder / f"generation{generation}"
@@ -48,8 +48,8 @@ def meet(folder: Path, name: str, generation: int, n_processes: int) -> None:
     )
 
 
-def gathered(value: object) -> list[Any]:
-    """Return what all ranks have."""
+def gather(value: object) -> list[Any]:
+    """Return the values of all ranks."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
@@ -66,7 +66,7 @@ def main(name: str, collection: Path, folder: Path) -> None:
     loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=1)
     loader.use_collection(DatasetCollection(collection, mode="r"))
     if joins:
-        loader.load_state_dict(gathered(None)[0])
+        loader.load_state_dict(gather(None)[0])
         loader.check_ranks_agree()
 
     with (folder / f"{name}.steps").open("w") as steps:
@@ -77,10 +77,10 @@ def main(name: str, collection: Path, folder: Path) -> None:
                 if name == "c" and (epoch, n_done) == DIES_AT:
                     os.kill(os.getpid(), signal.SIGKILL)
                 try:
-                    rows = gathered(batch["index"].tolist())
+                    rows = gather(batch["index"].tolist())
                 except RuntimeError:  # a process is gone, and the step isn't done
                     meet(folder, name, 1, 3)
-                    n_done = min(gathered(n_done))
+                    n_done = min(gather(n_done))
                     loader.reshard(batches_done=n_done)
                     loader.check_ranks_agree()
                     continue
@@ -89,7 +89,7 @@ def main(name: str, collection: Path, folder: Path) -> None:
                 print(json.dumps([epoch, rows]), file=steps, flush=True)
                 if (epoch, n_done) == JOINS_AT and not joins:
                     meet(folder, name, 2, 4)
-                    gathered(loader.state_dict())
+                    gather(loader.state_dict())
                     loader.reshard()
                     loader.check_ranks_agree()
             print(loader.check_epoch_read(), flush=True)

@@ -1,8 +1,8 @@
 """One rank of a training on virtual ranks: ``-m tests.processes.job_virtual COLLECTION FOLDER STOP_AT``.
 
-It trains a linear model with DDP, and rank 0 writes down the mean loss of every step over all ranks. The last rank is
-killed after ``STOP_AT`` steps of the last epoch, between two checkpoints; 0 trains to the end. A checkpoint that is
-there is gone on with, on any number of ranks.
+It trains a linear model with DDP, and rank 0 logs the mean loss of each step over all ranks. The last rank is killed
+after ``STOP_AT`` steps of the last epoch, between two checkpoints; 0 trains to the end. If there is a checkpoint, the
+training resumes, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.samplers import flat
 
 EPOCHS = 2
 VIRTUAL_RANKS = 4
-#: A checkpoint is made after so many steps of each epoch, and every multiple.
+#: Number of steps between checkpoints in each epoch.
 EVERY = 4
 
 

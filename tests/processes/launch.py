@@ -1,8 +1,8 @@
 """Start the processes of a job, wait for all of them, and leave none behind.
 
 A Python that imports this package, torch and JAX takes four seconds of CPU to start. `torchrun` and `python` start such
-processes; `forked` has them forked by one process that has imported everything, which takes no time. Where a test is
-about ranks and not about a launcher, they are forked.
+processes; `forked` forks them from one process that has imported everything, which takes no time. Tests of ranks, not
+of a launcher, use forked processes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
 ROOT = Path(__file__).parents[2]
-#: Whatever takes longer hangs: a machine that does much else takes several times what an idle one does.
+#: Time limit of a job, in seconds. A busy machine takes several times longer than an idle machine.
 SECONDS = 900
-#: What is to end early has ended by then: ranks that wait for others give up by themselves after 300 seconds.
+#: Time limit of a job that must fail early. Ranks that wait for other ranks time out after 300 seconds.
 EARLY = 240
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -42,7 +42,7 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",
 }
 
-#: What the fork server imports. None of it starts a thread that matters after a fork, or initialises JAX's backends.
+#: Imports of the fork server. None of them starts a thread that matters after a fork, or initializes JAX's backends.
 PRELOADED = [
     "accelerate",
     "annbatch_distributed.integrations.jax",
@@ -55,12 +55,12 @@ PRELOADED = [
     "zarrs",
 ]
 
-#: torchrun, but for the end of its own interpreter, in which torch 2.15 has stayed after all ranks had ended well.
+#: torchrun without the end of its interpreter, where torch 2.15 has hung after all ranks had succeeded.
 TORCHRUN = "import os; from torch.distributed.run import main; main(); os._exit(0)"
 
-#: Open MPI's launcher, which the tests bring along.
+#: Open MPI's launcher, a dependency of the tests.
 MPIRUN = str(Path(sys.executable).with_name("mpirun"))
-# it asks for these, old or new, where a job has more ranks than cores, or belongs to root
+# old and new versions require these if a job has more ranks than cores, or runs as root
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -75,21 +75,21 @@ def python(*arguments: object) -> list[str]:
 
 
 def torchrun(*arguments: object, ranks: int) -> list[str]:
-    """Return the command that runs something on several ranks of this machine."""
+    """Return the command that runs torchrun with several ranks on this machine."""
     options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     return python("-c", TORCHRUN, *options, *arguments)
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A command of Python, as `python` takes it, that the fork server carries out."""
+    """A Python command, with the arguments of `python`, that the fork server runs."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def forked(*arguments: object) -> Forked:
-    """Return the command that runs something in a forked process."""
+    """Return the command that runs Python with arguments in a forked process."""
     return Forked(list(map(str, arguments)))
 
 
@@ -108,9 +108,9 @@ def forked_ranks(*arguments: object, ranks: int) -> list[Forked]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on.
+    """Return a free port of this machine.
 
-    It is below the ports that Linux and macOS give to whoever asks for any: one of them may be taken until it is used.
+    It is below the ports that Linux and macOS assign if no port is given, and which may be taken meanwhile.
     """
     while True:
         port = 10_000 + secrets.randbelow(20_000)
@@ -124,18 +124,18 @@ def run(
     environments: Sequence[Mapping[str, str]] = (),
     expect: int | Sequence[int] = 0,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run commands side by side, and return how each went.
+    """Run commands in parallel, and return their results.
 
-    After `SECONDS`, or `EARLY` where one is to fail, they are ended, and an error says what they had printed.
+    After `SECONDS`, or `EARLY` if a command must fail, all commands are ended, and the error has their output.
 
     Parameters
     ----------
     commands
-        Run in the root of the repository, each in a process group of its own.
+        Commands to run in the root of the repository, each in its own process group.
     environments
-        What each command has in its environment besides `ENVIRONMENT`.
+        Environment variables of each command, in addition to `ENVIRONMENT`.
     expect
-        The exit code of every command, or of each; another one is an error, and ends the others.
+        Exit code of all commands, or of each command. A different exit code is an error, and ends the other commands.
     """
     codes = [expect] * len(commands) if isinstance(expect, int) else expect
     with ExitStack() as stack:
@@ -174,7 +174,7 @@ def run(
 
 
 class _Process(Protocol):
-    """What there is of `subprocess.Popen` for a process however it was started."""
+    """The part of `subprocess.Popen` that all kinds of processes have."""
 
     @property
     def pid(self) -> int: ...
@@ -201,7 +201,7 @@ def _start(command: Sequence[str] | Forked, environment: Mapping[str, str], stdo
 
 @cache
 def fork_server() -> ForkServerContext:
-    """Start the process that ranks are forked from, the only one of this process."""
+    """Start the process that ranks are forked from, once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with mock.patch.dict(os.environ, ENVIRONMENT):  # libraries count their threads when they are loaded
@@ -213,7 +213,7 @@ class _Rank:
     """A process of the fork server."""
 
     def __init__(self, *job: object) -> None:
-        self._process = fork_server().Process(target=_carry_out, args=job)
+        self._process = fork_server().Process(target=_run_forked, args=job)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -227,8 +227,8 @@ class _Rank:
             raise subprocess.TimeoutExpired("a forked rank", timeout or 0)
 
 
-def _carry_out(arguments: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> None:
-    """Do in a forked process what ``python`` does with arguments."""
+def _run_forked(arguments: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> None:
+    """Run arguments in a forked process, as ``python`` does."""
     os.setsid()
     os.chdir(ROOT)
     os.environ.clear()
@@ -245,7 +245,7 @@ def _carry_out(arguments: Sequence[str], environment: Mapping[str, str], stdout:
 
 
 def _end(process: _Process) -> None:
-    """End a process and its group: first in a way that torchrun takes as a reason to end its ranks."""
+    """End a process and its group, first with a signal on which torchrun ends its ranks."""
     for end, wait in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
         if process.poll() is not None:
             return
@@ -259,7 +259,7 @@ def _end(process: _Process) -> None:
 
 @contextmanager
 def none_left(text: str, *, seconds: float) -> Iterator[None]:
-    """Kill the processes that have a text in their command lines so many seconds after the end; any is an error."""
+    """Kill processes that have a text in their command lines after the given seconds; any is an error."""
     yield
     deadline = time.monotonic() + seconds
     while (left := _processes_with(text)) and time.monotonic() < deadline:
@@ -271,5 +271,5 @@ def none_left(text: str, *, seconds: float) -> Iterator[None]:
 
 
 def _processes_with(text: str) -> list[psutil.Process]:
-    found = psutil.process_iter(["cmdline"])
-    return [process for process in found if any(text in word for word in process.info["cmdline"] or [])]
+    processes = psutil.process_iter(["cmdline"])
+    return [process for process in processes if any(text in word for word in process.info["cmdline"] or [])]

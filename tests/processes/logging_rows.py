@@ -1,4 +1,4 @@
-"""Run a script as ``python`` does, and log which rows its loaders yield.
+"""Run a script as ``python`` does, and log the rows that its loaders yield.
 
 ``python -m tests.processes.logging_rows FOLDER SCRIPT [ARGUMENT...]``. In the folder, `train-EPOCH-rankRANK.txt` has a
 line for each batch of the first :class:`StatefulLoader` that the script makes, and `validation-...` of the second.
@@ -38,7 +38,7 @@ def logging(folder: Path) -> Any:
 
 
 def log(batches: Generator[Any], path: Callable[[], Path]) -> Generator[Any]:
-    """Log batches of a pass, in which alone it is known where to."""
+    """Log the batches of an iteration, to a path that is only known during the iteration."""
     with closing(batches):
         for batch in batches:
             with path().open("a") as file:

@@ -1,4 +1,4 @@
-"""What `logging_rows` has logged: which rows each rank of a job read."""
+"""Logs of `logging_rows`: the rows that each rank of a job read."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ BATCH_SIZE = 32  # of the examples
 
 
 def read_batches(folder: Path, name: str, ranks: int = 2) -> list[list[list[int]]]:
-    """The rows of each batch of each rank."""
+    """Return the rows of each batch of each rank."""
     paths = [folder / f"{name}-rank{rank}.txt" for rank in range(ranks)]
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
 
 
 def read(folder: Path, name: str, ranks: int = 2) -> list[list[int]]:
-    """The rows that each rank read."""
+    """Return the rows that each rank read."""
     return [flat(batches) for batches in read_batches(folder, name, ranks)]
 
 
 def check_reads_everything(
     folder: Path, *, epochs: int, among: Sequence[int], ranks: int = 2, drops: bool = False
 ) -> None:
-    """Check that every epoch has each of the rows once, in as many batches on every rank, and an order of its own.
+    """Check that each epoch has each row once, the same number of batches per rank, and a new order.
 
-    A job that ``drops`` leaves out those that fill no step.
+    A job that ``drops`` leaves out the rows that don't fill a step.
     """
     orders = []
     for epoch in range(epochs):
@@ -44,8 +44,8 @@ def check_reads_everything(
     assert all(order != orders[0] for order in orders[1:])
 
 
-def check_goes_on(whole: Path, rest: Path, *, epoch: int, n_batches: int) -> None:
-    """Check that a second run read the last batches of an epoch, as the first one did."""
+def check_continues(whole: Path, rest: Path, *, epoch: int, n_batches: int) -> None:
+    """Check that a resumed run read the last batches of an epoch, as the first run did."""
     batches = (read_batches(folder, f"train-{epoch}") for folder in (whole, rest))
     for first, second in zip(*batches, strict=True):
         assert second == first[-n_batches:]

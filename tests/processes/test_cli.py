@@ -1,4 +1,4 @@
-"""The command `check`: its processes read and are compared, and none is left, however it ends."""
+"""The command `check`: it compares its ranks, and leaves no process behind, however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SMALL = "--chunk-size=8", "--batch-size=8", "--remainder=exact"
 
-#: A job whose ranks wait for ever.
+#: A job whose ranks wait forever.
 WAITING = """
 from annbatch_distributed.cli import check
 from tests.processes.cli_ranks import without_end
@@ -33,13 +33,13 @@ if __name__ == "__main__":
 
 
 def ranks_of(parent: psutil.Process) -> list[psutil.Process]:
-    """The processes that the parent's server has forked."""
-    found: list[psutil.Process] = []
+    """Return the processes that the parent's fork server has started."""
+    ranks: list[psutil.Process] = []
     for child in parent.children():
-        with suppress(psutil.Error):  # libraries run programs as they are imported, which are gone at once
+        with suppress(psutil.Error):  # imports of libraries run programs, which end at once
             if "multiprocessing.forkserver" in " ".join(child.cmdline()):
-                found += child.children()
-    return found
+                ranks += child.children()
+    return ranks
 
 
 def test_check_finds_wrong_row_and_killed_rank(
@@ -62,7 +62,7 @@ def test_check_finds_wrong_row_and_killed_rank(
 
 
 def wait_for_end(parent: psutil.Popen, number: signal.Signals) -> tuple[int, str, str]:
-    """Send a signal once there are two ranks; return the exit code and the output, when no process is left."""
+    """Send a signal once there are two ranks. Return the exit code and the output after all have ended."""
     try:
         while len(ranks := ranks_of(parent)) < 2:
             assert parent.poll() is None, parent.communicate()

@@ -1,4 +1,4 @@
-"""The demo: it trains, its checks hold and can fail, and whatever can't be trained on gets one line."""
+"""The demo: training, its checks, and errors of one line."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def test_demo_passes_all_its_checks() -> None:
     assert not re.search("Warning|Traceback", done.stderr)
 
 
-def wait_for(what: Callable[[], object]) -> bool:
-    """Whether something comes true in time."""
+def wait_for(condition: Callable[[], object]) -> bool:
+    """Wait for a condition. Return True if it is met in time."""
     deadline = time.monotonic() + EARLY
-    while not (came := what()) and time.monotonic() < deadline:
+    while not (result := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return bool(came)
+    return bool(result)
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether a process has not ended yet."""
+    """Return True if a process has not ended yet."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -72,12 +72,12 @@ def runs(process: psutil.Process) -> bool:
 
 
 def ports(processes: list[psutil.Process]) -> list[str]:
-    """The addresses at which processes listen."""
+    """Return the addresses at which processes listen."""
     return [
-        found.laddr.ip
+        connection.laddr.ip
         for process in processes
-        for found in process.net_connections("tcp")
-        if found.status == psutil.CONN_LISTEN
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
     ]
 
 
@@ -106,7 +106,7 @@ def test_demo_leaves_no_process_or_file(end: signal.Signals, ranks: int, tmp_pat
         job.send_signal(end)
         assert job.wait(EARLY) != 0
         assert wait_for(lambda: not any(map(runs, started)))
-        # torch keeps a cache of its own, for every process of a user
+        # torch keeps a cache for all processes of a user
         assert wait_for(lambda: {left.name.partition("_")[0] for left in folder.iterdir()} <= {"torchinductor"})
     finally:
         for process in filter(runs, started):
@@ -174,7 +174,7 @@ UNUSABLE = {
 
 @pytest.fixture(scope="module")
 def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Files and folders of which the demo can't use most."""
+    """Write files and folders, most of which the demo can't use."""
     folder = tmp_path_factory.mktemp("unusable")
     zarr.open_group(folder / "group.zarr", mode="w")
     shutil.copytree(collection, folder / "damaged.zarr")
@@ -186,7 +186,7 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 def ask(*options: str) -> Result:
-    """Give options to the demo in this process: what they name is checked before a process starts."""
+    """Run the demo with options in this process, up to the start of other processes."""
     app = typer.Typer(add_completion=False)
     app.command()(demo)
     with mock.patch("demo.__main__._torchrun", return_value=False):
@@ -195,11 +195,11 @@ def ask(*options: str) -> Result:
 
 @pytest.mark.parametrize("what", UNUSABLE)
 def test_demo_refuses_unusable_cells(unusable: dict[str, Path], what: str) -> None:
-    """Cells that can't be trained on are one line on stderr, and exit code 2."""
+    """Cells that can't be trained on print one line to stderr, and exit with code 2."""
     options, problem = UNUSABLE[what]
     done = ask(*(option.format(**unusable) for option in options))
     assert done.exit_code == 2
-    assert isinstance(done.exception, SystemExit)  # and nothing else, which would be a traceback
+    assert isinstance(done.exception, SystemExit)  # any other exception would be a traceback
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("demo: ")
@@ -216,7 +216,7 @@ def test_demo_names_option_with_invalid_number(option: str, number: str) -> None
     assert f"'{option}'" in done.stderr or f"too few for {number} ranks" in done.stderr
 
 
-# what two ranks could have read of 40 rows, of which 32 are to be trained on and a batch has 16
+# rows of two ranks: 32 of 40 rows are for training, in batches of 16
 TRAINED = [np.arange(16), np.arange(16, 32)]
 VALIDATED = [np.arange(32, 36), np.arange(36, 40)]
 

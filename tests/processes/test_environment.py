@@ -1,4 +1,4 @@
-"""Ranks that ask the variables of their launcher: of real ones where they run here, and as the others set them."""
+"""Ranks from the variables of real launchers, torchrun and mpirun."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from tests.processes.job_environment import N_OBS
 from tests.processes.launch import MPIRUN, OPEN_MPI, python, run, torchrun
-from tests.processes.told import told_by
+from tests.processes.results import read_results
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 JOB = "-m", "tests.processes.job_environment"
 
-# what tells a process that a launcher started it, and which one it is
+# variables of launchers, which have the rank of a process
 OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(TORCHELASTIC|OMPI|PMIX?|PRTE|SLURM)_.*")
-# that of the tests' own dependency, and one of this machine if it has another
+# mpirun of the tests' dependency, and of this machine if it is installed
 MPIRUNS = dict.fromkeys([MPIRUN, shutil.which("mpirun") or ""])
 
 
@@ -32,8 +32,8 @@ def _outside_of_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(folder: Path) -> None:
-    """Check that each of two processes is another rank, and that together they read every row once."""
-    first, second = told_by(folder)
+    """Check that two processes have different ranks, and that together they read every row once."""
+    first, second = read_results(folder)
     assert first["world_size"] == second["world_size"] == 2
     assert sorted(first["rows"] + second["rows"]) == list(range(N_OBS))
     assert first["rows"]

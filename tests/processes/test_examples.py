@@ -1,4 +1,4 @@
-"""The examples, run as their docstrings say: what they print, and which rows each rank read."""
+"""The examples, run as in their docstrings: their output, and the rows that each rank read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from annbatch import DatasetCollection
 from scipy.stats import chisquare
 
 from tests.object_storage import serving
-from tests.processes.configurations import LABELLED, N_OBS
+from tests.processes.configurations import LABELED, N_OBS
 from tests.processes.launch import MPIRUN, OPEN_MPI, ROOT, forked, forked_ranks, free_port, python, run
 from tests.processes.rows import BATCH_SIZE, check_reads_everything, read
 from tests.samplers import flat
@@ -36,7 +36,7 @@ def test_jax_example_trains_on_disjoint_rows(collection: Path, tmp_path: Path) -
     job = "--label", "label", "--num-processes", 2, "--coordinator", f"127.0.0.1:{free_port()}", "--epochs", 2
     first, _ = run(*(forked(*script, *job, "--process-id", process) for process in range(2)))
 
-    check_reads_everything(tmp_path, epochs=2, among=LABELLED, drops=True)
+    check_reads_everything(tmp_path, epochs=2, among=LABELED, drops=True)
     assert set(flat(read(tmp_path, "train-0"))) != set(flat(read(tmp_path, "train-1")))
     assert f"batches of {2 * BATCH_SIZE} on 4 devices" in first.stdout
     assert "epoch 1: 2 ranks have read 320 rows in 10 batches, as planned" in first.stdout
@@ -55,21 +55,21 @@ def test_custom_ranks_example_counts_under_mpi(collection: Path, tmp_path: Path)
 
 
 def test_h5ad_example_prints_output_of_page(tmp_path: Path) -> None:
-    """From h5ad files to a job that is killed twice and ends on three ranks, as the page shows."""
+    """A job that is killed twice and ends on three ranks prints the output of the page."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     (done,) = run(["examples/from_h5ad/run.sh", str(tmp_path / "job")], environments=[{"PATH": path}])
 
-    said = done.stdout.splitlines()
+    output = done.stdout.splitlines()
     page = (ROOT / "docs/two-ranks.md").read_text()
     (block,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     shown = block.splitlines()  # of the job; the lines of collect come before
-    # other processors round differently, and may be right about a cell more
+    # other processors round differently, so one more cell may be right
     percent = re.compile(r"[\d.]+%")
-    assert [percent.sub("", line) for line in said[-len(shown) :]] == [percent.sub("", line) for line in shown]
+    assert [percent.sub("", line) for line in output[-len(shown) :]] == [percent.sub("", line) for line in shown]
     (first, last) = (float(share) for share in re.findall(r"([\d.]+)% of", done.stdout))
     assert min(first, last) > 90
 
-    # the rows that each of the ranks had read when the checkpoint at step 60 was made, and what was left
+    # the rows after the checkpoint at step 60, and all rows of an epoch
     obs = DatasetCollection(tmp_path / "job/cells.zarr", mode="r").obs(["donor"])
     n_rows = int((~obs["donor"].isin(["d09", "d10"])).sum())
     assert f"3 ranks have read {n_rows - 60 * 2 * 32:,} rows" in done.stdout
@@ -89,7 +89,7 @@ def test_checkpoint_of_a_newer_job_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_readme_script_trains_and_resumes(tmp_path: Path) -> None:
-    """Killed after its last checkpoint, it resumes on three ranks, and each training cell is read once."""
+    """The script resumes from its last checkpoint on three ranks, and reads each training cell once."""
     run(forked("examples/from_h5ad/files.py", tmp_path))
     cells = tmp_path / "cells.zarr"
     files = sorted(tmp_path.glob("*.h5ad"))
@@ -119,11 +119,11 @@ def test_readme_script_trains_and_resumes(tmp_path: Path) -> None:
 
 
 def test_mixture_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
-    """The job takes the same sources as an uninterrupted one, logs the cells of each step once, and prints the page."""
+    """The job reads the sources of an uninterrupted job, logs each step once, and prints the output of the page."""
     job = "examples/mixture_ddp.py", tmp_path / "job"
-    # the rank that is left fails, as it can't reach the other one
+    # the remaining rank fails, because it can't reach the killed rank
     first, _ = run(*forked_ranks(*job, "--kill-at", 35, ranks=2), expect=[1, -9])
-    # as if it had been killed after a log and before its checkpoint: these steps are lost
+    # as if it had been killed after a log and before its checkpoint: these steps are discarded
     logs = tmp_path / "job/cells"
     shutil.copy(logs / "epoch0-step000020.csv", logs / "epoch0-step000030.csv")
     (second,) = run(*forked_ranks(*job, "--kill-at", 55, ranks=1), expect=-9)
@@ -156,7 +156,7 @@ def test_mixture_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
         for source, n_cells in (("tahoe", 2_000), ("census", 700)):
             names = log.loc[log["source"] == source, "cell"].tolist()
             assert len(names) // n_cells == n_finished[source]
-            # epochs of the source follow one another, and none has a cell twice
+            # epochs of the source are consecutive, and no epoch has a cell twice
             epochs = [names[start : start + n_cells] for start in range(0, len(names), n_cells)]
             assert [len({*epoch}) for epoch in epochs] == [len(epoch) for epoch in epochs]
 
@@ -169,7 +169,7 @@ def test_mixture_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
 
 
 def test_multiome_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
-    """Each cell of an epoch is read once, whichever ranks read it, with the RNA and the proteins of the same cell."""
+    """Each cell of an epoch is read once, with its RNA and its proteins, on any number of ranks."""
     job = "examples/multiome_ddp.py", tmp_path / "job"
     run(*forked_ranks(*job, "--kill-at", 35, ranks=2), expect=[1, -9])
     (second,) = run(*forked_ranks(*job, "--kill-at", 75, ranks=1), expect=-9)
@@ -186,12 +186,12 @@ def test_multiome_killed_twice_ends_on_three_ranks(tmp_path: Path) -> None:
         "epoch 1 from step 70, world size 3",
         f"rest of epoch 1: 3 ranks have read {n_left[1]:,} rows in 24 batches, as planned. {once}",
     ]
-    # the proteins have a variance of 1: from the RNA of other cells, no model predicts them with less
+    # the variance of the proteins is 1: given the RNA of wrong cells, no model has a smaller error
     assert float(last.removeprefix(error)) < 0.05
 
 
 def test_sets_killed_on_two_ranks_end_on_three(tmp_path: Path) -> None:
-    """Each treated cell is in one set of an epoch, with controls of its line, whichever ranks read it."""
+    """Each treated cell is in one set of an epoch, with controls of its line, on any number of ranks."""
     job = "examples/perturbation_sets.py", tmp_path / "job"
     run(*forked_ranks(*job, "--kill-at", 5, ranks=2), expect=[1, -9])
     done, *_ = run(*forked_ranks(*job, ranks=3))
@@ -237,11 +237,11 @@ def test_object_storage_example_resumes_after_failure(tmp_path: Path) -> None:
 
         with server.failing(when=checkpoint.exists):
             errors = [rank.stderr for rank in job(2, expect=1)]
-        told, *_ = job(3, expect=0)
-    # a rank that waits for one whose store has failed has an error of its own
+        last, *_ = job(3, expect=0)
+    # a rank that waits for the failed rank raises a different error
     assert any('object_store://S3Store(bucket="atlas", prefix="cells.zarr")' in error for error in errors)
-    first, read = told.stdout.splitlines()
-    # how far the two came depends on what they had read ahead by then
+    first, read = last.stdout.splitlines()
+    # the number of steps depends on the load requests that were prefetched
     resumed = re.match(r"epoch 0 from step (\d+) of", first)
     assert resumed
     assert int(resumed[1]) > 1
@@ -259,7 +259,7 @@ def test_examples_run_without_zarrs() -> None:
 
 def test_class_weights_example_samples_by_weight(tmp_path: Path) -> None:
     """Classes are sampled by their weights, from h5ad files of donors."""
-    # cells in any order, some without a label; a type of which one donor alone has cells, and one with too few of them
+    # shuffled cells, some without a label; a type with cells of only one donor, and a type with too few cells
     types = np.repeat(np.array(["B cell", "NK cell", "T cell", "platelet", None]), [400, 30, 900, 7, 63])
     rng = np.random.default_rng(0)
     rng.shuffle(types)
@@ -270,35 +270,35 @@ def test_class_weights_example_samples_by_weight(tmp_path: Path) -> None:
         ad.AnnData(counts, obs=obs.set_index(f"d{donor}-" + obs.index.astype(str))).write_h5ad(
             tmp_path / f"d{donor}.h5ad"
         )
-    cells, n_drawn = tmp_path / "cells.zarr", 64_000
+    cells, n_samples = tmp_path / "cells.zarr", 64_000
     script = "examples/class_weights.py", cells
     files = sorted(tmp_path.glob("*.h5ad"))
     run(forked("-m", "annbatch_distributed", "collect", *files, "--out", cells, "--group-by", "cell_type"))
-    logged = "-m", "tests.processes.logging_rows", tmp_path, *script, "--num-samples", n_drawn
+    logged = "-m", "tests.processes.logging_rows", tmp_path, *script, "--num-samples", n_samples
     first, _ = run(*forked_ranks(*logged, ranks=2))
 
     labels = DatasetCollection(cells, mode="r").obs(["cell_type"])["cell_type"].to_numpy()
     by_rank = read(tmp_path, "train-0")
-    assert [len(rows) for rows in by_rank] == [n_drawn // 2] * 2
+    assert [len(rows) for rows in by_rank] == [n_samples // 2] * 2
     assert by_rank[0] != by_rank[1]
     weights = np.sqrt([400, 30, 900])
     for rows in by_rank:
-        drawn = Counter(labels[rows])
-        assert drawn.keys() == {"B cell", "NK cell", "T cell"}
-        # what is drawn is chunks of 16 cells, each of one type
-        n_chunks = np.array([drawn["B cell"], drawn["NK cell"], drawn["T cell"]]) / 16
-        assert is_drawn_by(weights, n_chunks)
-        assert not is_drawn_by(np.ones(3), n_chunks)  # as without weights
-        assert not is_drawn_by(weights**2, n_chunks)  # as many as there are
+        counts = Counter(labels[rows])
+        assert counts.keys() == {"B cell", "NK cell", "T cell"}
+        # samples are chunks of 16 cells of one type
+        n_chunks = np.array([counts["B cell"], counts["NK cell"], counts["T cell"]]) / 16
+        assert is_sampled_by(weights, n_chunks)
+        assert not is_sampled_by(np.ones(3), n_chunks)  # as without weights
+        assert not is_sampled_by(weights**2, n_chunks)  # as in the data
 
     page = (ROOT / "docs/sampling.md").read_text()
     (shown,) = re.findall(r"```text\n(cells that .*?)```", page, re.DOTALL)
-    others = re.compile(r"0\.\d+$", re.MULTILINE)  # that another version of annbatch may draw
+    others = re.compile(r"0\.\d+$", re.MULTILINE)  # numbers that depend on the version of annbatch
     assert others.sub("", first.stdout) == others.sub("", shown)
 
 
-def is_drawn_by(weights: np.ndarray, counts: np.ndarray) -> bool:
-    """Whether counts are such as draws by these weights leave in all but one of a million cases."""
+def is_sampled_by(weights: np.ndarray, counts: np.ndarray) -> bool:
+    """Return True if counts fit samples with these weights, except in one of a million cases."""
     return bool(chisquare(counts, counts.sum() * weights / weights.sum()).pvalue > 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Processes that a rank starts: read where it can be, and an error at once where it would wait for ever."""
+"""Processes that a rank starts: they read, or raise at once if they would wait forever."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_forked_process_raises_if_zarrs_was_in_use(collection: Path) -> None:
     n_rows = results["in the parent"]
     assert n_rows > 0
     assert results["before zarr was used"] == results["with zarr's own codecs"] == n_rows
-    for name in ("after obs was read", "of a loader that was opened before", "of a child's child"):
-        assert "This process was forked while zarrs was in use" in str(results[name]), name
+    for name in ("after obs was read", "with a loader opened before", "in a child's child"):
+        assert "forked while zarrs was in use" in str(results[name]), name
         assert "'spawn'" in results[name]
         assert "zarr.core.codec_pipeline.BatchedCodecPipeline" in results[name]
 
 
-#: A script whose workers would run it again, of a loader that is larger than a pipe.
+#: A script that its workers would run again, with a loader that is larger than the buffer of a pipe.
 WITHOUT_A_GUARD = """
 import anndata as ad
 import numpy as np
@@ -47,7 +47,7 @@ def test_unguarded_script_raises_when_workers_die(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WITHOUT_A_GUARD)
     (done,) = run(python(tmp_path / "train.py"), expect=1)
     assert "train.py has no guard" in done.stderr.splitlines()[-1]
-    # a script that only looks as if it had one: its workers die
+    # a script that only seems to have a guard: its workers die
     (tmp_path / "train.py").write_text(WITHOUT_A_GUARD + "\n# __name__\n")
     (done,) = run(python(tmp_path / "train.py"), expect=1)
     assert "exited unexpectedly" in done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Two JAX processes with two devices each: which share of a mesh each one has, and where its rows went."""
+"""Two JAX processes with two devices each: their ranks on a mesh, and the rows of each device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 from tests.processes.configurations import BATCH_SIZE, CLASSES
 from tests.processes.job_jax_meshes import N_ROWS
 from tests.processes.launch import forked_ranks, run
-from tests.processes.told import told_by
+from tests.processes.results import read_results
 from tests.samplers import flat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-type Told = dict[str, Any]
+type Result = dict[str, Any]
 
 HALVES = slice(0, BATCH_SIZE // 2), slice(BATCH_SIZE // 2, BATCH_SIZE)
 WHOLE = slice(0, BATCH_SIZE)
 
-# for each sharding the ranks of both processes, and what the whole batch has one after another: rows of which rank
-SHARED = {
+# for each sharding, the ranks of both processes, and the parts of the global batch: a rank, and rows of its batch
+SHARDINGS = {
     "data across processes, columns split": ((0, 1), [(0, WHOLE), (1, WHOLE)]),
     "model across processes": ((0, 0), [(0, WHOLE)]),
-    # process 0 has every other place
+    # process 0 has the first and the third part
     "both, processes in turn": ((0, 1), [(0, HALVES[0]), (1, HALVES[0]), (0, HALVES[1]), (1, HALVES[1])]),
     "both, process 1 first": ((1, 0), [(0, WHOLE), (1, WHOLE)]),
     "none": ((0, 0), [(0, WHOLE)]),
@@ -33,23 +33,23 @@ SHARED = {
 
 
 @pytest.fixture(scope="module")
-def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
-    """What each process told."""
+def processes(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    """Return the results of each process."""
     results = tmp_path_factory.mktemp("results")
     run(*forked_ranks("-m", "tests.processes.job_jax_meshes", collection, results, ranks=2))
-    return told_by(results)
+    return read_results(results)
 
 
-def test_jax_rank_is_position_along_row_axes(processes: list[Told]) -> None:
+def test_jax_rank_is_position_along_row_axes(processes: list[Result]) -> None:
     """The rank of a process is its position along the axes that split rows."""
-    assert set(SHARED) == set(processes[0]["read"])
-    for name, (ranks, _) in SHARED.items():
+    assert set(SHARDINGS) == set(processes[0]["read"])
+    for name, (ranks, _) in SHARDINGS.items():
         for process, rank in zip(processes, ranks, strict=True):
-            told = process["read"][name]
-            assert told["rank"] == rank
-            assert told["world_size"] == len(set(ranks))
-            assert told["n_peers"] == 2 // len(set(ranks))
-            assert told["processes"] == [0, 1]
+            result = process["read"][name]
+            assert result["rank"] == rank
+            assert result["world_size"] == len(set(ranks))
+            assert result["n_peers"] == 2 // len(set(ranks))
+            assert result["processes"] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_jax_rank_is_position_along_row_axes(processes: list[Told]) -> None:
         ("none", "no axis of a JAX mesh"),
     ],
 )
-def test_a_membership_says_along_which_axes_it_is(processes: list[Told], name: str, source: str) -> None:
+def test_a_membership_says_along_which_axes_it_is(processes: list[Result], name: str, source: str) -> None:
     assert [process["read"][name]["source"] for process in processes] == [source] * 2
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_jax_peers_read_same_rows_in_order(processes: list[Told], name: str) -> None:
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_jax_peers_read_same_rows_in_order(processes: list[Result], name: str) -> None:
     """Peers read the same rows in the same order, and other ranks read none of them."""
-    ranks, _ = SHARED[name]
+    ranks, _ = SHARDINGS[name]
     here, there = ([step["read"] for step in process["read"][name]["steps"]] for process in processes)
     assert len(here) == len(there) == N_ROWS // (len(set(ranks)) * BATCH_SIZE)
     if len(set(ranks)) == 1:
@@ -76,14 +76,14 @@ def test_jax_peers_read_same_rows_in_order(processes: list[Told], name: str) -> 
         assert not set(flat(here)) & set(flat(there))
     have = "1 rank has" if here == there else "2 ranks have"
     rows = f"{have} read {N_ROWS:,} rows in {N_ROWS // BATCH_SIZE} batches, as planned. Each of the {N_ROWS:,} rows was"
-    said = {process["read"][name]["said"] for process in processes}
-    assert said == {f"epoch 0: {rows} read once; the mask selects 0:{N_ROWS}"}
+    verdicts = {process["read"][name]["verdict"] for process in processes}
+    assert verdicts == {f"epoch 0: {rows} read once; the mask selects 0:{N_ROWS}"}
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_devices_hold_rows_of_their_ranks(processes: list[Told], name: str) -> None:
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_devices_hold_rows_of_their_ranks(processes: list[Result], name: str) -> None:
     """Each device holds the rows of its rank, and sums over all devices are right."""
-    ranks, parts = SHARED[name]
+    ranks, parts = SHARDINGS[name]
     for steps in zip(*(process["read"][name]["steps"] for process in processes), strict=True):
         by_rank = {rank: step["read"] for rank, step in zip(ranks, steps, strict=True)}
         rows = [row for rank, part in parts for row in by_rank[rank][part]]
@@ -99,16 +99,16 @@ def test_devices_hold_rows_of_their_ranks(processes: list[Told], name: str) -> N
             assert step["sum"] == whole["cells"].sum()
 
 
-def test_split_axes_give_devices_different_parts(processes: list[Told]) -> None:
+def test_split_axes_give_devices_different_parts(processes: list[Result]) -> None:
     """Devices hold different parts along each axis that splits an array."""
-    n_parts = {name: 4 for name in SHARED if "both" in name or "columns split" in name}
+    n_parts = {name: 4 for name in SHARDINGS if "both" in name or "columns split" in name}
     n_parts |= {"model across processes": 2, "none": 1}
     for name, n in n_parts.items():
         steps = [process["read"][name]["steps"][0]["shards"]["cells"] for process in processes]
         assert len({str(index) for shards in steps for index, _ in shards}) == n
 
 
-def test_process_without_mesh_devices_raises(processes: list[Told]) -> None:
+def test_process_without_mesh_devices_raises(processes: list[Result]) -> None:
     """A process without devices in the mesh raises, and the other process does not."""
     for failure in ("the mesh of process 0", "a batch in the mesh of process 0"):
         inside, outside = (process["failures"][failure] for process in processes)
@@ -116,7 +116,7 @@ def test_process_without_mesh_devices_raises(processes: list[Told]) -> None:
         assert outside.startswith("Process 1 must have devices in the JAX mesh, which has only devices of process 0.")
 
 
-def test_indivisible_columns_raise_in_every_process(processes: list[Told]) -> None:
+def test_indivisible_columns_raise_in_every_process(processes: list[Result]) -> None:
     """Columns that don't divide evenly raise in every process."""
     for process in processes:
         assert f"full shape: ({2 * BATCH_SIZE}, 3)" in process["failures"]["columns that don't divide"]

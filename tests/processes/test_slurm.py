@@ -1,4 +1,4 @@
-"""The script for Slurm: a signal stops a job of torchrun's, and one of srun's, and both go on with the next batch."""
+"""The script for Slurm: a signal stops jobs of torchrun and srun, which resume with the next batch."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ N_OBS = 20_000  # of the fixture
 def test_signal_stops_ranks_after_same_step(cells: Path, tmp_path: Path) -> None:
     """A signal stops all ranks after the same step, and the job resumes with the next step."""
     shutil.copytree(cells, collection := tmp_path / "cells.zarr")
-    is_labelled = np.random.default_rng(0).random(N_OBS) < 0.9
+    is_labeled = np.random.default_rng(0).random(N_OBS) < 0.9
     codes = zarr.open_array(collection / "dataset_0/obs/cell_type/codes")
-    codes[:] = np.where(is_labelled, codes[:], -1)
+    codes[:] = np.where(is_labeled, codes[:], -1)
     logging = "-m", "tests.processes.logging_rows", tmp_path
     command = [*logging, SCRIPT, collection, tmp_path / "checkpoint.pt"]
 
-    # torchrun hears it, and passes it on; whatever its ranks make of it, it ends with 1
+    # torchrun receives the signal, forwards it to its ranks, and always exits with 1
     (stopped,) = run_and_signal(
         torchrun(SIGNALS, *command, "--epochs", 1000, ranks=2),
         rows=tmp_path,
@@ -50,7 +50,7 @@ def test_signal_stops_ranks_after_same_step(cells: Path, tmp_path: Path) -> None
     assert "stopped in epoch " in stopped.stdout
     after_torchrun = n_steps(tmp_path)
 
-    # one rank hears it, with the variables that srun sets for each
+    # one rank receives the signal; each rank has the variables of srun
     slurm = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank)} for rank in range(2)]
     torchs = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     first, _ = run_and_signal(
@@ -63,10 +63,10 @@ def test_signal_stops_ranks_after_same_step(cells: Path, tmp_path: Path) -> None
     assert "stopped in epoch " in first.stdout
     assert n_steps(tmp_path) > after_torchrun
 
-    # both ranks have read the same steps of the plan, and the next start goes on behind the last one
+    # both ranks have read the same steps of the plan, and a restart continues with the next step
     n_read = n_steps(tmp_path)
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["loader"]
-    samplers = job(RandomSampler(64, 32, 256), world_size=2, seed=0, mask=is_labelled)
+    samplers = job(RandomSampler(64, 32, 256), world_size=2, seed=0, mask=is_labeled)
     for rank, sampler in enumerate(samplers):
         planned: list[list[int]] = []
         for epoch in range(saved["epoch"] + 1):
@@ -76,14 +76,14 @@ def test_signal_stops_ranks_after_same_step(cells: Path, tmp_path: Path) -> None
         read = [rows for epoch in epochs for rows in read_batches(tmp_path, f"train-{epoch}")[rank]]
         assert read == planned[:n_read]
         sampler.load_state_dict(saved)
-        # after the last batch of an epoch, another pass through it is next
+        # after the last batch of an epoch, a new iteration is next
         assert sampler.n_batches(N_OBS) == (len(planned) - n_read or sampler.plan(N_OBS).n_batches(rank))
 
 
 def run_and_signal(
     *commands: list[str], rows: Path, which: str, number: signal.Signals, **options: Any
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run commands, and send a signal to the first process of those when ranks have made some more steps."""
+    """Run commands, and send a signal to one of their processes after some more steps."""
     with ThreadPoolExecutor(1) as threads:
         jobs = threads.submit(run, *commands, **options)
         enough = n_steps(rows) + 60  # more than an epoch
@@ -97,12 +97,12 @@ def run_and_signal(
 
 
 def n_steps(folder: Path) -> int:
-    """How many steps rank 0 has made."""
+    """Return the number of steps of rank 0."""
     return sum(path.read_text().count("\n") for path in logged(folder))
 
 
 def logged(folder: Path) -> list[Path]:
-    """What rank 0 has read in each epoch."""
+    """Return the log of rank 0 for each epoch."""
     return list(folder.glob("train-*-rank0.txt"))
 
 

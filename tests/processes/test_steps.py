@@ -1,4 +1,4 @@
-"""The page about a step that went wrong: its job of two ranks, its commands, and how it goes on."""
+"""The page about debugging a step: its job of two ranks, its commands, and its fix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_page_finds_and_skips_nan(
 
 
 def applied(diff: str, script: str) -> str:
-    """A script after a diff in which every line that stays or goes is followed by the lines in its place."""
+    """Apply a diff to a script; added lines follow the unchanged or removed line before them."""
     for old, new in re.findall(r"^[- ](.*\n)((?:^\+.*\n)*)", diff, re.MULTILINE):
         assert script.count(old) == 1
         kept = old if f"\n {old}" in f"\n{diff}" else ""

@@ -1,4 +1,4 @@
-"""Ranks come and go in the middle of an epoch, and the others go on without a restart."""
+"""Ranks die and join in mid-epoch, and the other ranks continue without a restart."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def test_survivors_and_new_process_read_each_cell_once(collection: Path, tmp_path: Path) -> None:
-    """Of four processes, one is killed; a fifth one joins the three survivors later."""
+    """One of four processes is killed, a fifth process joins later, and each cell is read once per epoch."""
     commands = [forked("-m", "tests.processes.job_survivors", name, collection, tmp_path) for name in "abcde"]
     done = run(*commands, expect=[0, 0, -signal.SIGKILL, 0, 0])
 
     logs = {name: [json.loads(line) for line in (tmp_path / f"{name}.steps").open()] for name in "abcde"}
-    # every process saw the same steps, as long as it was there
+    # each process logged the same steps while it was running
     assert logs["a"] == logs["b"] == logs["d"]
     assert logs["c"] == logs["a"][: len(logs["c"])]
     assert logs["e"] == logs["a"][-len(logs["e"]) :]
@@ -36,6 +36,6 @@ def test_survivors_and_new_process_read_each_cell_once(collection: Path, tmp_pat
     assert sizes[2] == [3] * n_joined + [4] * (len(sizes[2]) - n_joined)
     assert min(len(sizes[1]) - n_before, len(sizes[2]) - n_joined) > 2
 
-    told = {one.stdout.splitlines()[-1] for number, one in enumerate(done) if number != 2}
-    (line,) = told
+    verdicts = {one.stdout.splitlines()[-1] for number, one in enumerate(done) if number != 2}
+    (line,) = verdicts
     assert line.endswith(f"Including earlier batches, each of the {N_OBS} rows was read once")

@@ -1,4 +1,4 @@
-"""One real job of torchrun's, for those who don't wait for all the others: tests/processes and tests/frameworks."""
+"""A real job of torchrun, as a quick check without the rest of tests/processes and tests/frameworks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def test_torchrun_example_validates_each_cell_once(collection: Path, tmp_path: Path) -> None:
-    """It trains on some donors, and counts each cell of the held-out donors once."""
+    """The example trains on some donors, and counts each cell of the held-out donors once."""
     script = "-m", "tests.processes.logging_rows", tmp_path, "examples/torchrun_ddp.py"
     options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d4", "--epochs", 2
     (done,) = run(torchrun(*script, *options, ranks=2))
 
-    is_labelled, is_held_out = LABELS.codes >= 0, np.isin(DONORS, ["d1", "d4"])
-    trained_on, held_out = (np.flatnonzero(is_labelled & of).tolist() for of in (~is_held_out, is_held_out))
+    is_labeled, is_held_out = LABELS.codes >= 0, np.isin(DONORS, ["d1", "d4"])
+    trained_on, held_out = (np.flatnonzero(is_labeled & of).tolist() for of in (~is_held_out, is_held_out))
     check_reads_everything(tmp_path, epochs=2, among=trained_on)
     # once after each epoch
     assert sorted(flat(read(tmp_path, "validation-0"))) == sorted(2 * held_out)

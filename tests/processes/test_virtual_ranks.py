@@ -1,4 +1,4 @@
-"""Real ranks that run virtual ones: after a rank was killed, the losses are the same on 4, 2 and 1 ranks."""
+"""Real jobs of virtual ranks: after a rank was killed, the losses are the same on 4, 2 and 1 ranks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_virtual_ranks_resume_with_same_losses(collection: Path, tmp_path: Path)
 
     uninterrupted = json.loads(train("whole", 4).read_text())
     assert not train("stopped", 2, STOP_AT, expect=[1, -signal.SIGKILL]).exists()
-    found = json.loads(train("stopped", 1).read_text())
+    resumed = json.loads(train("stopped", 1).read_text())
 
     # epoch, step, mean loss and rows of all ranks
-    assert [(epoch, step, rows) for epoch, step, _, rows in found] == [
+    assert [(epoch, step, rows) for epoch, step, _, rows in resumed] == [
         (epoch, step, rows) for epoch, step, _, rows in uninterrupted
     ]
     losses = [loss for _, _, loss, _ in uninterrupted]
     assert len({*losses}) == len(losses) > 15
-    # gradients are summed up in another order
-    assert [loss for _, _, loss, _ in found] == pytest.approx(losses, rel=1e-4, abs=1e-6)
+    # gradients are summed in a different order
+    assert [loss for _, _, loss, _ in resumed] == pytest.approx(losses, rel=1e-4, abs=1e-6)
