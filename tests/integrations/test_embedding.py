@@ -1,4 +1,4 @@
-"""Embeddings, by any ranks, after any interruption, and of what isn't one."""
+"""Embeddings on any number of ranks, after interruptions, and of invalid models and cells."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 def cells(n_obs: int, batch_size: int = 4, **options: Any) -> Loader:
-    """A loader of cells whose only value says which row they are, in an order of its own."""
+    """Create a shuffled loader of cells, each with the number of its row as its only value."""
     sampler = RandomSampler(batch_size, 2, batch_size, mask=slice(0, n_obs // 2), rng=np.random.default_rng(0))
     loader = Loader(batch_sampler=sampler, preload_to_gpu=False, **options)
     return loader.add_adata(ad.AnnData(np.arange(n_obs, dtype="float32").reshape(-1, 1)))
 
 
 class Killed(BaseException):
-    """What ends a rank."""
+    """Exception that ends a rank."""
 
 
 class Model:
-    """Makes of a cell its row and the size of its batch, until it is killed."""
+    """A model that returns the row of each cell and the size of its batch, until it is killed."""
 
     def __init__(self, lives: int = 1 << 30) -> None:
         self.n_batches, self.lives = 0, lives
@@ -88,7 +88,7 @@ def test_embed_writes_each_row_once_after_kill(
         for rank, model in enumerate(models):
             array = embed(model, cells(n_obs, batch_size), store, dist_info=Rank(rank, after), progress=False)
     assert np.array_equal(np.asarray(array[:]), expected(n_obs, batch_size))
-    # what was there isn't computed again, but for the first batch, which each rank looks at
+    # finished batches aren't computed again, except the first batch, which each rank computes
     assert sum(model.n_batches for model in models) == -(-n_obs // batch_size) - n_there + after
 
 
@@ -100,7 +100,7 @@ def test_embed_chunks_hold_whole_batches() -> None:
 
 
 def test_embed_of_scvi_uses_data_module_and_model() -> None:
-    """The data module makes the batches, and the model the latent representation."""
+    """Batches come from the data module, and the latent representation from the model."""
 
     def tensors(batch: Any, dataloader_idx: int) -> dict[str, Any]:
         assert dataloader_idx == 0
@@ -136,7 +136,7 @@ def test_rank_0_shows_how_many_cells_are_done(capsys: pytest.CaptureFixture[str]
 
 
 def test_embed_continues_array_created_meanwhile() -> None:
-    """An array that another rank has created in the meantime is continued."""
+    """An array that a different rank has created in the meantime is continued."""
     store = MemoryStore()
 
     def model(batch: Any) -> np.ndarray:
@@ -148,7 +148,7 @@ def test_embed_continues_array_created_meanwhile() -> None:
     assert np.array_equal(np.asarray(array[:]), expected(40, 4))
 
 
-def begun() -> MemoryStore:
+def half_written() -> MemoryStore:
     store = MemoryStore()
     embed(Model(), cells(40), store, dist_info=Rank(0, 2), progress=False)
     return store
@@ -156,7 +156,7 @@ def begun() -> MemoryStore:
 
 def test_embed_refuses_array_of_different_model() -> None:
     """An array of different cells or a different model raises, and stays unchanged."""
-    store = begun()
+    store = half_written()
     there = np.asarray(zarr.open_array(store, mode="r")[:])
     with pytest.raises(ValueError, match=r"must be an embedding with .*'n_obs': 44.*got .*'n_obs': 40"):
         embed(Model(), cells(44), store, progress=False)
@@ -168,7 +168,7 @@ def test_embed_refuses_array_of_different_model() -> None:
         lambda batch: Model()(batch)[:, :1],
     ]
     for other in others:
-        for rank in range(2):  # the second of which has no rows there
+        for rank in range(2):  # the second rank has no finished rows
             with pytest.raises(ValueError, match="is of a different model or of different cells"):
                 embed(other, cells(40), store, dist_info=Rank(rank, 2), progress=False)
     assert np.array_equal(np.asarray(zarr.open_array(store, mode="r")[:]), there, equal_nan=True)
@@ -183,7 +183,7 @@ def test_embed_refuses_array_of_different_model() -> None:
 
 
 def test_embed_writes_chunks_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks are written by zarr-python, which a kill leaves complete."""
+    """zarr-python writes the chunks, so a kill leaves no incomplete chunk."""
     written: list[str] = []
     put = LocalStore.set
 
@@ -197,31 +197,31 @@ def test_embed_writes_chunks_atomically(tmp_path: Path, monkeypatch: pytest.Monk
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
         with pytest.raises(Killed):
             embed(Model(5), cells(40), tmp_path / "array.zarr", progress=False)
-        assert [key for key in written if key.startswith("c/")] == chunks[:4]  # and one that was looked at
-        embed(Model(), cells(40), tmp_path / "array.zarr", progress=False)  # an array that is there
+        assert [key for key in written if key.startswith("c/")] == chunks[:4]  # and the first batch was computed before
+        embed(Model(), cells(40), tmp_path / "array.zarr", progress=False)  # resume the existing array
     assert [key for key in written if key.startswith("c/")] == chunks
 
 
 def test_embed_random_numbers_do_not_depend_on_ranks() -> None:
     """Random numbers are the same on any number of ranks, and PyTorch's state is restored."""
 
-    def drawn(batch: Any) -> torch.Tensor:
+    def random(batch: Any) -> torch.Tensor:
         return torch.rand(len(batch["X"]), 1, requires_grad=True)
 
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    alone = embed(drawn, cells(40), MemoryStore(), progress=False)[:]
+    alone = embed(random, cells(40), MemoryStore(), progress=False)[:]
     store = MemoryStore()
     for rank in (1, 0):
-        on_two = embed(drawn, cells(40), store, dist_info=Rank(rank, 2), progress=False)[:]
+        on_two = embed(random, cells(40), store, dist_info=Rank(rank, 2), progress=False)[:]
     assert np.array_equal(np.asarray(alone), np.asarray(on_two))
     assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize("value", [0, -np.inf, np.nan])
 def test_embed_tolerates_rounding_not_different_model(value: float) -> None:
-    """Different rounding continues an array, and a different model does not."""
+    """An array is continued despite different rounding, but not by a different model."""
 
     def model(factor: float) -> Any:
         return lambda batch: np.column_stack([Model()(batch) * factor, np.full(len(batch["X"]), value + factor - 1)])
@@ -268,7 +268,7 @@ WRONG: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "integers": (lambda _: np.zeros((4, 2), int), cells(8), TypeError, r"must return floats, .* got int64"),
     "no rows": (lambda _: np.zeros(4), cells(8), ValueError, r"of shape \(4, width\), got \(4,\)"),
     "fewer rows": (lambda _: np.zeros((3, 2)), cells(8), ValueError, r"of shape \(4, width\), got \(3, 2\)"),
-    "another width": (
+    "different width": (
         lambda batch: np.zeros((len(batch["X"]), 2 + int(batch["X"][0, 0] > 3))),
         cells(8),
         ValueError,
@@ -289,6 +289,6 @@ def test_embed_refuses_invalid_model_or_cells(what: str) -> None:
 
 def test_without_a_batch_size_one_must_be_given() -> None:
     loader = cells(8)
-    loader._batch_sampler = SimpleNamespace(batch_size=None)  # type: ignore[assignment]  # a sampler of which no more is asked
+    loader._batch_sampler = SimpleNamespace(batch_size=None)  # type: ignore[assignment]  # only batch_size is needed
     with pytest.raises(ValueError, match="must have a batch size"):
         embed(Model(), loader, MemoryStore(), progress=False)

@@ -25,7 +25,7 @@ CELLS = np.arange(1, 33, dtype=np.float32).reshape(8, 4) * (np.arange(32).reshap
 
 
 def as_jax_csr(matrix: sparse.csr_matrix) -> CSR:
-    """A sparse matrix as annbatch's Loader(to="jax") has it."""
+    """Return a sparse matrix in the type of annbatch's Loader(to="jax")."""
     parts = jnp.asarray(matrix.data), jnp.asarray(matrix.indices), jnp.asarray(matrix.indptr)
     return CSR(parts, shape=matrix.shape)
 
@@ -42,7 +42,7 @@ MATRICES: dict[str, Callable[[np.ndarray], Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _four_devices() -> Iterator[None]:
-    """Let jax begin again with four devices, and afterwards with as many as before."""
+    """Restart JAX with four devices, and afterwards with the number of devices before."""
     before = jax.config.jax_num_cpu_devices
     clear_backends()
     jax.config.update("jax_num_cpu_devices", 4)
@@ -52,7 +52,7 @@ def _four_devices() -> Iterator[None]:
 
 
 def over(*spec: Any) -> NamedSharding:
-    """A sharding over two by two devices."""
+    """Return a sharding over two by two devices."""
     return NamedSharding(Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model")), PartitionSpec(*spec))
 
 
@@ -100,7 +100,7 @@ def test_series_index_and_empty_batch_are_placed() -> None:
     assert global_batch({"X": None, "obs": None}, over("data")) == {"X": None, "obs": None}
 
 
-# what each of the four devices has of 8 rows and 4 columns, in the order of the mesh
+# for each sharding, the rows and columns of each device (first and last row, left and right column)
 WHERE = [
     ((), [(0, 8, 0, 4)] * 4),
     (("data",), [(0, 4, 0, 4), (0, 4, 0, 4), (4, 8, 0, 4), (4, 8, 0, 4)]),
@@ -127,7 +127,7 @@ def test_devices_have_parts_of_their_position(spec: Any, where: Any) -> None:
 
 
 def test_indivisible_rows_raise_with_fix() -> None:
-    """Rows that the devices don't divide raise, and the error names a fix."""
+    """Rows that don't divide evenly among the devices raise, and the error names a fix."""
     problem = r"must be a multiple of {}, .* into {} parts, got 7 rows"
     with pytest.raises(ValueError, match=problem.format(2, 2)):
         global_batch(CELLS[:7], over("data"))
@@ -137,7 +137,7 @@ def test_indivisible_rows_raise_with_fix() -> None:
 
 
 def test_indivisible_columns_raise_and_name_array() -> None:
-    """Columns that the devices don't divide raise, and the error names the array."""
+    """Columns that don't divide evenly among the devices raise, and the error names the array."""
     with pytest.raises(ValueError, match=r"full shape: \(8, 3\)") as raised:
         global_batch({"X": CELLS[:, :3], "index": np.arange(8)}, over("data", "model"))
     assert raised.value.__notes__[0].startswith("The array is batch['X'], ")
@@ -149,7 +149,7 @@ def test_unequal_parts_raise_with_row_counts() -> None:
         global_batch({"X": CELLS, "obs": pd.DataFrame({"type": np.arange(6)})}, over("data"))
 
 
-#: Parts of a batch of which JAX has no arrays, with what the error says of them.
+#: Parts of a batch that JAX arrays don't support, and a part of the error.
 REFUSED: dict[str, tuple[Any, str]] = {
     "strings": (pd.Series(["a", "b"] * 4, dtype=object), "Series of dtype object"),
     "pandas strings": (pd.Series(["a", "b"] * 4, dtype="string"), "Series of dtype string"),
@@ -183,7 +183,7 @@ def test_a_column_that_jax_cannot_hold_is_named() -> None:
 
 
 WHOLE = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-# powers of two and their neighbors, where types end
+# powers of two and their neighbors, at the limits of dtypes
 EDGES = st.builds(
     lambda sign, power, more: sign * 2**power + more, st.sampled_from([-1, 1]), st.integers(0, 64), st.integers(-2, 2)
 )
@@ -191,7 +191,7 @@ EDGES = st.builds(
 
 @st.composite
 def whole_numbers(draw: st.DrawFn) -> tuple[str, list[int]]:
-    """A type of integers, and numbers that it can hold."""
+    """Generate an integer dtype, and numbers within its limits."""
     dtype = draw(st.sampled_from(WHOLE))
     limits = np.iinfo(dtype)
     numbers = EDGES.filter(lambda number: limits.min <= number <= limits.max)
@@ -202,7 +202,7 @@ def whole_numbers(draw: st.DrawFn) -> tuple[str, list[int]]:
 @example(("uint64", [2**64 - 1]))
 @given(whole_numbers())
 def test_integers_are_exact_or_raise(drawn: tuple[str, list[int]]) -> None:
-    """Integers are exact, or raise."""
+    """Integers are exact, or raise if they don't fit."""
     dtype, numbers = drawn
     column = np.array(numbers, dtype)
     if all(number in (range(2**32) if dtype[0] == "u" else range(-(2**31), 2**31)) for number in numbers):

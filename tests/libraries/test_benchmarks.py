@@ -1,4 +1,4 @@
-"""The benchmarks run, and at a small size within the tests; what they measure of time is not judged here."""
+"""The benchmarks run at a small size; their timings are not tested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def lines_of(script: str, *arguments: str | Path) -> list[str]:
-    """What a benchmark prints."""
+    """Return the lines that a benchmark prints."""
     (done,) = run(forked(f"benchmarks/{script}", *arguments))
     return done.stdout.splitlines()
 
@@ -86,10 +86,10 @@ def test_reading_benchmark_measures_and_draws(tmp_path: Path) -> None:
     title, _, *lines = lines_of("reading.py", "--small", "--out", tmp_path / "small.svg")
     assert title.startswith("6e+03 cells")
     written = json.loads((tmp_path / "small.json").read_text())
-    found = [(line["collection"], line["epoch"], line["step"], line["way"]) for line in written["lines"]]
+    methods = [(line["collection"], line["epoch"], line["step"], line["way"]) for line in written["lines"]]
     steps = [(0, 0), (1, 0), (1, 1), (1, "model")]
-    assert found == [("dense", *step, way) for step in steps for way in reading.WAYS]
-    assert len(lines) == len(found)
+    assert methods == [("dense", *step, way) for step in steps for way in reading.WAYS]
+    assert len(lines) == len(methods)
     assert all(line["rows/s"] > 0 and line["longest wait"] >= line["99 % of waits"] for line in written["lines"])
     assert ET.parse(tmp_path / "small.svg").getroot().tag.endswith("svg")
 
@@ -123,6 +123,6 @@ def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:
     assert steps["ranks"] == [2, 4]
     for column in range(2):
         assert all(epochs[worse][column] > epochs[better][column] for worse, better in pairwise(from_worst_to_best))
-        # what one rank lacks, others have
+        # differences between ranks cancel out within a step
         assert all(steps[name][column] < batches[name][column] for name in from_worst_to_best)
     assert ET.parse(figure).getroot().tag == "{http://www.w3.org/2000/svg}svg"

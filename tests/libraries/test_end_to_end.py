@@ -1,4 +1,4 @@
-"""Libraries are compared from disk to the step, each in an environment that uv makes for it."""
+"""The comparison of libraries from disk to training step, each in its own environment of uv."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_library_reads_the_same_cells(tmp_path: Path) -> None:
     [
         pytest.param([[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]], id="a cell on both ranks"),
         pytest.param([[0, 1, 2, 3, 4], []], id="a rank without cells"),
-        pytest.param([[0, 1, 2, 3, 4], [5, 6, 7, 8, 10]], id="a cell that is not there"),
+        pytest.param([[0, 1, 2, 3, 4], [5, 6, 7, 8, 10]], id="a cell that does not exist"),
         pytest.param([[9, 1, 2, 3, 4], [5, 6, 7, 8, 0]], id="the order of the other epoch"),
     ],
 )
@@ -59,7 +59,7 @@ def test_failing_library_raises_without_waiting() -> None:
         libraries.run("torch", "resume", 1_000, 64, 1, 64, 0, 2, 3)
 
 
-@pytest.mark.timeout(300)  # others would give up after libraries.SECONDS, with the same error
+@pytest.mark.timeout(300)  # the other rank would time out after libraries.SECONDS, with the same error
 def test_dead_rank_raises_without_waiting(tmp_path: Path) -> None:
     """A dead rank raises, and no other rank is left waiting."""
     with libraries.Ranks("annbatch", "serve", tmp_path, "shared", 64, 16, 256, world_size=2) as job:

@@ -1,4 +1,4 @@
-"""Libraries are compared until the first rows, each in an environment that uv makes for it."""
+"""The comparison of libraries by the time to first batch, each in its own environment of uv."""
 
 from __future__ import annotations
 

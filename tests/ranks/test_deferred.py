@@ -1,4 +1,4 @@
-"""A rank that is asked for at first use: what can be done before, and that it is the same afterwards."""
+"""Deferred ranks, which are queried at first use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ N_OBS = 100
 
 
 class Launcher:
-    """Tells a rank once the job has begun."""
+    """A launcher that returns a rank once the job has begun."""
 
     def __init__(self) -> None:
         self.rank: tuple[int, int] | None = None
-        self.n_asked = 0
+        self.n_queries = 0
 
     def __call__(self) -> tuple[int, int]:
-        self.n_asked += 1
+        self.n_queries += 1
         if self.rank is None:
             msg = "the job has not begun"
             raise RuntimeError(msg)
@@ -58,15 +58,15 @@ def test_deferred_rank_raises_until_job_begins(name: str) -> None:
     """Uses of the rank raise before the job begins, and work afterwards."""
     launcher = Launcher()
     sampler = make(deferred(launcher))
-    assert launcher.n_asked == 0
+    assert launcher.n_queries == 0
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the job has not begun"):
             NEEDS_RANK[name](sampler)
     launcher.rank = 0, 1
     NEEDS_RANK[name](sampler)
-    assert launcher.n_asked == 3
-    launcher.rank = 5, 7  # nobody asks again
-    assert (sampler.rank, sampler.world_size, launcher.n_asked) == (0, 1, 3)
+    assert launcher.n_queries == 3
+    launcher.rank = 5, 7  # not queried again
+    assert (sampler.rank, sampler.world_size, launcher.n_queries) == (0, 1, 3)
 
 
 def test_settings_before_deferred_rank_persist() -> None:
@@ -87,9 +87,7 @@ def test_settings_before_deferred_rank_persist() -> None:
     assert "rank=1, world_size=2" in repr(early)
 
 
-def test_pickled_deferred_rank_is_queried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pickled_deferred_rank_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unpickled sampler queries its rank, because its process may be a different rank."""
     sampler = make(deferred("env"))
     duplicate = pickle.loads(pickle.dumps(sampler))
@@ -108,19 +106,19 @@ def test_copies_query_deferred_rank_once() -> None:
     copies = [sampler, copy.copy(sampler), copy.deepcopy(sampler)]
     launcher.rank = 1, 2
     assert [duplicate.rank for duplicate in copies] == [1, 1, 1]
-    assert launcher.n_asked == 1
+    assert launcher.n_queries == 1
 
 
 _HERE: dict[str, int] = {}
 
 
 def _of_this_process() -> tuple[int, int]:
-    """A rank that is said in each process, or nothing."""
+    """Return the rank of this process, or raise."""
     return _HERE["rank"], 2
 
 
-def started(sampler: DistributedSampler) -> DistributedSampler:
-    """What a process gets that is started with a sampler, and has no rank yet."""
+def spawned(sampler: DistributedSampler) -> DistributedSampler:
+    """Return a sampler as a spawned process receives it, before the process has a rank."""
     set_spawning_popen(object())
     try:
         sent = pickle.dumps(sampler)
@@ -136,21 +134,19 @@ def test_spawned_process_queries_its_own_rank(known: bool, monkeypatch: pytest.M
     """A spawned process queries its own rank."""
     if known:
         monkeypatch.setitem(_HERE, "rank", 0)
-    sampler = started(make(deferred(_of_this_process)))
+    sampler = spawned(make(deferred(_of_this_process)))
     with pytest.raises(KeyError, match="rank"):
         _ = sampler.rank
     monkeypatch.setitem(_HERE, "rank", 1)
     assert sampler.rank == 1
 
 
-def test_dataloader_worker_has_rank_of_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dataloader_worker_has_rank_of_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A DataLoader worker has the rank of its parent process."""
     monkeypatch.setitem(_HERE, "rank", 1)
     of_parent = make(deferred(_of_this_process))
-    sampler = started(of_parent)
-    with as_worker(0, 1):  # asked before anything else
+    sampler = spawned(of_parent)
+    with as_worker(0, 1):  # the first query in this process
         assert sampler.n_batches(N_OBS) == of_parent.n_batches(N_OBS)
         assert sampler.rank == 1
 

@@ -1,4 +1,4 @@
-"""The rank of a process by the variables of its launchers: a table of jobs, and one of settings that are no job's."""
+"""The rank of a process from the variables of launchers: a table of jobs, and a table of errors."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ NAMES = {
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS"),
 }
 STEP = {"SLURM_STEP_ID": "0"}
-#: Steps that Slurm makes by itself, and what is no number of a step.
+#: Slurm's special steps, and values that are not the number of a step.
 SPECIAL_STEPS = ["4294967281", "4294967290", "4294967293", "-6", "batch", ""]
 
 
 def setting(launcher: str) -> Callable[..., Variables]:
-    """Return what gives the variables that a launcher sets for a rank."""
+    """Return a function from a rank and a world size to the variables of a launcher."""
     return lambda *pair: dict(zip(NAMES[launcher], map(str, pair), strict=True))
 
 
 hand, open_mpi, pmi, tasks = map(setting, NAMES)
 
 
-#: What srun --pty sets for the shell that it starts.
+#: Variables of the shell that srun --pty starts.
 TERMINAL = {"SLURM_PTY_PORT": "41233", "SLURM_PTY_WIN_COL": "120"}
 
 
@@ -52,7 +52,7 @@ def torchrun(rank: int, world_size: int, n_torchruns: int | None = None) -> Vari
     return hand(rank, world_size) | {"TORCHELASTIC_RUN_ID": "none"} | n_groups
 
 
-#: Variables of rank 1 of 4, with what is named as their source.
+#: Variables of rank 1 of 4, and the beginning of their source.
 JOBS: dict[str, tuple[Variables, str]] = {
     "torchrun": (torchrun(1, 4), "torchrun or similar (RANK=1, WORLD_SIZE=4)"),
     "Open MPI": (open_mpi(1, 4), "Open MPI (OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4)"),
@@ -67,16 +67,16 @@ JOBS: dict[str, tuple[Variables, str]] = {
     "mpirun in a batch script": (open_mpi(1, 4) | tasks(0, 4), "Open MPI"),
     "a script within srun": (hand(1, 4) | slurm(1, 4), "torchrun"),
     "a script within mpirun": (hand(1, 4) | open_mpi(1, 4) | slurm(0, 2), "torchrun"),
-    "a script that is true of this task alone": (hand(1, 4) | {"LOCAL_WORLD_SIZE": "4"} | slurm(1, 4), "torchrun"),
+    "a script with the variables of one task": (hand(1, 4) | {"LOCAL_WORLD_SIZE": "4"} | slurm(1, 4), "torchrun"),
     "torchrun in one task": (torchrun(1, 4, n_torchruns=2) | slurm(0, 1), "torchrun"),
     "torchrun in each of two tasks": (torchrun(1, 4, n_torchruns=2) | slurm(1, 2), "torchrun"),
     "torchrun by mpirun": (torchrun(1, 4, n_torchruns=2) | open_mpi(0, 2), "torchrun"),
-    "torchrun that says nothing of others": (torchrun(1, 4) | slurm(0, 3), "torchrun"),
-    "torchrun by what is no rank": (torchrun(1, 4) | pmi(2, 2), "torchrun"),
-    "the name of torchrun alone": ({"TORCHELASTIC_RUN_ID": "none"} | slurm(1, 4), "Slurm"),
+    "torchrun without GROUP_WORLD_SIZE": (torchrun(1, 4) | slurm(0, 3), "torchrun"),
+    "torchrun within a malformed rank": (torchrun(1, 4) | pmi(2, 2), "torchrun"),
+    "only TORCHELASTIC_RUN_ID": ({"TORCHELASTIC_RUN_ID": "none"} | slurm(1, 4), "Slurm"),
     "torchrun in a shell of srun": (torchrun(1, 4, n_torchruns=1) | slurm(0, 3) | TERMINAL, "torchrun"),
-    "torchrun in a shell of as many tasks": (torchrun(1, 4, n_torchruns=1) | slurm(0, 4) | TERMINAL, "torchrun"),
-    "mpirun in a shell of as many tasks": (open_mpi(1, 4) | slurm(0, 4) | TERMINAL, "Open MPI"),
+    "torchrun in a shell of four tasks": (torchrun(1, 4, n_torchruns=1) | slurm(0, 4) | TERMINAL, "torchrun"),
+    "mpirun in a shell of four tasks": (open_mpi(1, 4) | slurm(0, 4) | TERMINAL, "Open MPI"),
     "mpirun in a shell of srun": (open_mpi(1, 4) | slurm(0, 3) | TERMINAL, "Open MPI"),
     **{f"mpirun in step {step!r}": (open_mpi(1, 4) | {"SLURM_STEP_ID": step}, "Open MPI") for step in SPECIAL_STEPS},
 }
@@ -90,17 +90,17 @@ def test_launched_is_rank_of_innermost_launcher(variables: Variables, source: st
 
 
 NO_JOB = "needs the variables of a launcher"
-#: Ranks and world sizes that are no rank of a job.
+#: Invalid pairs of a rank and a world size.
 NO_RANKS = [
     *[(rank, "2") for rank in ("", " 1", "-1", "1.0", "1_0", "\u0660", "1" * 5000)],
     *[("0", "0"), ("0", "two"), ("2", "2"), ("", "")],
 ]
 CONTRADICTION = "launchers contradict each other: "
-#: Variables that are no job's, the kind of error, and a part of its message.
+#: Variables outside of a job, the type of the error, and a part of its message.
 WRONG: dict[str, tuple[Variables, type[Exception], str]] = {
-    "nothing": ({}, RuntimeError, NO_JOB),
-    "a step": (STEP, RuntimeError, NO_JOB),
-    "the name of torchrun": ({"TORCHELASTIC_RUN_ID": "none"}, RuntimeError, NO_JOB),
+    "no variables": ({}, RuntimeError, NO_JOB),
+    "only a step": (STEP, RuntimeError, NO_JOB),
+    "only TORCHELASTIC_RUN_ID": ({"TORCHELASTIC_RUN_ID": "none"}, RuntimeError, NO_JOB),
     "other variables": ({"LOCAL_RANK": "0", "HOME": "/"}, RuntimeError, NO_JOB),
     "salloc": ({"SLURM_JOB_ID": "3"}, RuntimeError, "SLURM_JOB_ID=3, no SLURM_STEP_ID.*start the script with srun"),
     "sbatch": (tasks(0, 2), RuntimeError, "no SLURM_STEP_ID, SLURM_PROCID=0, SLURM_NTASKS=2.*with srun"),
@@ -119,22 +119,22 @@ WRONG: dict[str, tuple[Variables, type[Exception], str]] = {
         r"a shell, but SLURM_NTASKS=4.*without --pty.*Rank\(0, 1\)",
     ),
     "a shell of srun that sets PMI": (slurm(0, 4) | pmi(0, 4) | TERMINAL, ValueError, "a shell, but SLURM_NTASKS=4"),
-    # what a batch script exports is the same in every task
+    # a variable that a batch script exports is the same in every task
     "exported": (hand(0, 4) | slurm(1, 4), ValueError, "RANK=0, WORLD_SIZE=4.*PROCID=1, SLURM_NTASKS=4.*Unset"),
     "exported, of fewer tasks": (hand(1, 4) | slurm(1, 2), ValueError, CONTRADICTION),
     "exported, within mpirun": (hand(0, 4) | open_mpi(1, 4), ValueError, CONTRADICTION),
-    "two of MPI": (open_mpi(1, 4) | pmi(0, 2), ValueError, CONTRADICTION),
+    "Open MPI and PMI": (open_mpi(1, 4) | pmi(0, 2), ValueError, CONTRADICTION),
     "as many daemons as ranks": (open_mpi(1, 4) | slurm(0, 4), ValueError, CONTRADICTION),
     "more daemons than ranks": (pmi(1, 4) | slurm(1, 5), ValueError, CONTRADICTION),
-    "other torchruns": (
+    "torchrun with different tasks": (
         torchrun(1, 4, n_torchruns=2) | slurm(0, 3),
         ValueError,
         rf"{CONTRADICTION}torchrun or similar \(RANK=1, WORLD_SIZE=4\), ",
     ),
     "within a rank of torchrun": (torchrun(1, 4, n_torchruns=2) | open_mpi(3, 4), ValueError, CONTRADICTION),
-    "a rank alone": ({"RANK": "0"}, ValueError, "the first below the second, got RANK=0, no WORLD_SIZE"),
-    "a world size alone": ({"PMI_SIZE": "2"}, ValueError, "got no PMI_RANK, PMI_SIZE=2"),
-    "no rank further out": (hand(1, 4) | pmi(2, 2), ValueError, "got PMI_RANK=2, PMI_SIZE=2"),
+    "only a rank": ({"RANK": "0"}, ValueError, "the first below the second, got RANK=0, no WORLD_SIZE"),
+    "only a world size": ({"PMI_SIZE": "2"}, ValueError, "got no PMI_RANK, PMI_SIZE=2"),
+    "malformed rank of an outer launcher": (hand(1, 4) | pmi(2, 2), ValueError, "got PMI_RANK=2, PMI_SIZE=2"),
     **{
         f"{launcher}, {number}": (
             STEP | setting(launcher)(*pair),
@@ -180,10 +180,10 @@ def test_shell_of_one_task_is_its_rank() -> None:
 @example({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
 def test_any_setting_is_innermost_rank_or_an_error(variables: Variables) -> None:
     in_a_step = variables.get("SLURM_STEP_ID") in {"0", "3"}
-    speaking = [
+    launchers = [
         names for kind, names in NAMES.items() if set(names) & set(variables) and (kind != "slurm" or in_a_step)
     ]
-    if not speaking:
+    if not launchers:
         with pytest.raises(RuntimeError):
             launched(variables)
         return
@@ -192,13 +192,13 @@ def test_any_setting_is_innermost_rank_or_an_error(variables: Variables) -> None
     except ValueError as error:
         message = str(error)
     else:
-        assert (str(rank.rank), str(rank.world_size)) == tuple(variables[name] for name in speaking[0])
+        assert (str(rank.rank), str(rank.world_size)) == tuple(variables[name] for name in launchers[0])
         return
     assert any(f"{name}={quote(value)}" in message for name, value in variables.items())
 
 
 def test_env_is_that_of_this_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child of multiprocessing can have RANK and WORLD_SIZE; other variables are those of its parent."""
+    """A child of multiprocessing uses only RANK and WORLD_SIZE; it inherits other variables from its parent."""
     for name in NAMES["hand"]:
         monkeypatch.delenv(name, raising=False)
     for name, value in (slurm(0, 1) | pmi(0, 1)).items():

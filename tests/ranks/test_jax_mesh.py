@@ -1,4 +1,4 @@
-"""Who has which share of a mesh, compared with the places enumerated one by one; real meshes of one process."""
+"""Ranks on JAX meshes: compared with an enumeration of all positions, and on meshes of one process."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from annbatch_distributed.ranks.jax import Share, mesh, rows_of, shares
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-type Held = dict[int, set[tuple[int, ...]]]
+type Places = dict[int, set[tuple[int, ...]]]
 
 
-def held(processes: np.ndarray, axes: Sequence[int]) -> Held:
-    """The coordinates along the data axes that each process has devices at."""
-    found: Held = {}
+def places_of(processes: np.ndarray, axes: Sequence[int]) -> Places:
+    """Return the coordinates, along the data axes, of the devices of each process."""
+    owned: Places = {}
     for device in np.ndindex(processes.shape):
-        found.setdefault(int(processes[device]), set()).add(tuple(device[axis] for axis in axes))
-    return found
+        owned.setdefault(int(processes[device]), set()).add(tuple(device[axis] for axis in axes))
+    return owned
 
 
-def can_be_shared_out(found: Held) -> bool:
-    """Whether any two processes hold the same places, or different ones and as many; each with as many peers."""
-    pairs = itertools.combinations(found.values(), 2)
-    n_peers = {sum(one == other for other in found.values()) for one in found.values()}
+def can_be_sharded(owned: Places) -> bool:
+    """Return True if the rows can be sharded.
+
+    The places of any two processes are then equal, or disjoint and equal in number, and all processes have the same
+    number of peers.
+    """
+    pairs = itertools.combinations(owned.values(), 2)
+    n_peers = {sum(one == other for other in owned.values()) for one in owned.values()}
     alike = all(one == other or (not one & other and len(one) == len(other)) for one, other in pairs)
     return alike and len(n_peers) == 1
 
 
 def layouts() -> Iterator[tuple[np.ndarray, Sequence[int]]]:
-    """All meshes of some shapes with up to four processes, and all their choices of data axes."""
+    """Generate all meshes of some shapes with up to four processes, and all choices of data axes."""
     for shape, n_processes in [((4,), 4), ((2, 2), 4), ((2, 3), 3), ((3, 2), 3), ((2, 2, 2), 2)]:
         choices = [axes for n in range(len(shape) + 1) for axes in itertools.permutations(range(len(shape)), n)]
         for owners in itertools.product(range(n_processes), repeat=int(np.prod(shape))):
@@ -47,17 +51,17 @@ def test_mesh_ranks_follow_positions_of_devices() -> None:
     """A process has the positions of its devices, and ranks are numbered by position."""
     checked = 0
     for processes, axes in layouts():
-        found = held(processes, axes)
-        if not can_be_shared_out(found):
+        owned = places_of(processes, axes)
+        if not can_be_sharded(owned):
             continue
-        coordinates = sorted({place for places in found.values() for place in places})
+        coordinates = sorted({place for places in owned.values() for place in places})
         by_rank = shares(processes, axes)
-        for process, places in found.items():
+        for process, places in owned.items():
             (share,) = [share for share in by_rank if process in share.processes]
             assert [coordinates[place] for place in share.places] == sorted(places)
-            assert list(share.processes) == sorted(other for other in found if found[other] == places)
+            assert list(share.processes) == sorted(other for other in owned if owned[other] == places)
         assert [min(share.places) for share in by_rank] == sorted(min(share.places) for share in by_rank)
-        assert len(by_rank) == len(set(map(frozenset, found.values())))
+        assert len(by_rank) == len(set(map(frozenset, owned.values())))
         checked += len(by_rank) > 1
     assert checked > 500
 
@@ -69,10 +73,10 @@ def test_mesh_that_cannot_split_rows_raises() -> None:
         try:
             shares(processes, axes)
         except ValueError:
-            assert not can_be_shared_out(held(processes, axes))
+            assert not can_be_sharded(places_of(processes, axes))
             refused += 1
         else:
-            assert can_be_shared_out(held(processes, axes))
+            assert can_be_sharded(places_of(processes, axes))
     assert refused > 500
 
 
@@ -98,13 +102,13 @@ def test_the_axis_named_first_varies_slowest() -> None:
 
 @pytest.fixture
 def line() -> Mesh:
-    """A mesh of one dimension with the device of this process."""
+    """Return a mesh of one dimension with the device of this process."""
     return Mesh(np.array(jax.devices()[:1]), ("data",))
 
 
 @pytest.fixture
 def cube() -> Mesh:
-    """A mesh of three dimensions with the device of this process."""
+    """Return a mesh of three dimensions with the device of this process."""
     return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "data", "model"))
 
 
@@ -150,7 +154,7 @@ def test_sharding_with_unconstrained_rows_raises() -> None:
 def test_non_mesh_raises_type_error(line: Mesh) -> None:
     """Anything but a mesh of devices raises TypeError, with the value."""
     abstract = line.abstract_mesh
-    empty = Mesh(np.empty((), dtype=object), ())  # as where no mesh was set
+    empty = Mesh(np.empty((), dtype=object), ())  # the value if no mesh was set
     for wrong in (abstract, NamedSharding(abstract, PartitionSpec("data")), empty, jax.devices(), "data", None):
         with pytest.raises(TypeError, match="mesh must be a PyTorch DeviceMesh") as raised:
             mesh(wrong)

@@ -1,4 +1,4 @@
-"""Who this process is: every source, and everything that is not a rank of a job."""
+"""The rank of this process from every source, and errors of sources without a rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What type checkers know of the public names: read by mypy and pyright, never run.
+"""Types of the public names: checked by mypy and pyright, never run.
 
-A type that is lost, for instance to Any because a name is imported lazily, is an error in ``assert_type``. Where a call
-is wrong, the comment that lets it pass is an error as soon as the call is right.
+If a type is missing, for instance because a lazily imported name is Any, ``assert_type`` fails. If a wrong call becomes
+valid, the comment that ignores its error fails.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from annbatch_distributed.lanes import Remainder
 
 
-def lazy_names_are_those_of_their_modules() -> None:
+def lazy_names_have_types_of_their_modules() -> None:
     assert_type(annbatch_distributed.Shuffled(64), ShuffledThere)
     assert_type(annbatch_distributed.Rank(0, 2), Rank)
     annbatch_distributed.Distributed  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018  # no such name
 
 
-def sets_are_made_of_a_table(obs: pd.DataFrame, sampler: Sampler) -> None:
+def sets_are_created_from_obs(obs: pd.DataFrame, sampler: Sampler) -> None:
     sets = Sets.from_obs(obs, by="donor", size=64, controls={"drug": ["DMSO"]}, mask=obs["drug"].notna(), tail="fill")
     assert_type(sets, Sets)
     assert_type(len(sets), int)
@@ -58,7 +58,7 @@ def sets_are_made_of_a_table(obs: pd.DataFrame, sampler: Sampler) -> None:
     DistributedSampler(sampler, dist_info="torch", sets=sets)
 
 
-def a_rank_comes_from_anything_that_says_it(
+def ranks_come_from_every_dist_info(
     sampler: Sampler, group: ProcessGroup, torch_mesh: DeviceMesh, jax_mesh: Mesh, sharding: NamedSharding
 ) -> None:
     assert_type(Rank(0, 2).rank, int)
@@ -77,12 +77,14 @@ def a_rank_comes_from_anything_that_says_it(
     DistributedSampler(sampler, dist_info=mesh_ranks(sharding))
     DistributedSampler(sampler, dist_info=deferred(lambda: Rank(0, 2)))
     DistributedSampler(sampler, dist_info="trch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such source of ranks
-    DistributedSampler(sampler)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # nobody says the rank
+    DistributedSampler(sampler)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # no rank
 
 
-def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler, remainder: Remainder) -> None:
-    as_annbatchs: Sampler = sampler
-    assert_type(as_annbatchs.n_batches(100), int)
+def distributed_sampler_is_a_sampler_of_annbatch(
+    sampler: DistributedSampler, wrapped: Sampler, remainder: Remainder
+) -> None:
+    as_sampler: Sampler = sampler
+    assert_type(as_sampler.n_batches(100), int)
     DistributedSampler(wrapped, dist_info="env", remainder=remainder, sharding="shuffled", mask=slice(0, 9), seed=0)
     DistributedSampler(wrapped, dist_info="env", remainder="pad", sharding=Shuffled(64), mask=[slice(0, 9)])
     DistributedSampler(wrapped, dist_info="env", enforce_equal_batches=False, sharding=Contiguous())
@@ -92,7 +94,7 @@ def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler,
     DistributedSampler(wrapped, dist_info="env", mask=pd.Series([True, False]), read_through=0)
     DistributedSampler(wrapped, dist_info="env", mask=np.array([True, False]))
     DistributedSampler(wrapped, dist_info="env", mask=Rows.where([True, False]))
-    DistributedSampler(wrapped, dist_info="env", mask="train")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # text is no mask
+    DistributedSampler(wrapped, dist_info="env", mask="train")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a string is no mask
     assert_type(sampler.rank, int)
     assert_type(sampler.world_size, int)
     assert_type(sampler.batch_size, int | None)
@@ -113,7 +115,7 @@ def a_sampler_is_one_of_annbatchs(sampler: DistributedSampler, wrapped: Sampler,
     state = sampler.state_dict(batches_done=1)
     assert_type(state, dict[str, Any])
     sampler.load_state_dict(state, strict=False)
-    sampler.state_dict()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # it isn't known how many are done
+    sampler.state_dict()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # the number of batches is unknown
 
 
 def ranks_check_each_other(sampler: DistributedSampler, loader: StatefulLoader) -> None:
@@ -132,7 +134,7 @@ def ranks_check_each_other(sampler: DistributedSampler, loader: StatefulLoader) 
     sampler.check_ranks_agree(100, gather=len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # len gathers nothing
 
 
-def a_loader_has_a_state(loader: StatefulLoader, wrapped: Sampler) -> None:
+def loader_has_a_state(loader: StatefulLoader, wrapped: Sampler) -> None:
     StatefulLoader(batch_sampler=DistributedSampler(wrapped, dist_info="env"), return_index=True)
     StatefulLoader(batch_sampler=wrapped)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no DistributedSampler
     assert_type(loader.sampler, DistributedSampler)
@@ -152,7 +154,7 @@ def a_loader_has_a_state(loader: StatefulLoader, wrapped: Sampler) -> None:
     batches.set_epoch(2)
 
 
-def a_plan_says_who_reads_what(plan: EpochPlan) -> None:
+def plan_has_rows_of_ranks(plan: EpochPlan) -> None:
     assert_type(plan.n_obs, int)
     assert_type(plan.n_streams, int)
     assert_type(plan.epoch, int)
@@ -167,21 +169,21 @@ def a_plan_says_who_reads_what(plan: EpochPlan) -> None:
     assert_type(str(plan), str)
 
 
-def own(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
-    """A sharding of a user's own: all rows in reverse."""
+def reverse(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+    """Order rows in reverse, as a custom sharding."""
     return Rows.of(rows.to_array()[::-1])
 
 
-def a_sharding_of_ones_own_is_one(wrapped: Sampler) -> None:
+def functions_are_shardings(wrapped: Sampler) -> None:
     assert_type(Rows.of([1, 2]).to_array(), npt.NDArray[np.int64])
     assert_type(Rows.of(np.arange(3)).cyclic(0, 2), Rows)
     assert_type(Rows.of([1, 2]).within(0, 1), Rows)
     assert_type(Rows.of([1, 2]).to_global(np.array([0])), npt.NDArray[np.int64])
     assert_type(next(iter(Rows.of([1, 2]))), int)
-    DistributedSampler(wrapped, dist_info="env", sharding=own)
-    DistributedSampler(wrapped, dist_info="env", sharding=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it orders nothing
+    DistributedSampler(wrapped, dist_info="env", sharding=reverse)
+    DistributedSampler(wrapped, dist_info="env", sharding=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a number is no sharding
 
 
-def batches_become_arrays_of_jax(batch: Mapping[str, object], sharding: NamedSharding, mesh: Mesh) -> None:
+def batches_become_jax_arrays(batch: Mapping[str, object], sharding: NamedSharding, mesh: Mesh) -> None:
     global_batch(batch, sharding)
     global_batch(batch, mesh)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a mesh is no sharding
