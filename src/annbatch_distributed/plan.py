@@ -166,9 +166,9 @@ class EpochPlan:
         """Return the plan with its dropped rows, and the other rows in the order of the sharding.
 
         If ``rotates`` is True, ``drop`` drops different rows in each epoch: in epoch 0 the last rows, as annbatch does,
-        and in each later epoch the rows before those of the previous epoch, cyclically. Each row is therefore dropped
-        equally often. Fewer than half of the rows are dropped at once, so any two consecutive epochs together read
-        every row.
+        and in each later epoch the rows before the ones dropped in the previous epoch, cyclically. Each row is
+        therefore dropped equally often. Fewer than half of the rows are dropped at once, so any two consecutive epochs
+        together read every row.
         """
         self.check_enough()
         kept, dropped, n_rows, n_dropped = self.window, Rows(), len(self.window), self.n_dropped
