@@ -7,7 +7,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sphinx.ext.napoleon import NumpyDocstring
+from sphinx.ext.napoleon.docstring import NumpyDocstring
 from sphinx.util.logging import getLogger
 
 if TYPE_CHECKING:

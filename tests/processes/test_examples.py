@@ -283,10 +283,10 @@ def test_class_weights_example_samples_by_weight(tmp_path: Path) -> None:
     assert by_rank[0] != by_rank[1]
     weights = np.sqrt([400, 30, 900])
     for rows in by_rank:
-        n_cells = Counter(labels[rows])
-        assert n_cells.keys() == {"B cell", "NK cell", "T cell"}
+        n_by_type = Counter(labels[rows])
+        assert n_by_type.keys() == {"B cell", "NK cell", "T cell"}
         # samples are chunks of 16 cells of one type
-        n_chunks = np.array([n_cells["B cell"], n_cells["NK cell"], n_cells["T cell"]]) / 16
+        n_chunks = np.array([n_by_type["B cell"], n_by_type["NK cell"], n_by_type["T cell"]]) / 16
         assert is_sampled_by(weights, n_chunks)
         assert not is_sampled_by(np.ones(3), n_chunks)  # as without weights
         assert not is_sampled_by(weights**2, n_chunks)  # as in the data
