@@ -81,7 +81,7 @@ def test_arithmetic_loads_neither_annbatch_nor_a_framework(loaded: dict[str, set
     assert roots(loaded["arithmetic"]).isdisjoint(others)
 
 
-def test_public_name_loads_only_what_annbatch_loads(loaded: dict[str, set[str]]) -> None:
+def test_public_name_loads_no_more_than_annbatch(loaded: dict[str, set[str]]) -> None:
     assert roots(loaded["public names"] - loaded["annbatch"]) <= {"annbatch_distributed"}
     assert "annbatch" in loaded["annbatch"]
     assert "annbatch_distributed.loader" in loaded["public names"]

@@ -443,7 +443,7 @@ def test_state_holds_at_most_100_segments() -> None:
         other.load_state_dict(last)
 
 
-def test_state_of_another_collection_is_refused() -> None:
+def test_state_of_different_collection_is_refused() -> None:
     """A state that doesn't fit the number of rows raises before any row is read."""
     before = random()
     before.sample(N_OBS)

@@ -529,13 +529,13 @@ def test_mask_cannot_be_combined_with_sets() -> None:
     assert sampler.n_batches(N_CELLS) == 10
 
 
-def test_another_collection_is_refused_by_every_rank() -> None:
+def test_different_collection_is_refused_by_every_rank() -> None:
     for sampler in job(RandomSampler(1, 8, 4), 2, sets=example(), seed=0):
         with pytest.raises(ValueError, match="200 cells, but this collection has 100"):
             sampler.plan(100)
 
 
-def test_names_in_another_order_are_refused() -> None:
+def test_reordered_names_are_refused() -> None:
     names = [f"cell {number}" for number in range(N_CELLS)]
     obs = pd.DataFrame({"drug": 20 * [*"abcdefghij"]}, index=names)
     for order, expectation in (

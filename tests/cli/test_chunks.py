@@ -92,7 +92,7 @@ def lost(collection: Path | zarr.Group) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "no values", "first gene", "format 2", "format 3"])
-def test_what_the_writer_left_out_is_not_lost(whole: Path, name: str) -> None:
+def test_unwritten_chunks_are_not_lost(whole: Path, name: str) -> None:
     assert not list((whole / f"{name}.zarr").glob("dataset_0/obs/zero/c/*"))
     assert lost(whole / f"{name}.zarr") == []
 

@@ -90,7 +90,7 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(values, index=obs.index, columns=genes), obs
 
 
-def test_the_page_shows_what_is_said(
+def test_page_shows_output_of_collect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runpy.run_path(str(ROOT / "examples/from_h5ad/files.py"))["main"](tmp_path / "h5ad")

@@ -79,7 +79,7 @@ def test_json_of_plan_covers_each_row_once(capsys: pytest.CaptureFixture[str], r
         assert len(rows_of(shard["ranges"])) == shard["rows"] == 8 * shard["batches"]
 
 
-def test_rows_in_many_stretches_are_the_first_thousand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_first_thousand_ranges(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--n-obs", 100_000, "--ranks", 2, "--sharding", "shuffled", *SMALL
     (epoch,) = planned(capsys, *options)["epochs"]
     assert [len(shard["ranges"]) for shard in epoch["shards"]] == [1_000, 1_000]
@@ -146,7 +146,7 @@ def test_by_counts_cells_of_each_rank(capsys: pytest.CaptureFixture[str], collec
     assert (found["n_obs"], found["virtual_ranks"], len(found["epochs"][0]["shards"])) == (N_OBS, 2, 2)
 
 
-def test_load_requests_make_whole_batches_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_requests_make_whole_batches_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     for chunk_size, batch_size in [(64, 256), (64, 4096), (48, 100), (1, 7)]:
         options = "--n-obs", 10**7, "--chunk-size", chunk_size, "--batch-size", batch_size
         n_chunks = planned(capsys, *options)["preload_nchunks"]

@@ -83,7 +83,7 @@ def test_replay_needs_only_state(
     assert [cell["row"] for cell in other["cells"]] == loader.cells_of(1, [], epoch=0)["row"].tolist()
 
 
-def test_cells_are_counted_beside_the_epochs_share(
+def test_by_counts_cells_and_share_of_epoch(
     collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mask = np.flatnonzero(DONORS != "d4")

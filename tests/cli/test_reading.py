@@ -61,7 +61,7 @@ def checked(path: Path, capsys: pytest.CaptureFixture[str], *options: str, code:
 
 
 @pytest.mark.parametrize("policy", ["drop", "exact --virtual-ranks=6"])
-def test_what_is_read_as_planned_is_fine(collection: Path, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_accepts_planned_rows(collection: Path, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = f"--remainder={policy} --epoch=3 --epochs=2 --read-ahead=1".split()
     epochs = checked(collection, capsys, *options)
     assert [(epoch["epoch"], epoch["ok"], epoch["problems"]) for epoch in epochs] == [(3, True, []), (4, True, [])]
@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Callable[[Batch], Iterator[Batch]], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_not_as_planned_is_found(
+def test_check_finds_unplanned_rows(
     collection: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, expected = WRONG[what]

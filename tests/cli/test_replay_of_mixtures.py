@@ -87,7 +87,7 @@ def replayed(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[Cel
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_replay_has_what_ranks_read_across_resize(
+def test_replay_lists_cells_across_resize(
     job: str, paths: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """States that 2 and then 3 ranks save tell the rows of all steps, done or not."""

@@ -45,7 +45,7 @@ RANKS = {
 }
 
 
-def test_frameworks_tell_two_ranks(results: list[dict[str, Any]]) -> None:
+def test_frameworks_give_two_ranks(results: list[dict[str, Any]]) -> None:
     """Frameworks that start two processes have the rank of each process."""
     ranks_of = {name: [result[name] for result in results] for name in RANKS}
     assert ranks_of == {name: [[rank, max(ranks) + 1] for rank in ranks] for name, ranks in RANKS.items()}

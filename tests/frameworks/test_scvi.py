@@ -91,7 +91,7 @@ def test_scanvi_trains_on_every_row_under_exact(folder: Path) -> None:
     assert sorted(flat([flat(rank["validation"]["0"]) for rank in ranks])) == HELD_OUT
 
 
-def test_classes_are_drawn_for_the_whole_job(folder: Path) -> None:
+def test_classes_are_sampled_for_whole_job(folder: Path) -> None:
     ranks = results_of(folder, "whole")
     assert all("independent" in rank["sharding"] for rank in ranks)
     sampled = [flat(rank["classes"]["train"]["0"]) for rank in ranks]

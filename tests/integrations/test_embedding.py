@@ -116,7 +116,7 @@ def test_embed_of_scvi_uses_data_module_and_model() -> None:
 
 
 @pytest.mark.parametrize("dist_info", [None, Rank(0, 1), deferred(lambda: (0, 1))])
-def test_whoever_says_which_rank_this_is(dist_info: Any, tmp_path: Path) -> None:
+def test_each_source_of_rank_works(dist_info: Any, tmp_path: Path) -> None:
     array = embed(Model(), cells(20), str(tmp_path / "array.zarr"), dist_info=dist_info, progress=False)
     assert np.array_equal(np.asarray(array[:]), expected(20, 4))
 

@@ -261,7 +261,7 @@ def test_state_counts_steps_that_are_done(make: Make) -> None:
 
 
 @every
-def test_state_is_its_owners(make: Make) -> None:
+def test_state_belongs_to_its_owner(make: Make) -> None:
     """Changing a state changes neither the loader nor later states."""
 
     def spoil(part: dict[str, Any]) -> None:
@@ -313,7 +313,7 @@ def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
 @pytest.mark.parametrize("rank", [Rank(1, 3), Rank(0, 1)], ids=["more ranks", "fewer ranks"])
 @pytest.mark.parametrize("n_read", [0, 1, 5, N_STEPS])
 @pytest.mark.parametrize("is_open", [True, False], ids=["same loop", "new loop"])
-def test_resharded_loader_reads_what_a_resumed_one_does(make: Make, rank: Rank, n_read: int, is_open: bool) -> None:
+def test_resharded_loader_reads_like_resumed_loader(make: Make, rank: Rank, n_read: int, is_open: bool) -> None:
     """reshard() is the same as saving and loading a state, in the same loop and in a new loop."""
     loader, after = make(Rank(0, 2)), make(rank)
     loader.set_epoch(1)
@@ -397,7 +397,7 @@ def test_reshard_in_last_step_ends_loop(make: Make) -> None:
 
 
 @every
-def test_loop_that_another_one_follows_does_not_continue(make: Make) -> None:
+def test_older_loop_does_not_continue(make: Make) -> None:
     """After a change of ranks, an iterator raises once a newer iterator has started."""
     loader, after = make(Rank(0, 2)), make(Rank(0, 1))
     older = iter(loader)
@@ -487,7 +487,7 @@ def test_end_of_an_open_pass_moves_no_epoch(make: Make) -> None:
 
 @every
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_cells_of_steps_are_those_read(make: Make, world_size: int) -> None:
+def test_cells_of_lists_read_cells(make: Make, world_size: int) -> None:
     """cells_of() on every rank lists the cells of all ranks, before a resume, after it and in later steps."""
     before, steps = [make(Rank(rank, 2)) for rank in range(2)], []
     steps += list(zip(*(read(loader, 5) for loader in before), strict=True))
@@ -545,7 +545,7 @@ def test_epoch_that_was_read_is_checked(make: Make) -> None:
 
 
 @every
-def test_state_of_another_kind_is_refused(make: Make) -> None:
+def test_state_of_different_kind_is_refused(make: Make) -> None:
     loader, whole = make(Rank(0, 2)), epochs(make, 1)[0]
     read(loader, 3)
     state = loader.state_dict()

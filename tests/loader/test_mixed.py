@@ -534,7 +534,7 @@ def test_changed_source_ends_its_mixture() -> None:
         read(mixture)
 
 
-def test_check_says_what_ranks_read_in_parts() -> None:
+def test_check_reports_partial_epochs() -> None:
     """Epochs that a failed read split on one rank are not checked, and no rank is left waiting."""
     ranks = []
     for rank in range(2):
@@ -560,7 +560,7 @@ def test_check_says_what_ranks_read_in_parts() -> None:
     assert tahoe == "tahoe, epoch 0: not checked, since the ranks have read it in different parts"
 
 
-def test_check_says_what_only_some_ranks_have_ended() -> None:
+def test_check_names_epochs_that_few_ranks_ended() -> None:
     ranks = [MixedLoader(loaders(rank, 2, "census", "tahoe"), n_steps=7, within_batch=True) for rank in range(2)]
     assert len(read_parts(ranks[0], 3)) == 3
     assert len(read_parts(ranks[1], 7)) == 7
@@ -952,7 +952,7 @@ def test_weights_must_be_finite(weight: float) -> None:
         MixedLoader(loaders(0, 2, "tahoe", "census"), weights={"tahoe": weight, "census": 1}, n_steps=3)
 
 
-def test_what_cannot_be_mixed_is_an_error() -> None:
+def test_unsuitable_sources_raise() -> None:
     both = loaders(0, 2, "own") | loaders(1, 2, "census")
     few = loaders(0, 2, "own") | loaders(0, 2, "census", mask=slice(0, 3), remainder="drop")
     for sources, message in (

@@ -78,7 +78,7 @@ def test_mask_in_different_order_raises_before_reading(use: str, rank: int, shuf
     assert first in str(raised.value)
 
 
-def test_mask_in_another_order_raises_in_from_collection(shuffled: DatasetCollection) -> None:
+def test_reordered_mask_raises_in_from_collection(shuffled: DatasetCollection) -> None:
     mask = in_order_of_files(shuffled.obs())
     with pytest.raises(ValueError, match="in a different order"):
         StatefulLoader.from_collection(shuffled, dist_info=Rank(0, 2), mask=mask)
@@ -150,7 +150,7 @@ def test_names_that_repeat_are_compared_one_by_one(shuffled: DatasetCollection) 
 
 
 @pytest.mark.parametrize("kind", ["array", "default index", "default index of each dataset", "slice"])
-def test_what_has_no_names_is_by_position(kind: str, shuffled: DatasetCollection) -> None:
+def test_mask_without_names_is_by_position(kind: str, shuffled: DatasetCollection) -> None:
     flags = np.arange(80) < 40
     mask = {
         "array": flags,

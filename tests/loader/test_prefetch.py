@@ -84,7 +84,7 @@ def test_number_of_prefetched_requests_is_exact(n_ahead: int) -> None:
 
 
 @pytest.mark.parametrize("n_ahead", [1, 3])
-def test_as_many_requests_are_read_at_once(n_ahead: int) -> None:
+def test_number_of_concurrent_requests_is_exact(n_ahead: int) -> None:
     source = Requests(takes=0.1)
     assert list(prefetch(source.requests, source.read, n_ahead)) == list(range(18))
     assert source.most_at_once == n_ahead

@@ -97,7 +97,7 @@ def test_sets_can_be_reshaped(collection: DatasetCollection) -> None:
             assert x.shape == (n_sets, 2, SIZE, 2)
 
 
-def test_ranks_share_out_sets_anew_in_each_epoch(collection: DatasetCollection) -> None:
+def test_sets_are_reassigned_in_each_epoch(collection: DatasetCollection) -> None:
     loaders = ranks(collection)
     of_rank_0 = []
     for epoch in range(2):

@@ -106,7 +106,7 @@ def test_sizes_read_collection_metadata(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.05, 0.5, 0.95, slice(10_000, 90_000), [slice(0, 20_000), slice(80_000, None)]])
-def test_under_a_mask_what_is_read_fits_too(part: float | slice | list[slice]) -> None:
+def test_sizes_fit_memory_under_mask(part: float | slice | list[slice]) -> None:
     mask = np.random.default_rng(0).random(100_000) < part if isinstance(part, float) else part
     sizes = suggest_sizes(100_000, 2, row_bytes=200, memory=10**7, mask=mask, batch_size=64)
     distributed = DistributedSampler(RandomSampler(**sizes), dist_info=Rank(0, 2), mask=mask, seed=0)

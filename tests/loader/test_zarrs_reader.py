@@ -169,7 +169,7 @@ def arrays_in(cells: Any) -> list[Any]:
 
 @pytest.mark.parametrize("layout", READ_HERE)
 @pytest.mark.parametrize(("read_ahead", "is_masked"), [(1, False), (0, True)])
-def test_zarrs_reads_here_what_annbatch_reads_with_it(
+def test_zarrs_reader_reads_like_annbatch(
     layout: str, read_ahead: int, is_masked: bool, tmp_path: Path, reads: dict[str, int]
 ) -> None:
     cells = READ_HERE[layout](tmp_path)

@@ -50,6 +50,6 @@ def test_torchrun_processes_have_different_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mpirun", [mpirun for mpirun in MPIRUNS if mpirun])
-def test_under_mpirun_every_process_is_another_rank(mpirun: str, tmp_path: Path) -> None:
+def test_mpirun_processes_have_different_ranks(mpirun: str, tmp_path: Path) -> None:
     run([mpirun, "-n", "2", *python(*JOB, tmp_path)], environments=[OPEN_MPI])
     check(tmp_path)

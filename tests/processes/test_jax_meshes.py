@@ -60,7 +60,7 @@ def test_jax_rank_is_position_along_row_axes(processes: list[Result]) -> None:
         ("none", "no axis of a JAX mesh"),
     ],
 )
-def test_a_membership_says_along_which_axes_it_is(processes: list[Result], name: str, source: str) -> None:
+def test_placement_shows_its_axes(processes: list[Result], name: str, source: str) -> None:
     assert [process["read"][name]["source"] for process in processes] == [source] * 2
 
 

@@ -197,7 +197,7 @@ def test_any_setting_is_innermost_rank_or_an_error(variables: Variables) -> None
     assert any(f"{name}={quote(value)}" in message for name, value in variables.items())
 
 
-def test_env_is_that_of_this_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_is_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child of multiprocessing uses only RANK and WORLD_SIZE; it inherits other variables from its parent."""
     for name in NAMES["hand"]:
         monkeypatch.delenv(name, raising=False)

@@ -89,7 +89,7 @@ def test_mesh_that_cannot_split_rows_raises() -> None:
         ([[0, 1], [2, 2]], "Process 0, 1 has position 0, and process 2 has position 1: these are held by different"),
     ],
 )
-def test_the_error_says_which_processes_hold_which_places(processes: list[list[int]], problem: str) -> None:
+def test_error_lists_positions_of_processes(processes: list[list[int]], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         shares(np.array(processes), [0])
 
@@ -118,7 +118,7 @@ def test_sharding_of_single_process_has_all_rows(cube: Mesh, spec: Any) -> None:
     assert rows_of(NamedSharding(cube, PartitionSpec(*spec))) == ([Share((0,), (0,))], 0)
 
 
-def test_jax_must_be_initialised(line: Mesh) -> None:
+def test_jax_must_be_initialized(line: Mesh) -> None:
     with pytest.raises(RuntimeError, match="JAX distributed is not initialized"):
         mesh(line)
 

@@ -16,12 +16,12 @@ from annbatch_distributed.ranks import resolve
 
 
 @pytest.mark.parametrize("pair", [(1, 4), [1, 4], (np.int64(1), np.int32(4)), Rank(1, 4)])
-def test_a_callable_says_who_this_is(pair: Any) -> None:
+def test_callable_gives_rank(pair: Any) -> None:
     assert resolve(lambda: pair).rank == Rank(1, 4)
     assert type(resolve(lambda: pair).rank.rank) is int
 
 
-def test_a_torch_without_distributed_is_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_distributed_is_not_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
         resolve("torch")
@@ -32,14 +32,14 @@ def test_rank_takes_the_largest_world_size() -> None:
     assert Rank(2**20 - 1, 2**20).world_size == 2**20
 
 
-def test_torch_says_who_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_gives_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     assert resolve("torch").rank == Rank(2, 3)
 
 
-def test_jax_says_who_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_gives_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "distributed", SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
