@@ -233,7 +233,7 @@ html_theme_options = {
 
 
 # Napoleon reads no sections in the docstring of a property, and takes the words before a
-# colon for its type. So these docstrings are read as those of methods.
+# colon for its type. So these docstrings are parsed like docstrings of methods.
 _properties: dict[str, list[str]] = {}
 
 

@@ -1,6 +1,6 @@
 """Draw the pictures of the README and the pages from what the library computes: ``python docs/pictures.py``.
 
-The colors are those of the logo. The background is transparent, and text is readable on white and on black.
+The pictures have the colors of the logo. The background is transparent, and text is readable on white and on black.
 """
 
 from __future__ import annotations

@@ -38,8 +38,6 @@ _MOST_VALUES = 20
 _MOST_LOG = 15
 #: Strings that often stand for missing labels, in lower case.
 _LIKE_MISSING = {"", "n/a", "na", "nan", "none", "null", "unassigned", "unknown"}
-#: Advice for files without counts.
-_FIND_COUNTS = "Pass --layer NAME if a layer has the counts, or --layer raw for .raw; otherwise leave the file out"
 
 
 class _Look(NamedTuple):
@@ -330,7 +328,8 @@ def _check_counts(parts: list[_Part]) -> None:
         part = next(part for part in parts if part.are_counts is False)
         raise CommandError(
             f"{part.look.file}: {part.place} must have counts, as in other files, got values that are not integers. "
-            f"It has {_named(part.look.layers)}. {_FIND_COUNTS}"
+            f"It has {_named(part.look.layers)}. Pass --layer NAME if a layer has the counts, or --layer raw for .raw; "
+            "otherwise leave the file out"
         )
 
 
