@@ -50,8 +50,21 @@ class Requests:
             self.n_at_once -= 1
 
 
+#: Threads of iterators that earlier tests left open, such as the examples of a page.
+others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _ignore_threads_of_other_tests() -> None:
+    others.clear()
+    others.update(threads())
+
+
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if "annbatch-distributed" in thread.name]
+    """Return the prefetching threads that this test started and that are alive."""
+    return [
+        thread for thread in threading.enumerate() if "annbatch-distributed" in thread.name and thread not in others
+    ]
 
 
 def wait_until(condition: Any) -> None:
