@@ -61,8 +61,8 @@ def demo(
             typer.echo(f"demo: {error}", err=True)
             raise typer.Exit(2) from error
         console.print(
-            f"{job.n_obs:,} cells: {job.n_train:,} to train on, {job.n_validation:,} held out; {ranks} Gloo ranks"
-            + (f" with {virtual_ranks} virtual ranks" if virtual_ranks else "")
+            f"{job.n_obs:,} cells: {job.n_train:,} to train on, {job.n_validation:,} held out; "
+            f"{ranks} Gloo rank{'s' * (ranks > 1)}" + (f" with {virtual_ranks} virtual ranks" if virtual_ranks else "")
         )
         if not (_torchrun(job, ranks) and report(job, ranks, console)):
             raise typer.Exit(1)

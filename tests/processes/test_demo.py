@@ -120,7 +120,7 @@ def test_demo_runs_on_collection_and_virtual_ranks(collection: Path) -> None:
     options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--virtual-ranks", 4, "--epochs", 1]
     (done,) = run(python("-m", "demo", *options))
 
-    assert "1 Gloo ranks with 4 virtual ranks" in done.stdout
+    assert "1 Gloo rank with 4 virtual ranks" in done.stdout
     assert done.stdout.count("✓") == 5
     assert "cells/s" in done.stdout
     assert not re.search("Warning|Traceback", done.stderr)

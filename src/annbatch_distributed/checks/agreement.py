@@ -224,7 +224,7 @@ class Description:
         same = flat({name: value for name, value in identity.items() if name not in ("root", "versions")})
         # "5 on 3 ranks, 7 on 4 ranks of 2 workers", the same on every rank of a job
         done = [
-            f"{done} on {n_lanes} ranks" + f" of {n_workers} workers" * (n_workers > 1)
+            f"{done} on {plural(n_lanes, 'rank')}" + f" of {n_workers} workers" * (n_workers > 1)
             for n_lanes, n_workers, done in position.segments
             if done
         ]
