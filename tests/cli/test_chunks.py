@@ -45,7 +45,7 @@ def cells_of(values: Any) -> ad.AnnData:
 def write(folder: Path, name: str, values: Any) -> None:
     """Have annbatch write a collection of 60 and 40 cells, in shards of about 8."""
     cells_of(values).write_h5ad(folder / f"{name}.h5ad")  # which may stay open
-    data_sets = DatasetCollection(folder / f"{name}.zarr").add_adatas(
+    datasets = DatasetCollection(folder / f"{name}.zarr").add_adatas(
         [folder / f"{name}.h5ad"],
         n_obs_per_chunk=4,
         shard_size=8,
@@ -53,11 +53,11 @@ def write(folder: Path, name: str, values: Any) -> None:
         shuffle_chunk_size=10,
         shuffle=False,
     )
-    assert len(list(data_sets)) == 2
+    assert len(list(datasets)) == 2
 
 
 def in_small_chunks(path: Path, zarr_format: Any) -> None:
-    """Write a collection of one data set with every array in chunks of 10, and without shards."""
+    """Write a collection of one dataset with every array in chunks of 10, and without shards."""
     root = zarr.open_group(path, mode="w", zarr_format=zarr_format)
     root.attrs.update(V1_ENCODING)
     with ad.settings.override(auto_shard_zarr_v3=False):
@@ -113,9 +113,9 @@ def test_unwritten_chunks_are_not_lost(whole: Path, name: str) -> None:
     ],
 )
 def test_lost_chunks_are_named(whole: Path, tmp_path: Path, name: str, array: str, files: str) -> None:
-    data_set, _, name_there = array.partition("/")
+    dataset, _, name_there = array.partition("/")
     path = without(whole / name, tmp_path / "cells.zarr", f"{array}/{files}")
-    assert lost(path) == [f"{data_set} lacks chunks of {name_there}"]
+    assert lost(path) == [f"{dataset} lacks chunks of {name_there}"]
 
 
 def test_check_lists_arrays_with_lost_chunks(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_check_lists_arrays_with_lost_chunks(whole: Path, tmp_path: Path, capsys
         "dataset_0": ["X/data", "X/indices"],
         "dataset_1": ["X/indptr", "X/data", "obs/_index/values", "var/_index/values"],
     }
-    expected = [f"{data_set} lacks chunks of {name}" for data_set, names in lacking.items() for name in names]
+    expected = [f"{dataset} lacks chunks of {name}" for dataset, names in lacking.items() for name in names]
     assert main(["check", str(path), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found == {

@@ -234,7 +234,7 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
         ((rows, rows), "files must be different"),
         ((rows, "--out", "s3://atlas/cells.zarr"), "--out s3://atlas/cells.zarr: must be a local folder"),
         ((rows, "--out", tmp_path / "none" / "cells.zarr"), "cells.zarr: No such file or directory"),
-        ((rows, "--out", tmp_path / "link.zarr"), "link.zarr: must not exist, but does as a broken link"),
+        ((rows, "--out", tmp_path / "link.zarr"), "link.zarr: already exists, a broken link"),
         ((rows, "--memory", "lots"), "--memory: must be a size above 0, such as 4GB, got 'lots'"),
         ((rows, "--memory", "0"), "--memory: must be a size above 0"),
         ((rows, "--memory", "1KB"), "can't write the cells under --memory 1KB"),
@@ -254,9 +254,7 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
     assert "30 cell names repeated" in again
     assert f"in {rows}, {tmp_path / 'again.h5ad'}." in again
     out.mkdir()
-    assert "must not exist, but does as an empty folder: another collect" in said(
-        capsys, "collect", rows, "--out", out, code=2
-    )
+    assert "already exists, an empty folder: another collect" in said(capsys, "collect", rows, "--out", out, code=2)
 
 
 def test_labels_like_missing_values_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

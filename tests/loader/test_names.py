@@ -121,7 +121,7 @@ WAYS: dict[str, Callable[[StatefulLoader, DatasetCollection], StatefulLoader]] =
 
 
 @pytest.mark.parametrize("add", WAYS.values(), ids=WAYS)
-def test_names_are_compared_however_data_sets_are_added(
+def test_names_are_compared_however_datasets_are_added(
     add: Callable[[StatefulLoader, DatasetCollection], StatefulLoader], shuffled: DatasetCollection
 ) -> None:
     mask = shuffled.obs()["donor"] == "d1"

@@ -314,13 +314,18 @@ def test_resume_refuses_different_datasets(others: tuple[int, ...]) -> None:
         of_sizes(244, 756, n_var=2).load_state_dict(state)
 
 
-def test_datasets_added_after_state_are_compared() -> None:
-    """Datasets that are added after a state was loaded are compared at the first batch."""
-    reader = of_sizes(244, 756)
+def interrupted(reader: StatefulLoader) -> tuple[list[float], list[float], dict[str, Any]]:
+    """Return the cells of a whole epoch, and the cells and the state of the same epoch after 40 batches."""
     whole = cells(reader)
     reader.set_epoch(0)
     trained_on = cells(islice(reader, 40))
-    state = reader.state_dict()
+    return whole, trained_on, reader.state_dict()
+
+
+def test_datasets_added_after_state_are_compared() -> None:
+    """Datasets that are added after a state was loaded are compared at the first batch."""
+    reader = of_sizes(244, 756)
+    whole, trained_on, state = interrupted(reader)
     messages = set()
     for rank in range(2):
         late = of_sizes(rank=rank)
@@ -347,10 +352,7 @@ def test_datasets_added_after_state_are_compared() -> None:
 def test_state_without_datasets_resumes() -> None:
     """A state without datasets resumes, and so does a state that is loaded on the sampler."""
     reader = of_sizes(244, 756)
-    whole = cells(reader)
-    reader.set_epoch(0)
-    trained_on = cells(islice(reader, 40))
-    state = reader.state_dict()
+    whole, trained_on, state = interrupted(reader)
     # the state of a sampler, or of an earlier version
     bare = reader.sampler.state_dict(batches_done=40)
     assert "datasets" not in bare["identity"]
@@ -362,7 +364,7 @@ def test_state_without_datasets_resumes() -> None:
     assert trained_on + cells(alone) == whole
 
 
-def test_data_sets_may_change_between_epochs() -> None:
+def test_datasets_may_change_between_epochs() -> None:
     reader = of_sizes(244, 756)
     list(reader)
     state = reader.state_dict()
@@ -372,7 +374,7 @@ def test_data_sets_may_change_between_epochs() -> None:
     assert after.state_dict()["identity"]["datasets"] == [[756, 1], [244, 1]]
 
 
-def test_state_has_a_digest_of_many_data_sets() -> None:
+def test_state_has_a_digest_of_many_datasets() -> None:
     reader = of_sizes(*range(20, 40))
     next(iter(reader))
     state = reader.state_dict()

@@ -91,9 +91,9 @@ def _claimed(out: Path) -> Iterator[None]:
         out.mkdir()
     except FileExistsError:
         is_empty = out.is_dir() and not any(out.iterdir())
-        hint = " as an empty folder: another collect is writing it, or was killed" if is_empty else ""
-        hint = " as a broken link" if not out.exists() else hint
-        raise CommandError(f"--out {out}: must not exist, but does{hint}") from None
+        hint = ", an empty folder: another collect is writing it, or was killed" if is_empty else ""
+        hint = ", a broken link" if not out.exists() else hint
+        raise CommandError(f"--out {out}: already exists{hint}. Pass a new path, or remove it") from None
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror}") from error
     try:
