@@ -91,7 +91,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Run all tests of named paths."""
-    # workers of pytest-xdist get the options of the process that started them, and always named paths
+    # workers of pytest-xdist always seem to have named paths; they get the option from the process that started them
     if config.args_source is not config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
         config.option.all = True
 

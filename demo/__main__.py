@@ -120,7 +120,7 @@ def _torchrun(job: Job, ranks: int, module: str = "demo.train", *, is_killed: bo
     reading, _ = os.pipe()
     os.dup2(reading, 0)
 
-    # torchrun would listen on every interface, whatever its options; it uses an existing store, which doesn't
+    # torchrun would listen on every interface, whatever its options, unless it gets an existing store
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore(
@@ -143,6 +143,6 @@ def _torchrun(job: Job, ranks: int, module: str = "demo.train", *, is_killed: bo
 if __name__ == "__main__":
     for ending in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)  # clean up, as after Ctrl-C
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)  # without types of flags
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)  # so that --help shows no types
     app.command()(demo)
     app()

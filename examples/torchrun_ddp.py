@@ -56,9 +56,9 @@ def main(
         )
 
     # two masks of labeled cells, so that held-out cells are never trained on
-    is_labelled, is_held_out = obs[label].notna(), donors.isin(hold_out)
-    train = load(is_labelled & ~is_held_out, shuffle=True)
-    validation = load(is_labelled & is_held_out, shuffle=False)
+    is_labeled, is_held_out = obs[label].notna(), donors.isin(hold_out)
+    train = load(is_labeled & ~is_held_out, shuffle=True)
+    validation = load(is_labeled & is_held_out, shuffle=False)
     # if the seed, mask or collection of a rank differs, every rank raises
     train.check_ranks_agree()
     validation.check_ranks_agree()

@@ -122,3 +122,8 @@ def test_open_mask_is_limited_by_the_outer_mask() -> None:
     ]
     with pytest.raises(ValueError, match=re.escape("[0, 20), [40, end), got [10, end)")):
         resolve_mask(slice(10, None), within=within)
+
+
+def test_mask_of_empty_collection_raises() -> None:
+    with pytest.raises(ValueError, match="Add datasets"):
+        resolve_mask(slice(None)).window(0)

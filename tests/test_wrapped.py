@@ -125,9 +125,9 @@ def test_description_differs_for_every_setting(kind: type[Sampler], name: str) -
 
 @pytest.mark.parametrize("kind", [ClassSampler, WeightedClassSampler])
 def test_description_differs_for_labels_and_weights(kind: type[ClassSampler]) -> None:
-    relabelled = LABELS.rename_categories(["X", "NK", "T"])
+    relabeled = LABELS.rename_categories(["X", "NK", "T"])
     others = [
-        kind(5, 2, 5, classes=relabelled, num_samples=50, class_weights=WEIGHTS),
+        kind(5, 2, 5, classes=relabeled, num_samples=50, class_weights=WEIGHTS),
         kind(5, 2, 5, classes=LABELS, num_samples=50, class_weights=np.array([1.0, 2.0, 4.0])),
         kind(5, 2, 5, classes=LABELS, num_samples=50),
     ]

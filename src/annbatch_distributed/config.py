@@ -55,7 +55,7 @@ class Config:
     root_seed: int
     """Seed of the generators of all streams."""
     rng: np.random.Generator | None
-    """Generator that the root seed was taken from; None if it is the user's seed."""
+    """Generator that the root seed was taken from; None if there is a seed, or the sampler has no generator."""
     align: int | None
     """Number whose multiples are the first rows of whole chunks; None keeps the order of rows."""
     allowed: Mask

@@ -135,7 +135,9 @@ class Lane:
 def each_segment(
     counts: Sequence[int], segments: Iterable[Segment], policy: Remainder
 ) -> Iterator[tuple[list[Lane], Numbers]]:
-    """Yield the lanes of an epoch when each segment begins, and the excess numbers, which are in no lane.
+    """Yield the lanes of an epoch when each segment begins, and the excess numbers.
+
+    Excess batches are dropped, or read in the last steps of lanes.
 
     ``counts`` is the number of batches of each stream.
 

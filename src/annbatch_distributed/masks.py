@@ -106,6 +106,8 @@ class Mask:
         >>> resolve_mask([slice(0, 2_000), slice(4_000, None)]).window(10_000)
         Rows(0:2000, 4000:10000)
         """
+        if not n_obs:
+            raise ValueError("The collection must have rows, got none. Add datasets to the loader first.")
         if self.n_obs not in (None, n_obs):
             raise ValueError(
                 f"A boolean mask must have one value for each of the {n_obs:,} rows of the collection, got "

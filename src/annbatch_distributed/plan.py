@@ -39,7 +39,7 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.lanes import Remainder
 from annbatch_distributed.masks import check_names
-from annbatch_distributed.rows import BOUND, Rows, integer, names_of, whole_chunks_first
+from annbatch_distributed.rows import BOUND, Rows, integer, names_of, plural, whole_chunks_first
 from annbatch_distributed.sets import EpochSets
 from annbatch_distributed.sharding import Contiguous, Sharding, ordered
 from annbatch_distributed.wrapped import (
@@ -196,8 +196,8 @@ class EpochPlan:
         here.
         """
         n_rows, world_size, size = self._n_shared, self.n_streams, self.batch_size
-        samples = f"The wrapped sampler takes {n_rows:,} samples"
-        what = f"The mask selects {n_rows:,} {self.unit}s" if self.n_draws is None else samples
+        samples = f"The wrapped sampler takes {plural(n_rows, 'sample')}"
+        what = f"The mask selects {plural(n_rows, self.unit)}" if self.n_draws is None else samples
         if self.remainder == "drop":
             assert size is not None
             if n_rows < world_size * size:
@@ -211,7 +211,7 @@ class EpochPlan:
                 "one. Use fewer ranks, or remainder='pad', which repeats rows."
             )
         elif n_rows < 1:
-            raise ValueError(f"{what}, but at least one is needed. Pass a larger mask, or check loader.n_obs.")
+            raise ValueError(f"{what}, but at least one is needed. Pass a larger num_samples, or drop_last=False.")
 
     @property
     def _n_shared(self) -> int:
@@ -244,7 +244,7 @@ class EpochPlan:
         Returns
         -------
         Shard
-            The rows of the rank. Under ``sharding="independent"``, these are all rows.
+            The rows of the rank. Under ``sharding="independent"``, these are all selected rows.
 
         Raises
         ------
@@ -444,8 +444,8 @@ class EpochPlan:
     def plot(self, *others: EpochPlan) -> Figure:
         """Draw the rows of each rank, and the dropped, repeated and masked rows.
 
-        The rows of the collection are along the x axis. Each rank has its own line and color. It needs the extra
-        ``plot``.
+        The rows of the collection are along the x axis. Each rank has its own line, and neighboring lines differ in
+        color. It needs the extra ``plot``.
 
         Parameters
         ----------

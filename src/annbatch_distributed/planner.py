@@ -248,6 +248,6 @@ def check_segments(position: Position) -> None:
     """Raise if the numbers of ranks and workers have changed too often in an epoch for a state."""
     if len(position.segments) > MOST_SEGMENTS:
         raise ValueError(
-            f"Epoch {position.epoch} has been resumed with {MOST_SEGMENTS} different numbers of ranks or workers, the "
-            f"maximum. Start the next epoch with set_epoch({position.epoch + 1})."
+            f"The number of ranks or workers may change at most {MOST_SEGMENTS - 1} times within an epoch, got more "
+            f"changes in epoch {position.epoch}. Start the next epoch with set_epoch({position.epoch + 1})."
         )

@@ -1,6 +1,6 @@
 """Reports on a plan: as text, as HTML, as a DataFrame, and the composition of its ranks.
 
-They use the public results of an :class:`~annbatch_distributed.EpochPlan`, but don't know how these are computed.
+They use only the public results of an :class:`~annbatch_distributed.EpochPlan`.
 """
 
 from __future__ import annotations

@@ -213,6 +213,8 @@ class Rows:
         TypeError
             If ``flags`` is not a boolean array of one dimension, or is a Series with named rows. Pass such a Series
             directly as a mask.
+        ValueError
+            If ``flags`` is a Series whose integer index is not 0, 1, 2, ...
 
         Examples
         --------

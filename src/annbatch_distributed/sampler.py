@@ -1061,10 +1061,10 @@ class DistributedSampler(Sampler):
         elif batches_done > position.done:
             self._check_workers_have_not_read()
         if not least <= batches_done <= n_batches:
+            before = " (done before the number of ranks or workers changed)" if least else ""
             raise ValueError(
-                f"batches_done must be from {least} (done before the number of ranks or workers changed) to "
-                f"{n_batches} (the batches of the epoch), got {batches_done}. Count the batches that every rank has "
-                "trained on."
+                f"batches_done must be from {least}{before} to {n_batches} (the batches of the epoch), got "
+                f"{batches_done}. Count the batches that every rank has trained on."
             )
         return self._state(position.at(batches_done, n_batches), collection)
 

@@ -231,12 +231,12 @@ class Sets:
         _check_columns(obs, [*columns, *matched])
         size = integer("size", size, least=1, below=BOUND)
         if chunk is None:
-            chunk = max(number for number in range(1, 17) if size % number == 0)
+            chunk = _largest_divisor(size, 16)
         chunk = integer("chunk", chunk, least=1, below=BOUND)
         if size % chunk:
-            fitting = max(number for number in range(1, min(chunk, size) + 1) if size % number == 0)
             raise ValueError(
-                f"chunk must divide size, got chunk={chunk} and size={size}. Pass chunk={fitting}, for example."
+                f"chunk must divide size, got chunk={chunk} and size={size}. Pass chunk="
+                f"{_largest_divisor(size, chunk)}, for example."
             )
         if tail not in _TAILS:
             raise ValueError(f"tail must be one of {', '.join(map(repr, _TAILS))}, got {tail!r}.")
@@ -469,6 +469,11 @@ def _columns(name: str, value: object) -> list[str]:
     if not isinstance(columns, list | tuple) or not columns or not all(isinstance(column, str) for column in columns):
         raise TypeError(f"{name} must be the name of a column of obs, or a list of names, got {value!r}.")
     return list(dict.fromkeys(columns))
+
+
+def _largest_divisor(size: int, most: int) -> int:
+    """Return the largest divisor of ``size`` up to ``most``."""
+    return max(number for number in range(1, min(size, most) + 1) if size % number == 0)
 
 
 def _check_columns(obs: pd.DataFrame, columns: Sequence[str]) -> None:

@@ -193,7 +193,8 @@ def checked_sharding(thing: object, expected: str) -> Sharding:
         pass  # functions written in C may have no signature
     except TypeError as error:
         raise TypeError(
-            f"sharding must be a function (rows, *, epoch, seed), but {name_of(thing)} has {error}."
+            f"sharding must be a function (rows, *, epoch, seed), got {name_of(thing)}: {error}. Give it these "
+            "parameters."
         ) from None
     return cast("Sharding", thing)
 

@@ -57,7 +57,7 @@ def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np
     ``passes`` is the number of earlier passes since the epoch was set.
 
     In the first pass of epoch 0, it is equal to annbatch 0.3.1's ``default_rng([rank, root_seed])``, since NumPy pads a
-    seed sequence with zeros. The number of later passes is a spawn key, which NumPy keeps apart. All coordinates of a
+    seed sequence with zeros. In later passes, ``passes`` is a spawn key, which NumPy keeps apart. All coordinates of a
     job have different generators. Root seeds of 2^32 or more take two words of the sequence, so they may have the same
     generator as a smaller root seed of a different job in a later epoch.
 
@@ -92,7 +92,7 @@ class Request(NamedTuple):
     are_repeats: Flags | None = None
     """For each row, True if it is a repeat; None if no row is known to be one."""
     is_narrowed: bool = False
-    """True if rows in gaps between the ranges aren't in other chunks of the sampler, so that gaps may be read."""
+    """True if the ranges are rows within chunks, so that short gaps may be read. Gaps between whole chunks are not."""
     of_sets: Sequence[Marks] = ()
     """Arrays about the cells of each batch, by name, if the sampler samples sets."""
 

@@ -152,7 +152,7 @@ def test_replay_names_missing_or_contradicting_settings(
         (["--ranks", 3], "virtual_ranks must be a multiple of the world size"),
         (["--obs", "none"], "has no columns none in obs"),
         (["--steps", 999], "Steps of an epoch of"),
-        (["--steps", "900:999"], "--steps must have a step of the epoch"),
+        (["--steps", "900:999"], "--steps must have a step of epoch 2"),
     ):
         assert message in said(capsys, "replay", collection, "--state", state, "--steps", 1, *arguments, code=2)
     whole = json.loads(state.read_text())

@@ -214,7 +214,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "virtual ranks": ([*SOURCES, "--virtual-ranks", "3"], "census: virtual_ranks must be a multiple of"),
     "column": ([*SOURCES, "--obs", "none"], "has no columns none in obs"),
     "step": ([*SOURCES, "--steps", "30"], "Steps of an epoch of 30"),
-    "steps": ([*SOURCES, "--steps", "30:40"], "--steps must have a step of the epoch"),
+    "steps": ([*SOURCES, "--steps", "30:40"], "--steps must have a step of epoch 0"),
 }
 
 

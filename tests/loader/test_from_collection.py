@@ -120,7 +120,7 @@ def test_from_collection_passes_options(collection: DatasetCollection) -> None:
     assert [*batch["obs"]] == ["donor"]
     assert batch["X"].to_dense().shape == (2 * 256, 50)
     assert 'remainder="keep"' in str(ranks(collection, 1, enforce_equal_batches=False)[0].plan())
-    with pytest.raises(TypeError, match="collection must be an annbatch DatasetCollection"):
+    with pytest.raises(TypeError, match="must be an annbatch DatasetCollection"):
         StatefulLoader.from_collection("cells.zarr", dist_info=Rank(0, 1))
     with pytest.raises(TypeError, match="chunk"):
         StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), chunks=3)

@@ -180,6 +180,8 @@ _LIBRARIES = "annbatch-distributed", "annbatch", "anndata", "numpy", "zarr"
 _SOME = 16
 #: Largest number of problems, and of values of one setting, that a message lists.
 _MOST = 10
+#: Number of ranges of a mask that a message names.
+_MOST_RANGES = 3
 
 _ROOT = "randomness (a seed makes it the same)"
 _PLAN = "plan, which must depend on another setting of a custom sampler or sharding"
@@ -551,7 +553,7 @@ def compare_readings(described: Mapping[int, Description], plan: EpochPlan, posi
         if shares + _tally(plan.dropped) != sum(repeated, _tally(plan.window)):
             problems = [f"the shards of all ranks, {plural(shares.n_rows, plan.unit)}, differ from the plan"]
     if problems:
-        masked = f" ({_masked(plan)})" if _masked(plan) else ""
+        masked = f" ({mask})" if (mask := _masked(plan)) else ""
         raise disagreement(f"The ranks have not read the planned rows in epoch {plan.epoch}{masked}:", problems)
     reads_each_row = plan.n_draws is None and all(rank["reads_share"] for rank in ranks)
     return _summary(plan, position, read, len(ranks), reads_each_row=reads_each_row)
@@ -576,12 +578,13 @@ def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *,
     text += f" of the {plural(len(plan.window) - plan.n_dropped, plan.unit)} was read once"
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
     text += f", {plan.n_dropped:,} of the {len(plan.window):,} are dropped in this epoch" if plan.n_dropped else ""
-    return text + (f"; {_masked(plan)}" if _masked(plan) else "")
+    return text + (f"; {mask}" if (mask := _masked(plan)) else "")
 
 
 def _masked(plan: EpochPlan) -> str:
     """Return the rows that the mask selects, which identify a loader of a collection; empty if it selects all."""
     if len(plan.window) == plan.n_obs:
         return ""
-    few = len(plan.window.starts) <= 3
-    return f"the mask selects {plan.window if few else f'{len(plan.window):,} of {plan.n_obs:,} {plan.unit}s'}"
+    if len(plan.window.starts) <= _MOST_RANGES:
+        return f"the mask selects {plan.window}"
+    return f"the mask selects {len(plan.window):,} of {plan.n_obs:,} {plan.unit}s"

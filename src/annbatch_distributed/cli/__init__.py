@@ -150,7 +150,7 @@ def _add_collect(parser: _Parser) -> None:
     genes = (
         "Genes to keep if files have different genes: union fills missing genes with 0, intersection keeps the shared "
     )
-    add("--genes", choices=["union", "intersection"], help=f"{genes}genes (default: union)")
+    add("--genes", choices=["union", "intersection"], help=f"{genes}genes (default: union, if there are shared genes)")
     add("--obs", nargs="+", metavar="COLUMN", help="Columns of obs to keep (default: all)")
     missing = "Strings in obs to replace by missing values, such as Unknown"
     add("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
@@ -247,8 +247,8 @@ def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_
     )
     add(sampler, "--sharding", sharding, "contiguous", choices=["contiguous", "shuffled"])
     remainder = (
-        "How to treat rows that don't fill a batch on every rank: drop them, keep them as additional batches of some "
-        "ranks, read each row exactly once in smaller batches, or pad with repeated rows"
+        "How to treat rows that don't fill a batch on every rank: drop them, keep them, so that some ranks may "
+        "have one batch more, read each row exactly once in equally many batches, or pad with repeated rows"
     )
     add(sampler, "--remainder", remainder, "drop", choices=["drop", "keep", "exact", "pad"])
     virtual = "Number of virtual ranks, a multiple of --ranks, so that steps are the same on any number of ranks"

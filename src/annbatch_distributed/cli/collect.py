@@ -177,6 +177,14 @@ def _look_at(files: list[Path], options: Namespace) -> list[_Look]:
         problems += _problems(look, options)
     if files_twice := [str(file) for file, n_times in Counter(files).items() if n_times > 1]:
         problems.append(f"files must be different, got {', '.join(files_twice)} more than once")
+    elif not options.make_unique:
+        names = pd.Index([]).append([look.cells for look in looks])
+        if repeated := names[names.duplicated()].unique().tolist():
+            first = ", ".join(str(look.file) for look in looks if repeated[0] in look.cells)
+            problems.append(
+                f"{plural(len(repeated), 'cell name')} repeated, such as {repeated[0]} in {first}. If these are "
+                "different cells, pass --make-unique; otherwise remove the duplicates"
+            )
     if options.layer and looks and not any(options.layer in look.layers for look in looks):
         problems.append(
             f"--layer: no file has a layer {options.layer!r}; {looks[0].file} has {_named(looks[0].layers)}"
@@ -185,14 +193,6 @@ def _look_at(files: list[Path], options: Namespace) -> list[_Look]:
         problems.append(f"--group-by: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
     if looks and not sum(len(look.cells) for look in looks):
         problems.append("the files have no cells")
-    names = pd.Index([]).append([look.cells for look in looks])
-    repeated = names[names.duplicated()].unique().tolist()
-    if repeated and not options.make_unique:
-        first = ", ".join(str(look.file) for look in looks if repeated[0] in look.cells)
-        problems.append(
-            f"{plural(len(repeated), 'cell name')} repeated, such as {repeated[0]} in {first}. If these are different "
-            "cells, pass --make-unique; otherwise remove them from one of the files"
-        )
     if problems:
         raise CommandError(*problems)
     return looks
@@ -419,8 +419,8 @@ def _report(
     print(f"{name}: {what}{where}, {f'missing in {plural(n_missing, "cell")}' if n_missing else 'none missing'}")
     labels = [] if values is None else values.tolist()
     if like_missing := [label for label in labels if label.casefold() in _LIKE_MISSING]:
-        given = " ".join(f'"{value}"' for value in like_missing)
-        print(f"WARNING: {name} has the labels {given}. If they stand for missing labels, pass --missing {given}")
+        quoted = " ".join(f'"{label}"' for label in like_missing)
+        print(f"WARNING: {name} has the labels {quoted}. If they stand for missing labels, pass --missing {quoted}")
     by_case: dict[str, list[str]] = {}
     for label in labels:
         by_case.setdefault(label.casefold(), []).append(label)

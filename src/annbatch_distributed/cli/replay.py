@@ -288,7 +288,7 @@ def run(options: Namespace) -> int:
     except (IndexError, KeyError, ValueError) as error:
         raise CommandError(str(error.args[0])) from error
     if frame.empty:
-        raise CommandError("--steps must have a step of the epoch, got none")
+        raise CommandError(f"--steps must have a step of epoch {epoch}, got none. Pass earlier steps")
     if options.by is not None and isinstance(loader, StatefulLoader):  # mixtures take no --by
         _print_counts(options, epoch, frame, cells.labels(options.by), loader)
     elif options.json:

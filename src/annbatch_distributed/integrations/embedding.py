@@ -102,7 +102,7 @@ def embed(
     TypeError
         If ``model`` or ``data`` has the wrong type, or the model doesn't return floats.
     ValueError
-        On every rank, if ranks have different cells, weights or values of the first cells, or if a rank fails. If
+        On every rank, if ranks have different cells, or different values of the first cells, or if a rank fails. If
         ``store`` has an array of different cells or of a different model, or if the model returns a wrong shape.
     TimeoutError
         If a rank doesn't respond in time. Its chunks in the array are kept.
@@ -159,9 +159,8 @@ def _check_same(texts: Mapping[int, str]) -> None:
     for number, facts in facts_of.items():
         if not _is_same(facts_of[first], facts):
             raise ValueError(
-                "All ranks stop, because they have different models or cells: for the first cells, process "
-                f"{first} has {facts_of[first]}, and process {number} has {facts}. Pass the same model and data on "
-                "every rank."
+                f"All ranks stop, because they differ: process {first} has {facts_of[first]}, and process {number} has "
+                f"{facts}. Pass the same model, data, batch_size and store on every rank."
             )
 
 
@@ -297,7 +296,7 @@ def _steps(
     if meets:
         remaining = _without_values(array, chunks)
         of_rank = remaining[turns]
-        yield {"left": [rows.start for rows in remaining]}
+        yield {"remaining": [rows.start for rows in remaining]}
     else:  # other ranks may write to the array meanwhile, so the assignment mustn't depend on it
         of_rank = _without_values(array, chunks[turns])
 

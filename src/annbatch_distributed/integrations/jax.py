@@ -65,8 +65,8 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     Raises
     ------
     TypeError
-        If a part of the batch is not an array of numbers or a categorical column, such as strings, nullable columns and
-        masked arrays; or if ``sharding`` is not a ``NamedSharding`` over devices.
+        If a part of the batch is neither an array of numbers nor a categorical column, which excludes strings, nullable
+        columns and masked arrays; or if ``sharding`` is not a ``NamedSharding`` over devices.
     ValueError
         If parts have different numbers of rows, if rows or columns can't be split evenly among their devices, if an
         integer doesn't fit into the bits that JAX uses, or if rows can't be sharded in this mesh, see

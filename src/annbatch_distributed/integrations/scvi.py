@@ -222,7 +222,7 @@ class _Sharing:
         trainer.reload_dataloaders_every_n_epochs = 1
         done = trainer.fit_loop.epoch_loop.batch_progress.current
         if done.ready and loaders and all(loader.next_epoch > trainer.current_epoch for loader in loaders):
-            # the epoch has ended, but the trainer compares the batches with those on a different number of ranks
+            # the epoch has ended, but the trainer can't tell: it counted the batches on a different number of ranks
             done.ready = done.started = done.processed = done.completed = max(map(len, loaders))
 
 

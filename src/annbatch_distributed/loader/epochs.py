@@ -536,7 +536,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         state
             State that :meth:`state_dict` has returned on any rank.
         strict
-            True to raise if a setting that determines the batches has changed (default). False warns and resumes.
+            True to raise if a setting that determines the batches has changed (default). False resumes without
+            comparing settings, so rows may be read twice or never.
 
         Raises
         ------
@@ -601,8 +602,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Check that all ranks have the same configuration and the same datasets.
 
-        Unlike :meth:`DistributedSampler.check_ranks_agree`, it compares the shape of each dataset and the names of its
-        cells.
+        Unlike :meth:`DistributedSampler.check_ranks_agree`, it compares the shape of each dataset and the names of
+        some of its cells.
 
         Parameters
         ----------

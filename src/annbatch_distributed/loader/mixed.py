@@ -400,7 +400,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     @property
     def next_epoch(self) -> int:
-        """Epoch to resume or to begin: the current one, or else the next one."""
+        """Epoch to resume or to begin: the current epoch, or the next epoch if the current epoch has ended."""
         if self._pass is not None:
             return self._pass.place.epoch + self._pass.has_ended
         return self._upcoming if isinstance(self._upcoming, int) else self._upcoming.epoch + self._upcoming.finished

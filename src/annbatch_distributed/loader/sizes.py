@@ -216,8 +216,8 @@ def stored(collection: object) -> tuple[int, float, int]:
     """
     if not isinstance(collection, DatasetCollection):
         raise TypeError(
-            "n_rows must be a collection, such as DatasetCollection(path, mode='r'), or a number of rows together with "
-            f"row_bytes, got {collection!r}."
+            f"A collection must be an annbatch DatasetCollection, got {collection!r}. Pass DatasetCollection(path, "
+            "mode='r'). suggest_sizes also takes a number of rows together with row_bytes."
         )
     n_rows = n_bytes = chunk = 0
     for group in collection:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class StatefulLoader(EpochLoader, Loader[Any, Any]):
-    """Loader of annbatch that can be saved within an epoch and resumed there.
+    """annbatch ``Loader`` that can be saved within an epoch and resumed there.
 
     :meth:`from_collection` makes a loader and its sampler in one call. The class itself takes a
     :class:`DistributedSampler` and the arguments of :class:`annbatch.Loader`.
@@ -521,12 +521,6 @@ def sampler_for(
     arguments = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
     if arguments.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
         arguments["remainder"] = "exact"
-    for collection in collections:
-        if not isinstance(collection, DatasetCollection):
-            raise TypeError(
-                f"collection must be an annbatch DatasetCollection, got {collection!r}. Pass DatasetCollection(path, "
-                "mode='r')."
-            )
     n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
     memory //= arguments.get("virtual_ranks") or 1  # a rank may run all virtual ranks
     read_through = arguments.get("read_through", LONGEST_GAP)

@@ -127,7 +127,7 @@ class WorkerDataLoader(DataLoader[Any]):
         if refused := [name for name, value in _REFUSED.items() if options.pop(name, value) not in (None, value)]:
             raise TypeError(
                 f"to_dataloader takes all options of PyTorch's DataLoader except {', '.join(_REFUSED)}, got "
-                f"{', '.join(refused)}. The sampler makes the batches: pass these settings to the sampler instead."
+                f"{', '.join(refused)}. Leave them out: the sampler of the loader makes the batches."
             )
         if num_workers and dataset.preloads_to_gpu():
             raise ValueError(
@@ -274,8 +274,8 @@ class WorkerDataLoader(DataLoader[Any]):
     ) -> str:
         """Check that all ranks together have read the rows of the plan.
 
-        It is :meth:`.StatefulLoader.check_epoch_read` for rows that workers have read. The loader needs
-        ``return_index=True``, so that batches have their rows.
+        It is :meth:`.StatefulLoader.check_epoch_read` for rows that workers have read. Unless ``read``
+        is passed, the loader needs ``return_index=True``, so that batches have their rows.
         """
         reading = partial(self._reading, read=read)
         return checks.epoch_read(self.sampler.agreeing, reading, timeout=timeout, gather=gather)
@@ -369,9 +369,10 @@ def _check_guard(workers: DataLoader[Any]) -> None:
 
 
 def _check_not_evaluated(sampler: DistributedSampler) -> None:
-    """Raise a RuntimeError if Hugging Face's ``Trainer`` evaluates on batches of different sizes.
+    """Raise a RuntimeError if Hugging Face's ``Trainer`` evaluates, unless ``remainder`` is ``"drop"``.
 
-    It weights the loss of each batch as if the batch were full, and gathers predictions of equal batches.
+    It weights the loss of each batch as if the batch were full, gathers predictions of equal batches, and counts
+    repeated rows.
     """
     # frame 0 is this function, 1 the generator of batches, 2 the caller that takes a batch
     caller = sys._getframe(2)
@@ -379,7 +380,7 @@ def _check_not_evaluated(sampler: DistributedSampler) -> None:
         return
     if sampler.remainder != "drop":
         raise RuntimeError(
-            "Hugging Face's Trainer needs batches of one size when it evaluates or predicts, and under "
+            "Hugging Face's Trainer needs full batches without repeated rows when it evaluates or predicts, so under "
             f"remainder={sampler.remainder!r} its loss and predictions would be wrong. Pass remainder='drop', or "
             "override evaluate as in examples/transformers_trainer.py."
         )

@@ -2,7 +2,7 @@
 
 annbatch reads through zarr, which makes an indexer for each run of consecutive rows, iterates over it twice, and passes
 each array through its event loop to a thread that calls zarrs. For chunks of 64 rows, this takes half as long as
-decoding them. Most of it is Python code, which holds the GIL and delays the training while it prefetches. This module
+decoding them. Most of it is Python code, which holds the GIL, so prefetching delays the training. This module
 tells zarrs directly which part of which chunk goes where:
 
 1. Consecutive rows are joined to runs. Runs of rows of a CSR matrix become runs of its values.

@@ -1,6 +1,6 @@
 """Ranks: the rank and the worker number of this process, with one module for each source.
 
-``resolve`` selects the source. The modules depend on frameworks and launchers, and not on rows or samplers.
+``resolve`` selects the source. The modules know frameworks and launchers, but neither samplers nor plans.
 """
 
 from __future__ import annotations

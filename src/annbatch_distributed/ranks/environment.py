@@ -160,7 +160,8 @@ def _no_launcher(variables: Mapping[str, str]) -> str:
             "script or a shell of salloc, start the script with srun. "
         )
     return (
-        f"dist_info='env' needs the variables of a launcher, got none of {pairs}, within a step of srun. {no_srun}"
-        "Start every process of the job with torchrun, mpirun, mpiexec or srun; in processes of multiprocessing or "
-        "torch.multiprocessing.spawn, set RANK and WORLD_SIZE. For a single process, pass dist_info=Rank(0, 1)."
+        f"dist_info='env' needs the variables of a launcher, got none of {pairs}. Variables of Slurm count only within "
+        f"a step of srun. {no_srun}Start every process of the job with torchrun, mpirun, mpiexec or srun; in processes "
+        "of multiprocessing or torch.multiprocessing.spawn, set RANK and WORLD_SIZE. For a single process, pass "
+        "dist_info=Rank(0, 1)."
     )
