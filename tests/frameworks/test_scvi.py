@@ -124,7 +124,7 @@ def test_embedding_with_different_ranks_raises_everywhere(folder: Path) -> None:
     """If ranks would write or read different cells, every rank raises the same error."""
     first, second = (rank["errors"] for rank in results_of(folder, "whole"))
     assert first == second
-    assert first[0].startswith("All ranks stop, because they have different models or cells")
+    assert first[0].startswith("All ranks stop, because they differ: process 0 has")
     assert first[1] == "All ranks stop, because process 0 has failed: ZeroDivisionError: division by zero"
     assert first[2].startswith("All ranks stop, because process 1 has failed: TypeError: data must be an annbatch")
     assert first[3].startswith("All ranks stop, because process 1 has failed: ValueError: batch_size must be")
