@@ -11,7 +11,7 @@ the epoch is loaded, on 8 ranks and on 6.
 - mosaicml-streaming computes an epoch on the first rank of each node, for all ranks; that rank is measured. On 6
   ranks, batches are larger, as it requires.
 - litdata assigns chunks, of which there are fewer than rows, and shuffles rows only within a chunk. Grain computes
-  each row by itself: its state is a number, and resuming costs as much as starting.
+  each row independently: its state is a number, and resuming costs as much as starting.
 
 Every run is a separate process; medians are reported. A process may use 16 GiB; "too much" marks more. Measurements go
 to a JSON file, with the versions, and to a figure.

@@ -1,4 +1,4 @@
-"""Grain's IndexSampler, which computes each row by itself, and whose state is a number."""
+"""Grain's IndexSampler, which computes each row independently, and whose state is a number."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _read(batch: Any) -> Any:
 def test_object_storage_has_batches_of_local_collection(
     client: Callable[[str], Store], kind: str, read_ahead: int, server: Server, folder: Path
 ) -> None:
-    """Batches, and batches after a resume, equal those of a local collection."""
+    """Batches, and batches after a resume, equal the batches of a local collection."""
     local = LocalStore(folder / kind / "cells.zarr", read_only=True)
     for rank in range(2):
         whole = read(loader(local, rank))
