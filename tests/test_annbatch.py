@@ -1,4 +1,4 @@
-"""Load requests equal to the load requests of annbatch's own DistributedSampler, bit for bit, wherever both are defined."""
+"""Load requests are bit for bit equal to annbatch's own DistributedSampler, wherever both are defined."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_class_samplers_read_one_contiguous_range_each() -> None:
 
 
 def test_annbatch_still_overstates_batches_with_replacement() -> None:
-    """If this fails, annbatch has fixed its count of batches: remove ``_refuse_short_draws``."""
+    """If this fails, annbatch has fixed its count of batches: remove ``refuse_short_draws``."""
     alone = RandomSampler(6, 2, 4, replacement=True, drop_last=True)
     assert (alone.n_batches(20), len(batches(alone.sample(20)))) == (5, 4)
     for rank in job(alone, 2):

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 from annbatch.abc import Sampler
-from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.lanes import Remainder
 from annbatch_distributed.masks import check_names
@@ -48,6 +47,7 @@ from annbatch_distributed.wrapped import (
     needs_global_rows,
     private_copy,
     reads_every_row,
+    refuse_short_draws,
     set_draws,
 )
 
@@ -535,7 +535,7 @@ def _count(sampler: Sampler, plan: EpochPlan, rank: int) -> tuple[Sampler, int]:
     try:
         local = prepared(sampler, plan, rank, shard)
         local.validate(len(shard))  # annbatch's own error, if the sampler can't run on this number of rows
-        _refuse_short_draws(local, len(shard))
+        refuse_short_draws(local, len(shard))
         n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
         if plan.n_draws is not None or (reads_every_row(sampler) and plan.remainder in ("exact", "pad")):
             _refuse_impossible(n_batches, plan, size)
@@ -621,24 +621,6 @@ def _checked_count(sampler: Sampler, n_batches: object, n_rows: int) -> int:
         advice = "Round quotients up with math.ceil if the last batch may be smaller, otherwise down with //."
         raise ValueError(f"{expected}{n_batches}. {advice}")
     return int(n_batches)
-
-
-def _refuse_short_draws(sampler: Sampler, n_rows: int) -> None:
-    """Raise if annbatch's RandomSampler yields fewer batches than its ``n_batches`` returns.
-
-    With ``replacement`` and ``drop_last`` it samples whole chunks only, but counts the remaining samples as well.
-    tests/test_counts.py fails if annbatch changes this.
-    """
-    if not (isinstance(sampler, RandomSampler) and sampler._replacement and sampler._drop_last):
-        return
-    # 100 samples in batches of 8: n_batches is 12. 6 whole chunks of 16 yield 12 batches, but 1 chunk of 64 only 8
-    n_samples, chunk_size = sampler._num_samples or n_rows, sampler._chunk_size
-    expected, actual = n_samples // sampler.batch_size, n_samples // chunk_size * chunk_size // sampler.batch_size
-    if actual < expected:
-        raise ValueError(
-            f"with replacement=True and drop_last=True, it samples whole chunks of {chunk_size} rows and yields only "
-            f"{actual} of the {expected} batches of {n_samples} samples. Pass drop_last=False."
-        )
 
 
 def prepared(

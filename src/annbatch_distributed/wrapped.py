@@ -285,6 +285,24 @@ def set_draws(sampler: Sampler, n_draws: int) -> None:
         sampler._num_samples = n_draws
 
 
+def refuse_short_draws(sampler: Sampler, n_rows: int) -> None:
+    """Raise if annbatch's RandomSampler yields fewer batches than its ``n_batches`` returns.
+
+    With ``replacement`` and ``drop_last`` it samples whole chunks only, but counts the remaining samples as well.
+    tests/test_counts.py fails if annbatch changes this.
+    """
+    if not (isinstance(sampler, RandomSampler) and sampler._replacement and sampler._drop_last):
+        return
+    # 100 samples in batches of 8: n_batches is 12. 6 whole chunks of 16 yield 12 batches, but 1 chunk of 64 only 8
+    n_samples, chunk_size = sampler._num_samples or n_rows, sampler._chunk_size
+    expected, actual = n_samples // sampler.batch_size, n_samples // chunk_size * chunk_size // sampler.batch_size
+    if actual < expected:
+        raise ValueError(
+            f"with replacement=True and drop_last=True, it samples whole chunks of {chunk_size} rows and yields only "
+            f"{actual} of the {expected} batches of {n_samples} samples. Pass drop_last=False."
+        )
+
+
 def reads_every_row(sampler: Sampler) -> bool:
     """Return True if a sampler reads each of its rows once, rather than a sample of them."""
     has_fixed_number = isinstance(sampler, RandomSampler) and sampler._num_samples is not None
