@@ -86,6 +86,13 @@ def test_keep_works_without_a_batch_size() -> None:
     assert "no batch size" in str(ranks[0].plan(19))
 
 
+@pytest.mark.parametrize("remainder", ["drop", "keep", "exact"])
+def test_sampler_without_batches_has_an_empty_epoch(remainder: Any) -> None:
+    """A sampler that yields no batch for a shard has 0 batches under every policy that can't repeat rows."""
+    for rank in job(RandomSampler(4, 4, 16, num_samples=10, drop_last=True), 2, remainder=remainder):
+        assert rank.n_batches(1000) == len(list(rank.sample(1000))) == 0
+
+
 @pytest.mark.parametrize("kind", [np.ceil, lambda n: np.float32(np.ceil(n)), lambda n: np.int16(np.ceil(n))])
 def test_number_of_batches_may_be_a_numpy_number(kind: Any) -> None:
     """A sampler's number of batches may be a NumPy number; ours is an `int`."""

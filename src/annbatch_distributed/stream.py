@@ -431,6 +431,8 @@ def _without_a_lone_row(requests: Iterable[Request]) -> Iterator[Request]:
         delayed.append(request)
         if len(delayed) > 2:
             yield delayed.pop(0)
+    if not delayed:  # the sampler has no batches
+        return
     if len(delayed) == 2 and [len(split) for split in delayed[1].splits] == [1]:
         first, last = delayed  # the batch before is in the load request before
         (split,) = last.splits
