@@ -173,6 +173,21 @@ def test_epoch_without_batches_is_finished_in_its_state() -> None:
     assert loaded.next_epoch == saved.next_epoch == 4
 
 
+def test_epoch_is_finished_once_all_batches_are_done() -> None:
+    """A state after all batches of an epoch is finished, even if it was saved before a pass began."""
+    sampler, after = random(), random()
+    whole = sampler.n_batches(N_OBS)
+    states = [sampler.state_dict(batches_done=number) for number in (whole - 1, whole)]
+    with pytest.raises(ValueError, match=f"must be from 0 to {whole}"):
+        sampler.state_dict(batches_done=whole + 1)
+    loader = numbered(random(), N_OBS)
+    states += [loader.state_dict(batches_done=number) for number in (whole - 1, whole)]
+    assert [state["finished"] for state in states] == [False, True] * 2
+    for state in states:
+        after.load_state_dict(state)
+        assert (after.next_epoch, after.n_batches(N_OBS)) == ((1, whole) if state["finished"] else (0, 1))
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_finished_epoch_stays_finished_on_fewer_ranks(world_size: int) -> None:
     """Batches that ``drop`` drops when ranks change stay dropped in that epoch, also on fewer ranks."""
@@ -310,7 +325,7 @@ def under_way(source: Any) -> Any:
 def everything(source: Any) -> list[Any]:
     """The attributes, the state and the next batches of a sampler or loader."""
     sampler = source.sampler
-    state = sampler.state_dict(batches_done=5)
+    state = source.state_dict(batches_done=5)
     following = copy.deepcopy(sampler)
     passes = [batches(following.sample(N_OBS)) for _ in range(2)]
     plan = str(copy.deepcopy(sampler).plan(N_OBS))

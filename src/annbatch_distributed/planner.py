@@ -109,6 +109,11 @@ class Planner:
         self._planned: tuple[tuple[int, int, int], EpochPlan] | None = None
         self._lanes: tuple[tuple[object, ...], list[Lane]] | None = None
 
+    @property
+    def n_obs(self) -> int | None:
+        """Number of rows of the last plan; None if there is none."""
+        return None if self._planned is None else self._planned[0][0]
+
     def plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
         """Return the plan of an epoch that begins with ``n_streams`` streams.
 

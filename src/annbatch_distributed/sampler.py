@@ -388,8 +388,9 @@ class DistributedSampler(Sampler):
         Raises
         ------
         ValueError
-            If an iteration has started, and ``batches_done`` is larger than the number of batches of the epoch, or
-            smaller than the number done before the number of ranks or workers changed in this epoch.
+            If ``batches_done`` is larger than the number of batches of the epoch, which the sampler knows once
+            ``n_obs`` was passed to one of its methods; or if an iteration has started, and it is smaller than the
+            number done before the number of ranks or workers changed in this epoch.
 
         See Also
         --------
@@ -1046,7 +1047,9 @@ class DistributedSampler(Sampler):
 
     # States
 
-    def state_at(self, batches_done: int | None, collection: Mapping[str, Any]) -> dict[str, Any]:
+    def state_at(
+        self, batches_done: int | None, collection: Mapping[str, Any], n_obs: int | None = None
+    ) -> dict[str, Any]:
         """Return the state after some batches of the epoch, with a loader's description of its collection.
 
         None stands for the batches that are already done, and is allowed before a pass begins.
@@ -1056,10 +1059,13 @@ class DistributedSampler(Sampler):
         assert batches_done is not None  # a loader that has begun a pass counts its batches
         # before a pass begins, the position may go back to a segment with another number of ranks
         position, least, n_batches = self._next(), 0, BOUND
+        n_obs = n_obs or self._n_obs or self._planner.n_obs
         if self._pass is not None:
             position, least, n_batches = self._pass.position, self._pass.position.done_before, self._pass.n_batches
         elif batches_done > position.done:
             self._check_workers_have_not_read()
+            if isinstance(n_obs, int):
+                n_batches = position.done + self.n_left(n_obs, position)
         if not least <= batches_done <= n_batches:
             before = " (done before the number of ranks or workers changed)" if least else ""
             raise ValueError(

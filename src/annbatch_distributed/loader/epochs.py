@@ -508,7 +508,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
         elif (last := self._own_pass()) is not None:
             batches_done = last.done_after(self._steps.n_done)
-        return self._sampler.state_at(batches_done, self._collection)
+        return self._sampler.state_at(batches_done, self._collection, self.n_obs)
 
     def _own_pass(self) -> Pass | None:
         """Return the last pass, if this loader counts its batches; None if there is none."""
