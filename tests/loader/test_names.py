@@ -12,6 +12,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.loader import _annbatch, stateful
 from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
@@ -201,3 +202,22 @@ def test_rows_have_no_names_and_take_none() -> None:
     with pytest.raises(TypeError, match=r"got a Series with the index \['a', 'b'\].*Pass the Series itself as mask"):
         Rows.where(pd.Series([True, False], index=["a", "b"]))
     assert Rows.where(pd.Series([True, False])) == Rows.of([0])
+
+
+def test_cells_are_identified_once_per_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of cells are digested again only after a dataset was added, since progress bars call `len`."""
+    digested = []
+
+    def collection_of(loader: Any, names: Any) -> dict[str, Any]:
+        digested.append(len(names))
+        return _annbatch.collection_of(loader, names)
+
+    monkeypatch.setattr(stateful, "collection_of", collection_of)
+    whole = loader(None)
+    states = []
+    for n_datasets in (1, 2):
+        whole.add_adata(ad.AnnData(np.zeros((20, 1)), obs=pd.DataFrame(index=[f"cell {n}" for n in range(20)])))
+        states += [(len(whole), whole.state_dict()["identity"]) for _ in range(3)]
+        assert digested == [1, 2][:n_datasets]
+    assert [identity["datasets"] for _, identity in states] == [[[20, 1]]] * 3 + [[[20, 1]] * 2] * 3
+    assert states[0][1]["cells"] != states[-1][1]["cells"]

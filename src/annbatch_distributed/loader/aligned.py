@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pandas as pd
 from annbatch import DatasetCollection, Loader
 
-from annbatch_distributed.loader._annbatch import collection_of
 from annbatch_distributed.loader.epochs import EpochLoader, common_n_var
 from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
 from annbatch_distributed.masks import AnyMask, first_difference
@@ -251,7 +250,7 @@ class AlignedLoader(EpochLoader):
 
     @property
     def _collection(self) -> dict[str, Any]:
-        of_stores = {name: collection_of(store, None)["datasets"] for name, store in self._stores.items()}
+        of_stores = {name: store._collection["datasets"] for name, store in self._stores.items()}
         return {"datasets": of_stores, "cells": self._lead._collection["cells"]}
 
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:

@@ -147,6 +147,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             )
         # by dataset number: names of the cells, which annbatch doesn't keep for datasets without columns of obs
         self._names: dict[int, pd.Index[Any]] = {}
+        # the number of datasets, and their identity, since progress bars call len() in each step
+        self._identified: tuple[int, dict[str, Any]] = (0, {})
 
     @classmethod
     def from_collection(
@@ -419,7 +421,10 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     @property
     def _collection(self) -> dict[str, Any]:
         """Identity of the datasets and their cells, as JSON."""
-        return collection_of(self, self._cells)
+        n_datasets = len(shapes_of(self))
+        if not self._identified[1] or self._identified[0] != n_datasets:
+            self._identified = n_datasets, collection_of(self, self._cells)
+        return self._identified[1]
 
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
         """Return a table of rows with the dataset, name and columns of ``obs`` of each cell."""
