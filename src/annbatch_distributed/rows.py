@@ -489,16 +489,21 @@ def runs(numbers: IntArray) -> tuple[Int64Array, Int64Array]:
     return wide[first], wide[first] + np.diff(first, append=len(wide))
 
 
+def mixed(numbers: IntArray) -> npt.NDArray[np.uint64]:
+    """Return 64 random bits for each integer: a bijection, so different integers have different bits."""
+    # constants and shifts of splitmix64 (Steele, Lea and Flood, 2014)
+    bits: npt.NDArray[np.uint64] = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
 def mixed_sum(rows: IntArray) -> int:
-    """Return a checksum of rows: the sum, modulo 2**64, of the rows mixed by splitmix64.
+    """Return a checksum of rows: the sum, modulo 2**64, of their random bits.
 
     It doesn't depend on the order of the rows, and the sums of several arrays add up to the sum of all their rows.
     """
-    # constants and shifts of splitmix64 (Steele, Lea and Flood, 2014)
-    mixed: npt.NDArray[np.uint64] = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int((mixed ^ (mixed >> np.uint64(31))).sum())
+    return int(mixed(rows).sum())
 
 
 def _checked_ranges(ranges: object) -> list[range]:

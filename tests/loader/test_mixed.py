@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from annbatch_distributed import DistributedSampler, EpochPlan, MixedLoader, Rank, StatefulLoader, deferred
 from annbatch_distributed.config import Config
 from annbatch_distributed.loader.order import RandomOrder
-from annbatch_distributed.loader.order import source_order as endless_order
 from tests.loaders import numbered
 from tests.meeting import agreement, met_in_threads, verdict
 
@@ -69,7 +68,9 @@ def read(mixture: MixedLoader, n_steps: int | None = None) -> list[tuple[str, li
 
 def source_order(weights: list[tuple[int, np.ndarray]], n_steps: int, seed: int) -> np.ndarray:
     """Return the number of the source of each of the first steps."""
-    return np.fromiter(islice(endless_order(weights, seed), n_steps), int, n_steps)
+    names = [f"{number:03}" for number in range(len(weights[0][1]))]
+    order = RandomOrder([(first, dict(zip(names, own, strict=True))) for first, own in weights], names, seed)
+    return np.fromiter((names.index(name) for (name,) in order.at(0, n_steps)), int, n_steps)
 
 
 @st.composite
@@ -110,6 +111,32 @@ def test_shares_are_kept_over_many_changes_of_weights() -> None:
     order = source_order([(3 * number, own) for number, own in enumerate(shares)], 1500, 0)
     taken = np.cumsum(order[:, None] == np.arange(2), axis=0)
     assert abs(taken - np.cumsum(np.repeat(shares, 3, axis=0), axis=0)).max() < 2
+
+
+@given(schedules(), st.integers(0, 3), st.integers(0, 900), st.integers(1, 100))
+def test_order_is_known_from_any_step(
+    weights: list[tuple[int, np.ndarray]], seed: int, start: int, n_steps: int
+) -> None:
+    """The sources from any step on, and their numbers of batches, are those of a walk through all steps."""
+    whole = source_order(weights, start + n_steps, seed)
+    names = [f"{number:03}" for number in range(len(weights[0][1]))]
+    order = RandomOrder([(first, dict(zip(names, own, strict=True))) for first, own in weights], names, seed)
+    assert [name for (name,) in order.at(start, start + n_steps)] == [names[source] for source in whole[start:]]
+    for source, name in enumerate(names):
+        steps = start + np.flatnonzero(whole[start:] == source)
+        assert order.steps_of(name, start, start + n_steps).tolist() == steps.tolist()
+        assert order.count(name, start, start + n_steps) == len(steps)
+        if len(steps):
+            assert order.end(start, {name: len(steps)}, "all") == steps[-1] + 1
+
+
+def test_far_steps_take_no_walk() -> None:
+    """A step of 10**9 is known at once, and its sources have their shares of the steps before."""
+    order = RandomOrder({"a": 5, "b": 3, "c": 1}, {"a", "b", "c"}, seed=0)
+    assert [order.count(name, 0, 9 * 10**9) for name in "abc"] == pytest.approx([5e9, 3e9, 1e9], abs=2)
+    names = [name for (name,) in order.at(9 * 10**9, 9 * 10**9 + 900)]
+    assert [names.count(name) for name in "abc"] == pytest.approx([500, 300, 100], abs=3)
+    assert order.end(9 * 10**9, {"a": 5000, "b": 3000}, "all") == pytest.approx(9 * 10**9 + 9000, abs=20)
 
 
 def test_the_order_is_random_by_the_seed() -> None:

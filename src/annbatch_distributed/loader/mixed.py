@@ -481,7 +481,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         stop = place.first + self._length(place)
         tracks = {}
         for name, source in self._sources.items():
-            position = source.position_after(place.tracks[name], len(self._order.steps_of(name, place.step, stop)))
+            position = source.position_after(place.tracks[name], self._order.count(name, place.step, stop))
             if self._until is not None and position.done:
                 position = Position(position.epoch + 1)
             tracks[name] = Track(position)
@@ -559,8 +559,9 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     def _batches_of(self, current: _Pass, steps: StepCounter) -> Iterator[dict[str, Any]]:
         place = current.place
         try:
-            for done in range(place.done + 1, current.n_steps + 1):
-                batch = self._take(self._order.at(place.first + done - 1))
+            steps_left = self._order.at(place.step, place.first + current.n_steps)
+            for done, names in enumerate(steps_left, start=place.done + 1):
+                batch = self._take(names)
                 steps.count()  # before the yield: a consumer that saves a state has this batch
                 if done == current.n_steps:
                     self._end_pass(current)
@@ -668,9 +669,9 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         for name, source in self._sources.items():
             track = place.tracks[name]
             if batches_done < place.done:
-                tracks[name] = track.before(len(self._order.steps_of(name, step, place.step)))
+                tracks[name] = track.before(self._order.count(name, step, place.step))
             else:
-                tracks[name] = track.after(source.segment(len(self._order.steps_of(name, place.step, step))))
+                tracks[name] = track.after(source.segment(self._order.count(name, place.step, step)))
         return replace(place, tracks=tracks, done=batches_done, finished=batches_done == last.n_steps)
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
@@ -928,7 +929,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         for name, source in self._sources.items():
             first = Position(place.tracks[name].start.epoch)
             plan = source.sampler.plan_at(source.loader.n_obs, source.here(first))
-            n_taken = len(self._order.steps_of(name, place.first, stop))
+            n_taken = self._order.count(name, place.first, stop)
             line = {"source": name, "share": n_taken / (stop - place.first), "steps": n_taken}
             lines.append(
                 line | {"batches": plan.most_batches, "epochs": n_taken / plan.most_batches, "rows": sum(plan.sizes)}

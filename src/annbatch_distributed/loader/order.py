@@ -1,33 +1,158 @@
 """Orders of the sources of a mixture: the sources whose batches each step yields.
 
-An order is a function of the weights, the names, the seed and the step. :class:`RandomOrder` takes one source per step:
-the source that is furthest behind its share, minus a random part of a batch, which is sampled again for each of its
-batches. So the order is random, and after any number of steps each source is within two batches of its share.
+An order is a function of the weights, the names, the seed and the step. It counts the batches of every source before
+any step, without a walk through the steps before.
+
+:class:`RandomOrder` takes one source per step. It splits the steps between the source with the largest weight and all
+others, then the steps of the others between the next source and the rest, and so on:
+
+1. In each split, batches of the rarer part are spread evenly, each at a random place of its own stretch of steps.
+2. After any number of steps, a split is less than one batch off its shares. Over all splits, a source was less than two
+   batches off (2 to 32 sources, in 3,000 steps or with 500 changes of weights).
+3. When weights change, the first steps make up for what a source is behind or ahead.
+
 :class:`EveryStep` takes all sources in each step.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.rows import BOUND, integer
+from annbatch_distributed.rows import BOUND, Int64Array, integer, mixed
 from annbatch_distributed.state import listed
 
 #: Weights of the sources by name, or a schedule of (first step, weights) pairs.
 type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+type Shares = npt.NDArray[np.float64]
 
-#: Largest random part of a batch. At 0.75, sources were at most 1.9 batches off their share (3 to 32 sources, up to
-#: five changes of weights). At 1, they were up to 2.2 batches off, and at 0.5 the order was less random.
-_RANDOM_PART = 0.75
+#: Random part of the distance between batches. Below 1, so that rounding never puts two batches into one step.
+_RANDOM_PART = 0.9
+
+#: Number of steps whose sources are computed at a time.
+_AT_ONCE = 1024
 
 
-class RandomOrder:
-    """Order with one source per step, by weights. Steps count over all epochs of the mixture.
+class SourceOrder(ABC):
+    """Order of sources by step, counted over all epochs of the mixture."""
+
+    names: list[str]
+    """Names of the sources, sorted."""
+    identity: dict[str, Any]
+    """Settings that determine the order, as JSON."""
+    lasting: frozenset[str]
+    """Names of the sources that the order takes forever."""
+
+    @abstractmethod
+    def counts(self, steps: Int64Array) -> Int64Array:
+        """Return the number of batches of each source before each of some steps, of shape ``(n_sources, n_steps)``."""
+
+    def count(self, name: str, start: int, stop: int) -> int:
+        """Return the number of batches of a source in the steps ``[start, stop)``."""
+        before, after = self.counts(np.array([start, stop]))[self.names.index(name)].tolist()
+        return int(after - before)
+
+    def steps_of(self, name: str, start: int, stop: int) -> Int64Array:
+        """Return the steps in ``[start, stop)`` that take a batch of a source."""
+        # counts 0 0 1 1 2 of the steps 5 to 9 increase after the steps 6 and 8
+        counts = self.counts(np.arange(start, stop + 1))[self.names.index(name)]
+        return start + np.flatnonzero(np.diff(counts))
+
+    def at(self, start: int, stop: int) -> Iterator[list[str]]:
+        """Yield the names of the sources of each step in ``[start, stop)``."""
+        for first in range(start, stop, _AT_ONCE):
+            # (sources, steps): True if a step takes a batch of a source
+            takes = np.diff(self.counts(np.arange(first, min(first + _AT_ONCE, stop) + 1))) > 0
+            for of_step in takes.T:
+                yield [self.names[source] for source in np.flatnonzero(of_step)]
+
+    def end(self, step: int, n_left: Mapping[str, int], until: Literal["first", "all"]) -> int:
+        """Return the end of the steps from ``step`` on in which one source, or all, yield ``n_left`` batches."""
+        return (min if until == "first" else max)(self._end(name, step, n) for name, n in n_left.items())
+
+    def _end(self, name: str, step: int, n_batches: int) -> int:
+        """Return the end of the steps from ``step`` on in which a source yields some batches."""
+        stop = step + n_batches
+        while self.count(name, step, stop) < n_batches:
+            stop += stop - step
+        return bisect_left(range(stop), n_batches, lo=step, key=lambda end: self.count(name, step, end))
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Split of steps between a source and all sources after it."""
+
+    source: int
+    """Number of the source."""
+    rate: float
+    """Share of the rarer part in the steps, at most 1/2."""
+    lag: float
+    """Number of batches by which the rarer part is behind its share at the first step; negative if it is ahead."""
+    is_rarer: bool
+    """True if the source is the rarer part, False if it is the other one."""
+    key: np.uint64
+    """Key of the random places."""
+
+    def taken(self, n_steps: Int64Array) -> Int64Array:
+        """Return the number of batches of the source in the first steps, for each number of steps."""
+        # Batch k of the rarer part belongs to the steps in which due is in [k, k + 1), which are 1 / rate steps. At a
+        # rate of 1/4, due is 0.0 0.25 0.5 0.75 1.0 after 0 1 2 3 4 steps. The batch is taken once due has passed
+        # k + 1/2 plus a random part. The random parts leave a step between batches k and k + 1.
+        due = self.rate * n_steps + self.lag
+        number = np.floor(due).astype(np.int64)
+        # 53 random bits for each batch, as a float within [-0.5, 0.5)
+        random = (mixed(number.astype(np.uint64) + self.key) >> np.uint64(11)) * 2.0**-53 - 0.5
+        is_taken = due - number >= 0.5 + _RANDOM_PART * (1 - self.rate) * random
+        # a lag of several batches is made up for in as many steps
+        rarer = np.clip(number + is_taken, 0, n_steps)
+        return rarer if self.is_rarer else n_steps - rarer
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Part of an order with the same weights in all steps."""
+
+    first: int
+    """First step."""
+    before: Int64Array
+    """Number of batches of each source before it, of shape ``(n_sources,)``."""
+    splits: list[_Split]
+    """Splits of the steps, by descending share of their source; the last one leaves nothing to others."""
+
+    @classmethod
+    def of(cls, first: int, before: Int64Array, shares: Shares, lags: Shares, keys: npt.NDArray[Any]) -> _Part:
+        """Return a part at whose beginning each source lags behind its shares by some batches."""
+        # shares 0.2 0.5 0.3 are split into 0.5 of all steps for source 1, 0.6 of the rest for 2, and 1.0 for 0
+        order = [source for source in np.argsort(-shares, kind="stable").tolist() if shares[source] > 0]
+        splits = []
+        for place, source in enumerate(order):
+            rest = order[place:]
+            share = 1.0 if len(rest) == 1 else float(shares[source] / shares[rest].sum())
+            # the rest as a whole lags, too, by which its steps come later; the source has its share of that
+            lag = float(lags[source] - share * lags[rest].sum())
+            is_rarer = share <= 0.5
+            splits.append(_Split(source, min(share, 1 - share), lag if is_rarer else -lag, is_rarer, keys[place]))
+        return cls(first, before, splits)
+
+    def counts(self, steps: Int64Array) -> Int64Array:
+        """Return the number of batches of each source before each step, of shape ``(n_sources, n_steps)``."""
+        counts = np.repeat(self.before[:, np.newaxis], len(steps), axis=1)
+        n_left = steps - self.first
+        for split in self.splits:
+            n_taken = split.taken(n_left)
+            counts[split.source] += n_taken
+            n_left = n_left - n_taken
+        return counts
+
+
+class RandomOrder(SourceOrder):
+    """Order with one source per step, by weights.
 
     Parameters
     ----------
@@ -41,69 +166,36 @@ class RandomOrder:
     Examples
     --------
     >>> order = RandomOrder({"tahoe": 3, "census": 1}, {"tahoe", "census"}, seed=1)
-    >>> [*map(order.at, range(4))]
-    [['tahoe'], ['tahoe'], ['census'], ['tahoe']]
+    >>> [*order.at(0, 4)]
+    [['tahoe'], ['census'], ['tahoe'], ['tahoe']]
     >>> order.steps_of("census", 0, 12).tolist()
-    [2, 5, 9]
+    [1, 4, 9]
+    >>> order.count("census", 10**9, 10**9 + 12)
+    3
     """
 
     def __init__(self, weights: Weights, names: Iterable[str], seed: int) -> None:
-        self._names = sorted(names)
-        self._shares = _checked(weights, self._names)
-        self._seed = integer("seed", seed, least=0, below=BOUND)
-        # the number of the source of each step, up to the last step that was needed
-        self._order = np.empty(0, dtype=np.intp)
-        self._later: Iterator[int] | None = None
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Settings that determine the order, as JSON."""
+        self.names = sorted(names)
+        seed = integer("seed", seed, least=0, below=BOUND)
+        schedule = _checked(weights, self.names)
         # for each source: [[first step, share], ...]
-        by_source = zip(*(shares.tolist() for _, shares in self._shares), strict=True)
-        steps = [step for step, _ in self._shares]
+        by_source = zip(*(shares.tolist() for _, shares in schedule), strict=True)
+        steps = [step for step, _ in schedule]
         schedules = ([list(pair) for pair in zip(steps, shares, strict=True)] for shares in by_source)
-        return {"weights": dict(zip(self._names, map(listed, schedules), strict=True)), "seed": self._seed}
+        self.identity = {"weights": dict(zip(self.names, map(listed, schedules), strict=True)), "seed": seed}
+        _, last = schedule[-1]
+        self.lasting = frozenset(name for name, share in zip(self.names, last, strict=True) if share)
+        self._parts = list(_parts(schedule, seed))
 
-    @property
-    def lasting(self) -> frozenset[str]:
-        """Names of the sources whose last weight isn't 0."""
-        _, last = self._shares[-1]
-        return frozenset(name for name, share in zip(self._names, last, strict=True) if share)
-
-    def at(self, step: int) -> list[str]:
-        """Return the names of the sources of a step."""
-        return [self._names[self._first(step + 1)[step]]]
-
-    def steps_of(self, name: str, start: int, stop: int) -> npt.NDArray[np.intp]:
-        """Return the steps in a range that take a batch of a source."""
-        return start + np.flatnonzero(self._first(stop)[start:] == self._names.index(name))
-
-    def end(self, step: int, n_left: Mapping[str, int], until: Literal["first", "all"]) -> int:
-        """Return the end of the steps from ``step`` on in which one source, or all, yield ``n_left`` batches."""
-        stop = step + 1
-        while True:
-            # doubled until one source, or all, have their batches: the other sources may have theirs much later
-            steps = {name: self.steps_of(name, step, stop) for name in n_left}
-            ends = [int(steps[name][n - 1]) + 1 if n else step for name, n in n_left.items() if len(steps[name]) >= n]
-            if ends and (until == "first" or len(ends) == len(n_left)):
-                return min(ends) if until == "first" else max(ends)
-            stop += stop - step
-
-    def _first(self, n_steps: int) -> npt.NDArray[np.intp]:
-        """Return the number of the source of each of the first ``n_steps`` steps."""
-        if len(self._order) < n_steps:
-            if self._later is None:
-                self._later = source_order(self._shares, self._seed)
-            n_more = max(n_steps - len(self._order), len(self._order))
-            self._order = np.append(self._order, np.fromiter(islice(self._later, n_more), np.intp, n_more))
-        return self._order[:n_steps]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a generator can't be copied, so a copy starts a new one
-        return vars(self) | {"_order": np.empty(0, dtype=np.intp), "_later": None}
+    def counts(self, steps: Int64Array) -> Int64Array:
+        """Return the number of batches of each source before each of some ascending steps."""
+        # steps 3 7 12 with parts that begin at 0 and 10: the first two are in part 0
+        bounds = np.searchsorted(steps, [part.first for part in self._parts[1:]])
+        pieces = zip(self._parts, np.split(steps, bounds), strict=True)
+        return np.concatenate([part.counts(own) for part, own in pieces if len(own)], axis=1)
 
 
-class EveryStep:
+class EveryStep(SourceOrder):
     """Order with all sources in each step.
 
     Parameters
@@ -113,36 +205,32 @@ class EveryStep:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = sorted(names)
+        self.names = sorted(names)
+        self.identity = {"within_batch": self.names}
+        self.lasting = frozenset(self.names)
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Settings that determine the order, as JSON."""
-        return {"within_batch": self._names}
-
-    @property
-    def lasting(self) -> frozenset[str]:
-        """Names of the sources."""
-        return frozenset(self._names)
-
-    def at(self, step: int) -> list[str]:  # noqa: ARG002 the same in every step
-        """Return the names of the sources of a step."""
-        return self._names
-
-    def steps_of(self, name: str, start: int, stop: int) -> npt.NDArray[np.intp]:  # noqa: ARG002 all of them
-        """Return the steps in a range that take a batch of a source."""
-        return np.arange(start, stop)
-
-    def end(self, step: int, n_left: Mapping[str, int], until: Literal["first", "all"]) -> int:
-        """Return the end of the steps from ``step`` on in which one source, or all, yield ``n_left`` batches."""
-        return step + (min if until == "first" else max)(n_left.values())
+    def counts(self, steps: Int64Array) -> Int64Array:
+        """Return the number of batches of each source before each of some steps."""
+        return np.broadcast_to(steps, (len(self.names), len(steps)))
 
 
-#: An order of sources.
-type SourceOrder = RandomOrder | EveryStep
+def _parts(schedule: list[tuple[int, Shares]], seed: int) -> Iterator[_Part]:
+    """Yield the parts of a schedule of (first step, shares) pairs."""
+    n_sources = len(schedule[0][1])
+    before, lags = np.zeros(n_sources, dtype=np.int64), np.zeros(n_sources)
+    ends = [first for first, _ in schedule[1:]]
+    for number, (first, shares) in enumerate(schedule):
+        keys = np.random.SeedSequence([seed, number]).generate_state(n_sources, np.uint64)
+        part = _Part.of(first, before, shares, lags, keys)
+        yield part
+        if number < len(ends):
+            stop = ends[number]
+            after = part.counts(np.array([stop]))[:, 0]
+            lags = lags + shares * (stop - first) - (after - before)
+            before = after
 
 
-def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[np.float64]]]:
+def _checked(weights: Weights, names: list[str]) -> list[tuple[int, Shares]]:
     """Return (first step, shares of the sources) pairs."""
     schedule = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
     steps = [integer("a step of weights", step, least=0, below=BOUND) for step, _ in schedule]
@@ -166,23 +254,3 @@ def _checked(weights: Weights, names: list[str]) -> list[tuple[int, npt.NDArray[
         values = values.round(12)  # so that weights in any unit give the same shares
         checked.append((step, values))
     return checked
-
-
-def source_order(weights: list[tuple[int, npt.NDArray[np.float64]]], seed: int) -> Iterator[int]:
-    """Yield the number of the source of each step, forever."""
-    generator = np.random.default_rng(seed)
-    n_sources = len(weights[0][1])
-    # for each source, the batches by which it lags behind its share, and the random part of its next batch
-    lag = np.zeros(n_sources)
-    random_part = _RANDOM_PART * generator.random(n_sources)
-    ends = [*(start for start, _ in weights[1:]), None]
-    for (start, shares), end in zip(weights, ends, strict=True):
-        for _ in count(start) if end is None else range(start, end):
-            # for shares of 3/4 and 1/4 and no random part, the lags are (0.75, 0.25), which takes source 0, then
-            # (0.5, 0.5), source 0, (0.25, 0.75), source 1, (1, 0), source 0, and (0.75, 0.25) again
-            lag += shares
-            priority = np.where(shares > 0, lag - random_part, -np.inf)  # excludes sources of weight 0
-            source = int(priority.argmax())
-            yield source
-            lag[source] -= 1
-            random_part[source] = _RANDOM_PART * generator.random()
