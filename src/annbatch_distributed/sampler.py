@@ -35,7 +35,7 @@ from annbatch_distributed.lanes import Lane, Remainder, Worker
 from annbatch_distributed.masks import AnyMask, check_names, open_ended
 from annbatch_distributed.plan import Classes, EpochPlan
 from annbatch_distributed.planner import Planner, StepSelection, check_segments, rows_at
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement, placement_again, placement_of, rank_now
+from annbatch_distributed.ranks import DistInfo, Placement, Source
 from annbatch_distributed.ranks.rank import MOST_RANKS
 from annbatch_distributed.ranks.worker import SharedFlag, base_seed, current_worker, worker_info_hidden
 from annbatch_distributed.rows import BOUND, Rows, integer, integers, names_of
@@ -182,7 +182,7 @@ class DistributedSampler(Sampler):
         self,
         sampler: Sampler,
         *,
-        dist_info: DistInfo | Deferred,
+        dist_info: DistInfo,
         enforce_equal_batches: bool = True,
         remainder: Remainder | None = None,
         sharding: ShardingName | Sharding = "contiguous",
@@ -209,10 +209,8 @@ class DistributedSampler(Sampler):
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
         self._virtual_ranks = virtual_ranks
-        # reshard queries it again; it stays in this process
-        self._dist_info: DistInfo | Deferred | None = dist_info
-        self._placement = placement_of(dist_info)
-        if not isinstance(self._placement, Deferred):
+        self._source = Source.of(dist_info)
+        if self._source.is_known:
             _ = self._own_lanes  # raises if this number of ranks can't run them
         self._planner = Planner(self._config, has_virtual_ranks=virtual_ranks is not None)
         # where the next pass begins, and the last pass that began since that was set
@@ -449,7 +447,7 @@ class DistributedSampler(Sampler):
         """
         self.resume(state, strict=strict)
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart.
 
         Call it in every process of the new job after the same step, before the next batch. It has the effect of
@@ -776,12 +774,12 @@ class DistributedSampler(Sampler):
     @property
     def placement(self) -> Placement:
         """Place of this process in its job; a deferred source is queried now."""
-        return self._placement.placement() if isinstance(self._placement, Deferred) else self._placement
+        return self._source.placement
 
     @property
     def framework_object(self) -> object:
         """Lightning's trainer or another framework object in ``dist_info``; None if it holds none."""
-        return self._placement.framework_object if isinstance(self._placement, Deferred) else None
+        return self._source.framework_object
 
     @property
     def _own_lanes(self) -> range:
@@ -964,7 +962,7 @@ class DistributedSampler(Sampler):
         """Raise a RuntimeError if the ranks have changed since a pass began."""
         here, remedy = self.placement.rank, "Iterate over the loader again."
         if current.rank == here and current_worker() is None:
-            here = rank_now(self._dist_info, self.placement)
+            here = self._source.current_rank()
             remedy = "Call loader.reshard() in every process after the same step."
         if current.rank != here:
             raise RuntimeError(
@@ -973,22 +971,19 @@ class DistributedSampler(Sampler):
             )
 
     @contextmanager
-    def resharded(self, dist_info: DistInfo | Deferred | None) -> Iterator[None]:
+    def resharded(self, dist_info: DistInfo | None) -> Iterator[None]:
         """Change the rank, and resume in this context; if that raises, restore the rank."""
-        before, dist_info = (self._placement, self._dist_info), self._dist_info if dist_info is None else dist_info
-        if dist_info is None:
-            raise ValueError(
-                "This sampler was unpickled, which dist_info doesn't survive. Pass it again: reshard(dist_info=...)."
-            )
+        before, source = self._source, self._source if dist_info is None else dist_info
         try:
-            self._placement, self._dist_info = placement_again(dist_info), dist_info
+            # a deferred source may have the answer of an earlier job
+            self._source = source.again() if isinstance(source, Source) else Source.of(source)
             yield
         except BaseException:
-            self._placement, self._dist_info = before
+            self._source = before
             raise
         self.n_changes += 1
 
-    def reshard_at(self, state: Mapping[str, Any], dist_info: DistInfo | Deferred | None) -> None:
+    def reshard_at(self, state: Mapping[str, Any], dist_info: DistInfo | None) -> None:
         """Change the rank, and resume at a state of this sampler."""
         cut = self._pass or self._cut
         saved = self._saved  # what a loader still has to compare with its collection
@@ -1222,9 +1217,7 @@ class DistributedSampler(Sampler):
             self._warned.add(message)  # not before: a filter may turn the warning into an error
 
     def __getstate__(self) -> dict[str, Any]:
-        # a function or a process group stays in this process, since no other one can query it
-        dist_info = self._dist_info if isinstance(self._dist_info, Deferred) else None
-        return vars(self) | {"_dist_info": dist_info, "_cut": None}
+        return vars(self) | {"_cut": None}
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
@@ -1236,8 +1229,7 @@ class DistributedSampler(Sampler):
         duplicate = memo[id(self)] = copy.copy(self)
         # a subclass may hold anything; the pass becomes the same object as in the copy of its loader
         for name, value in vars(duplicate).items():
-            # names may belong to very many cells, and dist_info may be a trainer
-            if name not in ("_mask_names", "_dist_info"):
+            if name != "_mask_names":  # names may belong to very many cells
                 vars(duplicate)[name] = copy.deepcopy(value, memo)
         return duplicate
 
@@ -1246,7 +1238,7 @@ class DistributedSampler(Sampler):
         sets = "" if config.sets is None else f"sets={config.sets!r}, "
         virtual = "" if self._virtual_ranks is None else f"virtual_ranks={self._virtual_ranks}, "
         who, source = "rank=?, world_size=?", "deferred"
-        if not isinstance(self._placement, Deferred) or self._placement.is_known:
+        if self._source.is_known:
             who, source = f"rank={self.rank}, world_size={self.world_size}", self.placement.source
         return (
             f"{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder={config.remainder!r}, "

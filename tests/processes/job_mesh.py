@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from annbatch_distributed.ranks import Deferred, DistInfo
+    from annbatch_distributed.ranks import DistInfo
 
 N_OBS = 203
 
 
-def make(dist_info: DistInfo | Deferred, *, seed: int | None = 0) -> DistributedSampler:
+def make(dist_info: DistInfo, *, seed: int | None = 0) -> DistributedSampler:
     """Make a sampler; without a seed, each process has its own randomness."""
     return DistributedSampler(RandomSampler(4, 2, 4), dist_info=dist_info, remainder="exact", seed=seed)
 
@@ -47,7 +47,7 @@ def error(call: Callable[[], object]) -> str:
     return ""
 
 
-def placements(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInfo | Deferred]:
+def placements(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInfo]:
     """Return every kind of dist_info, by name."""
     return {
         "torch": "torch",
@@ -63,7 +63,7 @@ def placements(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInf
     }
 
 
-def read(dist_info: DistInfo | Deferred) -> dict[str, Any]:
+def read(dist_info: DistInfo) -> dict[str, Any]:
     """Return the rank, the rows of each batch, and the result of check_epoch_read."""
     sampler = make(dist_info)
     sampler.check_ranks_agree(N_OBS)

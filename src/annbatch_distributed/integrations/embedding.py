@@ -29,7 +29,7 @@ from annbatch_distributed.checks import Timeout
 from annbatch_distributed.checks.exchange import gather_texts, initialized, seconds_of
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader._annbatch import preloads_to_gpu
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement, Rank, deferred, resolve
+from annbatch_distributed.ranks import DistInfo, Placement, Rank, Source
 from annbatch_distributed.ranks.torch import default_group as torch_group
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
@@ -56,7 +56,7 @@ def embed(
     data: Any,  # noqa: ANN401 an annbatch loader, or a data module
     store: StoreLike,
     *,
-    dist_info: DistInfo | Deferred | None = None,
+    dist_info: DistInfo | None = None,
     batch_size: int | None = None,
     progress: bool = True,
     timeout: Timeout = 300.0,
@@ -188,15 +188,14 @@ def _take_model_of_rank_0(model: Any, job: Placement) -> None:  # noqa: ANN401 o
     network.load_state_dict(weights[0])
 
 
-def _placement(dist_info: DistInfo | Deferred | None) -> Placement:
+def _placement(dist_info: DistInfo | None) -> Placement:
+    dist_info = initialized() if dist_info is None else dist_info
     if dist_info is not None:
-        return deferred(dist_info).placement()
-    if (framework := initialized()) is not None:
-        return resolve(framework)
+        return Source.of(dist_info).placement
     try:
-        return resolve("env")
+        return Source.of("env").placement
     except RuntimeError:  # no launcher
-        return resolve(Rank(0, 1))
+        return Source.of(Rank(0, 1)).placement
 
 
 def _loader(data: Any) -> Loader[Any, Any]:  # noqa: ANN401 anything

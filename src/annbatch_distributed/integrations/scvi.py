@@ -17,7 +17,7 @@ from annbatch.samplers import RandomSampler
 from annbatch_distributed.checks.exchange import initialized
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
-from annbatch_distributed.ranks import Deferred, DistInfo, Rank, deferred
+from annbatch_distributed.ranks import DistInfo, Rank, deferred
 from annbatch_distributed.rows import integer
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.wrapped import n_draws
@@ -33,7 +33,7 @@ _HOOKS = (_TRAINING, "val_dataloader", "test_dataloader", "predict_dataloader")
 def distribute[Module](
     datamodule: Module,
     *,
-    dist_info: DistInfo | Deferred | None = None,
+    dist_info: DistInfo | None = None,
     read_ahead: int = 0,
     seed: int = 0,
     **options: Any,  # noqa: ANN401 the sampler's own
@@ -127,7 +127,7 @@ def distribute[Module](
 class _Sharing:
     """Loaders of a data module on this rank, made once for each trainer."""
 
-    def __init__(self, dist_info: DistInfo | Deferred | None, read_ahead: int, options: dict[str, Any]) -> None:
+    def __init__(self, dist_info: DistInfo | None, read_ahead: int, options: dict[str, Any]) -> None:
         self._dist_info, self._read_ahead, self._options = dist_info, read_ahead, options
         #: by hook: the trainer and the number of the reload, and the loaders
         self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}

@@ -16,7 +16,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch_distributed.loader.epochs import EpochLoader, common_n_var
 from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
 from annbatch_distributed.masks import AnyMask, first_difference
-from annbatch_distributed.ranks import Deferred, DistInfo
+from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler, warn
 from annbatch_distributed.sets import Sets
 from annbatch_distributed.stream import Marks, Request
@@ -102,7 +102,7 @@ class AlignedLoader(EpochLoader):
         cls,
         collections: Mapping[str, DatasetCollection],
         *,
-        dist_info: DistInfo | Deferred,
+        dist_info: DistInfo,
         batch_size: int = 256,
         mask: AnyMask | None = None,
         seed: int = 0,

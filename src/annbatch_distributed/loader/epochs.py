@@ -29,7 +29,7 @@ from annbatch_distributed.checks import Description, Gather, Read, Reading, Tall
 from annbatch_distributed.loader.prefetch import prefetch
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement
+from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
@@ -562,7 +562,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         with errors_explained(self._sampler.framework_object):
             self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart.
 
         A running iterator continues with the batches of the new rank. Batches whose step isn't done are read again, by

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from annbatch_distributed.checks import Gather, Timeout
 from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Deferred, DistInfo
+from annbatch_distributed.ranks import DistInfo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ class TrainingLoader(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from a saved state, on every rank."""
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart."""
 
     def plan(self) -> object:

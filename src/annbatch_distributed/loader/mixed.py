@@ -30,7 +30,7 @@ from annbatch_distributed.loader.order import EveryStep, RandomOrder, SourceOrde
 from annbatch_distributed.loader.place import Place, Track, from_state, to_state
 from annbatch_distributed.loader.prefetch import threads
 from annbatch_distributed.planner import StepSelection, step_numbers
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement
+from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler, warn
@@ -90,7 +90,7 @@ class _Source:
         self._first_check = current
 
     @contextmanager
-    def resharded(self, dist_info: DistInfo | Deferred | None) -> Generator[None]:
+    def resharded(self, dist_info: DistInfo | None) -> Generator[None]:
         """Change the rank for good, unless the block raises; then restore the old rank."""
         with self.sampler.resharded(dist_info):
             yield
@@ -781,7 +781,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         # the steps of a different order are unknown here, so tracks begin after them
         return replace(place, tracks=here, before=place.done) if has_other_order else place
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart.
 
         Parameters

@@ -47,7 +47,7 @@ from annbatch_distributed.loader._annbatch import (
 from annbatch_distributed.loader.epochs import EpochLoader
 from annbatch_distributed.loader.sizes import sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.masks import AnyMask
-from annbatch_distributed.ranks import Deferred, DistInfo
+from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sets import Sets
 from annbatch_distributed.stream import LONGEST_GAP, Marks, Request
@@ -155,7 +155,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         cls,
         collection: DatasetCollection,
         *,
-        dist_info: DistInfo | Deferred,
+        dist_info: DistInfo,
         batch_size: int = 256,
         mask: AnyMask | None = None,
         seed: int = 0,
@@ -510,7 +510,7 @@ def sampler_for(
     collections: Sequence[DatasetCollection],
     options: dict[str, Any],
     *,
-    dist_info: DistInfo | Deferred,
+    dist_info: DistInfo,
     batch_size: int,
     mask: AnyMask | None,
     seed: int,

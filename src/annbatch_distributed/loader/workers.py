@@ -28,7 +28,7 @@ from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.planner import StepSelection
-from annbatch_distributed.ranks import Deferred, DistInfo, Placement
+from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import integer
 from annbatch_distributed.sampler import DistributedSampler
@@ -336,7 +336,7 @@ class WorkerDataLoader(DataLoader[Any]):
         """Resume from a saved state, as :meth:`.StatefulLoader.load_state_dict`."""
         self._loader.load_state_dict(state, strict=strict)
 
-    def reshard(self, dist_info: DistInfo | Deferred | None = None, *, batches_done: int | None = None) -> None:
+    def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change rank and world size, as :meth:`.StatefulLoader.reshard`.
 
         New workers read the next batch.

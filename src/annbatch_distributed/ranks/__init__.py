@@ -1,31 +1,11 @@
-"""Ranks: the rank and the worker number of this process, with one module for each source.
+"""Ranks: the rank and the worker number of this process, with one module for each kind of source.
 
-``resolve`` selects the source. The modules know frameworks and launchers, but neither samplers nor plans.
+A ``Source`` selects the module. The modules know frameworks and launchers, but neither samplers nor plans.
 """
 
 from __future__ import annotations
 
 from annbatch_distributed.ranks.rank import Placement, Rank
-from annbatch_distributed.ranks.resolve import (
-    Deferred,
-    DistInfo,
-    deferred,
-    mesh_ranks,
-    placement_again,
-    placement_of,
-    rank_now,
-    resolve,
-)
+from annbatch_distributed.ranks.source import DistInfo, Source, deferred, mesh_ranks
 
-__all__ = [
-    "Deferred",
-    "DistInfo",
-    "Placement",
-    "Rank",
-    "deferred",
-    "mesh_ranks",
-    "placement_again",
-    "placement_of",
-    "rank_now",
-    "resolve",
-]
+__all__ = ["DistInfo", "Placement", "Rank", "Source", "deferred", "mesh_ranks"]
