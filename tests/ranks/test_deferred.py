@@ -151,6 +151,19 @@ def test_dataloader_worker_has_rank_of_parent(monkeypatch: pytest.MonkeyPatch) -
         assert sampler.rank == 1
 
 
+def test_trainer_stays_in_its_process() -> None:
+    """A spawned worker has the rank of its parent, and no spawned process can query the parent's trainer."""
+    trainer = type("Trainer", (), {"__module__": "lightning", "strategy": object()})()
+    trainer.unpicklable = lambda: None
+    sampler = spawned(make(trainer))
+    with pytest.raises(RuntimeError, match="can't be sent to a child process"):
+        _ = sampler.rank
+    with as_worker(0, 1):
+        assert (sampler.rank, sampler.world_size) == (0, 1)
+        with pytest.raises(ValueError, match="was unpickled"):
+            sampler.reshard()
+
+
 def test_loader_length_needs_known_rank() -> None:
     """A loader has no length before the rank is known."""
     launcher = Launcher()
