@@ -16,7 +16,7 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Rooms from the highest to the lowest: a room imports from itself and from lower rooms.
 ROOMS = [
-    *("cli", "integrations", "loader", "sampler", "checks", "picture", "report", "planner"),
+    *("cli", "integrations", "loader", "sampler", "checks", "cursor", "picture", "report", "epochs"),
     *("stream", "config", "plan", "wrapped", "sets", "state", "ranks", "lanes", "sharding", "masks", "rows"),
 ]
 #: Rooms that know neither samplers nor frameworks.

@@ -14,6 +14,7 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.lanes import Segment
+from annbatch_distributed.sampler import cursor_of
 from annbatch_distributed.state import Position, check_identity, differences, from_state, listed, to_state
 
 #: A state as in a file, written by hand.
@@ -59,9 +60,11 @@ def test_state_stays_small_whatever_is_selected() -> None:
     """A state contains digests of a mask of very many ranges and of very many datasets."""
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), mask=np.arange(0, 10**5, 2), seed=0)
     datasets = listed([[1000, 20_000]] * 10**5)
-    state = json.dumps(sampler.state_at(None, {"datasets": datasets, "cells": "0" * 32}))
+    state = json.dumps(cursor_of(sampler).state(None, {"datasets": datasets, "cells": "0" * 32}))
     assert len(state) < 1_500
-    others = [sampler.state_at(None, {"datasets": listed([[1000, 20_000]] * n)})["identity"] for n in (2, 10**5)]
+    others = [
+        cursor_of(sampler).state(None, {"datasets": listed([[1000, 20_000]] * n)})["identity"] for n in (2, 10**5)
+    ]
     assert differences(*others)
     segments = (Segment(2**20, 2**20, 10**9),) * 100
     assert len(json.dumps(to_state(Position(10**9, 2**63 - 1, segments), IDENTITY))) < 5_000

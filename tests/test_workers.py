@@ -23,7 +23,7 @@ from zarr.storage import MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.checks import Tally
-from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
+from annbatch_distributed.ranks.worker import current_worker, hidden_worker
 from tests.loaders import numbered, rows
 from tests.meeting import verdict
 from tests.samplers import batches, flat
@@ -256,7 +256,7 @@ def test_hiding_a_worker_is_thread_safe() -> None:
 
     def hide() -> None:
         for _ in range(200):
-            with worker_info_hidden(current_worker()):
+            with hidden_worker():
                 assert get_worker_info() is None
             workers.append(current_worker())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import worker as torchs
 
-from annbatch_distributed.ranks.worker import current_worker
+from annbatch_distributed.sampler import cursor_of
 from tests.samplers import batches
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def read_by_workers(
     sampler: DistributedSampler, n_obs: int, n_workers: int, read: Callable[[Pass], list[Any]] = batches
 ) -> list[Any]:
     """The batches of a pass by workers that know its position, as PyTorch collects them; the sampler doesn't change."""
-    position = copy.deepcopy(sampler).begin_by_workers(n_obs, n_workers).position
+    position = cursor_of(copy.deepcopy(sampler)).begin_by_workers(n_obs, n_workers).position
     streams = []
     for worker in range(n_workers):
         with as_worker(worker, n_workers):
-            streams.append(iter(read(copy.deepcopy(sampler).begin(n_obs, position, current_worker()))))
+            streams.append(iter(read(cursor_of(copy.deepcopy(sampler)).begin(n_obs, position))))
     return list(in_turn(streams))
 
 

@@ -156,6 +156,30 @@ class Config:
         sets = {} if self.sets is None else {"sets": self.sets.identity}
         return {**self._identity, "n_obs": n_obs, "rows": open_ended(self._rows, n_obs), **sets}
 
+    def compared(
+        self, saved: Identity, here: Identity, *, n_obs: int | None, is_within: bool
+    ) -> tuple[Identity, Identity]:
+        """Return the parts that must be equal of a state's identity, and of the identity here.
+
+        ``here`` has what a loader knows of its collection. ``n_obs`` is its number of rows, None if it isn't known.
+        ``is_within`` is True if the state is within an epoch, whose order must be the same.
+        """
+        # the number of rows decides how a mask is written, and may not have been known when the state was saved
+        n_saved = saved.get("n_obs")
+        n_known = n_saved if isinstance(n_saved, int) else n_obs
+        here = self.identity(n_known) | here
+        if isinstance(saved.get("rows"), dict):
+            saved = saved | {"rows": open_ended(saved["rows"], n_known)}
+        if not is_within:  # there is no order to restore
+            here |= {name: saved.get(name) for name in ("datasets", "cells", "root")}
+        return saved | {"versions": None}, here | {"versions": None}
+
+    def changed_versions(self, saved: Identity) -> str:
+        """Return the package versions in a state that differ from the versions here, as text; empty if none do."""
+        theirs, ours = dict(saved.get("versions") or {}), self._identity["versions"]
+        changed = [name for name, version in sorted(ours.items()) if theirs.get(name, version) != version]
+        return ", ".join(f"{name} {theirs[name]} (here: {ours[name]})" for name in changed)
+
 
 def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:
     """Raise unless ``ours`` can wrap a sampler; return a warning for each sampler in it that may shard rows itself."""

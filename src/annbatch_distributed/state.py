@@ -82,11 +82,23 @@ class Position:
         """Number of batches that each lane has done in the segments before the last one."""
         return self.done - self.segments[-1].done
 
+    def trimmed(self) -> Position:
+        """Return this position without segments in which no batch was done."""
+        return replace(self, segments=tuple(segment for segment in self.segments if segment.done))
+
     def with_lanes(self, n_lanes: int, n_workers: int = 1) -> Position:
-        """Return this position with a last segment of the given numbers of lanes and workers."""
-        segments = tuple(segment for segment in self.segments if segment.done)
+        """Return this position with a last segment of the given numbers of lanes and workers.
+
+        A ValueError if these numbers have changed too often in the epoch for a state.
+        """
+        segments = self.trimmed().segments
         if not segments or segments[-1][:2] != (n_lanes, n_workers):
             segments = (*segments, Segment(n_lanes, n_workers, 0))
+        if len(segments) > MOST_SEGMENTS:
+            raise ValueError(
+                f"The number of ranks or workers may change at most {MOST_SEGMENTS - 1} times within an epoch, got "
+                f"more changes in epoch {self.epoch}. Start the next epoch with set_epoch({self.epoch + 1})."
+            )
         return replace(self, segments=segments)
 
     def at(self, done: int, n_batches: int) -> Position:

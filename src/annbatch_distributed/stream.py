@@ -45,7 +45,7 @@ from annbatch_distributed import wrapped
 from annbatch_distributed.lanes import Lane, Numbers, SharedStep
 from annbatch_distributed.plan import EpochPlan, Shard, prepared
 from annbatch_distributed.ranks import Rank
-from annbatch_distributed.ranks.worker import current_worker, worker_info_hidden
+from annbatch_distributed.ranks.worker import hidden_worker
 from annbatch_distributed.rows import Int64Array, expand, integer, runs
 from annbatch_distributed.sets import EpochSets
 from annbatch_distributed.state import Position
@@ -492,8 +492,8 @@ class Pass(Iterator[LoadRequest]):
     """Number of batches of the epoch in the longest lane of the job, including batches before a resume."""
     longest_gap: int = 0
     """Largest gap between rows that is read too, in rows."""
-    rank: Rank | None = None
-    """Rank that reads it; None if no rank does."""
+    rank: Rank = Rank(0, 1)  # noqa: RUF009 it never changes
+    """Rank that reads it."""
     is_by_workers: bool = False
     """True if the workers of a ``DataLoader`` read it; this object then represents it in the main process."""
     n_taken: int = 0
@@ -518,16 +518,24 @@ class Pass(Iterator[LoadRequest]):
 
     def take(self) -> Request:
         """Return the next load request; a StopIteration if none is left."""
-        with worker_info_hidden(current_worker()):
-            if self._requests is None:
-                self._requests = iter(()) if self.is_closed else islice(self._joined(), self.n_taken, None)
-            request = next(self._requests)
-            if self.plan.sets is not None:
-                request = of_cells(
-                    request, self.plan.sets, tells_repeats=self._tells_repeats, longest_gap=self.longest_gap
-                )
+        if self._requests is None:
+            self._requests = iter(()) if self.is_closed else islice(self._run(), self.n_taken, None)
+        request = next(self._requests)
         self.n_taken += 1
-        return request
+        sets = self.plan.sets
+        if sets is None:
+            return request
+        return of_cells(request, sets, tells_repeats=self._tells_repeats, longest_gap=self.longest_gap)
+
+    def _run(self) -> Iterator[Request]:
+        """Yield the load requests; while the wrapped sampler runs, this process doesn't seem to be a worker."""
+        requests = self._joined()
+        while True:
+            with hidden_worker():
+                request = next(requests, None)
+            if request is None:
+                return
+            yield request
 
     @property
     def _tells_repeats(self) -> bool:
@@ -553,7 +561,7 @@ class Pass(Iterator[LoadRequest]):
 
     def batches(self) -> Iterator[Int64Array]:
         """Yield the rows of each batch, or the indices of its sets, without reading data."""
-        for request in self._joined():
+        for request in self._run():
             rows = request.rows()
             yield from (rows[split] for split in request.splits)
 

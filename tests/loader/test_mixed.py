@@ -749,7 +749,7 @@ def test_mixture_keeps_no_plan_of_finished_epochs() -> None:
     mixture = mixed(n_steps=200)
     plans = WeakSet[EpochPlan]()
     for batch in mixture:
-        plans.add(mixture._sources[batch["source"]].sampler.last_pass.plan)
+        plans.add(mixture._sources[batch["source"]].cursor.last.plan)
     gc.collect()
     assert len(plans) <= 2 * len(WEIGHTS)  # the plan of the open iteration, and the latest plan
 

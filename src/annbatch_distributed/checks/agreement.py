@@ -26,12 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.checks.exchange import Gather, Kind, Timeout, gather_texts, initialized, listed, seconds_of
+from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.lanes import Lane
 from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.ranks import Placement, Rank
-from annbatch_distributed.rows import Int64Array, Rows, integer, integers, mixed_sum, plural
-from annbatch_distributed.state import Identity, Position, bounded, flat
+from annbatch_distributed.rows import BOUND, Int64Array, Rows, integer, integers, mixed_sum, plural
+from annbatch_distributed.state import Position, bounded, flat
 from annbatch_distributed.stream import Pass
+from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
 
 #: Rows of each batch that was read.
 type Read = Tally | Iterable[npt.ArrayLike]
@@ -216,12 +218,16 @@ class Description:
         return {"world size": self.world_size, "processes for each rank": self.n_peers, **self.same}
 
     @classmethod
-    def of(cls, job: Placement, identity: Identity, position: Position, plan: EpochPlan, more: Values) -> Self:
+    def of(cls, job: Placement, cursor: Cursor, n_obs: int, position: Position, more: Values) -> Self:
         """Return a process's description of the configuration of a pass that begins at a position.
 
-        ``identity`` holds the settings that determine the rows and their order; its ``"root"`` must be the same for
-        peers only. ``more`` must be the same in all processes.
+        ``more`` must be the same in all processes, like the settings that determine the rows and their order.
         """
+        n_obs = integer("n_obs", n_obs, least=0, below=BOUND)
+        plan, epochs = cursor.check(n_obs, position), cursor.epochs
+        if epochs.virtual_ranks is not None:
+            more = {"virtual ranks": epochs.virtual_ranks, **more}
+        identity = epochs.config.identity(n_obs)
         # versions of more libraries are added below
         same = flat({name: value for name, value in identity.items() if name not in ("root", "versions")})
         # "5 on 3 ranks, 7 on 4 ranks of 2 workers", the same on every rank of a job
@@ -242,6 +248,12 @@ class Description:
             peers,
             (position.epoch, position.done),
         )
+
+    @classmethod
+    def of_next(cls, job: Placement, cursor: Cursor, n_obs: int, more: Values) -> Self:
+        """Return a process's description of its next pass."""
+        more = {"iterations since set_epoch": cursor.position.passes, **more}
+        return cls.of(job, cursor, n_obs, cursor.next(), more)
 
     @classmethod
     def joined(cls, parts: Mapping[str, Description], more: Values, done: tuple[int, int]) -> Self:
@@ -268,7 +280,7 @@ class Description:
 
 
 def ranks_agree(
-    place: Callable[[], Placement],
+    cursor: Cursor,
     describe: Callable[[Placement], Description],
     *,
     timeout: Timeout,
@@ -277,14 +289,16 @@ def ranks_agree(
 ) -> dict[int, Description]:
     """Return the descriptions of all processes, by number; if they don't agree, raise the same error in all.
 
-    ``place`` returns the placement of this process, and ``describe`` its description. If one of them raises, or the
-    user's ``timeout`` or ``gather`` is invalid, all processes raise that error. ``call`` is the user's call.
+    ``cursor`` knows the placement of this process, and ``describe`` returns its description. If one of them raises, or
+    the user's ``timeout`` or ``gather`` is invalid, all processes raise that error. ``call`` is the user's call.
     """
     # the other processes wait for this one, so it sends an error in place of a description
     seconds, job, problem = 300.0, Placement(Rank(0, 1), source=""), None
     try:
         try:
-            job = place()
+            job = cursor.epochs.placement
+            if job.framework is None:  # processes may learn their ranks from different sources
+                job = replace(job, source="")
         finally:
             seconds = seconds_of(timeout)
         if gather is not None and not callable(gather):
@@ -441,15 +455,25 @@ class Reading:
     """Position at which the pass began."""
 
     @classmethod
-    def of(cls, description: Description, last: Pass, read: Read | None, own: range) -> Self:
-        """Return a rank's report of a pass.
+    def of(cls, job: Placement, cursor: Cursor, n_obs: int, read: Read | None, last: Pass | None = None) -> Self:
+        """Return a process's report of the rows that it has read in a pass (default: the last one).
 
-        ``own`` are the lanes of this rank, several with virtual ranks. A ValueError or a TypeError if the planned rows
-        or the rows read are unknown.
+        A ValueError or a TypeError if the planned rows or the rows read are unknown.
         """
-        # imported here, since comparing strings needs no annbatch
-        from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
-
+        n_obs, last = integer("n_obs", n_obs, least=0, below=BOUND), last or cursor.last
+        if last is None:
+            cursor.check_workers_have_not_read()
+            raise ValueError(
+                "No iteration has started since set_epoch or load_state_dict. Call check_epoch_read before the next "
+                "set_epoch."
+            )
+        if last.plan.n_cells != n_obs:
+            raise ValueError(
+                f"n_obs must be the number of rows of the last iteration, {last.plan.n_cells}, got {n_obs}. Pass "
+                "loader.n_obs."
+            )
+        # several lanes with virtual ranks
+        description, own = Description.of(job, cursor, n_obs, last.position, {}), cursor.epochs.own_lanes
         plan, sampler = last.plan, last.sampler
         # the planned batches: the sampler runs again, but no data is read
         planned = Tally.of(last.rows())
@@ -480,7 +504,7 @@ def _tally(rows: Rows) -> Tally:
 
 
 def epoch_read(
-    place: Callable[[], Placement],
+    cursor: Cursor,
     read: Callable[[Placement], Reading],
     *,
     timeout: Timeout,
@@ -493,12 +517,12 @@ def epoch_read(
         own.append(read(job))
         return own[0].description
 
-    described = ranks_agree(place, describe, timeout=timeout, gather=gather, call="check_epoch_read")
+    described = ranks_agree(cursor, describe, timeout=timeout, gather=gather, call="check_epoch_read")
     return compare_readings(described, own[0].plan, own[0].position)
 
 
 def epochs_read(
-    place: Callable[[], Placement],
+    cursor: Cursor,
     read: Callable[[Placement], tuple[Description, Mapping[str, Reading]]],
     *,
     timeout: Timeout,
@@ -515,7 +539,7 @@ def epochs_read(
         own.update(readings)
         return replace(description, read={name: asdict(reading.description) for name, reading in readings.items()})
 
-    described = ranks_agree(place, describe, timeout=timeout, gather=gather, call="check_epoch_read")
+    described = ranks_agree(cursor, describe, timeout=timeout, gather=gather, call="check_epoch_read")
     lines = []
     for name in dict.fromkeys(name for process in described.values() for name in process.read):
         of_pass = {

@@ -13,11 +13,12 @@ import numpy.typing as npt
 import pandas as pd
 from annbatch import DatasetCollection, Loader
 
+from annbatch_distributed.cursor import warn
 from annbatch_distributed.loader.epochs import EpochLoader, common_n_var
 from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
 from annbatch_distributed.masks import AnyMask, first_difference
 from annbatch_distributed.ranks import DistInfo
-from annbatch_distributed.sampler import DistributedSampler, warn
+from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sets import Sets
 from annbatch_distributed.stream import Marks, Request
 

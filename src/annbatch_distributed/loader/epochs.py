@@ -26,13 +26,14 @@ from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Reading, Tally, Timeout
+from annbatch_distributed.cursor import Cursor
+from annbatch_distributed.epochs import StepSelection
 from annbatch_distributed.loader.prefetch import prefetch
 from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.planner import StepSelection
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
-from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.sampler import DistributedSampler, cursor_of
 from annbatch_distributed.state import Position
 from annbatch_distributed.stream import Marks, Pass, Request
 
@@ -159,13 +160,17 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         return self._sampler
 
     @property
+    def _cursor(self) -> Cursor:
+        return cursor_of(self._sampler)
+
+    @property
     def batch_sampler(self) -> DistributedSampler:
         """Sampler of the loader, under annbatch's name for it."""
         return self._sampler
 
     def _check_cells(self) -> None:
         """Raise if the loaded state is of different datasets, or the mask of cells in a different order."""
-        self._sampler.check_cells(self._cells, self._collection)
+        self._cursor.check_cells(self._cells, self._collection)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, on every rank.
@@ -205,7 +210,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         epoch that the loop reads.
         """
         self._check_cells()
-        if self._open is not None and self._open is self._sampler.last_pass:
+        if self._open is not None and self._open is self._cursor.last:
             return self._open.position.done + self._open.n_due
         return self.batches_done + self._sampler.n_batches(self.n_obs)
 
@@ -216,7 +221,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
     def end(self, ended: Pass) -> None:
         """Note that the last batch of a pass is about to be yielded."""
-        self._sampler.end(ended)
+        self._cursor.end(ended)
         if self._steps.is_training:  # Lightning leaves its loop here, and asks for the length of the next epoch
             self._open = None
 
@@ -243,7 +248,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         >>> loader.plan()
         <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 dropped>
         """
-        self._sampler.check_cells(self._cells)
+        self._cursor.check_cells(self._cells)
         plan = self._sampler.plan(self.n_obs)
         # the current load request, and each one that is prefetched
         n_rows = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
@@ -306,7 +311,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         ranks: int | Sequence[int] | None,
     ) -> pd.DataFrame:
         """Return the table of :meth:`cells_of` for the epoch of a position."""
-        return self._annotated(self._sampler.rows_in_epoch(self.n_obs, position, steps, ranks), columns)
+        return self._annotated(self._cursor.epochs.rows(self.n_obs, position, steps, ranks), columns)
 
     # Reading
 
@@ -344,15 +349,15 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
     def batches_in_worker(self, position: Position) -> Generator[Any]:
         """Return this worker's batches of a pass that begins at a position."""
-        self._sampler.go_to(position)
-        return self._batches_of(self._sampler.begin(self.n_obs, position, current_worker()))
+        self._cursor.go_to(position)
+        return self._batches_of(self._cursor.begin(self.n_obs, position))
 
     def _batches(self, readers: Executor | None) -> Generator[Any]:
         has_rest = True
         while has_rest:  # once more after each reshard()
             steps = self._begin_steps()
             # in this thread, since some frameworks give the rank to one thread only
-            current = self._sampler.begin(self.n_obs)
+            current = self._cursor.begin(self.n_obs)
             with self.opened(current), closing(self._batches_of(current, readers)) as batches:
                 for batch in batches:
                     steps.count()  # before the yield: a consumer that saves a state has this batch
@@ -360,22 +365,22 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
                         self.end(current)  # a consumer that knows the number doesn't ask for more
                     yield batch
                     del batch  # else it would stay in memory until the next one is read
-                    if self._sampler.has_cut(current):
+                    if self._cursor.has_cut(current):
                         break
                 else:
-                    self._sampler.end(current)
-            has_rest = self._sampler.has_left(current)
+                    self._cursor.end(current)
+            has_rest = self._cursor.has_left(current)
 
     def _begin_steps(self) -> StepCounter:
         """Return the step counter of the next pass, after the checks of a Lightning training."""
         # a layer above this one, so it is imported here; it imports nothing of Lightning
         from annbatch_distributed.integrations.lightning import training_on
 
-        training = training_on(self, self._sampler.framework_object)
+        training = training_on(self, self._cursor.epochs.source.framework_object)
         if training is not None:
             # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self._sampler.batches_done:
-                self._sampler.go_to(Position())
+                self._cursor.go_to(Position())
             training.check_all_are_read(len(self), self._sampler.batches_done)
         self._steps = self._steps.next(training)
         return self._steps
@@ -389,7 +394,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         def requests() -> Iterator[Request]:
             """Yield load requests, and append a function to ``due`` for each of their batches."""
             while True:
-                self._sampler.check_rank(current)
+                self._cursor.check_rank(current.rank)
                 try:
                     request = current.take()
                 except StopIteration:
@@ -403,7 +408,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
                 yield due.popleft()(batch)
                 del batch
                 # after a newer pass has begun, its step counter would count these batches
-                self._sampler.check_is_last(current)
+                self._cursor.check_is_last(current)
 
     def _yielded(self, request: Request, split: npt.NDArray[Any], marks: Marks, batch: Any) -> Any:  # noqa: ANN401 whatever was read
         """Add the rows of a batch to the rows read, and return the batch as its consumer gets it."""
@@ -508,11 +513,11 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
         elif (last := self._own_pass()) is not None:
             batches_done = last.done_after(self._steps.n_done)
-        return self._sampler.state_at(batches_done, self._collection, self.n_obs)
+        return self._cursor.state(batches_done, self._collection, self.n_obs)
 
     def _own_pass(self) -> Pass | None:
         """Return the last pass, if this loader counts its batches; None if there is none."""
-        last = self._sampler.last_pass
+        last = self._cursor.last
         if last is not None and last.is_by_workers:
             raise RuntimeError(
                 "This loader is iterated by DataLoader workers, so it can't know which batches were trained on. Call "
@@ -559,8 +564,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         """
         from annbatch_distributed.integrations.lightning import errors_explained
 
-        with errors_explained(self._sampler.framework_object):
-            self._sampler.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
+        with errors_explained(self._cursor.epochs.source.framework_object):
+            self._cursor.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
     def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart.
@@ -595,7 +600,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         >>> step + 1
         10
         """
-        self._sampler.reshard_at(self.state_dict(batches_done=batches_done), dist_info)
+        self._cursor.reshard(self.state_dict(batches_done=batches_done), dist_info)
 
     # Checks
 
@@ -631,12 +636,12 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
           seed: 0 on rank 0; 1 on rank 1
         ...
         """
-        checks.ranks_agree(self._sampler.agreeing, self._description, timeout=timeout, gather=gather)
+        checks.ranks_agree(self._cursor, self._description, timeout=timeout, gather=gather)
 
-    def _description(self, place: Placement) -> Description:
+    def _description(self, job: Placement) -> Description:
         """Return the description of this process's sampler and datasets."""
-        self._sampler.check_cells(self._cells)
-        return self._sampler.describe(place, self.n_obs, self._collection)
+        self._cursor.check_cells(self._cells)
+        return Description.of_next(job, self._cursor, self.n_obs, self._collection)
 
     def check_epoch_read(
         self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -681,13 +686,13 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         Each of the 48 rows was read once, 2 of the 50 are dropped in this epoch
         """
         reading = partial(self._reading, read=read)
-        return checks.epoch_read(self._sampler.agreeing, reading, timeout=timeout, gather=gather)
+        return checks.epoch_read(self._cursor, reading, timeout=timeout, gather=gather)
 
-    def _reading(self, place: Placement, read: Read | None = None) -> Reading:
+    def _reading(self, job: Placement, read: Read | None = None) -> Reading:
         """Return the rows that this process has read in its last pass, with their description."""
         if read is None:
             read = self._read if self._own_pass() is not None else Tally()
-        return self._sampler.reading(place, self.n_obs, read)
+        return Reading.of(job, self._cursor, self.n_obs, read)
 
     def read_of_last_pass(self) -> tuple[Pass, Read]:
         """Return the last pass, and the rows of its yielded batches."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from annbatch_distributed.checks import Gather, Timeout
-from annbatch_distributed.planner import StepSelection
+from annbatch_distributed.epochs import StepSelection
 from annbatch_distributed.ranks import DistInfo
 
 if TYPE_CHECKING:

@@ -24,18 +24,20 @@ from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Reading, Tally, Timeout
+from annbatch_distributed.cursor import Cursor, warn
+from annbatch_distributed.epochs import Epochs, StepSelection, step_numbers
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.loader.epochs import EpochLoader, StepCounter, common_n_var
 from annbatch_distributed.loader.order import EveryStep, RandomOrder, SourceOrder, Weights
 from annbatch_distributed.loader.place import Place, Track, from_state, to_state
 from annbatch_distributed.loader.prefetch import threads
-from annbatch_distributed.planner import StepSelection, step_numbers
-from annbatch_distributed.ranks import DistInfo, Placement
+from annbatch_distributed.ranks import DistInfo, Placement, Rank
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import BOUND, integer
-from annbatch_distributed.sampler import DistributedSampler, warn
+from annbatch_distributed.sampler import DistributedSampler, cursor_of
 from annbatch_distributed.state import Identity, Position, check_identity, differences
 from annbatch_distributed.state import from_state as from_source_state
+from annbatch_distributed.state import to_state as to_source_state
 
 if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
@@ -74,9 +76,19 @@ class _Source:
         """Sampler of the loader."""
         return self.loader.sampler
 
+    @property
+    def cursor(self) -> Cursor:
+        """Place of this rank in the epochs of the source."""
+        return cursor_of(self.loader.sampler)
+
+    @property
+    def epochs(self) -> Epochs:
+        """Epochs of the source, as functions of a position."""
+        return self.cursor.epochs
+
     def check(self) -> None:
         """Raise if the source has too few rows, or its rows have changed since the mixture began."""
-        current = self.loader.n_obs, self.sampler.n_changes
+        current = self.loader.n_obs, self.cursor.n_changes
         if self._first_check not in (None, current):
             raise RuntimeError(
                 f"The datasets, the mask or the rng of the source {self.name!r} have changed since the mixture began. "
@@ -84,7 +96,7 @@ class _Source:
             )
         try:
             if self._first_check is None:
-                self.sampler.n_left(self.loader.n_obs, self.here(Position()))
+                self.epochs.n_left(self.loader.n_obs, self.here(Position()))
         except ValueError as error:
             raise ValueError(f"The source {self.name}: {error}") from error
         self._first_check = current
@@ -92,7 +104,7 @@ class _Source:
     @contextmanager
     def resharded(self, dist_info: DistInfo | None) -> Generator[None]:
         """Change the rank for good, unless the block raises; then restore the old rank."""
-        with self.sampler.resharded(dist_info):
+        with self.cursor.resharded(dist_info):
             yield
         if self._first_check is not None:
             n_obs, n_changes = self._first_check
@@ -100,13 +112,13 @@ class _Source:
 
     def here(self, position: Position) -> Position:
         """Return a position whose last segment has the ranks and workers of this job."""
-        return self.sampler.here(position, self._n_workers)
+        return self.epochs.here(position, self._n_workers)
 
     def segment(self, n_batches: int) -> Segment:
         """Return a number of batches as a segment of this job."""
         return self.here(Position()).segments[-1]._replace(done=n_batches)
 
-    def epochs(self, track: Track, n_more: int = 0) -> Iterator[tuple[Position, int]]:
+    def walk(self, track: Track, n_more: int = 0) -> Iterator[tuple[Position, int]]:
         """Walk along a track, and along ``n_more`` batches of this job.
 
         Yields, for each epoch of the source, the position at which the walk leaves the epoch, and the number of batches
@@ -118,7 +130,7 @@ class _Source:
         for number, (n_lanes, n_workers, n_batches) in enumerate(parts, start=1):
             position = position.with_lanes(n_lanes, n_workers)
             while n_batches:
-                n_left = 0 if position.finished else self.sampler.n_left(self.loader.n_obs, position)
+                n_left = 0 if position.finished else self.epochs.n_left(self.loader.n_obs, position)
                 n_taken = min(n_batches, n_left)
                 position = position.at(position.done + n_taken, position.done + n_left)
                 n_batches -= n_taken  # noqa: PLW2901 it counts down
@@ -138,12 +150,12 @@ class _Source:
 
     def position_after(self, track: Track, n_more: int = 0) -> Position:
         """Return the position after a track and ``n_more`` batches of this job."""
-        *_, (position, _) = self.epochs(track, n_more)
+        *_, (position, _) = self.walk(track, n_more)
         return position
 
     def n_left(self, position: Position) -> int:
         """Return the number of batches of the epoch after a position."""
-        return 0 if position.finished else self.sampler.n_left(self.loader.n_obs, self.here(position))
+        return 0 if position.finished else self.epochs.n_left(self.loader.n_obs, self.here(position))
 
     def go_to(self, track: Track) -> None:
         """Move to the position after a track."""
@@ -160,7 +172,7 @@ class _Source:
     def take(self, readers: Executor | None) -> Any:  # noqa: ANN401 whatever is read
         """Return the next batch, from the next epoch if the current one has ended."""
         if self._batches is None:
-            self.sampler.go_to(self.here(self._position))
+            self.cursor.go_to(self.here(self._position))
             # all sources share the threads of the mixture
             has_workers = self._reader is not self.loader
             self._batches = iter(self._reader) if has_workers else self.loader.iterate(readers)
@@ -185,18 +197,21 @@ class _Source:
 
     def state(self, track: Track) -> dict[str, Any]:
         """Return the state of the source at the beginning of a track."""
-        return self.sampler.state_of(self.here(track.start), self.loader.n_obs, self.loader._collection)
+        identity = self.epochs.config.identity(self.loader.n_obs) | self.loader._collection
+        return to_source_state(self.here(track.start), identity)
 
     def track_of(self, state: Mapping[str, Any], since: Track, *, strict: bool) -> tuple[Track, list[str]]:
         """Return the track of a state, and the differences of its settings, which raise if ``strict``."""
         start, saved = from_source_state(state)
-        start = replace(start, segments=tuple(segment for segment in start.segments if segment.done))
+        start = start.trimmed()
         is_within = bool(start.done or since.since)
-        compared = self.sampler.compared(saved, self.loader.n_obs, self.loader._collection, is_within=is_within)
+        n_obs, config = self.loader.n_obs, self.epochs.config
+        here = {"n_obs": n_obs if is_within else None, **self.loader._collection}
+        compared = config.compared(saved, here, n_obs=n_obs, is_within=is_within)
         if strict:
             check_identity(*compared)
         problems = [f"has different settings: {'; '.join(texts)}"] if (texts := differences(*compared)) else []
-        if is_within and (changed := self.sampler.changed_versions(saved)):
+        if is_within and (changed := config.changed_versions(saved)):
             problems.append(f"was saved by {changed}")
         return replace(since, start=replace(start, unverified=start.unverified or bool(problems))), problems
 
@@ -210,6 +225,8 @@ class _Pass:
 
     place: Place
     """Place at its beginning."""
+    rank: Rank
+    """Rank that reads it."""
     n_steps: int
     """Number of steps of the whole epoch."""
     has_ended: bool = False
@@ -343,6 +360,11 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     # Properties of the sources
 
     @property
+    def _first(self) -> _Source:
+        """A source, for what is the same for all of them, such as the rank."""
+        return next(iter(self._sources.values()))
+
+    @property
     def n_obs(self) -> int:
         """Number of cells of all sources, over all ranks."""
         return sum(source.loader.n_obs for source in self._sources.values())
@@ -380,7 +402,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     @property
     def _framework_object(self) -> object:
         """Framework object, such as a trainer, in the ``dist_info`` of a source; None if there is none."""
-        objects = (source.sampler.framework_object for source in self._sources.values())
+        objects = (source.epochs.source.framework_object for source in self._sources.values())
         return next((one for one in objects if one is not None), None)
 
     def _check(self) -> None:
@@ -569,6 +591,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 del batch  # else it would stay in memory until the next one is read
                 if self._cut is current:
                     return
+                if current.rank != self._first.epochs.placement.rank:
+                    self._first.cursor.check_rank(current.rank)
                 if self._standing is not current:
                     raise RuntimeError(
                         "A mixture has one iterator at a time, and a newer iterator has ended this one. To look at "
@@ -589,7 +613,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             current.is_open = False
 
     def _pass_at(self, place: Place) -> _Pass:
-        return _Pass(place, self._length(place))
+        return _Pass(place, self._first.epochs.placement.rank, self._length(place))
 
     def _end_pass(self, ended: _Pass) -> None:
         """Note the end of a pass, unless an epoch was set since."""
@@ -871,7 +895,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             # (batches of this source,): the step of the epoch that each batch is in, since the track began
             source_steps = self._order.steps_of(name, place.first + place.before, place.first + n_steps) - place.first
             track, n_before = place.tracks[name], 0
-            for position, n_entered in source.epochs(track, len(source_steps) - track.n_batches):
+            for position, n_entered in source.walk(track, len(source_steps) - track.n_batches):
                 # the steps in this epoch of the source
                 here = source_steps[n_before : n_before + position.done - n_entered]
                 # batches 3 4 5 of the source's epoch (n_entered = 3) in steps here = 2 5 6, and wanted = 5: places = 1,
@@ -928,7 +952,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         lines = []
         for name, source in self._sources.items():
             first = Position(place.tracks[name].start.epoch)
-            plan = source.sampler.plan_at(source.loader.n_obs, source.here(first))
+            plan = source.epochs.plan(source.loader.n_obs, source.here(first))
             n_taken = self._order.count(name, place.first, stop)
             line = {"source": name, "share": n_taken / (stop - place.first), "steps": n_taken}
             lines.append(
@@ -957,16 +981,15 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         --------
         StatefulLoader.check_ranks_agree
         """
-        first = next(iter(self._sources.values()))
-        checks.ranks_agree(first.sampler.agreeing, self._description, timeout=timeout, gather=gather)
+        checks.ranks_agree(self._first.cursor, self._description, timeout=timeout, gather=gather)
 
-    def _description(self, place: Placement) -> Description:
+    def _description(self, job: Placement) -> Description:
         self._check()
         upcoming = self._next()
         parts = {}
         for name, source in self._sources.items():
             at = source.here(source.position_after(upcoming.tracks[name]))
-            parts[name] = source.sampler.describe_at(place, source.loader.n_obs, at, source.loader._collection)
+            parts[name] = Description.of(job, source.cursor, source.loader.n_obs, at, source.loader._collection)
         settings = {"sources": ", ".join(self._sources), **self._identity}
         return Description.joined(
             parts,
@@ -1012,13 +1035,12 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         tahoe, epoch 0: 1 rank has read 48 rows in 12 batches, as planned
         Each of the 48 rows was read once, 2 of the 50 are dropped in this epoch
         """
-        first = next(iter(self._sources.values()))
-        lines = checks.epochs_read(first.sampler.agreeing, self._readings, timeout=timeout, gather=gather)
+        lines = checks.epochs_read(self._first.cursor, self._readings, timeout=timeout, gather=gather)
         for source in self._sources.values():
             source.unchecked = []
         return "\n".join(lines) or "no epoch of a source has ended since the last check"
 
-    def _readings(self, place: Placement) -> tuple[Description, dict[str, Reading]]:
+    def _readings(self, job: Placement) -> tuple[Description, dict[str, Reading]]:
         """Return the rows that this process has read in ended epochs of the sources."""
         readings: dict[str, Reading] = {}
         for name, source in self._sources.items():
@@ -1027,10 +1049,10 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 key = f"{name}, epoch {position.epoch}"
                 while key in readings:  # an epoch that was set and read again
                     key += " again"
-                last = source.sampler.pass_at(n_obs, position)
-                readings[key] = source.sampler.reading(place, n_obs, read, last)
+                last = source.epochs.pass_at(n_obs, position)
+                readings[key] = Reading.of(job, source.cursor, n_obs, read, last)
         same = {"sources": ", ".join(self._sources)}
-        return Description(place.rank.rank, place.rank.world_size, place.n_peers, same), readings
+        return Description(job.rank.rank, job.rank.world_size, job.n_peers, same), readings
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))

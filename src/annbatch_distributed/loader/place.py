@@ -21,6 +21,7 @@ A state is the same on every rank:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from reprlib import repr as shortened
@@ -109,7 +110,7 @@ def to_state(place: Place, identity: Identity, sources: Mapping[str, Mapping[str
         "done": place.done,
         "before": place.before,
         "finished": place.finished,
-        "identity": identity,
+        "identity": copy.deepcopy(identity),  # the mixture keeps the original
         "sources": {name: {**source, "since": since[name]} for name, source in sources.items()},
     }
 

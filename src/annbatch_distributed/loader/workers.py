@@ -25,13 +25,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
+from annbatch_distributed.epochs import StepSelection
 from annbatch_distributed.lanes import Segment
 from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.planner import StepSelection
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.ranks.worker import current_worker
 from annbatch_distributed.rows import integer
-from annbatch_distributed.sampler import DistributedSampler
+from annbatch_distributed.sampler import DistributedSampler, cursor_of
 from annbatch_distributed.state import MOST_SEGMENTS, Position
 from annbatch_distributed.stream import Pass
 
@@ -236,23 +236,23 @@ class WorkerDataLoader(DataLoader[Any]):
         if not self.num_workers:
             yield from self._workers
             return
-        loader, sampler = self._loader, self._loader.sampler
+        loader, cursor = self._loader, cursor_of(self._loader.sampler)
         _check_guard(self._workers)
         has_rest = True
         while has_rest:  # once more after each reshard()
             loader._check_cells()
             steps = loader._begin_steps()
             # persistent workers keep their copy of the sampler, and Ctrl-C in a terminal ends them
-            if self._n_changes not in (None, sampler.n_changes) or _have_died(self._workers):
+            if self._n_changes not in (None, cursor.n_changes) or _have_died(self._workers):
                 self._workers = self._make_workers()
-            self._n_changes = sampler.n_changes
-            current = self._pass = sampler.begin_by_workers(loader.n_obs, self.num_workers)
+            self._n_changes = cursor.n_changes
+            current = self._pass = cursor.begin_by_workers(loader.n_obs, self.num_workers)
             self._part.write(current.position)
             self._read = Tally()
             with loader.opened(current):
                 for batch in self._workers:
-                    sampler.check_rank(current)
-                    sampler.check_is_last(current)
+                    cursor.check_rank(current.rank)
+                    cursor.check_is_last(current)
                     index = loader.rows_in(batch)
                     if index is None:
                         self._read = None
@@ -262,12 +262,12 @@ class WorkerDataLoader(DataLoader[Any]):
                     if steps.n_yielded == current.n_due:
                         loader.end(current)
                     yield batch
-                    if sampler.has_cut(current):
+                    if cursor.has_cut(current):
                         break
-                    sampler.check_is_last(current)
+                    cursor.check_is_last(current)
                 else:
-                    sampler.end(current)
-            has_rest = sampler.has_left(current)
+                    cursor.end(current)
+            has_rest = cursor.has_left(current)
 
     def check_epoch_read(
         self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -278,12 +278,12 @@ class WorkerDataLoader(DataLoader[Any]):
         is passed, the loader needs ``return_index=True``, so that batches have their rows.
         """
         reading = partial(self._reading, read=read)
-        return checks.epoch_read(self.sampler.agreeing, reading, timeout=timeout, gather=gather)
+        return checks.epoch_read(cursor_of(self.sampler), reading, timeout=timeout, gather=gather)
 
-    def _reading(self, place: Placement, read: Read | None = None) -> Reading:
+    def _reading(self, job: Placement, read: Read | None = None) -> Reading:
         if read is None and self._own_pass() is not None:
-            return self.sampler.reading(place, self._loader.n_obs, self._read)
-        return self._loader._reading(place, read)
+            return Reading.of(job, cursor_of(self.sampler), self._loader.n_obs, self._read)
+        return self._loader._reading(job, read)
 
     def read_of_last_pass(self) -> tuple[Pass, Read | None]:
         """Return the last pass, and the rows of its batches; None if batches have no rows."""
@@ -298,7 +298,7 @@ class WorkerDataLoader(DataLoader[Any]):
 
     def _own_pass(self) -> Pass | None:
         """Return the last pass if workers have read it; None if the loader itself has."""
-        last = self.sampler.last_pass
+        last = cursor_of(self.sampler).last
         if last is None or not last.is_by_workers:
             return None
         if last is not self._pass:
@@ -341,7 +341,7 @@ class WorkerDataLoader(DataLoader[Any]):
 
         New workers read the next batch.
         """
-        self.sampler.reshard_at(self.state_dict(batches_done=batches_done), dist_info)
+        cursor_of(self.sampler).reshard(self.state_dict(batches_done=batches_done), dist_info)
 
 
 def _have_died(workers: DataLoader[Any]) -> bool:

@@ -84,12 +84,9 @@ class SharedFlag:
 
 
 @contextmanager
-def worker_info_hidden(worker: Worker | None) -> Iterator[None]:
-    """Hide in this context, mainly from annbatch's samplers, that this process is a worker.
-
-    ``worker`` is the result of :func:`current_worker`; for None, nothing is hidden.
-    """
-    if worker is None:
+def hidden_worker() -> Iterator[None]:
+    """Hide in this context, from annbatch's samplers, that this process is a worker."""
+    if current_worker() is None:
         yield
         return
     # a private attribute; tests/test_workers.py fails if PyTorch renames it

@@ -1,30 +1,43 @@
-"""The planner: every stream's rows and batches in an epoch, and the lanes that read them.
+"""Epochs: the plan, the lanes, the passes and the rows of every epoch of a job, as functions of a position.
 
-Ranks don't communicate: each computes the same plan. ``rows_at`` returns the rows that ranks read in some steps of an
-epoch. Steps are counted from 0 at the start of the epoch. Each belongs to the segment that ran it, with the lanes of
-this segment; steps after the last segment are still to be run.
+:class:`Epochs` holds the configuration and the place of this rank. It doesn't know which epoch is next, and nothing in
+it changes but its caches, so ranks don't need to communicate: each computes the same. For a :class:`Position`:
+
+1. ``plan`` has the rows and batches of every stream of its epoch.
+2. ``lanes`` are the batches that each rank reads from the beginning of the last segment on, and ``left`` are those that
+   remain.
+3. ``pass_at`` is the iteration of this rank that begins there.
+4. ``rows`` are the rows of all ranks in some steps. Steps are counted from 0 at the start of the epoch. Each belongs to
+   the segment that ran it, with the lanes of this segment; steps after the last segment are still to be run.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.config import Config
-from annbatch_distributed.lanes import Lane, Segment, SharedStep, each_segment
+from annbatch_distributed.lanes import Lane, Segment, SharedStep, Worker, each_segment
 from annbatch_distributed.plan import Classes, Counts, EpochPlan, count
+from annbatch_distributed.ranks import Placement, Source
+from annbatch_distributed.ranks.rank import MOST_RANKS
+from annbatch_distributed.ranks.worker import hidden_worker
 from annbatch_distributed.rows import Int64Array, Rows, integers, runs
 from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, ordered
-from annbatch_distributed.state import MOST_SEGMENTS, Position
+from annbatch_distributed.state import Position
 from annbatch_distributed.stream import Pass, Stream
 from annbatch_distributed.wrapped import n_draws, needs_global_rows, rows_per_request
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Selection of steps: an integer, a slice, or several integers.
 type StepSelection = int | slice | npt.ArrayLike
@@ -94,12 +107,19 @@ def step_numbers(steps: StepSelection, n_steps: int) -> Int64Array:
     )
 
 
-class Planner:
-    """Planner of epochs for a configuration; it caches the last plan and the sampler's answers."""
+class Epochs:
+    """Every epoch of a job on this rank; it caches the last plan, its lanes, and the sampler's answers."""
 
-    def __init__(self, config: Config, *, has_virtual_ranks: bool = False) -> None:
-        self._config = config
-        self._lane_name = "virtual ranks" if has_virtual_ranks else "ranks"
+    def __init__(
+        self, config: Config, source: Source, *, virtual_ranks: int | None = None, longest_gap: int = 0
+    ) -> None:
+        self.config = config
+        #: Source of the rank of this process.
+        self.source = source
+        #: Number of virtual ranks; None if they are not used.
+        self.virtual_ranks = virtual_ranks
+        #: Largest gap between rows that is read too, in rows.
+        self.longest_gap = longest_gap
         # For class samplers, the last rows are dropped in every epoch: if dropped rows moved, they could cut runs of a
         # class, and an epoch could fail after hours.
         self._rotates = not needs_global_rows(config.sampler)
@@ -109,24 +129,69 @@ class Planner:
         self._planned: tuple[tuple[int, int, int], EpochPlan] | None = None
         self._lanes: tuple[tuple[object, ...], list[Lane]] | None = None
 
+    def reconfigured(self, config: Config) -> Epochs:
+        """Return the epochs of a different configuration."""
+        return Epochs(config, self.source, virtual_ranks=self.virtual_ranks, longest_gap=self.longest_gap)
+
+    def moved(self, source: Source) -> Self:
+        """Return the same epochs on another rank, or with another number of ranks."""
+        moved = copy.copy(self)
+        moved.source = source
+        return moved
+
+    # The place of this rank
+
+    @property
+    def placement(self) -> Placement:
+        """Place of this process in its job; a deferred source is queried now."""
+        return self.source.placement
+
+    @property
+    def own_lanes(self) -> range:
+        """Lanes that this rank reads."""
+        rank, world_size = self.placement.rank.rank, self.placement.rank.world_size
+        if self.virtual_ranks is None:
+            return range(rank, rank + 1)
+        # 4 virtual ranks on 2 ranks: lanes 0:2 and 2:4
+        n_own, left = divmod(self.virtual_ranks, world_size)
+        if left:
+            fitting = [number for number in range(1, self.virtual_ranks + 1) if self.virtual_ranks % number == 0]
+            raise ValueError(
+                f"virtual_ranks must be a multiple of the world size, {world_size}, got {self.virtual_ranks}. Run the "
+                f"job on a number of ranks that divides it: {', '.join(map(str, fitting))}."
+            )
+        return range(rank * n_own, (rank + 1) * n_own)
+
+    @property
+    def n_lanes(self) -> int:
+        """Number of lanes of the job: one for each rank, or each virtual rank."""
+        return len(self.own_lanes) * self.placement.rank.world_size
+
+    def here(self, position: Position, n_workers: int = 1) -> Position:
+        """Return a position with a last segment of this job's lanes, and of some workers."""
+        # samplers that keep an order yield the same batches with any number of workers
+        return position.with_lanes(self.n_lanes, n_workers if self.config.sampler.shuffle else 1)
+
+    # The plan
+
     @property
     def n_obs(self) -> int | None:
         """Number of rows of the last plan; None if there is none."""
         return None if self._planned is None else self._planned[0][0]
 
-    def plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
-        """Return the plan of an epoch that begins with ``n_streams`` streams.
+    def plan(self, n_obs: int, position: Position) -> EpochPlan:
+        """Return the plan of the epoch of a position, which begins with the lanes of its first segment.
 
         A ValueError, the same on every rank, if too few rows are selected, or the wrapped sampler can't run on some
         stream's rows.
         """
-        key = n_obs, epoch, n_streams
+        key = n_obs, position.epoch, position.segments[0].n_lanes
         if self._planned is None or self._planned[0] != key:
-            self._planned = key, self._plan(n_obs, epoch, n_streams)
+            self._planned = key, self._plan(*key)
         return self._planned[1]
 
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
-        config = self._config
+        config = self.config
         sampler, sharding = config.sampler, config.sharding
         sets = None if config.sets is None else config.sets.in_epoch(n_obs, epoch, config.seed)
         n_units = n_obs if sets is None else len(sets)
@@ -146,23 +211,30 @@ class Planner:
             rows_per_request=rows_per_request(sampler),
             sets=sets,
         ).with_order(rotates=self._rotates, align=config.align)
-        # counts may differ between epochs if the sampler has set_epoch, or a sampler that needs global rows gets
-        # different ones
-        moves = not self._rotates and not isinstance(sharding, Contiguous | Independent)
-        # otherwise they are the same in every epoch, so the sampler is asked once
-        key = n_obs, n_streams, epoch if moves or hasattr(sampler, "set_epoch") else 0
+        # the sampler is asked once if its counts are the same in every epoch
+        key = n_obs, n_streams, epoch if self.counts_vary else 0
         if self._counted is None or self._counted[0] != key:
-            counts = count(sampler, plan)
-            self._check_empty_streams(replace(plan, sampler_batches=counts.sampler_batches))
+            with hidden_worker():
+                counts = count(sampler, plan)
+                self._check_empty_streams(replace(plan, sampler_batches=counts.sampler_batches))
             self._counted = key, counts
         return replace(plan, sampler_batches=self._counted[1].sampler_batches)
+
+    @property
+    def counts_vary(self) -> bool:
+        """True if the number of batches may differ between epochs.
+
+        It may if the sampler has ``set_epoch``, or if a sampler that needs global rows gets different ones.
+        """
+        moves = not self._rotates and not isinstance(self.config.sharding, Contiguous | Independent)
+        return moves or hasattr(self.config.sampler, "set_epoch")
 
     def _check_empty_streams(self, plan: EpochPlan) -> None:
         """Raise a RuntimeError if the sampler yields batches for a stream for which its ``n_batches`` returns 0."""
         # no pass runs such a stream, so it is checked here
         for number in range(plan.n_streams):
             if not plan.sampler_batches[number]:
-                stream = Stream(self._config.sampler, plan, number, self._config.root_seed, passes=0)
+                stream = Stream(self.config.sampler, plan, number, self.config.root_seed, passes=0)
                 list(stream.requests((range(plan.n_batches(number)),)))
 
     @property
@@ -176,22 +248,21 @@ class Planner:
         A ValueError as for :meth:`plan`; or, the same on every rank, if the position belongs to a different
         collection, or the remaining batches can't be divided among this number of lanes.
         """
-        check_segments(position)
         if position.finished:  # no batches remain, even if fewer lanes could read batches that "drop" has dropped
             return [Lane(())] * position.segments[-1].n_lanes
         # batches done in the last segment don't change its lanes, so they aren't part of the key
         *before, last = position.segments
-        plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)
+        plan = self.plan(n_obs, position)
         key = n_obs, position.epoch, position.passes, tuple(before), last.n_lanes
         if self._lanes is None or self._lanes[0] != key:
             self._lanes = key, self._of_position(plan, position)
         _check_done(plan, last, self._lanes[1])
         return self._lanes[1]
 
-    def segments(self, n_obs: int, position: Position) -> list[tuple[Segment, list[Lane]]]:
+    def _segments(self, n_obs: int, position: Position) -> list[tuple[Segment, list[Lane]]]:
         """Return each segment of a position, with its lanes when it begins; it raises the errors of :meth:`lanes`."""
         self.lanes(n_obs, position)
-        plan = self.plan(n_obs, position.epoch, position.segments[0].n_lanes)
+        plan = self.plan(n_obs, position)
         lanes = each_segment(plan.counts, position.segments, plan.remainder)
         return [(segment, own) for segment, (own, _) in zip(position.segments, lanes, strict=True)]
 
@@ -208,10 +279,11 @@ class Planner:
                 n_left = sum(len(lane) - 1 for lane in lanes) + len(n_parts)
                 # numbers of ranks that divide the number of remaining batches
                 fitting = ", ".join(str(number) for number in range(1, 2 * last.n_lanes) if n_left % number == 0)
+                ranks = "ranks" if self.virtual_ranks is None else "virtual ranks"
                 raise ValueError(
                     f"The {n_left} remaining batches of epoch {plan.epoch} can't be divided evenly among "
-                    f"{last.n_lanes} {self._lane_name}: {len(n_parts)} of them would be split, but some have only "
-                    f"{min(sizes.values())} rows. Resume on a number of {self._lane_name} that divides them "
+                    f"{last.n_lanes} {ranks}: {len(n_parts)} of them would be split, but some have only "
+                    f"{min(sizes.values())} rows. Resume on a number of {ranks} that divides them "
                     f"({fitting}), or start the next epoch with set_epoch({plan.epoch + 1})."
                 )
         return lanes
@@ -219,12 +291,90 @@ class Planner:
     def _batch_sizes(self, plan: EpochPlan, numbers: list[int], passes: int) -> dict[int, int]:
         """Return the number of rows of some batches; their streams run, but no data is read."""
         lane = Lane(tuple(range(number, number + 1) for number in numbers))
-        requests = Pass(self._config.sampler, plan, [lane], self._config.root_seed, Position(plan.epoch, passes))
+        requests = self._pass_of(plan, [lane], Position(plan.epoch, passes))
         return dict(zip(numbers, map(len, requests.batches()), strict=True))
+
+    def left(self, n_obs: int, position: Position) -> list[Lane]:
+        """Return the remaining batches of each lane of the job at a position."""
+        *_, (_, n_workers, done) = position.segments
+        return [lane.after(n_workers, done) for lane in self.lanes(n_obs, position)]
+
+    def n_left(self, n_obs: int, position: Position) -> int:
+        """Return the number of remaining batches, at a position, of the longest lane of the job."""
+        return max(map(len, self.left(n_obs, position)))
+
+    # Passes
+
+    def pass_at(self, n_obs: int, position: Position, worker: Worker | None = None) -> Pass:
+        """Return the pass of this rank, or of a worker's part of it, that begins at a position."""
+        plan, lanes = self.plan(n_obs, position), self.lanes(n_obs, position)
+        *_, (_, n_workers, done) = position.segments
+        own = [lanes[lane] for lane in self.own_lanes]
+        if worker is None:
+            own = [lane.after(n_workers, done) for lane in own]
+        else:
+            # PyTorch collects from worker 0 first, so worker 0 takes the part whose turn it is: after 5 batches of 3
+            # workers, part 5 % 3 = 2. Of the turns 0 1 2 0 1 before, one was of part 2: n_done is 1
+            part = Worker((worker.number + done) % worker.n_workers, worker.n_workers)
+            n_done = len(range(part.number, done, part.n_workers))
+            keeps_order = not self.config.sampler.shuffle
+            own = [lane.of_worker(part, keeps_order=keeps_order).after(1, n_done) for lane in own]
+        n_batches = position.done if position.finished else position.done_before + max(map(len, lanes))
+        return self._pass_of(plan, own, position, n_batches)
+
+    def _pass_of(self, plan: EpochPlan, lanes: list[Lane], position: Position, n_batches: int = 0) -> Pass:
+        config, rank = self.config, self.placement.rank
+        return Pass(config.sampler, plan, lanes, config.root_seed, position, n_batches, self.longest_gap, rank)
+
+    def rows(
+        self, n_obs: int, position: Position, steps: StepSelection, ranks: int | Sequence[int] | None
+    ) -> pd.DataFrame:
+        """Return the rows that each rank reads in some steps of the epoch of a position, as a table.
+
+        See :meth:`.DistributedSampler.rows_of`.
+        """
+        import pandas as pd
+
+        wanted = None if ranks is None else integers("ranks", np.atleast_1d(ranks), below=MOST_RANKS)
+        n_own = len(self.own_lanes)
+
+        def rank_of(lane: int, n_lanes: int) -> int:
+            # 4 virtual ranks on 2 ranks: lanes 0 and 1 are of rank 0, lanes 2 and 3 of rank 1. In segments with another
+            # number of lanes, each lane was a rank
+            return lane // n_own if n_lanes == self.n_lanes else lane
+
+        def is_wanted(lane: int, n_lanes: int) -> bool:
+            return wanted is None or rank_of(lane, n_lanes) in wanted
+
+        def run(lane: Lane) -> Iterator[Int64Array]:
+            return self._pass_of(plan, [lane], position).batches()
+
+        places, rows = list[tuple[int, int]](), [np.arange(0)]
+        plan, segments = self.plan(n_obs, position), self._segments(n_obs, position)
+        for read in rows_at(steps, segments, run, is_wanted):
+            places.append((read.step, rank_of(read.lane, read.n_lanes)))
+            rows.append(read.rows)
+        of_sets: dict[str, list[npt.NDArray[Any]]] = {}
+        if plan.sets is not None:
+            cells, n_before = [plan.sets.cells_of(numbers) for numbers in rows[1:]], Counter[tuple[int, int]]()
+            of_sets["set"] = [np.arange(0)]
+            for place, numbers, (_, which) in zip(places, rows[1:], cells, strict=True):
+                # numbered through over the lanes of a rank, as in its joined batch
+                of_sets["set"].append(n_before[place] + which)
+                n_before[place] += len(numbers)
+            rows[1:] = [own.rows for own, _ in cells]
+            of_sets["is_control"] = [np.zeros(0, dtype=np.bool_), *(own.are_controls for own, _ in cells)]
+        # (batches, 2), repeated to (rows, 2): (step, rank) of each row. Batches of 2 and 1 rows in step 7 of ranks 0
+        # and 1 become [[7 0] [7 0] [7 1]]
+        of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
+        columns = {"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)}
+        return pd.DataFrame(columns | {name: np.concatenate(parts) for name, parts in of_sets.items()})
+
+    # Between epochs
 
     def is_same_next_epoch(self, plan: EpochPlan) -> bool:
         """Return True if every rank has the same rows in the next epoch."""
-        sharding = self._config.sharding
+        sharding = self.config.sharding
         if plan.n_dropped and self._rotates:
             return False
         if isinstance(sharding, Contiguous | Independent | Shuffled):
@@ -246,13 +396,4 @@ def _check_done(plan: EpochPlan, segment: Segment, lanes: list[Lane]) -> None:
         raise ValueError(
             f"In the state, {segment.done} batches of epoch {plan.epoch} are done, but for {plan.n_obs} rows and "
             f"{segment.n_lanes} ranks the epoch has only {longest}. Load a state of this collection."
-        )
-
-
-def check_segments(position: Position) -> None:
-    """Raise if the numbers of ranks and workers have changed too often in an epoch for a state."""
-    if len(position.segments) > MOST_SEGMENTS:
-        raise ValueError(
-            f"The number of ranks or workers may change at most {MOST_SEGMENTS - 1} times within an epoch, got more "
-            f"changes in epoch {position.epoch}. Start the next epoch with set_epoch({position.epoch + 1})."
         )
