@@ -8,9 +8,11 @@ from importlib.metadata import metadata
 from importlib.resources import files
 from pathlib import Path
 
+import anndata as ad
+import numpy as np
 from annbatch.samplers import SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 
 frameworks = {"torch", "jax"}
 installed = {name for name in frameworks if importlib.util.find_spec(name)}
@@ -36,4 +38,7 @@ rows = [
     for row in range(part.start, part.stop)
 ]
 assert sorted(rows) == list(range(8)), rows
+loader = StatefulLoader(batch_sampler=DistributedSampler(base, dist_info=Rank(0, 2)), preload_to_gpu=False)
+batches = list(loader.add_adata(ad.AnnData(np.arange(8.0)[:, np.newaxis])))
+assert [batch["X"][:, 0].tolist() for batch in batches] == [[0, 1], [2, 3]], batches
 print("the wheel works without torch and jax")

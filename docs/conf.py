@@ -74,11 +74,11 @@ typehints_document_rtype_none = False
 autodoc_class_signature = "mixed"
 # what keeps its name where it is an annotation, and where that is explained
 autodoc_type_aliases = {
-    "AnyMask": "annbatch_distributed.masks.AnyMask",
+    "AnyMask": "annbatch_distributed.core.masks.AnyMask",
     "DistInfo": "annbatch_distributed.ranks.DistInfo",
     "Gather": "annbatch_distributed.checks.Gather",
     "Read": "annbatch_distributed.checks.Read",
-    "Remainder": "annbatch_distributed.lanes.Remainder",
+    "Remainder": "annbatch_distributed.core.lanes.Remainder",
     "StoreLike": "zarr.storage.StoreLike",
     "Timeout": "annbatch_distributed.checks.Timeout",
     "Tree": "annbatch_distributed.integrations.jax.Tree",

@@ -29,7 +29,7 @@ from transformers import (
 from annbatch_distributed import StatefulLoader
 
 if TYPE_CHECKING:
-    from annbatch_distributed.loader import WorkerDataLoader
+    from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
 class Classifier(torch.nn.Module):

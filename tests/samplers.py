@@ -13,11 +13,16 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.core.config import Config
+from annbatch_distributed.core.units import EachRow
+from annbatch_distributed.sampler import cursor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from annbatch.types import LoadRequest
+
+    from annbatch_distributed.core.plan import Plan
 
 
 class MaskBlind(Sampler):
@@ -131,6 +136,18 @@ class Uncopyable(RandomSampler):
     def __reduce_ex__(self, protocol: Any) -> str:
         msg = "nor me"
         raise RuntimeError(msg)
+
+
+def config_of(sampler: Sampler, **options: Any) -> Config:
+    """The configuration of a sampler of rows."""
+    defaults = {"remainder": None, "enforce_equal_batches": True, "sharding": "contiguous", "mask": None}
+    return Config.of(sampler, **{**defaults, "seed": 0, "align": None, "units": EachRow()} | options)
+
+
+def plan_of(sampler: DistributedSampler, n_obs: int) -> Plan:
+    """The plan that a sampler's ranks follow in the next epoch."""
+    cursor = cursor_of(sampler)
+    return cursor.epochs.plan(n_obs, cursor.next())
 
 
 def request_rows(request: LoadRequest) -> list[int]:

@@ -11,7 +11,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, We
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled
-from annbatch_distributed.rows import Rows
+from annbatch_distributed.core.rows import Rows
 from tests.samplers import Counting, IndexArrays, MaskBlind, NoBatchSize
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.masks import AnyMask
+    from annbatch_distributed.core.masks import AnyMask
 
 POLICIES = ("drop", "keep", "exact", "pad")
 #: Samplers that read every row of their range once.

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,37 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Rooms from the highest to the lowest: a room imports from itself and from lower rooms.
 ROOMS = [
-    *("cli", "integrations", "loader", "sampler", "checks", "cursor", "picture", "report", "epochs"),
-    *("stream", "config", "plan", "wrapped", "sets", "state", "ranks", "lanes", "sharding", "masks", "rows"),
+    *("__main__", "cli", "integrations", "mixtures", "loader", "sampler", "checks", "cursor", "reports", "sets"),
+    *("ranks", "core"),
 ]
-#: Rooms that know neither samplers nor frameworks.
-PURE = ["lanes", "masks", "ranks", "rows", "sharding"]
-ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{room}" for room in PURE)]
+#: Modules that know neither samplers nor frameworks.
+PURE = ["core.lanes", "core.masks", "core.rank", "core.rows", "core.sharding", "core.values", "core.worker", "ranks"]
+ARITHMETIC = ["annbatch_distributed", *(f"annbatch_distributed.{name}" for name in PURE)]
 
 
-def names_imported_by(path: Path) -> set[str]:
-    """Names of this package that a module imports at its top level, where order matters."""
-    nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
-    names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
-    return {name for name in names if name.startswith("annbatch_distributed.")}
+def modules_imported_by(path: Path) -> set[str]:
+    """Modules of this package that a module imports, also in functions and for types."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or str(node.module).partition(".")[0] != "annbatch_distributed":
+            continue
+        module = str(node.module).partition(".")[2]
+        for alias in node.names:
+            # a public name belongs to the module of its definition; a module may be imported from its package
+            name = alias.name if module else annbatch_distributed._HOMES.get(alias.name, alias.name)
+            name = f"{module}.{name}".removeprefix(".")
+            modules.add(name if name in MODULES else module)
+    return modules - {""}
+
+
+def module_of(path: Path) -> str:
+    """The name of a module within the package; of a package, the name of its folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py") if path.name != "_version.py"}
+IMPORTS = {name: modules_imported_by(path) for name, path in MODULES.items() if name}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +55,7 @@ def loaded() -> dict[str, set[str]]:
     """Modules in a new process after each of some imports."""
     statements = {
         "command line": "import annbatch_distributed.cli",
-        "rooms": "package = annbatch_distributed; package.sharding.__name__, package.ranks.__name__",
+        "rooms": "package = annbatch_distributed; package.core.__name__, package.ranks.__name__",
         "arithmetic": f"import {', '.join(ARITHMETIC)}",
         "annbatch": "import annbatch",
         "public names": "from annbatch_distributed import DistributedSampler, StatefulLoader",
@@ -54,15 +73,18 @@ def roots(modules: set[str]) -> set[str]:
 
 
 def test_rooms_import_from_rooms_below() -> None:
-    """A module imports at its top level only from its own room and from lower rooms."""
-    homes = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
-    homes = {path: room for path, room in homes.items() if not room.startswith("_")}
-    assert set(homes.values()) == set(ROOMS)
-    for path, room in homes.items():
-        names = {name.split(".")[1] for name in names_imported_by(path)}
-        # a public name belongs to the room of its definition
-        below = {annbatch_distributed._HOMES.get(name, name).partition(".")[0] for name in names}
-        assert not below & set(ROOMS[: ROOMS.index(room)]), path
+    """A module imports, also in functions, only from its own room and from lower rooms."""
+    assert {name.partition(".")[0] for name in IMPORTS} == {*ROOMS}
+    assert IMPORTS["core.epochs"] >= {"core.plan", "core.state"}
+    for name, imported in IMPORTS.items():
+        room = name.partition(".")[0]
+        assert not {other.partition(".")[0] for other in imported} & {*ROOMS[: ROOMS.index(room)]}, name
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """No module imports itself through other modules, also not in functions."""
+    order = [*TopologicalSorter({name: imported - {name} for name, imported in IMPORTS.items()}).static_order()]
+    assert order.index("core.values") < order.index("core.epochs") < order.index("sampler")
 
 
 def test_command_line_loads_nothing_before_a_command(loaded: dict[str, set[str]]) -> None:
@@ -70,7 +92,7 @@ def test_command_line_loads_nothing_before_a_command(loaded: dict[str, set[str]]
 
 
 def test_room_is_an_attribute_before_its_import(loaded: dict[str, set[str]]) -> None:
-    rooms = {"annbatch_distributed.ranks", "annbatch_distributed.sharding"}
+    rooms = {"annbatch_distributed.ranks", "annbatch_distributed.core"}
     assert rooms.isdisjoint(loaded["command line"])
     assert rooms <= loaded["rooms"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.lanes import Lane, Segment, Worker, each_segment
+from annbatch_distributed.core.lanes import Lane, Segment, Worker, each_segment
 from tests.strategies import POLICIES
 
 if TYPE_CHECKING:

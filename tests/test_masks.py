@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Rows
-from annbatch_distributed.masks import open_ended, resolve_mask
+from annbatch_distributed.core.masks import open_ended, resolve_mask
 from tests.strategies import masks, selected
 
 N_OBS = 100

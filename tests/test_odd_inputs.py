@@ -28,7 +28,7 @@ from annbatch_distributed import (
     suggest_sizes,
 )
 from annbatch_distributed.checks import Tally
-from annbatch_distributed.masks import resolve_mask
+from annbatch_distributed.core.masks import resolve_mask
 from tests.loaders import numbered
 from tests.samplers import Counting, MaskBlind, NoBatchSize, job
 from tests.strategies import POLICIES, selected, unknown

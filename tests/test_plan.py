@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +21,62 @@ from annbatch_distributed import (
     Rows,
     Shuffled,
 )
-from annbatch_distributed.sharding import Contiguous, Independent
+from annbatch_distributed.core.plan import Plan
+from annbatch_distributed.core.units import EachRow
 from tests.loaders import numbered
-from tests.samplers import batches, flat
+from tests.samplers import MaskBlind, batches, config_of, flat, plan_of
 from tests.strategies import POLICIES
 
 if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.lanes import Remainder
+    from annbatch_distributed.core.lanes import Remainder
 
 
-def plan_with(window: Rows, remainder: Remainder, world_size: int, batch_size: int | None, **options: Any) -> EpochPlan:
-    settings = {"n_obs": 1000, "epoch": 0, "seed": None, "n_draws": None, "sharding": Contiguous()} | options
-    order = {"rotates": settings.pop("rotates", True), "align": settings.pop("align", None)}
-    plan = EpochPlan(window=window, remainder=remainder, n_streams=world_size, batch_size=batch_size, **settings)
-    return plan.with_order(**order)
+class Drawing(MaskBlind):
+    """A sampler that takes some samples with replacement."""
+
+    def __init__(self, batch_size: int, n_samples: int) -> None:
+        super().__init__(batch_size)
+        self.n_samples = n_samples
+
+    def n_draws(self, n_rows: int) -> int:
+        return self.n_samples
+
+    def set_draws(self, n_draws: int) -> None:
+        self.n_samples = n_draws
+
+
+class Fixed(MaskBlind):
+    """A sampler that holds a value for each row, so that dropped rows stay the same."""
+
+    def localize(self, rows: Rows, n_obs: int) -> None:
+        pass
+
+
+def plan_with(
+    window: Rows,
+    remainder: Remainder,
+    world_size: int,
+    batch_size: int | None,
+    *,
+    n_obs: int = 1000,
+    epoch: int = 0,
+    n_draws: int | None = None,
+    rotates: bool = True,
+    align: int | None = None,
+    sampler_batches: tuple[int, ...] = (),
+) -> Plan:
+    """The plan of some rows of a collection."""
+    size: Any = batch_size
+    sampler: Any = MaskBlind(size) if rotates else Fixed(size)
+    if n_draws is not None:
+        sampler = Drawing(size, n_draws)
+    sharding = "contiguous" if n_draws is None else "independent"
+    config = config_of(sampler, remainder=remainder, sharding=sharding)
+    units = EachRow().in_epoch(n_obs, epoch, None)
+    plan = Plan.of(replace(config, align=align), n_obs, units, epoch, world_size, window)
+    return replace(plan, sampler_batches=sampler_batches)
 
 
 def assign(order: list[int], remainder: Remainder, world_size: int, batch_size: int) -> list[list[int]]:
@@ -102,7 +143,7 @@ def test_independent_ranks_split_the_number_of_samples(
 ) -> None:
     """Independent ranks have the whole window, and split the number of samples."""
     window = Rows((range(10, 30), range(40, 61)))
-    plan = plan_with(window, remainder, world_size, batch_size, sharding=Independent(), n_draws=n_draws)
+    plan = plan_with(window, remainder, world_size, batch_size, n_draws=n_draws)
     assert (plan.n_draws, plan.dropped, plan.n_dropped, plan.n_repeated) == (n_draws, Rows(), 0, 0)
     for rank in range(world_size):
         assert (plan.shard(rank).rows, plan.shard(rank).n_own) == (window, len(window))
@@ -152,14 +193,14 @@ def test_blocks_limit_the_alignment(align: int | None, expected: int) -> None:
     sampler = DistributedSampler(
         RandomSampler(8, 1, 4), dist_info=Rank(0, 3), sharding=Shuffled(8), seed=0, align=align
     )
-    assert sampler.plan(500).align == expected
+    assert plan_of(sampler, 500).align == expected
 
 
 def test_replacement_from_shuffled_rows_starts_anywhere() -> None:
     """A chunk that is sampled with replacement starts at any row of a shuffled shard, whose rows keep their order."""
     wrapped = RandomSampler(8, 1, 8, replacement=True, num_samples=8)
     sampler = DistributedSampler(wrapped, dist_info=Rank(0, 1), sharding=Shuffled(8), seed=0, read_through=0)
-    assert sampler.plan(32).align is None
+    assert plan_of(sampler, 32).align is None
     shard = list(sampler.plan(32).shard(0).rows)
     starts = {shard.index(rows[0]) for _ in range(50) for rows in batches(sampler.sample(32))}
     assert len({start % 8 for start in starts}) == 8
@@ -224,9 +265,8 @@ def test_too_few_rows_or_samples_are_counted(remainder: Any, sizes: Any, message
     with pytest.raises(ValueError, match=message):
         plan_with(Rows((range(n_rows),)), remainder, world_size, batch_size)
     plan_with(Rows((range(n_rows + 1),)), remainder, world_size, batch_size)
-    draws: dict[str, Any] = {"sharding": Independent(), "n_draws": n_rows}
     with pytest.raises(ValueError, match=message.replace("selects", "takes").replace("rows", "samples")):
-        plan_with(Rows((range(500),)), remainder, world_size, batch_size, **draws)
+        plan_with(Rows((range(500),)), remainder, world_size, batch_size, n_draws=n_rows)
 
 
 def test_batches_are_numbered_from_stream_to_stream() -> None:
@@ -241,14 +281,14 @@ def test_batches_are_numbered_from_stream_to_stream() -> None:
         assert [plan.stream_of(number) for number in range(len(streams))] == streams
 
 
-def plan_of(n_obs: int, world_size: int, **options: Any) -> EpochPlan:
+def public_plan(n_obs: int, world_size: int, **options: Any) -> EpochPlan:
     return DistributedSampler(RandomSampler(4, 2, 8), dist_info=Rank(0, world_size), **options).plan(n_obs)
 
 
 @pytest.mark.parametrize("remainder", POLICIES)
 def test_plan_of_10_billion_rows_stays_small(remainder: str) -> None:
     """A pickled plan of 10 billion rows on 1,024 ranks has less than 10 kB."""
-    plan = plan_of(10**10, 1024, remainder=remainder)
+    plan = public_plan(10**10, 1024, remainder=remainder)
     assert len(pickle.dumps(plan)) < 10_000
     assert sum(plan.shard(rank).n_own for rank in range(1024)) + plan.n_dropped == 10**10
     assert plan.shard(1023).rows.stops[0] == 10**10 - plan.n_dropped

@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from annbatch_distributed.config import draw_root_seed
-from annbatch_distributed.stream import generator
+from annbatch_distributed.core.config import draw_root_seed
+from annbatch_distributed.core.stream import generator
 
 
 def test_different_coordinates_are_different_generators() -> None:

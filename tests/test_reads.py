@@ -16,8 +16,8 @@ from tests.samplers import request_rows
 from tests.stores import Counting
 
 if TYPE_CHECKING:
-    from annbatch_distributed.lanes import Remainder
-    from annbatch_distributed.masks import AnyMask
+    from annbatch_distributed.core.lanes import Remainder
+    from annbatch_distributed.core.masks import AnyMask
 
 N_OBS, CHUNK = 20_011, 64
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.rows import expand, runs
-from annbatch_distributed.stream import LONGEST_GAP, Request, concatenated
+from annbatch_distributed import DistributedSampler
+from annbatch_distributed.core.request import LONGEST_GAP, Request, concatenated
+from annbatch_distributed.core.rows import expand, runs
 from tests.samplers import batches, flat, repeats
 
 
@@ -32,10 +31,6 @@ def batches_of(request: Request) -> list[tuple[list[int], list[bool]]]:
     return list(zip(batches([load_request]), marks, strict=True))
 
 
-def gaps(request: Request) -> Any:
-    return request.starts[1:] - request.stops[:-1]
-
-
 @given(requests())
 def test_rows_at_positions_match_the_request(request_: Request) -> None:
     """Rows at positions are found without listing every row of a request."""
@@ -46,15 +41,27 @@ def test_rows_at_positions_match_the_request(request_: Request) -> None:
 @given(requests(), st.integers(1, 70))
 def test_reading_gaps_keeps_the_batches(request_: Request, longest: int) -> None:
     """Reading gaps keeps the batches, and joins all ranges that have a short gap between them."""
-    are_read = (gaps(request_) > 0) & (gaps(request_) <= longest)
-    through = request_.read_through(are_read)
+    through = request_.with_gaps(longest)
     assert batches_of(through) == batches_of(request_)
-    assert {*request_.rows()} <= {*through.rows()}
-    assert len(through.rows()) == len(request_.rows()) + gaps(request_)[are_read].sum()
-    if are_read.any():
-        assert not ((gaps(through) >= 0) & (gaps(through) <= longest)).any()
-    else:
-        assert through is request_
+    read, n_ranges = list[int](), 0
+    for start, stop in zip(request_.starts.tolist(), request_.stops.tolist(), strict=True):
+        is_near = bool(read) and 0 <= start - read[-1] - 1 <= longest
+        read += range(read[-1] + 1, start) if is_near else ()
+        n_ranges += not is_near
+        read += range(start, stop)
+    assert through.rows().tolist() == read
+    assert len(through.starts) == n_ranges if len(read) > len(request_.rows()) else through is request_
+
+
+@given(requests(), st.integers(1, 70), st.data())
+def test_only_allowed_gaps_are_read(request_: Request, longest: int, data: st.DataObject) -> None:
+    """Gaps that may not be read stay gaps."""
+    where = np.array([data.draw(st.booleans()) for _ in request_.starts[1:]], dtype=bool)
+    through = request_.with_gaps(longest, where=where)
+    assert batches_of(through) == batches_of(request_)
+    gaps = zip(request_.stops[:-1].tolist(), request_.starts[1:].tolist(), where.tolist(), strict=True)
+    lengths = [after - before for before, after, is_allowed in gaps if is_allowed and 0 < after - before <= longest]
+    assert through.n_rows == len(request_.rows()) + sum(lengths)
 
 
 @given(requests(), st.data())
@@ -84,5 +91,5 @@ def test_ranges_expand_to_the_same_rows(rows: list[int]) -> None:
 
 
 def test_longest_gap_matches_the_documentation() -> None:
-    """The longest gap that is read by default is 64 rows, as documented."""
-    assert LONGEST_GAP == 64
+    """The default of `read_through` is that of its docstring."""
+    assert f"(default {LONGEST_GAP})" in str(DistributedSampler.__doc__)

@@ -27,8 +27,8 @@ from tests.test_state import STATE as OTHER_STATE
 from tests.workers import read_by_workers
 
 if TYPE_CHECKING:
-    from annbatch_distributed.rows import Rows
-    from annbatch_distributed.stream import Pass
+    from annbatch_distributed.core.rows import Rows
+    from annbatch_distributed.core.stream import Pass
     from tests.strategies import Job
 
 

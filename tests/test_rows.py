@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Rows
-from annbatch_distributed.rows import cut_at_multiples, whole_chunks_first
+from annbatch_distributed.core.rows import cut_at_multiples, whole_chunks_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anndata as ad
 import numpy as np
@@ -23,8 +23,27 @@ from tests.strategies import jobs
 from tests.test_laws import drops_rows, runnable
 
 if TYPE_CHECKING:
-    from annbatch_distributed.sets import Cells
     from tests.strategies import Job
+
+
+class Cells(NamedTuple):
+    """Cells of one set."""
+
+    rows: np.ndarray
+    are_controls: np.ndarray
+    are_repeats: np.ndarray
+
+
+def cells_in(sets: Sets, epoch: int, seed: int | None = None) -> list[Cells]:
+    """The cells of each set of an epoch."""
+    in_epoch, result = sets.in_epoch(sets.n_obs, epoch, seed), []
+    for number in range(len(sets)):
+        rows, which, marks = in_epoch.rows_of(np.array([number]))
+        assert not which.any()
+        assert not marks["set"].any()
+        assert ("repeated" in marks) == (sets.tail == "fill")
+        result.append(Cells(rows, marks["is_control"], marks.get("repeated", np.zeros(len(rows), dtype=bool))))
+    return result
 
 
 @dataclass(frozen=True)
@@ -40,8 +59,7 @@ class Drawn:
 
     def in_epoch(self, epoch: int) -> list[Cells]:
         """The cells of each set of an epoch."""
-        sets = self.sets()
-        return list(map(sets.in_epoch(len(self.obs), epoch, None).cells, range(len(sets))))
+        return cells_in(self.sets(), epoch)
 
     @property
     def groups(self) -> dict[tuple[str, str], list[int]]:
@@ -182,8 +200,7 @@ N_CELLS, N_SETS = 200, 40
 
 
 def cells(sets: Sets, epoch: int, seed: int | None = None) -> list[list[int]]:
-    numbers = range(len(sets))
-    return [sets.in_epoch(N_CELLS, epoch, seed).cells(number).rows.tolist() for number in numbers]
+    return [own.rows.tolist() for own in cells_in(sets, epoch, seed)]
 
 
 @pytest.mark.parametrize(("size", "chunk"), [(1, 1), (10, 10), (16, 16), (17, 1), (20, 10), (64, 16)])
@@ -243,7 +260,7 @@ def test_every_control_is_used_eventually() -> None:
     """Every control of a pool of 23 cells is used within 12 epochs, although chunks of 4 don't divide the pool."""
     obs = pd.DataFrame({"drug": 23 * ["DMSO"] + 40 * ["a"]})
     sets = Sets.from_obs(obs, by="drug", size=4, chunk=4, controls={"drug": "DMSO"}, seed=0)
-    used = {int(row) for epoch in range(12) for n in range(10) for row in sets.in_epoch(63, epoch, None).cells(n).rows}
+    used = {int(row) for epoch in range(12) for cells in cells_in(sets, epoch) for row in cells.rows}
     assert used == set(range(63))
 
 
@@ -252,7 +269,7 @@ def test_set_is_independent_of_later_groups() -> None:
     obs = pd.DataFrame({"drug": 20 * ["a"] + 20 * ["b"] + 20 * ["c"]})
     few, many = (Sets.from_obs(obs, by="drug", size=4, chunk=2, seed=0, mask=slice(0, stop)) for stop in (40, 60))
     for number in range(10):
-        assert np.array_equal(*(sets.in_epoch(60, 1, None).cells(number).rows for sets in (few, many)))
+        assert np.array_equal(*(cells_in(sets, 1)[number].rows for sets in (few, many)))
 
 
 # Samplers treat a set as a row
@@ -269,8 +286,8 @@ def sets_like_rows(n_sets: int, **options: Any) -> Sets:
 
 def expected(sets: Sets, epoch: int, numbers: list[list[int]]) -> list[list[int]]:
     """The cells of the sets in each batch."""
-    in_epoch = sets.in_epoch(sets.n_obs, epoch, None)
-    return [[row for number in batch for row in in_epoch.cells(number).rows.tolist()] for batch in numbers]
+    in_epoch = cells_in(sets, epoch)
+    return [[row for number in batch for row in in_epoch[number].rows.tolist()] for batch in numbers]
 
 
 @given(jobs(), st.integers(0, 2), st.integers(1, 4), st.integers(0, 3), st.booleans())
@@ -329,7 +346,7 @@ def test_load_requests_describe_each_cell(drawn: Job, tail: str) -> None:
             is_pad = drawn.options["remainder"] == "pad"
             assert ("repeated" in request) == (is_pad or tail == "fill")
             for number, (split, numbers) in enumerate(zip(of_rows["splits"], batches([of_rows]), strict=True)):
-                parts = [sets.in_epoch(sets.n_obs, 0, None).cells(number) for number in numbers]
+                parts = [cells_in(sets, 0)[number] for number in numbers]
                 sizes = [len(part.rows) for part in parts]
                 key: Any = request
                 assert key["set"][number].tolist() == np.repeat(np.arange(len(parts)), sizes).tolist()

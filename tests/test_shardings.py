@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rows, Shuffled
-from annbatch_distributed.sharding import Contiguous, Independent
+from annbatch_distributed.core.sharding import Contiguous, Independent
 from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
 
 if TYPE_CHECKING:

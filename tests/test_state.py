@@ -13,9 +13,9 @@ import torch
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.lanes import Segment
+from annbatch_distributed.core.lanes import Segment
+from annbatch_distributed.core.state import Position, check_identity, differences, from_state, listed, to_state
 from annbatch_distributed.sampler import cursor_of
-from annbatch_distributed.state import Position, check_identity, differences, from_state, listed, to_state
 
 #: A state as in a file, written by hand.
 STATE: dict[str, Any] = {

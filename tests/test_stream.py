@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -14,16 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, Rows
-from annbatch_distributed.lanes import SharedStep
-from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.sharding import Contiguous
-from annbatch_distributed.stream import Stream
-from tests.samplers import Counting, IndexArrays, MaskBlind, batches, flat, job, repeats, request_rows
+from annbatch_distributed.core.lanes import Lane, SharedStep
+from annbatch_distributed.core.plan import Plan
+from annbatch_distributed.core.state import Position
+from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.units import EachRow
+from tests.samplers import Counting, IndexArrays, MaskBlind, batches, config_of, flat, job, repeats, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from annbatch.types import LoadRequest
+
+    from annbatch_distributed.core.lanes import Numbers
+    from annbatch_distributed.core.request import Request
 
 
 class Yielding(MaskBlind):
@@ -40,23 +45,26 @@ class Yielding(MaskBlind):
         yield from self.requests
 
 
-def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep") -> Stream:
+class OnlyStream:
     """The only stream of a plan of some rows."""
-    plan = EpochPlan(
-        n_obs=100,
-        epoch=0,
-        n_streams=1,
-        window=rows,
-        remainder=policy,
-        batch_size=20,
-        sharding=Contiguous(),
-        seed=None,
-        n_draws=None,
-        order=rows,
-        dropped=Rows(),
-        sampler_batches=(sampler.n_batches(len(rows)),),
-    )
-    return Stream(sampler, plan, 0, 0, 0)
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def requests(self, numbers: Numbers, *, step: SharedStep | None = None, longest_gap: int = 0) -> Iterator[Request]:
+        lane = Lane(numbers) if step is None else Lane((), step)
+        requests = Pass(self.plan, [lane], Position(), longest_gap=longest_gap)
+        while True:
+            try:
+                yield requests.take()
+            except StopIteration:
+                return
+
+
+def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep") -> OnlyStream:
+    config = config_of(sampler, remainder=policy)
+    plan = Plan(config, 100, EachRow().in_epoch(100, 0, None), 0, n_streams=1, window=rows, order=rows, dropped=Rows())
+    return OnlyStream(replace(plan, sampler_batches=(sampler.n_batches(len(rows)),)))
 
 
 ROWS = Rows((range(10, 14), range(20, 26)))
@@ -156,10 +164,8 @@ class Cut(MaskBlind):
 
 def counted(*sizes: list[int], promised: int, planned: int) -> list[list[int]]:
     sampler = Cut(*sizes, n_batches=promised)
-    only = stream(sampler, Rows((range(40),)))
-    plan = only.plan
-    object.__setattr__(plan, "remainder", "exact")
-    vars(plan)["most_batches"] = planned
+    only = stream(sampler, Rows((range(40),)), "exact")
+    vars(only.plan)["most_batches"] = planned
     return [[len(split) for split in request.splits] for request in only.requests((range(planned),))]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from annbatch.types import LoadRequest
 
-    from annbatch_distributed.stream import Pass
+    from annbatch_distributed.core.stream import Pass
 
     type Read = list[list[int]]
 

@@ -23,7 +23,7 @@ from zarr.storage import MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.checks import Tally
-from annbatch_distributed.ranks.worker import current_worker, hidden_worker
+from annbatch_distributed.core.worker import current_worker, hidden_worker
 from tests.loaders import numbered, rows
 from tests.meeting import verdict
 from tests.samplers import batches, flat

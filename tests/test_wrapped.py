@@ -24,9 +24,9 @@ import torch
 from annbatch.samplers import ClassSampler, RandomSampler, WeightedClassSampler
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled
-from annbatch_distributed.rows import Rows
-from annbatch_distributed.sharding import Contiguous, Independent
-from annbatch_distributed.wrapped import (
+from annbatch_distributed.core.rows import Rows
+from annbatch_distributed.core.sharding import Contiguous, Independent
+from annbatch_distributed.core.wrapped import (
     SETTINGS,
     SHARED_BYTES,
     chunk_size,

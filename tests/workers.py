@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from annbatch_distributed import DistributedSampler
-    from annbatch_distributed.stream import Pass
+    from annbatch_distributed.core.stream import Pass
 
 
 @contextmanager

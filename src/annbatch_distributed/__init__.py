@@ -14,13 +14,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annbatch_distributed.loader import AlignedLoader, MixedLoader, StatefulLoader, suggest_sizes
-    from annbatch_distributed.plan import EpochPlan
+    from annbatch_distributed.core.rows import Rows
+    from annbatch_distributed.core.sharding import Shuffled
+    from annbatch_distributed.loader import StatefulLoader, suggest_sizes
+    from annbatch_distributed.mixtures import AlignedLoader, MixedLoader
     from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
-    from annbatch_distributed.rows import Rows
+    from annbatch_distributed.reports import EpochPlan
     from annbatch_distributed.sampler import DistributedSampler
     from annbatch_distributed.sets import Sets
-    from annbatch_distributed.sharding import Shuffled
 
 __all__ = [
     "AlignedLoader",
@@ -38,12 +39,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("AlignedLoader", "MixedLoader", "StatefulLoader", "suggest_sizes"), "loader"),
+    **dict.fromkeys(("AlignedLoader", "MixedLoader"), "mixtures"),
+    **dict.fromkeys(("StatefulLoader", "suggest_sizes"), "loader"),
     **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
-    "Shuffled": "sharding",
+    "Shuffled": "core.sharding",
     "DistributedSampler": "sampler",
-    "EpochPlan": "plan",
-    "Rows": "rows",
+    "EpochPlan": "reports",
+    "Rows": "core.rows",
     "Sets": "sets",
 }
 

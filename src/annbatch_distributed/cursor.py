@@ -5,7 +5,7 @@ It is the only part of a sampler that changes:
 1. ``position`` is where the next pass begins. It moves when an epoch is set, a state is loaded, or a pass begins.
 2. ``last`` is the last pass since then. A state is the position of that pass, after the batches that its consumer has
    done. A loader has one pass at a time, so a new one ends the one before.
-3. ``epochs`` is replaced when the mask, the generator or the rank changes.
+3. ``source`` and ``epochs`` are replaced when the rank changes, and ``epochs`` when the mask or the generator does.
 
 Everything that follows from a position is computed by :class:`Epochs`.
 """
@@ -23,26 +23,32 @@ from typing import TYPE_CHECKING, Any, Self
 
 import annbatch
 
-from annbatch_distributed.config import Config
-from annbatch_distributed.epochs import Epochs
-from annbatch_distributed.masks import check_names
-from annbatch_distributed.plan import Classes, EpochPlan
+from annbatch_distributed.core.config import Config
+from annbatch_distributed.core.epochs import Epochs
+from annbatch_distributed.core.masks import check_names
+from annbatch_distributed.core.plan import Classes, Plan
+from annbatch_distributed.core.state import Identity, Position, check_identity, from_state, to_state
+from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.values import BOUND
+from annbatch_distributed.core.worker import SharedFlag, base_seed, current_worker
 from annbatch_distributed.ranks import DistInfo, Rank, Source
-from annbatch_distributed.ranks.worker import SharedFlag, base_seed, current_worker
-from annbatch_distributed.rows import BOUND
-from annbatch_distributed.state import Identity, Position, check_identity, from_state, to_state
-from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+#: The argument that was made for cells with these names, and the names.
+type Names = tuple[str, pd.Index[Any]]
+
+
 class Cursor:
     """Place of a rank in its epochs: the position of the next pass, and the last pass."""
 
-    def __init__(self, epochs: Epochs, names: pd.Index[Any] | None) -> None:
+    def __init__(self, epochs: Epochs, source: Source, names: Names | None) -> None:
         #: Every epoch of this rank, as functions of a position.
         self.epochs = epochs
+        #: Source of the rank of this process.
+        self.source = source
         #: Names of the cells that the mask or the sets were made for; None if unknown, or once they were compared.
         self.names = names
         #: Position of the next pass, or the end of the last one.
@@ -194,7 +200,7 @@ class Cursor:
     @property
     def _n_obs(self) -> Any:  # noqa: ANN401 a state may have anything
         """Number of rows of the collection according to the last pass or the loaded state; None if unknown."""
-        return self._saved.get("n_obs") if self.last is None else self.last.plan.n_cells
+        return self._saved.get("n_obs") if self.last is None else self.last.plan.n_obs
 
     def resume(
         self,
@@ -240,14 +246,15 @@ class Cursor:
     @contextmanager
     def resharded(self, dist_info: DistInfo | None) -> Iterator[None]:
         """Change the rank, and resume in this context; if that raises, restore the rank."""
-        before = self.epochs
-        source = before.source if dist_info is None else dist_info
+        before = self.source, self.epochs
+        source = self.source if dist_info is None else dist_info
         try:
             # a deferred source may have the answer of an earlier job
-            self.epochs = before.moved(source.again() if isinstance(source, Source) else Source.of(source))
+            self.source = source.again() if isinstance(source, Source) else Source.of(source)
+            self.epochs = self.epochs.moved(self.source)
             yield
         except BaseException:
-            self.epochs = before
+            self.source, self.epochs = before
             raise
         self.n_changes += 1
 
@@ -270,7 +277,7 @@ class Cursor:
 
     # Checks
 
-    def check(self, n_obs: int, position: Position) -> EpochPlan:
+    def check(self, n_obs: int, position: Position) -> Plan:
         """Return the plan of a position; raise if the loaded state has a different number of rows.
 
         It warns if ranks sample from different classes.
@@ -296,7 +303,7 @@ class Cursor:
             saved = {name: self._saved.get(name) for name in ("datasets", "cells")}
             check_identity(saved, dict(collection))
         if self.names is not None and names is not None:
-            check_names("mask" if self.epochs.config.sets is None else "obs", self.names, names)
+            check_names(*self.names, names)
             self.names = None
 
     def check_is_last(self, current: Pass) -> None:
@@ -313,7 +320,7 @@ class Cursor:
         """Raise a RuntimeError if the ranks have changed since a pass began on a rank."""
         here, remedy = self.epochs.placement.rank, "Iterate over the loader again."
         if before == here and current_worker() is None:
-            here = self.epochs.source.current_rank()
+            here = self.source.current_rank()
             remedy = "Call loader.reshard() in every process after the same step."
         if before != here:
             raise RuntimeError(
@@ -332,7 +339,7 @@ class Cursor:
 
     # Warnings
 
-    def _warn_of_second_pass(self, plan: EpochPlan, position: Position) -> None:
+    def _warn_of_second_pass(self, plan: Plan, position: Position) -> None:
         if position.passes and not position.done and not self.epochs.is_same_next_epoch(plan):
             self._warn_once(
                 "set_epoch() was not called since the last iteration, so every rank reads the same rows again, in a "

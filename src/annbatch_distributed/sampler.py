@@ -20,18 +20,21 @@ from annbatch.abc import Sampler
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Reading, Timeout
-from annbatch_distributed.config import Config, ShardingName, check_wrapped
-from annbatch_distributed.cursor import Cursor, warn
-from annbatch_distributed.epochs import Epochs, StepSelection
-from annbatch_distributed.lanes import Remainder
-from annbatch_distributed.masks import AnyMask
-from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.core.config import Config, ShardingName, check_wrapped
+from annbatch_distributed.core.epochs import Epochs, StepSelection
+from annbatch_distributed.core.lanes import Remainder
+from annbatch_distributed.core.masks import AnyMask
+from annbatch_distributed.core.rank import MOST_RANKS
+from annbatch_distributed.core.request import LONGEST_GAP
+from annbatch_distributed.core.rows import Rows
+from annbatch_distributed.core.sharding import Sharding
+from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.units import EachRow, Units
+from annbatch_distributed.core.values import BOUND, integer, names_of
+from annbatch_distributed.cursor import Cursor, Names, warn
 from annbatch_distributed.ranks import DistInfo, Source
-from annbatch_distributed.ranks.rank import MOST_RANKS
-from annbatch_distributed.rows import BOUND, Rows, integer, names_of
+from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sets import Sets
-from annbatch_distributed.sharding import Sharding
-from annbatch_distributed.stream import LONGEST_GAP, Pass
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,6 +187,7 @@ class DistributedSampler(Sampler):
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
             warn(warning)
+        units: Units = EachRow() if sets is None else Sets.checked(sets)
         config = Config.of(
             sampler,
             remainder=remainder,
@@ -192,15 +196,16 @@ class DistributedSampler(Sampler):
             mask=mask,
             seed=seed,
             align=align,
-            sets=sets,
+            units=units if sets is None else replace(sets, names=None),  # the cursor keeps the names, which may be many
         )
         longest_gap = integer("read_through", read_through, least=0, below=BOUND)
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
-        epochs = Epochs(config, Source.of(dist_info), virtual_ranks=virtual_ranks, longest_gap=longest_gap)
-        if epochs.source.is_known:
+        source = Source.of(dist_info)
+        epochs = Epochs(config, source, virtual_ranks=virtual_ranks, longest_gap=longest_gap)
+        if source.is_known:
             _ = epochs.own_lanes  # raises if this number of ranks can't run them
-        self._cursor = Cursor(epochs, _names_of(config, mask) if sets is None else sets.names)
+        self._cursor = Cursor(epochs, source, _names_of(config, mask, sets))
 
     @property
     def _epochs(self) -> Epochs:
@@ -489,14 +494,8 @@ class DistributedSampler(Sampler):
         """
         n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._cursor.next()
         plan = self._cursor.check(n_obs, position)
-        # under drop, batches that don't divide evenly among the ranks of a resumed epoch are dropped, too
-        if position.done:
-            remaining = list(map(len, self._epochs.left(n_obs, position)))
-            n_done = sum(segment.n_lanes * segment.done for segment in position.segments)
-            n_over = plan.first_number(plan.n_streams) - n_done - sum(remaining)
-            n_over = n_over if plan.remainder == "drop" else 0
-            plan = replace(plan, remaining=tuple(remaining), n_dropped_batches=n_over)
-        return replace(plan, n_processes=None if self.virtual_ranks is None else self.world_size)
+        n_processes = None if self.virtual_ranks is None else self.world_size
+        return EpochPlan.of(plan, position, self._epochs.left(n_obs, position), n_processes)
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches that this rank yields in the next iteration.
@@ -730,7 +729,7 @@ class DistributedSampler(Sampler):
         >>> [request["requests"] for request in sampler.sample(9)]
         [[slice(4, 6, None)], [slice(6, 8, None)]]
         """
-        if self._config.sets is not None and _is_annbatchs(sys._getframe(1)):
+        if self._config.units.identity and _is_annbatchs(sys._getframe(1)):
             raise RuntimeError(
                 "Sets of cells can't be read with annbatch's Loader, which doesn't return the set of each cell. Use a "
                 "StatefulLoader, which takes the same arguments."
@@ -746,8 +745,8 @@ class DistributedSampler(Sampler):
         return duplicate
 
     def __repr__(self) -> str:
-        config, source = self._config, self._epochs.source
-        sets = "" if config.sets is None else f"sets={config.sets!r}, "
+        config, source = self._config, self._cursor.source
+        sets = f"sets={config.units!r}, " if config.units.identity else ""
         virtual = "" if self.virtual_ranks is None else f"virtual_ranks={self.virtual_ranks}, "
         who, asked = "rank=?, world_size=?", "deferred"
         if source.is_known:
@@ -764,9 +763,12 @@ def cursor_of(sampler: DistributedSampler) -> Cursor:
     return sampler._cursor
 
 
-def _names_of(config: Config, mask: object) -> pd.Index[Any] | None:
-    """Return the names of the cells that a mask was made for, if it has a value for each of them."""
-    return None if config.mask.n_obs is None else names_of("mask", mask)
+def _names_of(config: Config, mask: object, sets: Sets | None = None) -> Names | None:
+    """Return the names of the cells that a mask or sets were made for, if they have a value for each of them."""
+    if sets is not None:
+        return None if sets.names is None else ("obs", sets.names)
+    names = None if config.mask.n_obs is None else names_of("mask", mask)
+    return None if names is None else ("mask", names)
 
 
 def _is_annbatchs(frame: FrameType) -> bool:

@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from reprlib import repr as shortened
 from typing import Any, Literal, NamedTuple, Self
 
@@ -29,8 +28,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from annbatch_distributed.masks import AnyMask, check_names, open_ended, resolve_mask
-from annbatch_distributed.rows import BOUND, Int64Array, Rows, integer, names_of, plural, runs
+from annbatch_distributed.core.masks import ALL, AnyMask, Mask, check_names, open_ended, resolve_mask
+from annbatch_distributed.core.rows import Rows, runs
+from annbatch_distributed.core.units import EpochUnits, UnitRows, Units
+from annbatch_distributed.core.values import BOUND, Int64Array, digest, integer, names_of, plural
 
 type Flags = npt.NDArray[np.bool_]
 
@@ -72,22 +73,11 @@ class Grouped(NamedTuple):
     def digest(self) -> str:
         """Return a digest of the cells and their groups."""
         parts = (self.rows.starts, self.rows.stops, self.firsts)
-        return blake2b(b"".join(part.tobytes() for part in parts), digest_size=16).hexdigest()
-
-
-class Cells(NamedTuple):
-    """Cells of one set, or of several."""
-
-    rows: Int64Array
-    """Row of each cell: the cells of a set, then its controls."""
-    are_controls: Flags
-    """For each cell, True if it is a control."""
-    are_repeats: Flags
-    """For each cell, True if it fills up a set and is also in another set of this epoch, or twice in this one."""
+        return digest(b"".join(part.tobytes() for part in parts))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sets:
+class Sets(Units):
     """Sets of cells of one group, with matched control cells.
 
     Create them with :meth:`from_obs`, and pass them as ``sets=`` to :class:`DistributedSampler` or
@@ -122,7 +112,7 @@ class Sets:
     """Policy for the remaining cells of a group: one of ``_TAILS``."""
     seed: int | None
     """Seed of the sets; None takes the sampler's seed."""
-    identity: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     """Arguments that determine the sets, as JSON."""
     names: pd.Index[Any] | None = None
     """``obs_names`` of the collection; None if ``obs`` has no names."""
@@ -247,7 +237,14 @@ class Sets:
                 f"{' and no controls' if controls is None else ''}. Name only columns of by and pass controls=..., or "
                 "leave match out."
             )
-        settings = {"by": columns, "match": matched, "size": size, "chunk": chunk, "tail": tail, "seed": seed}
+        settings: dict[str, Any] = {
+            "by": columns,
+            "match": matched,
+            "size": size,
+            "chunk": chunk,
+            "tail": tail,
+            "seed": seed,
+        }
         if not len(obs):
             raise ValueError("obs must have at least one cell, got 0. Pass collection.obs([...]).")
         names = names_of("obs", pd.Series(0, index=obs.index))
@@ -269,14 +266,14 @@ class Sets:
         order = np.argsort(labels)
         groups, first_cells = np.argsort(order)[groups], first_cells[order]
         treated = Grouped.of(rows, groups, len(labels))
-        identity = settings | {"mask": mask_identity, "controls": controls_identity, "cells": treated.digest()}
-        sets = cls(tuple(labels[order]), len(obs), treated, None, groups[:0], size, chunk, tail, seed, identity, names)
+        settings |= {"mask": mask_identity, "controls": controls_identity, "cells": treated.digest()}
+        sets = cls(tuple(labels[order]), len(obs), treated, None, groups[:0], size, chunk, tail, seed, settings, names)
         sets._check_sizes()
         if controls is None:
             return sets
         pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), first_cells)
         sets._check_pools(pools.sizes[pool_of], matched)
-        return replace(sets, pools=pools, pool_of=pool_of, identity=identity | {"pools": pools.digest()})
+        return replace(sets, pools=pools, pool_of=pool_of, settings=settings | {"pools": pools.digest()})
 
     def _check_sizes(self) -> None:
         """Warn about groups that are too small for a set, or raise if all are."""
@@ -337,12 +334,31 @@ class Sets:
         """Largest number of cells of a set, including its controls."""
         return min(self.size, int(self.treated.sizes.max())) * (1 if self.pools is None else 2)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Arguments that determine the sets, as JSON."""
+        return {"sets": self.settings}
+
     @staticmethod
     def checked(sets: object) -> Sets:
         """Return the argument; raise a TypeError if it isn't ``Sets``."""
         if not isinstance(sets, Sets):
             raise TypeError(f"sets must be Sets, got {shortened(sets)}. Create them with Sets.from_obs(...).")
         return sets
+
+    def check(self, mask: Mask, seed: int | None) -> None:
+        """Raise a ValueError if there is a mask of sets, or no seed."""
+        # a class sampler has a label for each set, and a mask that selects all sets
+        if mask is not ALL and mask.rows != Rows((range(len(self)),)):
+            raise ValueError(
+                "A mask can't be combined with sets, neither in DistributedSampler nor in the wrapped sampler. Select "
+                "cells with Sets.from_obs(mask=...)."
+            )
+        if self.seed is None and seed is None:
+            raise ValueError(
+                "sets require a seed, so that they are the same on every rank. Pass seed=... to DistributedSampler or "
+                "to Sets.from_obs."
+            )
 
     def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochSets:
         """Return the sets of an epoch of a collection of ``n_obs`` cells; ``seed`` is the sampler's seed."""
@@ -352,7 +368,7 @@ class Sets:
                 "Create them from the obs of this collection, or check that every dataset has been added to the loader."
             )
         seed = seed if self.seed is None else self.seed
-        assert seed is not None  # the sampler raises without a seed
+        assert seed is not None  # check raises without a seed
         return EpochSets(self, epoch, seed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -365,7 +381,7 @@ class Sets:
 
 
 @dataclass(frozen=True, eq=False)
-class EpochSets:
+class EpochSets(EpochUnits):
     """Sets of one epoch, and their cells."""
 
     sets: Sets
@@ -376,6 +392,8 @@ class EpochSets:
     """Seed of the sets."""
     _chunks: dict[int, tuple[int, Int64Array]] = field(default_factory=dict, repr=False)
 
+    noun = "set"
+
     def __len__(self) -> int:
         return len(self.sets)
 
@@ -383,38 +401,44 @@ class EpochSets:
         # Philox has a stream for each counter of four words; it counts up the first word as it generates numbers
         return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, number, kind, self.epoch]))
 
-    def cells(self, number: int) -> Cells:
-        """Return the cells of a set."""
-        return self.cells_of(np.array([number]))[0]
+    @property
+    def labels(self) -> pd.Categorical:
+        """Group of each set."""
+        return self.sets.groups
 
-    def cells_of(self, numbers: Int64Array) -> tuple[Cells, Int64Array]:
-        """Return the cells of some sets, one set after the other, and the index of each cell's set among these."""
+    def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
+        """Return the cells of some sets, one set after the other. Sets are numbered from ``first`` on."""
         sets = self.sets
         # groups of 3 and 2 sets have the first sets 0 3 (and 5 in all): set 4 is of group 1
         groups = (np.searchsorted(sets.firsts, numbers, side="right") - 1).tolist()
-        places = [self._places(group, number) for group, number in zip(groups, numbers.tolist(), strict=True)]
-        rows = sets.treated.rows.to_global(np.concatenate([own for own, _ in places]))
-        lengths, n_own = [len(own) for own, _ in places], [number for _, number in places]
-        # sets of 3 and 2 cells, whose first 2 and 2 cells are not repeats: which is 0 0 0 1 1, and positions within
-        # the sets are 0 1 2 0 1, so are_repeats is 0 0 1 0 0
-        which = np.repeat(np.arange(len(places)), lengths)
-        are_repeats = np.arange(len(rows)) - np.repeat(np.cumsum([0, *lengths[:-1]]), lengths) >= np.repeat(
-            n_own, lengths
-        )
-        if sets.pools is None:
-            return Cells(rows, np.zeros(len(rows), dtype=np.bool_), are_repeats), which
-        controls = [
-            self._control_places(number, int(sets.pool_of[group]), length)
-            for number, group, length in zip(numbers.tolist(), groups, lengths, strict=True)
-        ]
-        rows = np.append(rows, sets.pools.rows.to_global(np.concatenate(controls)))
-        # controls follow their set: cells of the sets 0 0 0 1 1 and controls of 0 0 0 1 1 are sorted by the keys
-        # 0 0 0 2 2 1 1 1 3 3, in the order 0 1 2 5 6 7 3 4 8 9
-        order = np.argsort(np.append(2 * which, 2 * which + 1), kind="stable")
-        are_controls = order >= len(which)
-        return Cells(rows[order], are_controls, np.tile(are_repeats, 2)[order] & ~are_controls), np.tile(which, 2)[
-            order
-        ]
+        places, n_own = [np.arange(0)], list[int]()
+        for group, number in zip(groups, numbers.tolist(), strict=True):
+            own, n_left = self._places(group, number)
+            places.append(own)
+            n_own.append(n_left)
+        lengths = list(map(len, places[1:]))
+        rows = sets.treated.rows.to_global(np.concatenate(places))
+        # (cells,): sets of 3 and 2 cells are 0 0 0 1 1, and positions within them 0 1 2 0 1
+        which = np.repeat(np.arange(len(lengths)), lengths)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
+        # cells after the first n_own of a set fill it up: with n_own 2 2, these are 0 0 1 0 0
+        are_repeats = within >= np.repeat(np.array(n_own, dtype=np.int64), lengths)
+        are_controls = np.zeros(len(rows), dtype=np.bool_)
+        if sets.pools is not None:
+            controls = [np.arange(0)]
+            for group, number, length in zip(groups, numbers.tolist(), lengths, strict=True):
+                controls.append(self._control_places(number, int(sets.pool_of[group]), length))
+            rows = np.append(rows, sets.pools.rows.to_global(np.concatenate(controls)))
+            # controls follow their set: cells of the sets 0 0 0 1 1 and controls of 0 0 0 1 1 are sorted by the keys
+            # 0 0 0 2 2 1 1 1 3 3, in the order 0 1 2 5 6 7 3 4 8 9
+            order = np.argsort(np.append(2 * which, 2 * which + 1), kind="stable")
+            are_controls = order >= len(which)
+            rows, which = rows[order], np.tile(which, 2)[order]
+            are_repeats = np.tile(are_repeats, 2)[order] & ~are_controls
+        marks = {"set": first + which, "is_control": are_controls}
+        if sets.tail == "fill":
+            marks["repeated"] = are_repeats
+        return UnitRows(rows, which, marks)
 
     def _places(self, group: int, number: int) -> tuple[Int64Array, int]:
         """Return the positions of the cells of a set, and the number of cells that aren't repeats."""
@@ -519,7 +543,7 @@ def _controls(
             )
         if names is not None and (control_names := names_of("controls", controls)) is not None:
             check_names("controls", control_names, (names,))
-        return flags, {"digest": blake2b(np.packbits(flags).tobytes(), digest_size=16).hexdigest()}
+        return flags, {"digest": digest(np.packbits(flags).tobytes())}
     _check_columns(obs, list(controls))
     flags, values = np.ones(len(obs), dtype=np.bool_), {}
     for name, value in controls.items():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from annbatch_distributed.checks.exchange import Gather
-    from annbatch_distributed.rows import Rows
+    from annbatch_distributed.core.rows import Rows
 
 
 def described(rank: int, world_size: int, n_peers: int = 1) -> Description:

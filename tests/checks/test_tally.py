@@ -50,7 +50,7 @@ def test_tallies_add_up(one: list[int], other: list[int]) -> None:
 
 def test_ranges_have_the_checksum_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checksum of ranges equals the checksum of their rows."""
-    monkeypatch.setattr("annbatch_distributed.rows._AT_ONCE", 10)
+    monkeypatch.setattr("annbatch_distributed.core.rows._AT_ONCE", 10)
     pieces = Rows((range(5, 98), range(2**40, 2**40 + 3), range(7, 9)))
     assert pieces.mixed_sum() == of(list(pieces)).value != of(list(pieces)[1:]).value
 

@@ -12,7 +12,15 @@ import torch
 from annbatch import DatasetCollection
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, Rank, Sets, Shuffled, StatefulLoader
+from annbatch_distributed import (
+    AlignedLoader,
+    DistributedSampler,
+    MixedLoader,
+    Rank,
+    Sets,
+    Shuffled,
+    StatefulLoader,
+)
 from tests.cli.page import not_named
 from tests.cli.test_commands import said
 from tests.processes.configurations import CLASSES, DONORS
@@ -187,3 +195,27 @@ def test_state_is_found_in_a_checkpoint_of_torch(
     assert "must have one state of a loader, got 0" in said(capsys, *arguments, code=2)
     torch.save({"model": made}, tmp_path / "last.pt")  # a function
     assert "can't load it with weights_only=True" in said(capsys, *arguments, code=2)
+
+
+def test_replay_takes_a_store_of_an_aligned_state(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The state of an AlignedLoader is replayed from the collection of any of its stores."""
+    stores = {name: made(collection, world_size=1) for name in ("rna", "protein")}
+    loader = AlignedLoader(stores, batch_sampler=stores["rna"].sampler)
+    batches = iter(loader)
+    read = [next(batches)["rna"]["index"].tolist() for _ in range(3)]
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    text = said(capsys, "replay", collection, "--state", tmp_path / "state.json", "--steps", "2", "--json")
+    assert [cell["row"] for cell in json.loads(text)["cells"]] == read[2]
+
+
+def test_replay_refuses_a_mixture(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The state of a mixture names the method that lists its cells; in a checkpoint, it is one state."""
+    mixture = MixedLoader({"tahoe": made(collection)}, weights={"tahoe": 1}, n_steps=4)
+    for suffix, write in ((".json", lambda state, path: path.write_text(json.dumps(state))), (".pt", torch.save)):
+        path = tmp_path / f"state{suffix}"
+        write(mixture.state_dict(), path)
+        line = said(capsys, "replay", collection, "--state", path, "--steps", 1, code=2)
+        assert "the state is of a mixture of tahoe" in line
+        assert "Call mixture.cells_of" in line

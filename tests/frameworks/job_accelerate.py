@@ -20,7 +20,7 @@ from tests.processes.configurations import GOOD
 from tests.processes.results import write_result
 
 if TYPE_CHECKING:
-    from annbatch_distributed.stream import Pass
+    from annbatch_distributed.core.stream import Pass
 
 ITERATIONS: list[int] = []
 

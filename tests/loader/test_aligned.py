@@ -185,7 +185,7 @@ def test_collections_are_aligned_with_sizes_that_fit(multiome: Path) -> None:
             rows += numbers.tolist()
         half = AlignedLoader.from_collections(collections(multiome), memory=1 << 17, **options)
         alone = StatefulLoader.from_collection(collections(multiome)["rna"], memory=1 << 17, **options)
-        requests = [each.plan().rows_per_request or 0 for each in (half, alone, loader)]
+        requests = [each.plan()._rows_held or 0 for each in (half, alone, loader)]
         assert 0 < requests[0] < requests[1] <= requests[2]
     assert sorted(rows) == list(range(1, 3_001))
 

@@ -12,8 +12,8 @@ from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.loader import _annbatch, stateful
-from annbatch_distributed.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -190,7 +190,7 @@ def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
     # a set may have 400 cells, but a group has only 41
     bags = sets_of(collection, size=400, tail="short")
     (loader,) = ranks(collection, 1, sets=bags, batch_size=1, memory=300 * 8 * 4, read_through=0)
-    assert loader.plan().rows_per_request == 2 * 3
+    assert loader.plan()._rows_held == 2 * 3
     assert ranks(collection, 1, memory=40 * 8 * 4, read_through=0)[0].plan().rows_in_memory is None
     message = "one batch read .* rows, .* --group-by.* or read_through=0"
     with pytest.raises(ValueError, match=message):

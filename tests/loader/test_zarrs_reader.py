@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from zarr.storage import LocalStore, MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.core.rows import runs
 from annbatch_distributed.loader import zarrs_reader
-from annbatch_distributed.rows import runs
 from tests.loader.test_annbatch import check_same
 
 if TYPE_CHECKING:

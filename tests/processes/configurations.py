@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from annbatch.abc import Sampler
 
-    from annbatch_distributed.config import ShardingName
-    from annbatch_distributed.lanes import Remainder
+    from annbatch_distributed.core.config import ShardingName
+    from annbatch_distributed.core.lanes import Remainder
     from annbatch_distributed.ranks import DistInfo
 
 N_OBS = 347

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Rows, Shuffled
-from annbatch_distributed.picture import density
+from annbatch_distributed.reports.picture import density
 
 
 def counted(rows: Rows, n_obs: int, n_bins: int) -> list[float]:

@@ -116,7 +116,7 @@ def test_error_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatc
     import sys
 
     (plan,) = plans(100, 2)
-    monkeypatch.delitem(sys.modules, "annbatch_distributed.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "annbatch_distributed.reports.picture", raising=False)
     import_module = builtins.__import__
 
     def without(name: str, *args: Any) -> Any:

@@ -26,11 +26,11 @@ from annbatch_distributed import (
     mesh_ranks,
 )
 from annbatch_distributed.checks import Tally
+from annbatch_distributed.core.sharding import Contiguous, Independent
+from annbatch_distributed.core.sharding import Shuffled as ShuffledThere
 from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
 from annbatch_distributed.ranks import Placement, Source
-from annbatch_distributed.sharding import Contiguous, Independent
-from annbatch_distributed.sharding import Shuffled as ShuffledThere
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from annbatch_distributed.lanes import Remainder
+    from annbatch_distributed.core.lanes import Remainder
 
 
 def lazy_names_have_types_of_their_modules() -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
 from importlib import metadata
 from reprlib import repr as shortened
 from typing import Any, Self
@@ -26,14 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.checks.exchange import Gather, Kind, Timeout, gather_texts, initialized, listed, seconds_of
+from annbatch_distributed.core.lanes import Lane
+from annbatch_distributed.core.plan import Plan
+from annbatch_distributed.core.rows import Rows, mixed_sum
+from annbatch_distributed.core.state import Position, bounded, flat
+from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.values import BOUND, Int64Array, digest, integer, integers, plural
+from annbatch_distributed.core.wrapped import is_annbatchs_own, n_draws
 from annbatch_distributed.cursor import Cursor
-from annbatch_distributed.lanes import Lane
-from annbatch_distributed.plan import EpochPlan
 from annbatch_distributed.ranks import Placement, Rank
-from annbatch_distributed.rows import BOUND, Int64Array, Rows, integer, integers, mixed_sum, plural
-from annbatch_distributed.state import Position, bounded, flat
-from annbatch_distributed.stream import Pass
-from annbatch_distributed.wrapped import is_annbatchs_own, n_draws
 
 #: Rows of each batch that was read.
 type Read = Tally | Iterable[npt.ArrayLike]
@@ -351,7 +351,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _digest(plan: EpochPlan) -> str:
+def _digest(plan: Plan) -> str:
     """Return a digest of a plan: of its numbers of batches, and of some rows of each rank."""
     parts: list[object] = [[int(number) for number in plan.sampler_batches], int(plan.n_dropped)]
     for rank in range(plan.n_streams):
@@ -359,7 +359,7 @@ def _digest(plan: EpochPlan) -> str:
         # 16 evenly spaced local rows, as global rows: of 32 rows, local 0 2 4 ... 30
         some = np.linspace(0, len(rows), _SOME, endpoint=False, dtype=np.int64)[: len(rows)]
         parts.append((len(rows), rows.to_global(some).tolist()))
-    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    return digest(repr(parts), size=8)
 
 
 def compare(described: Mapping[int, Description]) -> None:
@@ -449,7 +449,7 @@ class Reading:
 
     description: Description
     """Configuration and tallies, which every process receives."""
-    plan: EpochPlan
+    plan: Plan
     """Plan of all ranks."""
     position: Position
     """Position at which the pass began."""
@@ -467,30 +467,32 @@ class Reading:
                 "No iteration has started since set_epoch or load_state_dict. Call check_epoch_read before the next "
                 "set_epoch."
             )
-        if last.plan.n_cells != n_obs:
+        if last.plan.n_obs != n_obs:
             raise ValueError(
-                f"n_obs must be the number of rows of the last iteration, {last.plan.n_cells}, got {n_obs}. Pass "
+                f"n_obs must be the number of rows of the last iteration, {last.plan.n_obs}, got {n_obs}. Pass "
                 "loader.n_obs."
             )
         # several lanes with virtual ranks
         description, own = Description.of(job, cursor, n_obs, last.position, {}), cursor.epochs.own_lanes
-        plan, sampler = last.plan, last.sampler
-        # the planned batches: the sampler runs again, but no data is read
-        planned = Tally.of(last.rows())
+        plan, sampler, remainder = last.plan, last.plan.config.sampler, last.plan.config.remainder
+        # the planned batches, and their units: the sampler runs again, but no data is read
+        planned, whole = Tally(), Tally()
+        for numbers in last.batches():
+            whole.add(numbers)
+            planned.add(plan.units.rows_of(numbers).rows)
         # the shards of this rank; a resumed epoch may have more or fewer streams than lanes: lane 1 of 2 checks streams
         # 1 and 3 of 4
         n_lanes = last.position.segments[-1].n_lanes
         streams = [stream for stream in range(plan.n_streams) if stream % n_lanes in own]
         share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
         # all batches of these shards, including the batches before a resume
-        numbers = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
-        of_shares = replace(last, lanes=[Lane(numbers)]) if last.position.done else last
-        # of sets, their indices are counted, since a cell can be a control of several sets
-        whole = planned if of_shares is last and plan.sets is None else Tally.of(of_shares.batches())
+        of_shares = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
+        if last.position.done:
+            whole = Tally.of(replace(last, lanes=[Lane(of_shares)]).batches())
         has_draws = n_draws(sampler, share.n_rows) is not None
-        if share != whole and not has_draws and plan.remainder != "drop" and not is_annbatchs_own(sampler):
+        if share != whole and not has_draws and remainder != "drop" and not is_annbatchs_own(sampler):
             raise ValueError(
-                f"{type(sampler).__name__} doesn't read each row of its shard once, as remainder={plan.remainder!r} "
+                f"{type(sampler).__name__} doesn't read each row of its shard once, as remainder={remainder!r} "
                 "requires. Fix it, or pass remainder='drop', which requires only full batches. If it samples with "
                 "replacement, give it a method n_draws(n_rows) that returns the number of samples."
             )
@@ -555,7 +557,7 @@ def epochs_read(
     return lines
 
 
-def compare_readings(described: Mapping[int, Description], plan: EpochPlan, position: Position) -> str:
+def compare_readings(described: Mapping[int, Description], plan: Plan, position: Position) -> str:
     """Return a summary of the rows that processes, by number, have read; a ValueError if they differ from the plan."""
     problems = []
     for number, process in described.items():
@@ -575,7 +577,7 @@ def compare_readings(described: Mapping[int, Description], plan: EpochPlan, posi
     if not problems and plan.n_draws is None:
         repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.n_streams) if plan.n_repeated)
         if shares + _tally(plan.dropped) != sum(repeated, _tally(plan.window)):
-            problems = [f"the shards of all ranks, {plural(shares.n_rows, plan.unit)}, differ from the plan"]
+            problems = [f"the shards of all ranks, {plural(shares.n_rows, plan.units.noun)}, differ from the plan"]
     if problems:
         masked = f" ({mask})" if (mask := _masked(plan)) else ""
         raise disagreement(f"The ranks have not read the planned rows in epoch {plan.epoch}{masked}:", problems)
@@ -587,7 +589,7 @@ def _in_words(tally: Tally) -> str:
     return f"{plural(tally.n_rows, 'row')} in {plural(tally.n_batches, 'batch')}"
 
 
-def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
+def _summary(plan: Plan, position: Position, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
     """Return a line about the rows that the ranks have read as planned; it claims only what was checked."""
     is_rest = position.done > 0
     epoch = "rest of " * is_rest + f"epoch {plan.epoch}"
@@ -596,19 +598,19 @@ def _summary(plan: EpochPlan, position: Position, total: Tally, n_ranks: int, *,
     if is_rest and position.unverified:
         return text + ". Earlier batches were not checked"
     # when the number of ranks changes, whole batches may be dropped
-    if not reads_each_row or (is_rest and plan.remainder == "drop"):
+    if not reads_each_row or (is_rest and plan.config.remainder == "drop"):
         return text
     text += ". " + ("Including earlier batches, each" if is_rest else "Each")
-    text += f" of the {plural(len(plan.window) - plan.n_dropped, plan.unit)} was read once"
+    text += f" of the {plural(len(plan.window) - plan.n_dropped, plan.units.noun)} was read once"
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
     text += f", {plan.n_dropped:,} of the {len(plan.window):,} are dropped in this epoch" if plan.n_dropped else ""
     return text + (f"; {mask}" if (mask := _masked(plan)) else "")
 
 
-def _masked(plan: EpochPlan) -> str:
+def _masked(plan: Plan) -> str:
     """Return the rows that the mask selects, which identify a loader of a collection; empty if it selects all."""
-    if len(plan.window) == plan.n_obs:
+    if len(plan.window) == len(plan.units):
         return ""
     if len(plan.window.starts) <= _MOST_RANGES:
         return f"the mask selects {plan.window}"
-    return f"the mask selects {len(plan.window):,} of {plan.n_obs:,} {plan.unit}s"
+    return f"the mask selects {len(plan.window):,} of {len(plan.units):,} {plan.units.noun}s"

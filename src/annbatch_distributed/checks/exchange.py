@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from hashlib import blake2b
 from itertools import groupby
 from numbers import Real
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Literal
 
+from annbatch_distributed.core.rank import Framework, Placement
+from annbatch_distributed.core.values import digest
 from annbatch_distributed.ranks import jax, torch
-from annbatch_distributed.ranks.rank import Framework, Placement
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store as TorchStore
@@ -178,7 +178,7 @@ def _meet(
     """Return the strings of all processes with some ascending numbers, once all have called this."""
     # each set of processes, and each call of them, has its own keys in the store:
     # annbatch_distributed/9f3c.../1/said/0, .../1/outcome, .../1/heard/0
-    place = f"annbatch_distributed/{blake2b(repr(numbers).encode(), digest_size=8).hexdigest()}"
+    place = f"annbatch_distributed/{digest(repr(numbers), size=8)}"
     is_first = number == numbers[0]
     deadline, pause = clock() + seconds, 0.002
     strings: dict[int, str] = {}

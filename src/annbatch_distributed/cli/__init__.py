@@ -76,13 +76,6 @@ def _steps(text: str) -> int | slice:
     return int(text) if text.isdecimal() else _range(text)
 
 
-def _source(text: str) -> tuple[str, str]:
-    name, _, path = text.partition("=")
-    if not (name and path):
-        raise argparse.ArgumentTypeError(f"must be NAME=PATH, such as tahoe=tahoe.zarr, got {text!r}")
-    return name, path
-
-
 _POSITIVE, _NATURAL = _at_least(1), _at_least(0)
 
 
@@ -190,13 +183,11 @@ def _add_check(parser: _Parser) -> None:
 
 def _add_replay(parser: _Parser) -> None:
     group = parser.add_argument_group("what to replay")
-    group.add_argument("path", nargs="?", help=_PATH)
+    group.add_argument("path", help=_PATH)
     state = "File with the saved state of the job, as JSON or a PyTorch checkpoint (required)"
     group.add_argument("--state", required=True, metavar="FILE", help=state)
     steps = "Step or range of steps of the epoch, such as 335 or 335:345 (required)"
     group.add_argument("--steps", type=_steps, required=True, metavar="A:B", help=steps)
-    source = "Collection of a source, instead of the path, if the state is of a mixture; repeat it for each source"
-    group.add_argument("--source", type=_source, action="append", metavar="NAME=PATH", help=source)
     ranks = "Number of ranks of the job (default: from the state)"
     group.add_argument("--ranks", type=_POSITIVE, metavar="N", help=ranks)
     _add_rows_and_sampler(parser, group, of_state=True)

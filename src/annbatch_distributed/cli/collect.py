@@ -30,7 +30,7 @@ import zarr
 from annbatch import DatasetCollection
 
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.rows import plural
+from annbatch_distributed.core.values import plural
 
 #: Largest number of labels of a column that are printed.
 _MOST_VALUES = 20

@@ -11,7 +11,7 @@ import numpy as np
 from annbatch_distributed import EpochPlan
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.cells import Cells, plans_of, settings_of
-from annbatch_distributed.rows import Rows
+from annbatch_distributed.core.rows import Rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,13 +1,12 @@
 """The command ``replay``: the cells of some steps of an epoch, from a saved state, as a table or counted by label.
 
-The state describes the job, from which the command makes a loader, or a mixture with a loader for each source.
+The state describes the job, from which the command makes a loader.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,108 +17,30 @@ import numpy as np
 import pandas as pd
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, MixedLoader, Rank, Sets, Shuffled, StatefulLoader
+from annbatch_distributed import DistributedSampler, Rank, Sets, Shuffled, StatefulLoader
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.cells import Cells
-from annbatch_distributed.loader.place import from_state as from_mixture_state
-from annbatch_distributed.sharding import Contiguous, Independent
-from annbatch_distributed.state import Identity, Position, from_state
+from annbatch_distributed.core.sharding import Contiguous, Independent
+from annbatch_distributed.core.state import Identity, Position, from_state
 
 _SAMPLERS = {"random": RandomSampler, "sequential": SequentialSampler}
 _SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
 #: Classes of samplers and shardings by their names in a state.
 _CLASSES: dict[str, Any] = {f"annbatch.samplers.{kind.__name__}": kind for kind in _SAMPLERS.values()}
 _CLASSES |= {"Contiguous": Contiguous, "Independent": Independent, "Shuffled": Shuffled}
-#: Options that apply to a single collection, not to the sources of a mixture.
-_SINGLE = "mask", "where", "by"
 
 
 def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
     """Return rank 0's loader with a state loaded; options must not contradict it."""
     with _reported(f"--state {options.state}"):
-        if isinstance(state, dict) and isinstance(state.get("sources"), dict):
-            names = sorted(map(str, state["sources"]))
+        if isinstance(state, dict) and "sources" in state:
             raise ValueError(
-                f"the state is of a mixture of {', '.join(names)}. Instead of the path, pass "
-                f"{' '.join(f'--source {name}=PATH' for name in names)}."
+                f"the state is of a mixture of {', '.join(sorted(map(str, state['sources'])))}, which replay can't "
+                "make. Call mixture.cells_of in the script that makes the mixture."
             )
         loader = _loader(options, state, cells)
         loader.load_state_dict(_with_seed(options, _of_store(state, loader)))
     return loader
-
-
-def mixture_of(options: Namespace, state: Any) -> MixedLoader:  # noqa: ANN401 the contents of a file
-    """Return rank 0's mixture with a state loaded; options must not contradict it."""
-    for name in _SINGLE:
-        if getattr(options, name) is not None:
-            raise CommandError(f"--{name} applies to a single collection, not to the sources of a mixture. Omit it.")
-    file = f"--state {options.state}"
-    with _reported(file):
-        if isinstance(state, dict) and "segments" in state:
-            raise ValueError("the state is of a single loader. Pass the PATH of its collection instead of --source.")
-        _, identity, sources = from_mixture_state(state)
-        settings = _settings_of(identity)
-    readers, states = {}, {}
-    for name, cells in _collections(options, sources).items():
-        with _reported(f"{file}: {name}"):
-            loader = _loader(options, sources[name], cells)
-            states[name] = _with_seed(options, _of_store(sources[name], loader))
-            readers[name] = _reader(loader, sources[name])
-    # from the last segment of each state, which is of the job that saved it; "since" may end at an earlier job
-    ranks = {name: reader.sampler.world_size for name, reader in readers.items()}
-    if len({*ranks.values()}) > 1:
-        each = ", ".join(f"{name} {number}" for name, number in ranks.items())
-        raise CommandError(
-            f"{file}: all sources must have the same number of ranks, got numbers of ranks or virtual ranks {each}. "
-            "Pass the number of ranks of the job as --ranks."
-        )
-    with _reported(file):
-        mixture = MixedLoader(readers, **settings)
-        mixture.load_state_dict({**state, "sources": states})
-    return mixture
-
-
-def _collections(options: Namespace, sources: Mapping[str, Any]) -> dict[str, Cells]:
-    """Return the collection of each source of a state, sorted by name."""
-    paths = dict(options.source)
-    for name, _ in options.source:
-        if name not in sources:
-            raise CommandError(f"--source {name}: must be a source of the mixture, {', '.join(sorted(sources))}.")
-    if len(paths) < len(options.source):
-        raise CommandError(f"--source must name each source once, got {', '.join(name for name, _ in options.source)}.")
-    if missing := sorted(sources.keys() - paths.keys()):
-        needed = " ".join(f"--source {name}=PATH" for name in missing)
-        raise CommandError(f"--source must name every source, but {', '.join(missing)} is missing. Pass {needed}.")
-    return {name: Cells(paths[name]) for name in sorted(paths)}
-
-
-def _settings_of(identity: Identity) -> dict[str, Any]:
-    """Return the arguments of a mixture from the identity in its state."""
-    settings = {name: identity[name] for name in ("n_steps", "until")}
-    if "within_batch" in identity:
-        return settings | {"within_batch": True}
-    shares = identity["weights"]
-    if digests := [schedule for schedule in shares.values() if isinstance(schedule, dict)]:
-        raise ValueError(
-            f"the weights can't be restored from the state, which has only a digest of the {digests[0]['length']} "
-            "weights of each source. Call mixture.cells_of in the script that makes the mixture."
-        )
-    # {"tahoe": [[0, 0.75], [50, 0.5]], "census": [[0, 0.25], [50, 0.5]]} has the steps 0 and 50
-    schedule = [
-        (parts[0][0], {name: share for name, (_, share) in zip(shares, parts, strict=True)})
-        for parts in zip(*shares.values(), strict=True)
-    ]
-    return settings | {"weights": schedule, "seed": identity["seed"]}
-
-
-def _reader(loader: StatefulLoader, state: Mapping[str, Any]) -> Any:  # noqa: ANN401 torch isn't imported for its type
-    """Return the loader, or a DataLoader with the workers of the job, which change the order of batches."""
-    n_workers = from_state(state)[0].segments[-1].n_workers
-    if n_workers == 1:
-        return loader
-    with warnings.catch_warnings():  # PyTorch warns of more workers than cores, but no worker starts here
-        warnings.simplefilter("ignore")
-        return loader.to_dataloader(num_workers=n_workers)
 
 
 def _loader(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
@@ -223,8 +144,10 @@ def _mask(options: Namespace, cells: Cells, rows: Mapping[str, Any]) -> Any:  # 
     if (mask := cells.mask(options.mask, options.where)) is not None:
         return mask
     if "ranges" not in rows:
-        how = "Call mixture.cells_of in the script" if options.source else "Pass its rows as --mask or --where"
-        raise ValueError(f"the mask can't be restored from the state, which has only a digest, {rows}. {how}")
+        raise ValueError(
+            f"the mask can't be restored from the state, which has only a digest, {rows}. Pass its rows as --mask or "
+            "--where"
+        )
     return [slice(start, stop) for start, stop in rows["ranges"]]
 
 
@@ -257,7 +180,7 @@ def _build(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any
     kind = kind or _CLASSES.get(described["type"])
     if kind is None:
         raise ValueError(
-            f"{described['type']} can't be restored from the state. Call cells_of of the loader or mixture, or "
+            f"{described['type']} can't be restored from the state. Call cells_of of the loader, or "
             "rows_of of the sampler, in the script that makes it"
         )
     # a state has more settings than arguments, and the class of --sampler may have fewer arguments
@@ -267,20 +190,14 @@ def _build(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any
 
 def run(options: Namespace) -> int:
     """Print the cells of some steps, or their counts by label."""
-    if (options.path is None) == (options.source is None):
-        raise CommandError("replay needs either the PATH of a collection or --source NAME=PATH for each source")
     with _reported(f"--state {options.state}"):
         state = _state(Path(options.state))
-    loader: StatefulLoader | MixedLoader
-    if options.source is None:
-        cells = Cells(options.path)
-        loader = loader_of(options, state, cells)
-    else:
-        loader = mixture_of(options, state)
+    cells = Cells(options.path)
+    loader = loader_of(options, state, cells)
     epoch = int(state["epoch"]) if options.epoch is None else options.epoch
     columns = dict.fromkeys(options.obs or ())
     if options.by is not None:
-        if isinstance(loader, StatefulLoader) and loader.plan().sets is not None:
+        if "sets" in state["identity"]:
             raise CommandError("--by can't count cells of sets. Pass --obs to list them")
         columns[options.by] = None
     try:
@@ -289,7 +206,7 @@ def run(options: Namespace) -> int:
         raise CommandError(str(error.args[0])) from error
     if frame.empty:
         raise CommandError(f"--steps must have a step of epoch {epoch}, got none. Pass earlier steps")
-    if options.by is not None and isinstance(loader, StatefulLoader):  # mixtures take no --by
+    if options.by is not None:
         _print_counts(options, epoch, frame, cells.labels(options.by), loader)
     elif options.json:
         print(json.dumps({"epoch": epoch, "cells": json.loads(frame.to_json(orient="records"))}))

@@ -27,11 +27,11 @@ from zarr.storage import StoreLike
 
 from annbatch_distributed.checks import Timeout
 from annbatch_distributed.checks.exchange import gather_texts, initialized, seconds_of
+from annbatch_distributed.core.values import BOUND, integer
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader._annbatch import preloads_to_gpu
 from annbatch_distributed.ranks import DistInfo, Placement, Rank, Source
 from annbatch_distributed.ranks.torch import default_group as torch_group
-from annbatch_distributed.rows import BOUND, integer
 from annbatch_distributed.sampler import DistributedSampler
 
 type Compute = Callable[[Any], npt.ArrayLike]

@@ -15,12 +15,12 @@ from annbatch import Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.checks.exchange import initialized
+from annbatch_distributed.core.values import integer
+from annbatch_distributed.core.wrapped import n_draws
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.ranks import DistInfo, Rank, deferred
-from annbatch_distributed.rows import integer
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.wrapped import n_draws
 
 __all__ = ["distribute", "embed"]
 

@@ -8,19 +8,11 @@ no planning of epochs.
 
 from __future__ import annotations
 
-from annbatch_distributed.loader.aligned import AlignedLoader
-from annbatch_distributed.loader.interface import TrainingLoader
-from annbatch_distributed.loader.mixed import MixedLoader
 from annbatch_distributed.loader.sizes import Sizes, suggest_sizes
 from annbatch_distributed.loader.stateful import StatefulLoader
-from annbatch_distributed.loader.workers import WorkerDataLoader
 
 __all__ = [
-    "AlignedLoader",
-    "MixedLoader",
     "Sizes",
     "StatefulLoader",
-    "TrainingLoader",
-    "WorkerDataLoader",
     "suggest_sizes",
 ]

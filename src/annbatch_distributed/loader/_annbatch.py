@@ -22,8 +22,8 @@ from annbatch import Loader
 from annbatch.utils import CSRContainer
 from zarr import Array, AsyncArray
 
-from annbatch_distributed.rows import Int64Array
-from annbatch_distributed.state import digest_of, listed
+from annbatch_distributed.core.state import listed
+from annbatch_distributed.core.values import Int64Array, digest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | Non
         of_datasets = [index for index in names if len(index)]
         places = [np.unique(np.linspace(0, len(index) - 1, _NAMES, dtype=np.int64)) for index in of_datasets]
         sample = [[str(name) for name in index[at]] for index, at in zip(of_datasets, places, strict=True)]
-        cells = {"first": sample[0][0] if sample else None, "digest": digest_of(json.dumps(sample))}
+        cells = {"first": sample[0][0] if sample else None, "digest": digest(json.dumps(sample))}
     return {"datasets": listed(shapes) if shapes else None, "cells": cells}
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import zarr
 from annbatch import DatasetCollection
 
+from annbatch_distributed.core.masks import AnyMask, resolve_mask
+from annbatch_distributed.core.request import LONGEST_GAP, Request
+from annbatch_distributed.core.values import integer, plural
 from annbatch_distributed.loader._annbatch import n_rows_of
-from annbatch_distributed.masks import AnyMask, resolve_mask
-from annbatch_distributed.rows import integer, plural
 from annbatch_distributed.sets import Sets
-from annbatch_distributed.stream import LONGEST_GAP, Request, of_cells
 
 _ARGUMENTS = "chunk_size", "preload_nchunks", "batch_size"
 #: Rows of a store's chunk if no collection is given: annbatch's default.
@@ -194,8 +194,7 @@ def sizes_of_sets(
         # the number of rows that sets read depends on the gaps between their cells, so it is measured for random sets
         numbers = order[: n_batches * batch_size]
         request = Request(numbers, numbers + 1, [np.arange(len(numbers))])
-        read = of_cells(request, in_epoch, tells_repeats=False, longest_gap=read_through)
-        n_rows = int((read.stops - read.starts).sum())
+        n_rows = in_epoch.to_rows(request, longest_gap=read_through).n_rows
         if n_rows <= most_rows:
             n_bytes = int(n_rows * bytes_held)
             return Sizes(1, n_batches * batch_size, batch_size, len(sets) % batch_size, n_bytes)

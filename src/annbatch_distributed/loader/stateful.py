@@ -28,6 +28,8 @@ from anndata.io import read_elem
 from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
+from annbatch_distributed.core.masks import AnyMask
+from annbatch_distributed.core.request import LONGEST_GAP, Marks, Request
 from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
@@ -44,13 +46,12 @@ from annbatch_distributed.loader._annbatch import (
     stores_of,
     take_data_of,
 )
-from annbatch_distributed.loader.epochs import EpochLoader
+from annbatch_distributed.loader.base import BaseLoader
+from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.sizes import sizes_of_sets, stored, suggest_sizes
-from annbatch_distributed.masks import AnyMask
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sets import Sets
-from annbatch_distributed.stream import LONGEST_GAP, Marks, Request
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -317,12 +318,12 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     @property
     def n_obs(self) -> int:
         """Number of cells of the collection, over all ranks."""
-        return super(EpochLoader, self).n_obs
+        return super(BaseLoader, self).n_obs
 
     @property
     def n_var(self) -> int:
         """Number of genes."""
-        return super(EpochLoader, self).n_var
+        return super(BaseLoader, self).n_var
 
     def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
         """Add a collection, as ``use_collection`` of :class:`annbatch.Loader`.

@@ -25,20 +25,19 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
-from annbatch_distributed.epochs import StepSelection
-from annbatch_distributed.lanes import Segment
-from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.core.epochs import StepSelection
+from annbatch_distributed.core.lanes import Segment
+from annbatch_distributed.core.state import MOST_SEGMENTS, Position
+from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.values import integer
+from annbatch_distributed.core.worker import current_worker
+from annbatch_distributed.loader.base import BaseLoader
 from annbatch_distributed.ranks import DistInfo, Placement
-from annbatch_distributed.ranks.worker import current_worker
-from annbatch_distributed.rows import integer
+from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sampler import DistributedSampler, cursor_of
-from annbatch_distributed.state import MOST_SEGMENTS, Position
-from annbatch_distributed.stream import Pass
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from annbatch_distributed.loader.epochs import EpochLoader
 
 
 #: Options of PyTorch's DataLoader that would select or reorder rows, each with its harmless value, which Lightning
@@ -56,7 +55,7 @@ _REFUSED = {
 class _Part(IterableDataset[Any]):
     """Dataset of the workers: each worker's part of the pass that the process of the rank has begun."""
 
-    def __init__(self, loader: EpochLoader) -> None:
+    def __init__(self, loader: BaseLoader) -> None:
         self._loader = loader
         # shared by the process of the rank and its workers, persistent ones included
         self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
@@ -122,7 +121,7 @@ class WorkerDataLoader(DataLoader[Any]):
     # tests/frameworks/test_accelerate.py fails if Accelerate renames them
     _is_accelerate_prepared = use_stateful_dataloader = True
 
-    def __init__(self, dataset: EpochLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
+    def __init__(self, dataset: BaseLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
         num_workers = integer("num_workers", num_workers, least=0)
         if refused := [name for name, value in _REFUSED.items() if options.pop(name, value) not in (None, value)]:
             raise TypeError(
@@ -149,7 +148,7 @@ class WorkerDataLoader(DataLoader[Any]):
         self._n_changes: int | None = None
 
     @property  # type: ignore[override]  # torch has an attribute
-    def dataset(self) -> EpochLoader:
+    def dataset(self) -> BaseLoader:
         """Loader whose batches the workers read.
 
         Raises
@@ -161,7 +160,7 @@ class WorkerDataLoader(DataLoader[Any]):
         return self._loader
 
     @dataset.setter
-    def dataset(self, value: EpochLoader) -> None:
+    def dataset(self, value: BaseLoader) -> None:
         vars(self)["dataset"] = value  # Lightning copies a DataLoader from these attributes
 
     @property  # type: ignore[override]  # torch has one of its own

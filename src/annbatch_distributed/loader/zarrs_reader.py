@@ -32,8 +32,9 @@ import numpy.typing as npt
 from zarr import AsyncArray
 from zarr.storage import LocalStore
 
+from annbatch_distributed.core.rows import runs
+from annbatch_distributed.core.values import Int64Array
 from annbatch_distributed.loader._annbatch import room_for, zarr_dataset_of
-from annbatch_distributed.rows import Int64Array, runs
 
 if TYPE_CHECKING:
     from annbatch import Loader

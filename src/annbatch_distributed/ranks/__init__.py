@@ -5,7 +5,7 @@ A ``Source`` selects the module. The modules know frameworks and launchers, but 
 
 from __future__ import annotations
 
-from annbatch_distributed.ranks.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement, Rank
 from annbatch_distributed.ranks.source import DistInfo, Source, deferred, mesh_ranks
 
 __all__ = ["DistInfo", "Placement", "Rank", "Source", "deferred", "mesh_ranks"]

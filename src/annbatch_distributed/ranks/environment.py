@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from annbatch_distributed.ranks.rank import Placement, Rank
-from annbatch_distributed.ranks.worker import current_worker
+from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.worker import current_worker
 
 
 class _Launcher(NamedTuple):

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
+from annbatch_distributed.core.rank import Placement, Rank
 from annbatch_distributed.ranks import environment, torch
-from annbatch_distributed.ranks.rank import Placement, Rank
 
 
 class _Trainer(Protocol):

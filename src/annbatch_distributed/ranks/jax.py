@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.ranks.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement, Rank
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding

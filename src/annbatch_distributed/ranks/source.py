@@ -14,10 +14,10 @@ from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.ranks import environment, frameworks, jax, torch
 from annbatch_distributed.ranks.frameworks import AnyFramework
-from annbatch_distributed.ranks.rank import Placement, Rank
-from annbatch_distributed.ranks.worker import current_worker
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding

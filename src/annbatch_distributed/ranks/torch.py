@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from annbatch_distributed.ranks.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement, Rank
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -25,8 +25,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.rows import BOUND, Int64Array, integer, mixed
-from annbatch_distributed.state import listed
+from annbatch_distributed.core.rows import mixed
+from annbatch_distributed.core.state import listed
+from annbatch_distributed.core.values import BOUND, Int64Array, integer
 
 #: Weights of the sources by name, or a schedule of (first step, weights) pairs.
 type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]

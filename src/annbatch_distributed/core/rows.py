@@ -3,9 +3,6 @@
 The selected rows, a shard and the rows dropped in an epoch are all ``Rows``. Local row ``p`` is the ``p``-th of them,
 which is a global row of the collection. The cost of an operation depends on the number of ranges, not of rows, unless
 it returns an array of rows.
-
-Integers from users are also checked here. Python and NumPy accept a bool as an integer, truncate floats, and wrap large
-unsigned integers to negative ones. As row indices, these would silently be different rows.
 """
 
 from __future__ import annotations
@@ -13,74 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
-from numbers import Integral
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-type IntArray = npt.NDArray[np.integer[Any]]
-type Int64Array = npt.NDArray[np.int64]
-
-
-#: First integer that doesn't fit into 64 bits with a sign.
-BOUND = 2**63
-
-
-def plural(number: int, noun: str) -> str:
-    """Format a number with a noun: ``1 row``, ``10,906 rows``, ``2 batches``."""
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
-def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
-    """Return an integer of any type as Python's.
-
-    ``name`` is its name in messages. A TypeError if it isn't an integer, or is a bool; a ValueError if it isn't within
-    ``[least, below)``.
-    """
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}.")
-    number = int(value)
-    if (least is not None and number < least) or (below is not None and number >= below):
-        # Python refuses to format an integer of thousands of digits
-        got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"
-        raise ValueError(f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}.")
-    return number
-
-
-def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:
-    """Return integers in an array, a list, a range or a pandas Series as an int64 array of the same shape.
-
-    ``name`` is the beginning of messages. A TypeError if they aren't integers (an empty array may have any dtype), a
-    ValueError if int64 can't hold them, an IndexError if they aren't all within ``[0, below)``.
-    """
-    if not (isinstance(values, list | tuple | range) or hasattr(values, "__array__")):
-        raise TypeError(_no_array(name, values))
-    try:
-        array: npt.NDArray[Any] = np.asarray(values)
-    except ValueError:  # lists of different lengths
-        raise TypeError(_no_array(name, values)) from None
-    if not array.size:
-        return array.astype(np.int64)
-    if array.dtype.kind == "b":
-        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, use Rows.where(mask).")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}. Convert whole numbers with astype(int).")
-    if below is not None and not 0 <= int(array.min()) <= int(array.max()) < below:
-        raise IndexError(f"{name} must be in [0, {below}), got {array.min()} to {array.max()}.")
-    if array.dtype == np.uint64 and int(array.max()) >= BOUND:
-        raise ValueError(f"{name} must be below 2**63, got {array.max()}.")
-    return array.astype(np.int64, copy=False)
-
-
-def _no_array(name: str, values: object) -> str:
-    return f"{name} must be integers in a list or an array, got {shortened(values)} of type {type(values).__name__}."
-
+from annbatch_distributed.core.values import BOUND, Int64Array, IntArray, integer, integers, names_of
 
 #: Number of ranges that are formatted, and number of rows that are computed at a time.
 _SHOWN, _AT_ONCE = 8, 1 << 20
@@ -425,11 +361,7 @@ class Rows:
         return self._to_global(integers("Local rows", local, below=len(self)))
 
     def _to_global(self, positions: Int64Array) -> Int64Array:
-        # the index of each position's range, without a search if there is only one range
-        which = 0 if len(self.starts) == 1 else np.searchsorted(self._ends, positions, side="right")
-        # range 10:14 ends at local 7, so local 5 is global 5 + (14 - 7) = 12
-        rows: Int64Array = positions + (self.stops[which] - self._ends[which])
-        return rows
+        return placed(positions, self.stops, self._ends)
 
     def slices_to_global(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Convert half-open slices of local rows to slices of global rows, in order.
@@ -462,6 +394,19 @@ class Rows:
         starts = np.maximum(starts[which] + shifts, self.starts[ranges])
         stops = np.minimum(stops[which], ends) + shifts
         return starts, stops, filled[which]
+
+
+def placed(positions: IntArray, stops: Int64Array, ends: Int64Array) -> Int64Array:
+    """Return the rows at some positions of ranges that stop at rows ``stops``, and at positions ``ends``.
+
+    >>> placed(np.array([0, 3, 5]), stops=np.array([3, 14]), ends=np.array([3, 7]))
+    array([ 0, 10, 12])
+    """
+    # the index of each position's range, without a search if there is only one range: 0 1 1
+    which = 0 if len(ends) == 1 else np.searchsorted(ends, positions, side="right")
+    # range 10:14 ends at position 7, so position 5 is row 5 + (14 - 7) = 12
+    rows: Int64Array = positions + (stops - ends)[which]
+    return rows
 
 
 def expand(starts: Int64Array, stops: Int64Array) -> Int64Array:
@@ -560,27 +505,3 @@ def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:
     if n_before > len(ragged):
         whole, ragged = whole.cut(0, len(whole) - size), ragged + whole.cut(len(whole) - size, len(whole))
     return ragged.cut(0, n_before) + whole + ragged.cut(n_before, len(ragged))
-
-
-def names_of(what: str, values: object) -> pd.Index[Any] | None:
-    """Return the index of a Series with a value for each cell; None for values by position, such as arrays.
-
-    A Series with the index 0, 1, 2, ... (in total or in each dataset) is by position. ``what`` is the name in messages.
-    A ValueError if an index of integers has a different order.
-    """
-    if not all(hasattr(values, name) for name in ("index", "dtype", "to_numpy")):
-        return None
-    names: pd.Index[Any] = values.index  # type: ignore[attr-defined]  # a Series
-    if names.dtype.kind not in "iuf":
-        return names
-    # each number must continue the one before, or be the 0 of the next dataset: of 0 1 2 0 1 3, place 5 is wrong
-    numbers = np.asarray(names)
-    wrong = np.flatnonzero((numbers != np.append(-1, numbers[:-1]) + 1) & (numbers != 0))
-    if len(wrong):
-        place = int(wrong[0])
-        raise ValueError(
-            f"The index of a Series passed as {what} must be 0, 1, 2, ... (in each dataset), got {numbers[place]} at "
-            f"position {place}. Don't filter, sort or shuffle it. If its index has a different meaning, pass the "
-            "values with to_numpy()."
-        )
-    return None

@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.config import Config
-from annbatch_distributed.lanes import Lane, Segment, SharedStep, Worker, each_segment
-from annbatch_distributed.plan import Classes, Counts, EpochPlan, count
-from annbatch_distributed.ranks import Placement, Source
-from annbatch_distributed.ranks.rank import MOST_RANKS
-from annbatch_distributed.ranks.worker import hidden_worker
-from annbatch_distributed.rows import Int64Array, Rows, integers, runs
-from annbatch_distributed.sharding import Contiguous, Independent, Shuffled, ordered
-from annbatch_distributed.state import Position
-from annbatch_distributed.stream import Pass, Stream
-from annbatch_distributed.wrapped import n_draws, needs_global_rows, rows_per_request
+from annbatch_distributed.core.config import Config
+from annbatch_distributed.core.lanes import Lane, Segment, SharedStep, Worker, each_segment
+from annbatch_distributed.core.plan import Classes, Counts, Plan, count
+from annbatch_distributed.core.rank import MOST_RANKS, HasPlacement, Placement
+from annbatch_distributed.core.rows import Rows, runs
+from annbatch_distributed.core.sharding import Contiguous, Independent, Shuffled, ordered
+from annbatch_distributed.core.state import Position
+from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.values import Int64Array, integers
+from annbatch_distributed.core.worker import hidden_worker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,32 +110,28 @@ class Epochs:
     """Every epoch of a job on this rank; it caches the last plan, its lanes, and the sampler's answers."""
 
     def __init__(
-        self, config: Config, source: Source, *, virtual_ranks: int | None = None, longest_gap: int = 0
+        self, config: Config, place: HasPlacement, *, virtual_ranks: int | None = None, longest_gap: int = 0
     ) -> None:
         self.config = config
-        #: Source of the rank of this process.
-        self.source = source
+        self._place = place
         #: Number of virtual ranks; None if they are not used.
         self.virtual_ranks = virtual_ranks
         #: Largest gap between rows that is read too, in rows.
         self.longest_gap = longest_gap
-        # For class samplers, the last rows are dropped in every epoch: if dropped rows moved, they could cut runs of a
-        # class, and an epoch could fail after hours.
-        self._rotates = not needs_global_rows(config.sampler)
         # each cache holds one entry with its key, since an epoch is requested many times, and then the next one
         self._window: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
-        self._planned: tuple[tuple[int, int, int], EpochPlan] | None = None
+        self._planned: tuple[tuple[int, int, int], Plan] | None = None
         self._lanes: tuple[tuple[object, ...], list[Lane]] | None = None
 
     def reconfigured(self, config: Config) -> Epochs:
         """Return the epochs of a different configuration."""
-        return Epochs(config, self.source, virtual_ranks=self.virtual_ranks, longest_gap=self.longest_gap)
+        return Epochs(config, self._place, virtual_ranks=self.virtual_ranks, longest_gap=self.longest_gap)
 
-    def moved(self, source: Source) -> Self:
+    def moved(self, place: HasPlacement) -> Self:
         """Return the same epochs on another rank, or with another number of ranks."""
         moved = copy.copy(self)
-        moved.source = source
+        moved._place = place
         return moved
 
     # The place of this rank
@@ -144,7 +139,7 @@ class Epochs:
     @property
     def placement(self) -> Placement:
         """Place of this process in its job; a deferred source is queried now."""
-        return self.source.placement
+        return self._place.placement
 
     @property
     def own_lanes(self) -> range:
@@ -179,7 +174,7 @@ class Epochs:
         """Number of rows of the last plan; None if there is none."""
         return None if self._planned is None else self._planned[0][0]
 
-    def plan(self, n_obs: int, position: Position) -> EpochPlan:
+    def plan(self, n_obs: int, position: Position) -> Plan:
         """Return the plan of the epoch of a position, which begins with the lanes of its first segment.
 
         A ValueError, the same on every rank, if too few rows are selected, or the wrapped sampler can't run on some
@@ -190,32 +185,17 @@ class Epochs:
             self._planned = key, self._plan(*key)
         return self._planned[1]
 
-    def _plan(self, n_obs: int, epoch: int, n_streams: int) -> EpochPlan:
+    def _plan(self, n_obs: int, epoch: int, n_streams: int) -> Plan:
         config = self.config
-        sampler, sharding = config.sampler, config.sharding
-        sets = None if config.sets is None else config.sets.in_epoch(n_obs, epoch, config.seed)
-        n_units = n_obs if sets is None else len(sets)
-        if self._window is None or self._window[0] != n_units:
-            self._window = n_units, config.mask.window(n_units)
-        window = self._window[1]
-        plan = EpochPlan(
-            n_obs=n_units,
-            epoch=epoch,
-            n_streams=n_streams,
-            window=window,
-            remainder=config.remainder,
-            batch_size=config.batch_size,
-            sharding=sharding,
-            seed=config.seed,
-            n_draws=n_draws(sampler, len(window)) if isinstance(sharding, Independent) else None,
-            rows_per_request=rows_per_request(sampler),
-            sets=sets,
-        ).with_order(rotates=self._rotates, align=config.align)
+        units = config.units.in_epoch(n_obs, epoch, config.seed)
+        if self._window is None or self._window[0] != len(units):
+            self._window = len(units), config.mask.window(len(units))
+        plan = Plan.of(config, n_obs, units, epoch, n_streams, self._window[1])
         # the sampler is asked once if its counts are the same in every epoch
         key = n_obs, n_streams, epoch if self.counts_vary else 0
         if self._counted is None or self._counted[0] != key:
             with hidden_worker():
-                counts = count(sampler, plan)
+                counts = count(plan)
                 self._check_empty_streams(replace(plan, sampler_batches=counts.sampler_batches))
             self._counted = key, counts
         return replace(plan, sampler_batches=self._counted[1].sampler_batches)
@@ -226,16 +206,16 @@ class Epochs:
 
         It may if the sampler has ``set_epoch``, or if a sampler that needs global rows gets different ones.
         """
-        moves = not self._rotates and not isinstance(self.config.sharding, Contiguous | Independent)
-        return moves or hasattr(self.config.sampler, "set_epoch")
+        config = self.config
+        moves = not config.rotates and not isinstance(config.sharding, Contiguous | Independent)
+        return moves or hasattr(config.sampler, "set_epoch")
 
-    def _check_empty_streams(self, plan: EpochPlan) -> None:
+    def _check_empty_streams(self, plan: Plan) -> None:
         """Raise a RuntimeError if the sampler yields batches for a stream for which its ``n_batches`` returns 0."""
         # no pass runs such a stream, so it is checked here
-        for number in range(plan.n_streams):
-            if not plan.sampler_batches[number]:
-                stream = Stream(self.config.sampler, plan, number, self.config.root_seed, passes=0)
-                list(stream.requests((range(plan.n_batches(number)),)))
+        for stream in range(plan.n_streams):
+            if not plan.sampler_batches[stream]:
+                list(Pass(plan, [], Position(plan.epoch)).of_stream(stream, (range(plan.n_batches(stream)),)))
 
     @property
     def classes(self) -> tuple[Classes, ...]:
@@ -263,12 +243,12 @@ class Epochs:
         """Return each segment of a position, with its lanes when it begins; it raises the errors of :meth:`lanes`."""
         self.lanes(n_obs, position)
         plan = self.plan(n_obs, position)
-        lanes = each_segment(plan.counts, position.segments, plan.remainder)
+        lanes = each_segment(plan.counts, position.segments, self.config.remainder)
         return [(segment, own) for segment, (own, _) in zip(position.segments, lanes, strict=True)]
 
-    def _of_position(self, plan: EpochPlan, position: Position) -> list[Lane]:
+    def _of_position(self, plan: Plan, position: Position) -> list[Lane]:
         last, lanes = position.segments[-1], list[Lane]()
-        starts = each_segment(plan.counts, position.segments, plan.remainder)
+        starts = each_segment(plan.counts, position.segments, self.config.remainder)
         for segment, (lanes, _) in zip(position.segments, starts, strict=True):
             _check_done(plan, segment, lanes)
         # a batch that several lanes share must have a row for each lane; only its stream knows the number of rows
@@ -288,11 +268,11 @@ class Epochs:
                 )
         return lanes
 
-    def _batch_sizes(self, plan: EpochPlan, numbers: list[int], passes: int) -> dict[int, int]:
+    def _batch_sizes(self, plan: Plan, numbers: list[int], passes: int) -> dict[int, int]:
         """Return the number of rows of some batches; their streams run, but no data is read."""
         lane = Lane(tuple(range(number, number + 1) for number in numbers))
-        requests = self._pass_of(plan, [lane], Position(plan.epoch, passes))
-        return dict(zip(numbers, map(len, requests.batches()), strict=True))
+        batches = self._pass_of(plan, [lane], Position(plan.epoch, passes)).batches()
+        return dict(zip(numbers, map(len, batches), strict=True))
 
     def left(self, n_obs: int, position: Position) -> list[Lane]:
         """Return the remaining batches of each lane of the job at a position."""
@@ -322,9 +302,8 @@ class Epochs:
         n_batches = position.done if position.finished else position.done_before + max(map(len, lanes))
         return self._pass_of(plan, own, position, n_batches)
 
-    def _pass_of(self, plan: EpochPlan, lanes: list[Lane], position: Position, n_batches: int = 0) -> Pass:
-        config, rank = self.config, self.placement.rank
-        return Pass(config.sampler, plan, lanes, config.root_seed, position, n_batches, self.longest_gap, rank)
+    def _pass_of(self, plan: Plan, lanes: list[Lane], position: Position, n_batches: int = 0) -> Pass:
+        return Pass(plan, lanes, position, n_batches, self.longest_gap, self.placement.rank)
 
     def rows(
         self, n_obs: int, position: Position, steps: StepSelection, ranks: int | Sequence[int] | None
@@ -349,38 +328,38 @@ class Epochs:
         def run(lane: Lane) -> Iterator[Int64Array]:
             return self._pass_of(plan, [lane], position).batches()
 
-        places, rows = list[tuple[int, int]](), [np.arange(0)]
         plan, segments = self.plan(n_obs, position), self._segments(n_obs, position)
+        # (step, rank) and rows of each batch; an empty one, so that there are columns of the right type
+        places, batches = [(0, 0)], [plan.units.rows_of(np.arange(0))]
+        n_before = Counter[tuple[int, int]]()
         for read in rows_at(steps, segments, run, is_wanted):
-            places.append((read.step, rank_of(read.lane, read.n_lanes)))
-            rows.append(read.rows)
-        of_sets: dict[str, list[npt.NDArray[Any]]] = {}
-        if plan.sets is not None:
-            cells, n_before = [plan.sets.cells_of(numbers) for numbers in rows[1:]], Counter[tuple[int, int]]()
-            of_sets["set"] = [np.arange(0)]
-            for place, numbers, (_, which) in zip(places, rows[1:], cells, strict=True):
-                # numbered through over the lanes of a rank, as in its joined batch
-                of_sets["set"].append(n_before[place] + which)
-                n_before[place] += len(numbers)
-            rows[1:] = [own.rows for own, _ in cells]
-            of_sets["is_control"] = [np.zeros(0, dtype=np.bool_), *(own.are_controls for own, _ in cells)]
+            place = read.step, rank_of(read.lane, read.n_lanes)
+            places.append(place)
+            # sets are numbered through over the lanes of a rank, as in its joined batch
+            batches.append(plan.units.rows_of(read.rows, first=n_before[place]))
+            n_before[place] += len(read.rows)
         # (batches, 2), repeated to (rows, 2): (step, rank) of each row. Batches of 2 and 1 rows in step 7 of ranks 0
         # and 1 become [[7 0] [7 0] [7 1]]
-        of_rows = np.repeat(np.array(places, dtype=np.int64).reshape(-1, 2), list(map(len, rows[1:])) or 0, axis=0)
-        columns = {"step": of_rows[:, 0], "rank": of_rows[:, 1], "row": np.concatenate(rows)}
-        return pd.DataFrame(columns | {name: np.concatenate(parts) for name, parts in of_sets.items()})
+        of_rows = np.repeat(np.array(places), [len(batch.rows) for batch in batches], axis=0)
+        columns = {"step": of_rows[:, 0], "rank": of_rows[:, 1]}
+        columns["row"] = np.concatenate([batch.rows for batch in batches])
+        for name in batches[0].marks:
+            if name == "repeated":  # a row is repeated by the epoch, not by its batch
+                continue
+            columns[name] = np.concatenate([batch.marks[name] for batch in batches])
+        return pd.DataFrame(columns)
 
     # Between epochs
 
-    def is_same_next_epoch(self, plan: EpochPlan) -> bool:
+    def is_same_next_epoch(self, plan: Plan) -> bool:
         """Return True if every rank has the same rows in the next epoch."""
         sharding = self.config.sharding
-        if plan.n_dropped and self._rotates:
+        if plan.n_dropped and self.config.rotates:
             return False
         if isinstance(sharding, Contiguous | Independent | Shuffled):
             return not isinstance(sharding, Shuffled)
         try:
-            return ordered(sharding, plan.window, epoch=plan.epoch + 1, seed=plan.seed) == plan.order
+            return ordered(sharding, plan.window, epoch=plan.epoch + 1, seed=self.config.seed) == plan.order
         except ValueError:  # the sharding can't order the rows of the next epoch
             return False
 
@@ -389,7 +368,7 @@ class Epochs:
         return copy.copy(self)
 
 
-def _check_done(plan: EpochPlan, segment: Segment, lanes: list[Lane]) -> None:
+def _check_done(plan: Plan, segment: Segment, lanes: list[Lane]) -> None:
     """Raise if more batches of a segment are done than its longest lane has."""
     longest = max(map(len, lanes))
     if segment.done > longest:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from mmap import mmap
 from multiprocessing.context import get_spawning_popen
 
-from annbatch_distributed.lanes import Worker
+from annbatch_distributed.core.lanes import Worker
 
 #: Held while the worker is hidden, since it is hidden from all threads.
 _hiding = threading.RLock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from annbatch_distributed.plan import EpochPlan
-from annbatch_distributed.report import percent, title
-from annbatch_distributed.rows import Int64Array, Rows
+from annbatch_distributed.core.plan import Plan
+from annbatch_distributed.core.rows import Rows
+from annbatch_distributed.core.values import Int64Array
 
 type Floats = npt.NDArray[np.floating[Any]]
 
@@ -45,16 +45,30 @@ class _NotebookFigure(Figure):
         return data.getvalue()
 
 
-def draw(plans: Sequence[EpochPlan]) -> Figure:
+class Panel(NamedTuple):
+    """Plan to draw, and its texts."""
+
+    plan: Plan
+    """Rows of each rank."""
+    title: str
+    """Title above the bars."""
+    ranks: str
+    """Label of the axis of ranks."""
+    dropped: str
+    """Label of the bar of dropped rows."""
+
+
+def draw(panels: Sequence[Panel]) -> Figure:
     """Draw plans below each other, each with a bar for every rank and one for the dropped rows."""
+    plans = [panel.plan for panel in panels]
     # the bars of a few ranks are high; many ranks fit on a page
     heights = [min(0.35, 6 / (plan.n_streams + 1)) * (plan.n_streams + 1) for plan in plans]
     figure = _NotebookFigure(figsize=(_WIDTH, 0.8 + sum(heights) + 0.6 * len(plans)), layout="constrained")
     axes = figure.subplots(len(plans), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    for plan, plan_axes in zip(plans, axes, strict=True):
-        _draw_plan(plan, plan_axes)
-    most = max(plan.n_obs for plan in plans)  # the plans share the x axis
-    axes[-1].set_xlabel("rows of the collection")
+    for panel, panel_axes in zip(panels, axes, strict=True):
+        _draw_panel(panel, panel_axes)
+    most = max(len(plan.units) for plan in plans)  # the plans share the x axis
+    axes[-1].set_xlabel(f"{plans[0].units.noun}s of the collection")
     axes[-1].set_xlim(0, most)
     n_labels = max(2, _LETTERS // (len(str(most)) + 3))
     axes[-1].xaxis.set_major_locator(MaxNLocator(n_labels - 1, steps=[1, 2, 2.5, 5, 10], integer=True))
@@ -101,8 +115,9 @@ def _before(edges: Int64Array, starts: Int64Array) -> npt.NDArray[np.float64]:
     return before
 
 
-def _draw_plan(plan: EpochPlan, axes: Axes) -> None:
-    n_obs, n_ranks = plan.n_obs, plan.n_streams
+def _draw_panel(panel: Panel, axes: Axes) -> None:
+    plan = panel.plan
+    n_obs, n_ranks = len(plan.units), plan.n_streams
     n_bins = min(_BINS, n_obs)
     bottom = n_ranks - 0.5 + max(1, n_ranks / 25)  # the bar of dropped rows is visible for any number of ranks
     if _is_masked(plan):
@@ -117,13 +132,12 @@ def _draw_plan(plan: EpochPlan, axes: Axes) -> None:
     _paint(axes, lanes, (0, n_obs, n_ranks - 0.5, -0.5))
     dropped = _points(to_rgb(_DROPPED), density(plan.dropped, n_obs, n_bins) > 0)
     _paint(axes, dropped[np.newaxis], (0, n_obs, bottom, n_ranks - 0.5))
-    axes.set_title(fill(title(plan), _LETTERS), fontsize=9, loc="left")
+    axes.set_title(fill(panel.title, _LETTERS), fontsize=9, loc="left")
     numbered = range(0, n_ranks, 1 if n_ranks <= _MOST_NUMBERS else n_ranks // 8)
-    label = f"dropped: {percent(plan)}" if plan.n_dropped else "none dropped"
     middle = (n_ranks - 0.5 + bottom) / 2
-    axes.set_yticks([*numbered, middle], [*map(str, numbered), label])
+    axes.set_yticks([*numbered, middle], [*map(str, numbered), panel.dropped])
     axes.set_ylim(bottom, -0.5)
-    axes.set_ylabel("rank" if plan.n_processes is None else "virtual rank")
+    axes.set_ylabel(panel.ranks)
     axes.ticklabel_format(axis="x", style="plain")
 
 
@@ -131,8 +145,8 @@ def _paint(axes: Axes, points: Floats, extent: tuple[float, float, float, float]
     axes.imshow(points, aspect="auto", extent=extent, interpolation="nearest")
 
 
-def _is_masked(plan: EpochPlan) -> bool:
-    return len(plan.window) < plan.n_obs
+def _is_masked(plan: Plan) -> bool:
+    return len(plan.window) < len(plan.units)
 
 
 def _points(color: npt.ArrayLike, parts: Floats | npt.NDArray[np.bool_]) -> Floats:

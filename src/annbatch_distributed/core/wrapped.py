@@ -41,7 +41,6 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from hashlib import blake2b
 from io import BytesIO
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -51,8 +50,9 @@ import pandas as pd
 from annbatch.abc import Sampler
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler, WeightedClassSampler
 
-from annbatch_distributed.rows import Rows
-from annbatch_distributed.sharding import Contiguous, Independent, Shuffled
+from annbatch_distributed.core.rows import Rows
+from annbatch_distributed.core.sharding import Contiguous, Independent, Shuffled
+from annbatch_distributed.core.values import digest
 
 #: Smallest size of an array that is shared instead of copied, in bytes.
 SHARED_BYTES = 1 << 20
@@ -407,12 +407,12 @@ def description(thing: object) -> dict[str, Any]:
     kind = type(thing)
     if kind not in _SHOWN:
         named = thing if isinstance(thing, FunctionType) else kind
-        return {"type": _full_name(named), "digest": _digest(_text(thing))}
+        return {"type": _full_name(named), "digest": digest(_text(thing))}
     described: dict[str, Any] = {"type": _SHOWN[kind]}
     for name, value in _named_parts(thing):
         number = value.item() if isinstance(value, np.generic) else value
         is_shown = type(number) in {bool, float, int, type(None)}
-        described[name] = number if is_shown else _digest(_text(value))
+        described[name] = number if is_shown else digest(_text(value))
     return described
 
 
@@ -421,13 +421,6 @@ def _full_name(thing: Any) -> str:  # noqa: ANN401 a function or a class
     # a spawned process imports the main script under a different name
     module = "__main__" if thing.__module__ == "__mp_main__" else thing.__module__
     return f"{module}.{thing.__qualname__}"
-
-
-def _digest(data: str | memoryview) -> str:
-    """Return 32 hexadecimal digits that differ for different data."""
-    # file names can contain surrogates
-    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    return blake2b(encoded, digest_size=16).hexdigest()
 
 
 def _text(thing: Any, within: tuple[int, ...] = ()) -> str:  # noqa: ANN401 anything
@@ -439,7 +432,7 @@ def _text(thing: Any, within: tuple[int, ...] = ()) -> str:  # noqa: ANN401 anyt
             return repr(thing.item())
         case np.ndarray() if not thing.dtype.hasobject:
             values = np.ascontiguousarray(thing).reshape(-1).view(np.uint8)  # any shape and dtype -> bytes
-            return f"array({thing.dtype}, {thing.shape}, {_digest(values.data)})"
+            return f"array({thing.dtype}, {thing.shape}, {digest(values.data)})"
         case type() | FunctionType() | BuiltinFunctionType():
             return _full_name(thing)
         case _ if isinstance(thing, _VALUES):

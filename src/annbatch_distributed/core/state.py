@@ -28,15 +28,14 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from numbers import Integral
 from operator import index
 from reprlib import repr as shortened
 from typing import Any
 
-from annbatch_distributed.lanes import Segment
-from annbatch_distributed.ranks.rank import MOST_RANKS
-from annbatch_distributed.rows import BOUND
+from annbatch_distributed.core.lanes import Segment
+from annbatch_distributed.core.rank import MOST_RANKS
+from annbatch_distributed.core.values import BOUND, digest
 
 #: Format of states; a state of a newer format can't be read.
 VERSION = 1
@@ -224,12 +223,7 @@ def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
     >>> listed([[100, 2]] * 17)
     {'length': 17, 'digest': 'a9c414d5bd0f4c5b31026fa57433225d'}
     """
-    return parts if len(parts) <= _LISTED else {"length": len(parts), "digest": digest_of(json.dumps(parts))}
-
-
-def digest_of(text: str) -> str:
-    """Return a digest of a string."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return parts if len(parts) <= _LISTED else {"length": len(parts), "digest": digest(json.dumps(parts))}
 
 
 def flat(identity: Identity, path: str = "") -> dict[str, Any]:
@@ -296,4 +290,4 @@ def bounded[Value](value: Value) -> Value | str:
     """Return a value; cut a long string, and append a digest."""
     if not isinstance(value, str) or len(value) <= _LONGEST:
         return value
-    return f"{value[: _LONGEST - 40]}... {digest_of(value)}"
+    return f"{value[: _LONGEST - 40]}... {digest(value)}"

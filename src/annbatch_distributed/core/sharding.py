@@ -12,7 +12,8 @@ from typing import cast
 
 import numpy as np
 
-from annbatch_distributed.rows import BOUND, Rows, cut_at_multiples, expand, integer
+from annbatch_distributed.core.rows import Rows, cut_at_multiples, expand
+from annbatch_distributed.core.values import BOUND, integer
 
 #: Function ``(rows, *, epoch, seed)`` that returns the same rows in a different order. The order must depend only on
 #: these arguments, so that every rank computes the same order.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from annbatch_distributed.rows import integer
+from annbatch_distributed.core.values import integer
 
 #: Largest number of ranks, or of workers of a rank; a larger number is a mistake.
 MOST_RANKS = 2**20
@@ -106,3 +106,11 @@ class Placement:
             processes,
             n_peers=len(processes) // world_size,
         )
+
+
+class HasPlacement(Protocol):
+    """Source of the rank of this process."""
+
+    @property
+    def placement(self) -> Placement:
+        """Placement of this process; a deferred source is asked now."""

@@ -14,13 +14,13 @@ import numpy as np
 from annbatch.abc import Sampler
 from annbatch.samplers import DistributedSampler
 
-from annbatch_distributed.lanes import POLICIES, Remainder
-from annbatch_distributed.masks import ALL, AnyMask, Mask, open_ended, resolve_mask
-from annbatch_distributed.rows import BOUND, Rows, integer
-from annbatch_distributed.sets import Sets
-from annbatch_distributed.sharding import Contiguous, Independent, Sharding, Shuffled, checked_sharding
-from annbatch_distributed.state import Identity
-from annbatch_distributed.wrapped import (
+from annbatch_distributed.core.lanes import POLICIES, Remainder
+from annbatch_distributed.core.masks import AnyMask, Mask, open_ended, resolve_mask
+from annbatch_distributed.core.sharding import Contiguous, Independent, Sharding, Shuffled, checked_sharding
+from annbatch_distributed.core.state import Identity
+from annbatch_distributed.core.units import Units
+from annbatch_distributed.core.values import BOUND, integer
+from annbatch_distributed.core.wrapped import (
     attributes,
     can_set_draws,
     chunk_size,
@@ -62,8 +62,8 @@ class Config:
     """Rows that the wrapped sampler's own mask selects."""
     mask: Mask
     """Rows that are sharded."""
-    sets: Sets | None
-    """Sets that the sampler samples instead of rows; None if it samples rows."""
+    units: Units
+    """What the sampler samples: rows, or sets."""
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class Config:
         mask: AnyMask | None,
         seed: int | None,
         align: int | None,
-        sets: Sets | None,
+        units: Units,
     ) -> Self:
         """Validate the arguments of a :class:`.DistributedSampler`."""
         # checks that need no copy of the sampler come first, since a copy may be large
@@ -91,7 +91,7 @@ class Config:
         rng = _checked_rng(first_generator(sampler)) if seed is None else None
         resolved = _sharding(sharding, sampler, seed)
         selected = resolve_mask(slice(None) if mask is None else mask, allowed)
-        _check_sets(sets, selected, seed)
+        units.check(selected, seed)
         return cls(
             sampler,
             remainder,
@@ -102,13 +102,13 @@ class Config:
             _chunk_grid(sampler, align, resolved),
             allowed,
             selected,
-            None if sets is None else replace(sets, names=None),  # names may be many, and the sampler keeps them
+            units,
         )
 
     def with_mask(self, mask: AnyMask) -> Self:
         """Return a copy with a new mask."""
         selected = resolve_mask(mask, self.allowed)
-        _check_sets(self.sets, selected, self.seed)
+        self.units.check(selected, self.seed)
         return replace(self, mask=selected)
 
     def with_rng(self, rng: object) -> Self:
@@ -118,6 +118,15 @@ class Config:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it never changes, and only copies of the sampler are run
+
+    @property
+    def rotates(self) -> bool:
+        """True if ``drop`` drops different rows in each epoch.
+
+        For class samplers, it drops the last rows in every epoch. If dropped rows moved, they could cut runs of a
+        class, and an epoch could fail after hours.
+        """
+        return not needs_global_rows(self.sampler)
 
     @property
     def batch_size(self) -> int | None:
@@ -153,8 +162,8 @@ class Config:
 
     def identity(self, n_obs: int | None) -> Identity:
         """Return the settings that determine the rows of a collection and their order, as JSON."""
-        sets = {} if self.sets is None else {"sets": self.sets.identity}
-        return {**self._identity, "n_obs": n_obs, "rows": open_ended(self._rows, n_obs), **sets}
+        rows = {"n_obs": n_obs, "rows": open_ended(self._rows, n_obs)}
+        return {**self._identity, **rows, **self.units.identity}
 
     def compared(
         self, saved: Identity, here: Identity, *, n_obs: int | None, is_within: bool
@@ -207,24 +216,6 @@ def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:
                 "returns the global rank."
             )
     return [warning for within in inner if (warning := _rank_warning(within))]
-
-
-def _check_sets(sets: object, mask: Mask, seed: int | None) -> None:
-    """Raise if sets have the wrong type, are combined with a mask, or have no seed."""
-    if sets is None:
-        return
-    sets = Sets.checked(sets)
-    # a class sampler has a label for each set, and a mask that selects all sets
-    if mask is not ALL and mask.rows != Rows((range(len(sets)),)):
-        raise ValueError(
-            "A mask can't be combined with sets, neither in DistributedSampler nor in the wrapped sampler. Select "
-            "cells with Sets.from_obs(mask=...)."
-        )
-    if sets.seed is None and seed is None:
-        raise ValueError(
-            "sets require a seed, so that they are the same on every rank. Pass seed=... to DistributedSampler or to "
-            "Sets.from_obs."
-        )
 
 
 def _sharding(sharding: ShardingName | Sharding, sampler: Sampler, seed: int | None) -> Sharding:

@@ -1,8 +1,8 @@
-"""The EpochLoader: the base class of all loaders with one sampler, whatever they read.
+"""The BaseLoader: the epoch, the state and the checks of a loader with one sampler, whatever it reads.
 
-It begins passes, counts the batches that its consumer has taken, and saves the position in the epoch. A batch is done
-when it is yielded, unless the loop calls ``step_done()`` after each step, or Lightning's ``Trainer`` counts steps. A
-state that is saved within a step, by a signal or an error, then resumes with the batch of that step.
+It counts the batches that its consumer has taken. A batch is done when it is yielded, unless the loop calls
+``step_done()`` after each step, or Lightning's ``Trainer`` counts steps. A state that is saved within a step, by a
+signal or an error, then resumes with the batch of that step.
 
 Only the loader can count batches: it takes one load request from the sampler and yields many batches of it. It adds up
 the rows of each yielded batch, for the check at the end of an epoch.
@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 import pandas as pd
@@ -26,20 +23,15 @@ from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Reading, Tally, Timeout
+from annbatch_distributed.core.epochs import StepSelection
+from annbatch_distributed.core.state import Position
+from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.values import BOUND, integer
 from annbatch_distributed.cursor import Cursor
-from annbatch_distributed.epochs import StepSelection
-from annbatch_distributed.loader.prefetch import prefetch
-from annbatch_distributed.plan import EpochPlan
+from annbatch_distributed.loader.lightning import Training, errors_explained, training_on
 from annbatch_distributed.ranks import DistInfo, Placement
-from annbatch_distributed.ranks.worker import current_worker
-from annbatch_distributed.rows import BOUND, integer
+from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sampler import DistributedSampler, cursor_of
-from annbatch_distributed.state import Position
-from annbatch_distributed.stream import Marks, Pass, Request
-
-if TYPE_CHECKING:
-    from annbatch_distributed.integrations.lightning import Training
-    from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
 class StepCounter:
@@ -80,8 +72,8 @@ class StepCounter:
         return vars(self) | {"_training": None}  # a trainer stays in its process
 
 
-class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without torch, it has no parameters
-    """Base class of :class:`StatefulLoader` and :class:`AlignedLoader`.
+class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without torch, it has no parameters
+    """Base class of :class:`.EpochLoader`, without reading.
 
     Parameters
     ----------
@@ -133,20 +125,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         """Return a table of rows with the dataset, name and columns of ``obs`` of each cell."""
 
     @abstractmethod
-    def _read_request(self, request: Request) -> Generator[Any]:
-        """Read a load request, and yield its batches."""
-
-    @abstractmethod
-    def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 whatever was read
-        """Return a batch in the form in which the consumer gets it."""
-
-    @abstractmethod
     def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
         """Return the rows of a batch; None if it has none, as after a ``collate_fn``."""
-
-    @abstractmethod
-    def _iterated(self) -> AbstractContextManager[None]:
-        """Return a context in which no datasets can be added."""
 
     @abstractmethod
     def preloads_to_gpu(self) -> bool:
@@ -249,10 +229,8 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         <EpochPlan of epoch 0: 2 ranks, 48 rows of 50, up to 6 batches each, 2 dropped>
         """
         self._cursor.check_cells(self._cells)
-        plan = self._sampler.plan(self.n_obs)
         # the current load request, and each one that is prefetched
-        n_rows = None if plan.rows_per_request is None else plan.rows_per_request * (1 + self._read_ahead)
-        return replace(plan, rows_per_request=n_rows, cells=self._cells)
+        return self._sampler.plan(self.n_obs).for_loader(1 + self._read_ahead, self._cells)
 
     def cells_of(
         self,
@@ -315,68 +293,17 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
 
     # Reading
 
-    def __iter__(self) -> Generator[Any]:
-        """Return an iterator over the batches of the epoch.
-
-        After a resume, it yields the remaining batches. A loader has one iterator at a time: taking the first batch of
-        a new one ends the previous one.
-
-        Yields
-        ------
-        dict
-            Batch as :class:`annbatch.Loader` yields it. Under ``remainder="pad"`` it has the key ``"repeated"``, a
-            boolean array of shape ``(batch_size,)``.
-
-        Raises
-        ------
-        ValueError
-            If the mask has the names of the cells in a different order, or the loaded state is of different datasets.
-        RuntimeError
-            If a worker of a ``DataLoader`` that :meth:`to_dataloader` hasn't made iterates. While iterating, if a newer
-            iterator exists.
-        """
-        return self.iterate()
-
-    def iterate(self, readers: Executor | None = None) -> Generator[Any]:
-        """Iterate over a pass; ``readers`` are threads that several loaders share to prefetch."""
-        if current_worker() is not None:
-            raise RuntimeError(
-                "A DataLoader that you make yourself can't iterate over a StatefulLoader in its workers, because the "
-                "epoch and the state would be lost. Make the DataLoader with loader.to_dataloader(num_workers=...)."
-            )
-        self._check_cells()
-        return self._batches(readers)
-
+    @abstractmethod
     def batches_in_worker(self, position: Position) -> Generator[Any]:
         """Return this worker's batches of a pass that begins at a position."""
-        self._cursor.go_to(position)
-        return self._batches_of(self._cursor.begin(self.n_obs, position))
 
-    def _batches(self, readers: Executor | None) -> Generator[Any]:
-        has_rest = True
-        while has_rest:  # once more after each reshard()
-            steps = self._begin_steps()
-            # in this thread, since some frameworks give the rank to one thread only
-            current = self._cursor.begin(self.n_obs)
-            with self.opened(current), closing(self._batches_of(current, readers)) as batches:
-                for batch in batches:
-                    steps.count()  # before the yield: a consumer that saves a state has this batch
-                    if steps.n_yielded == current.n_due:
-                        self.end(current)  # a consumer that knows the number doesn't ask for more
-                    yield batch
-                    del batch  # else it would stay in memory until the next one is read
-                    if self._cursor.has_cut(current):
-                        break
-                else:
-                    self._cursor.end(current)
-            has_rest = self._cursor.has_left(current)
+    @abstractmethod
+    def __iter__(self) -> Generator[Any]:
+        """Return an iterator over the batches of the epoch."""
 
     def _begin_steps(self) -> StepCounter:
         """Return the step counter of the next pass, after the checks of a Lightning training."""
-        # a layer above this one, so it is imported here; it imports nothing of Lightning
-        from annbatch_distributed.integrations.lightning import training_on
-
-        training = training_on(self, self._cursor.epochs.source.framework_object)
+        training = training_on(self, self._cursor.source.framework_object)
         if training is not None:
             # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self._sampler.batches_done:
@@ -384,77 +311,6 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
             training.check_all_are_read(len(self), self._sampler.batches_done)
         self._steps = self._steps.next(training)
         return self._steps
-
-    def _batches_of(self, current: Pass, readers: Executor | None = None) -> Generator[Any]:
-        """Read the batches of a pass, with prefetching if ``read_ahead`` is above 0."""
-        self._pass, self._read = current, Tally()
-        # one function per batch, in the order of requests and splits, in which batches come out of any prefetching
-        due: deque[Callable[[Any], Any]] = deque()
-
-        def requests() -> Iterator[Request]:
-            """Yield load requests, and append a function to ``due`` for each of their batches."""
-            while True:
-                self._cursor.check_rank(current.rank)
-                try:
-                    request = current.take()
-                except StopIteration:
-                    return
-                due.extend(map(partial(partial, self._yielded, request), request.splits, request.marks()))
-                yield request
-
-        read = prefetch(requests(), self._read_request, self._read_ahead, readers)
-        with self._iterated(), closing(current), closing(read) as batches:
-            for batch in batches:
-                yield due.popleft()(batch)
-                del batch
-                # after a newer pass has begun, its step counter would count these batches
-                self._cursor.check_is_last(current)
-
-    def _yielded(self, request: Request, split: npt.NDArray[Any], marks: Marks, batch: Any) -> Any:  # noqa: ANN401 whatever was read
-        """Add the rows of a batch to the rows read, and return the batch as its consumer gets it."""
-        index = self.rows_in(batch)
-        self._read.add(request.rows_at(split) if index is None else index)
-        return self._finish(batch, marks)
-
-    def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
-        """Return a PyTorch ``DataLoader`` whose worker processes read the batches.
-
-        It has the ``set_epoch``, ``state_dict``, ``load_state_dict``, ``len()`` and ``sampler`` of this loader, which a
-        plain ``DataLoader`` would hide from Lightning, Accelerate and your own loop. Its state counts the batches that
-        the workers have delivered.
-
-        Parameters
-        ----------
-        num_workers
-            Number of worker processes of this rank (default 0, which reads in this process).
-        options
-            Other options of PyTorch's ``DataLoader``, except those that select or reorder rows. The defaults are
-            ``multiprocessing_context="spawn"``, since threads of zarrs don't survive a fork, and
-            ``persistent_workers=True``. Spawned workers import the script, so put its code under
-            ``if __name__ == "__main__":``.
-
-        Returns
-        -------
-        ~annbatch_distributed.loader.WorkerDataLoader
-            The ``DataLoader``, to iterate over instead of this loader.
-
-        Raises
-        ------
-        TypeError
-            If an option such as ``batch_size``, ``shuffle`` or ``in_order`` would select or reorder rows.
-        ValueError
-            If ``num_workers`` is above 0 and the loader has ``preload_to_gpu=True``.
-
-        Examples
-        --------
-        >>> batches = loader.to_dataloader(num_workers=0)
-        >>> batches.set_epoch(1)
-        >>> batch = next(iter(batches))
-        >>> state = batches.state_dict()
-        """
-        from annbatch_distributed.loader.workers import WorkerDataLoader
-
-        return WorkerDataLoader(self, num_workers=num_workers, **options)
 
     # States
 
@@ -562,9 +418,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         >>> loader.batches_done, len([batch for batch in loader])
         (2, 4)
         """
-        from annbatch_distributed.integrations.lightning import errors_explained
-
-        with errors_explained(self._cursor.epochs.source.framework_object):
+        with errors_explained(self._cursor.source.framework_object):
             self._cursor.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
     def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
@@ -701,7 +555,7 @@ class EpochLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without to
         return last, self._read
 
 
-def common_n_var(loaders: Mapping[str, EpochLoader]) -> int:
+def common_n_var(loaders: Mapping[str, BaseLoader]) -> int:
     """Return the number of genes of some loaders; a ValueError if they have different numbers."""
     numbers = {name: loader.n_var for name, loader in loaders.items()}
     if len({*numbers.values()}) > 1:

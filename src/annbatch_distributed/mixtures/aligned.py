@@ -13,14 +13,15 @@ import numpy.typing as npt
 import pandas as pd
 from annbatch import DatasetCollection, Loader
 
+from annbatch_distributed.core.masks import AnyMask, first_difference
+from annbatch_distributed.core.request import Marks, Request
 from annbatch_distributed.cursor import warn
-from annbatch_distributed.loader.epochs import EpochLoader, common_n_var
+from annbatch_distributed.loader.base import common_n_var
+from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
-from annbatch_distributed.masks import AnyMask, first_difference
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sets import Sets
-from annbatch_distributed.stream import Marks, Request
 
 if TYPE_CHECKING:
     import anndata as ad

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.rows import BOUND, IntArray, Rows, integer, names_of
+from annbatch_distributed.core.rows import Rows
+from annbatch_distributed.core.values import BOUND, IntArray, digest, integer, names_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,8 +142,11 @@ class Mask:
             ranges = [*zip(starts.tolist(), [*stops[:-1].tolist(), last], strict=True)]
             return {"ranges": [list(bounds) for bounds in ranges]}
         # without the last stop, which depends on whether the number of rows was known when this was written
-        digest = blake2b(starts.tobytes() + stops[:-1].tobytes(), digest_size=16).hexdigest()
-        return {"n_ranges": len(starts), "digest": digest, "stop": last}
+        return {
+            "n_ranges": len(starts),
+            "digest": digest(starts.tobytes() + stops[:-1].tobytes()),
+            "stop": last,
+        }
 
     def format(self) -> str:
         """Return a short description."""

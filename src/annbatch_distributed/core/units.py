@@ -1,0 +1,115 @@
+"""Units: what the wrapped sampler samples, and so what masks, shards, batches and states count.
+
+A unit is to the sampler what a row is: it samples numbers within ``[0, n_units)``. A unit is a row (:class:`EachRow`),
+or several, such as a set of cells. Only load requests that are about to be read, and tables of cells, have the rows of
+the units: :meth:`EpochUnits.to_rows` and :meth:`EpochUnits.rows_of`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from annbatch_distributed.core.masks import Mask
+from annbatch_distributed.core.request import Marks, Request
+from annbatch_distributed.core.rows import runs
+from annbatch_distributed.core.values import Int64Array
+
+
+class UnitRows(NamedTuple):
+    """Rows of some units, one unit after the other."""
+
+    rows: Int64Array
+    """Row of each cell."""
+    which: Int64Array
+    """For each cell, the index of its unit among these."""
+    marks: Marks
+    """Arrays with a value for each cell, by their name in a batch."""
+
+
+class EpochUnits(ABC):
+    """Units of one epoch."""
+
+    noun = "row"
+    """Noun for a unit in messages and tables."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of units."""
+
+    @abstractmethod
+    def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
+        """Return the rows of some units. In its marks, units are numbered from ``first`` on."""
+
+    @property
+    def labels(self) -> Any:  # noqa: ANN401 labels in any form
+        """Label of each unit; None if units have none."""
+        return None
+
+    def to_rows(self, request: Request, *, longest_gap: int) -> Request:
+        """Convert a load request of units to a load request of their rows.
+
+        Each row is read once, in the order of the collection, even if several units have it. Units in no batch are
+        removed. Gaps of at most ``longest_gap`` rows are read as well.
+        """
+        batches = [self.rows_of(request.rows_at(split)) for split in request.splits]
+        # batches of rows 4 5 7 and 9 5 read 4 5 7 9: positions 0 1 2 and 3 1
+        rows, positions = np.unique(np.concatenate([batch.rows for batch in batches]), return_inverse=True)
+        ends = np.cumsum([len(batch.rows) for batch in batches])
+        marks_of = []
+        for split, batch in zip(request.splits, batches, strict=True):
+            marks = dict(batch.marks)
+            if request.are_repeats is not None:  # whole units
+                marks["repeated"] = marks.get("repeated", False) | request.are_repeats[split][batch.which]
+            marks_of.append(marks)
+        read = Request(*runs(rows), np.split(positions, ends[:-1]), marks_of=marks_of)
+        return read.with_gaps(longest_gap)
+
+
+class Units(ABC):
+    """Units of all epochs, as an argument of a sampler."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Entry in the identity of a sampler: arguments that determine the units, as JSON; empty if a unit is a row."""
+
+    @abstractmethod
+    def check(self, mask: Mask, seed: int | None) -> None:
+        """Raise a ValueError if the units can't be combined with a mask or with a sampler's seed."""
+
+    @abstractmethod
+    def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochUnits:
+        """Return the units of an epoch of a collection of ``n_obs`` rows; ``seed`` is the sampler's seed."""
+
+
+class EachRow(Units):
+    """Units that are rows."""
+
+    identity: dict[str, Any] = {}  # noqa: RUF012 it never changes
+
+    def check(self, mask: Mask, seed: int | None) -> None:
+        """Accept any mask and seed."""
+
+    def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochUnits:
+        """Return the rows of a collection, which are the same in every epoch."""
+        del epoch, seed
+        return _AllRows(n_obs)
+
+
+class _AllRows(EpochUnits):
+    def __init__(self, n_obs: int) -> None:
+        self._n_obs = n_obs
+
+    def __len__(self) -> int:
+        return self._n_obs
+
+    def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
+        del first
+        return UnitRows(numbers, np.arange(len(numbers)), {})
+
+    def to_rows(self, request: Request, *, longest_gap: int) -> Request:
+        del longest_gap  # gaps were read when local rows became global rows
+        return request

@@ -1,0 +1,106 @@
+"""Values from users: integers, the names of a Series, nouns of messages, and digests.
+
+Python and NumPy accept a bool as an integer, truncate floats, and wrap large unsigned integers to negative ones. As row
+indices, these would silently be different rows.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from numbers import Integral
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+type IntArray = npt.NDArray[np.integer[Any]]
+type Int64Array = npt.NDArray[np.int64]
+
+#: First integer that doesn't fit into 64 bits with a sign.
+BOUND = 2**63
+
+
+def plural(number: int, noun: str) -> str:
+    """Format a number with a noun: ``1 row``, ``10,906 rows``, ``2 batches``."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
+    """Return an integer of any type as Python's.
+
+    ``name`` is its name in messages. A TypeError if it isn't an integer, or is a bool; a ValueError if it isn't within
+    ``[least, below)``.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}.")
+    number = int(value)
+    if (least is not None and number < least) or (below is not None and number >= below):
+        # Python refuses to format an integer of thousands of digits
+        got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"
+        raise ValueError(f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}.")
+    return number
+
+
+def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:
+    """Return integers in an array, a list, a range or a pandas Series as an int64 array of the same shape.
+
+    ``name`` is the beginning of messages. A TypeError if they aren't integers (an empty array may have any dtype), a
+    ValueError if int64 can't hold them, an IndexError if they aren't all within ``[0, below)``.
+    """
+    if not (isinstance(values, list | tuple | range) or hasattr(values, "__array__")):
+        raise TypeError(_no_array(name, values))
+    try:
+        array: npt.NDArray[Any] = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise TypeError(_no_array(name, values)) from None
+    if not array.size:
+        return array.astype(np.int64)
+    if array.dtype.kind == "b":
+        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, use Rows.where(mask).")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}. Convert whole numbers with astype(int).")
+    if below is not None and not 0 <= int(array.min()) <= int(array.max()) < below:
+        raise IndexError(f"{name} must be in [0, {below}), got {array.min()} to {array.max()}.")
+    if array.dtype == np.uint64 and int(array.max()) >= BOUND:
+        raise ValueError(f"{name} must be below 2**63, got {array.max()}.")
+    return array.astype(np.int64, copy=False)
+
+
+def _no_array(name: str, values: object) -> str:
+    return f"{name} must be integers in a list or an array, got {shortened(values)} of type {type(values).__name__}."
+
+
+def names_of(what: str, values: object) -> pd.Index[Any] | None:
+    """Return the index of a Series with a value for each cell; None for values by position, such as arrays.
+
+    A Series with the index 0, 1, 2, ... (in total or in each dataset) is by position. ``what`` is the name in messages.
+    A ValueError if an index of integers has a different order.
+    """
+    if not all(hasattr(values, name) for name in ("index", "dtype", "to_numpy")):
+        return None
+    names: pd.Index[Any] = values.index  # type: ignore[attr-defined]  # a Series
+    if names.dtype.kind not in "iuf":
+        return names
+    # each number must continue the one before, or be the 0 of the next dataset: of 0 1 2 0 1 3, place 5 is wrong
+    numbers = np.asarray(names)
+    wrong = np.flatnonzero((numbers != np.append(-1, numbers[:-1]) + 1) & (numbers != 0))
+    if len(wrong):
+        place = int(wrong[0])
+        raise ValueError(
+            f"The index of a Series passed as {what} must be 0, 1, 2, ... (in each dataset), got {numbers[place]} at "
+            f"position {place}. Don't filter, sort or shuffle it. If its index has a different meaning, pass the "
+            "values with to_numpy()."
+        )
+    return None
+
+
+def digest(data: str | bytes | memoryview, *, size: int = 16) -> str:
+    """Return ``2 * size`` hexadecimal digits that differ for different data."""
+    # file names can contain surrogates
+    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    return blake2b(encoded, digest_size=size).hexdigest()

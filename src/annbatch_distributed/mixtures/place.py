@@ -1,0 +1,122 @@
+"""Places: an epoch of a mixture, a step, and a position of each source; and its state, as a dict for JSON.
+
+A state is the same on every rank:
+
+``version``
+    Format of the state.
+``epoch``
+    Epoch of the mixture.
+``step``
+    Number of done steps of the order of sources, earlier epochs included.
+``done``
+    Number of done steps of this epoch.
+``start``
+    Number of steps of this epoch that other numbers of ranks have done, or a mixture with a different order.
+``finished``
+    True if all steps of the epoch are done.
+``identity``
+    Settings that determine the order of sources.
+``sources``
+    For each source, by name: its state after ``start`` steps of the epoch; ``since``, its number of batches in the
+    steps from there to ``done``; and ``began``, its epoch when the epoch of the mixture began.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from reprlib import repr as shortened
+from typing import Any
+
+from annbatch_distributed.core.state import VERSION, Identity, Position, as_integer, as_json, check_format
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of a mixture in its epoch."""
+
+    positions: Mapping[str, Position]
+    """Position of each source, by name, after ``start`` steps of the epoch."""
+    began: Mapping[str, int]
+    """Epoch of each source when the epoch of the mixture began."""
+    epoch: int = 0
+    """Epoch of the mixture."""
+    first: int = 0
+    """Step of the order of sources at which the epoch begins."""
+    start: int = 0
+    """Number of steps of the epoch that other numbers of ranks have done, or a mixture with a different order."""
+    done: int = 0
+    """Number of done steps of the epoch."""
+    finished: bool = False
+    """True if all steps of the epoch are done."""
+
+    @classmethod
+    def beginning(cls, positions: Mapping[str, Position], epoch: int = 0, first: int = 0) -> Place:
+        """Return the place at which an epoch begins."""
+        return cls(positions, {name: position.epoch for name, position in positions.items()}, epoch, first)
+
+    @property
+    def step(self) -> int:
+        """Number of done steps of the order, earlier epochs included."""
+        return self.first + self.done
+
+    def at(self, done: int, n_steps: int) -> Place:
+        """Return the place after ``done`` of the ``n_steps`` steps of the epoch."""
+        return replace(self, done=done, finished=done == n_steps)
+
+
+def to_state(
+    place: Place, identity: Identity, sources: Mapping[str, Mapping[str, Any]], since: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return a place as a state, with the states of the sources at its start, and their batches since then.
+
+    Examples
+    --------
+    >>> place = Place.beginning({"tahoe": Position(epoch=5)}, epoch=1, first=60)
+    >>> state = to_state(
+    ...     place.at(3, 60), {"seed": 0}, {"tahoe": {"epoch": 5}}, {"tahoe": 2}
+    ... )
+    >>> state["step"], state["done"], state["sources"]
+    (63, 3, {'tahoe': {'epoch': 5, 'since': 2, 'began': 5}})
+    """
+    return {
+        "version": VERSION,
+        "epoch": place.epoch,
+        "step": place.step,
+        "done": place.done,
+        "start": place.start,
+        "finished": place.finished,
+        "identity": copy.deepcopy(identity),  # the mixture keeps the original
+        "sources": {
+            name: {**source, "since": since[name], "began": place.began[name]} for name, source in sources.items()
+        },
+    }
+
+
+def from_state(state: Mapping[str, Any]) -> tuple[Place, dict[str, int], Identity, dict[str, Mapping[str, Any]]]:
+    """Return the place in a state, the batches of each source since its start, the identity, and the sources' states.
+
+    The place has no positions yet. A TypeError if the state is not a mapping; a ValueError if it is of a newer format,
+    damaged, or the state of a single loader.
+    """
+    check_format(state)
+    if "sources" not in state:
+        raise ValueError(
+            "The state must be of a mixture, got one without 'sources'. Load it with the loader that saved it."
+        )
+    try:
+        as_integer("version", state["version"], least=VERSION, most=VERSION)
+        epoch, step, done = (as_integer(name, state[name]) for name in ("epoch", "step", "done"))
+        start = as_integer("start", state["start"], most=done)
+        first = as_integer("the step where the epoch began", step - done)
+        sources = {str(name): source for name, source in dict(state["sources"]).items()}
+        since, began = (
+            {name: as_integer(what, source[what]) for name, source in sources.items()} for what in ("since", "began")
+        )
+        finished = bool(as_integer("finished", state["finished"], most=1))
+        identity = as_json("identity", dict(state["identity"]))
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.") from error
+    return Place({}, began, epoch, first, start, done, finished), since, identity, sources
