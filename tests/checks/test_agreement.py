@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from annbatch_distributed import DistributedSampler, Rank, Shuffled
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.checks.agreement import Description, compare
-from annbatch_distributed.checks.exchange import listed
+from annbatch_distributed.checks.exchange import enumerated
 from annbatch_distributed.ranks import Placement, deferred
 from tests.meeting import heard, met
 from tests.strategies import Job, jobs
@@ -119,9 +119,9 @@ def test_differences_are_listed_up_to_a_limit() -> None:
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))
-def test_listed_names_every_number_and_no_other(numbers: set[int]) -> None:
+def test_enumeration_names_every_number_and_no_other(numbers: set[int]) -> None:
     """A list of numbers in a message names each number, and no other number."""
-    text = listed("rank", sorted(numbers))
+    text = enumerated("rank", sorted(numbers))
     listed_numbers: set[int] = set()
     for part in text.removeprefix("ranks ").removeprefix("rank ").replace(" and ", ", ").split(", "):
         first, *last = part.split(" to ")

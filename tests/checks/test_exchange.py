@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from annbatch_distributed.checks import exchange
-from annbatch_distributed.checks.exchange import gather_texts, listed, store_of
+from annbatch_distributed.checks.exchange import enumerated, gather_texts, store_of
 from annbatch_distributed.ranks import Source
 from tests.processes.launch import free_port
 
@@ -111,7 +111,7 @@ def test_missing_process_is_named_on_every_rank(delays: dict[int, float], missin
     store = HashStore()
     present = {number: delay for number, delay in delays.items() if number not in missing}
     (message,) = set(meet(store, present, seconds=1).values())
-    assert f"of 4 processes, {listed('process', sorted(missing))} did not make this call within 1 seconds" in str(
+    assert f"of 4 processes, {enumerated('process', sorted(missing))} did not make this call within 1 seconds" in str(
         message
     )
     assert meet(store, dict.fromkeys(missing, 0.0), seconds=20) == dict.fromkeys(missing, message)

@@ -24,7 +24,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.checks.exchange import Gather, Kind, Timeout, gather_texts, initialized, listed, seconds_of
+from annbatch_distributed.checks.exchange import (
+    Gather,
+    Kind,
+    Timeout,
+    enumerated,
+    gather_texts,
+    initialized,
+    seconds_of,
+)
 from annbatch_distributed.core.lanes import Lane
 from annbatch_distributed.core.plan import Plan
 from annbatch_distributed.core.rows import Rows, mixed_sum
@@ -339,7 +347,7 @@ def _read(texts: Mapping[int, str]) -> dict[int, Description]:
             "The messages of other processes can't be read. Their store, or gather, must return the strings unchanged, "
             f"got {shortened(texts)}."
         ) from error
-    different = [f"{name} ({listed('process', who)})" for name, who in calls.items()]
+    different = [f"{name} ({enumerated('process', who)})" for name, who in calls.items()]
     advice = "All of them must make the same calls in the same order."
     raise disagreement("The processes of this job make different calls:", different, advice)
 
@@ -379,7 +387,7 @@ def compare(described: Mapping[int, Description]) -> None:
     named = dict(enumerate(described.values())) if by_rank else described
     failed = _grouped({name: process.problem for name, process in named.items()})
     if failed.keys() != {""}:
-        problems = [f"{problem} ({listed(kind, who)})" for problem, who in failed.items() if problem]
+        problems = [f"{problem} ({enumerated(kind, who)})" for problem, who in failed.items() if problem]
         raise disagreement("The ranks of this job can't be compared:", problems)
     problems = _unequal({name: process.in_all for name, process in named.items()}, kind) or _misplaced(described)
     if not problems:
@@ -394,7 +402,7 @@ def compare(described: Mapping[int, Description]) -> None:
             ahead = [name for name, process in named.items() if process.done[1] > min(numbers)]
             advice += (
                 f" To go back to the last step that all of them have done, call "
-                f"loader.reshard(batches_done={min(numbers)}) on {listed(kind, ahead)}."
+                f"loader.reshard(batches_done={min(numbers)}) on {enumerated(kind, ahead)}."
             )
         raise disagreement("The ranks of this job don't agree:", problems, advice)
 
@@ -417,7 +425,7 @@ def _misplaced(described: Mapping[int, Description]) -> list[str]:
         return [f"{there_are}, but the world size is {world_size}{several}"]
     peers = _grouped({number: process.rank for number, process in described.items()})
     return [
-        f"rank {rank} belongs to {listed('process', peers[rank]) if rank in peers else 'no process'}"
+        f"rank {rank} belongs to {enumerated('process', peers[rank]) if rank in peers else 'no process'}"
         for rank in range(world_size)
         if len(peers.get(rank, ())) != n_peers
     ]
@@ -429,7 +437,7 @@ def _unequal(tables: Mapping[int, Values], kind: Kind, whose: str = "") -> list[
     for what in dict.fromkeys(what for table in tables.values() for what in table):
         groups = _grouped({name: table.get(what, "(missing)") for name, table in tables.items()})
         if len(groups) > 1:
-            texts = [f"{value} on {listed(kind, who)}" for value, who in groups.items()]
+            texts = [f"{value} on {enumerated(kind, who)}" for value, who in groups.items()]
             problems.append(f"{what}{whose}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else ""))
     return problems
 

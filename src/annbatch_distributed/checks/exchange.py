@@ -148,10 +148,10 @@ def initialized() -> Framework | None:
     return "torch" if torch.is_initialized() else "jax" if jax.is_initialized() else None
 
 
-def listed(kind: Kind, numbers: Sequence[int]) -> str:
+def enumerated(kind: Kind, numbers: Sequence[int]) -> str:
     """Format ascending numbers of ranks or processes.
 
-    >>> listed("rank", [0, 2, 3, 4, 7])
+    >>> enumerated("rank", [0, 2, 3, 4, 7])
     'ranks 0, 2 to 4 and 7'
     """
     # 0 2 3 4 7 minus their places 0 1 2 3 4 are 0 1 1 1 3, which are equal within a range of consecutive numbers
@@ -220,9 +220,10 @@ def _meet(
 
 
 def _missing(missing: Sequence[int], n_processes: int, seconds: float) -> str:
+    absent = enumerated("process", missing)
     return (
-        f"The ranks can't be checked: of {n_processes} processes, {listed('process', missing)} did not make this call "
-        f"within {seconds:g} seconds. Check their logs for errors and hangs; if they are slow, pass a larger timeout."
+        f"The ranks can't be checked: of {n_processes} processes, {absent} did not make this call within "
+        f"{seconds:g} seconds. Check their logs for errors and hangs; if they are slow, pass a larger timeout."
     )
 
 

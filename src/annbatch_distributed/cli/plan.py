@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Largest number of labels; a column with more values has measurements, or names of cells.
 _MOST_LABELS = 1000
 #: Largest number of ranges of a rank's rows in JSON.
-_MOST_RANGES = 1000
+_MOST_RANGES_OF_JSON = 1000
 
 
 def run(options: Namespace) -> int:
@@ -83,8 +83,8 @@ def _plan_of(plan: EpochPlan) -> dict[str, Any]:
 
 def _ranges(rows: Rows) -> dict[str, Any]:
     # rows 0:5 and 8:9 are [[0, 5], [8, 9]]
-    bounds = np.column_stack([rows.starts[:_MOST_RANGES], rows.stops[:_MOST_RANGES]])
-    return {"ranges": bounds.tolist(), "all_ranges": len(rows.starts) <= _MOST_RANGES}
+    bounds = np.column_stack([rows.starts[:_MOST_RANGES_OF_JSON], rows.stops[:_MOST_RANGES_OF_JSON]])
+    return {"ranges": bounds.tolist(), "all_ranges": len(rows.starts) <= _MOST_RANGES_OF_JSON}
 
 
 def _composition_of(mix: pd.DataFrame) -> dict[str, Any]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 type StepSelection = int | slice | npt.ArrayLike
 
 
-class Read(NamedTuple):
+class StepRows(NamedTuple):
     """Rows that a lane reads in a step."""
 
     step: int
@@ -60,7 +60,7 @@ def rows_at(
     segments: Sequence[tuple[Segment, list[Lane]]],
     run: Callable[[Lane], Iterable[Int64Array]],
     is_wanted: Callable[[int, int], bool],
-) -> Iterator[Read]:
+) -> Iterator[StepRows]:
     """Yield the rows that some lanes read in some steps, in order; an IndexError if the epoch has no such step.
 
     ``segments`` are the segments of the epoch, each with its lanes when it begins. ``run`` returns the rows of each
@@ -74,7 +74,7 @@ def rows_at(
     # all batches at once, so that each stream runs once
     rows = dict(zip(numbers.tolist(), run(Lane(tuple(map(range, starts.tolist(), stops.tolist())))), strict=True))
     for step, lane, n_lanes, batch in batches:
-        yield Read(step, lane, n_lanes, np.array_split(rows[batch.number], batch.n_parts)[batch.part])
+        yield StepRows(step, lane, n_lanes, np.array_split(rows[batch.number], batch.n_parts)[batch.part])
 
 
 def _batches_at(

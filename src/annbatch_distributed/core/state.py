@@ -29,13 +29,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
-from operator import index
 from reprlib import repr as shortened
 from typing import Any
 
 from annbatch_distributed.core.lanes import Segment
 from annbatch_distributed.core.rank import MOST_RANKS
-from annbatch_distributed.core.values import BOUND, digest
+from annbatch_distributed.core.values import BOUND, digest, integer
 
 #: Format of states; a state of a newer format can't be read.
 VERSION = 1
@@ -153,18 +152,23 @@ def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
     """
     check_format(state)
     try:
-        as_integer("version", state.get("version"), least=VERSION, most=VERSION)
+        integer("version", state.get("version"), least=VERSION, below=VERSION + 1)
         position = Position(
-            as_integer("epoch", state["epoch"]),
-            as_integer("pass", state["pass"]),
+            integer("epoch", state["epoch"], least=0, below=BOUND),
+            integer("pass", state["pass"], least=0, below=BOUND),
             as_segments(state["segments"]),
-            *(bool(as_integer(name, state.get(name, 0), most=1)) for name in ("finished", "unverified")),
+            *(as_flag(name, state.get(name, False)) for name in ("finished", "unverified")),
         )
         identity = as_json("identity", dict(state["identity"]))
     except (KeyError, TypeError, ValueError) as error:
-        problem = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.") from error
+        raise damaged(state, error) from error
     return position, identity
+
+
+def damaged(state: object, error: Exception) -> ValueError:
+    """Return an error about a damaged state, from the error of reading it."""
+    problem = f"it has no {error}" if isinstance(error, KeyError) else str(error).removesuffix(".")
+    return ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.")
 
 
 def check_format(state: object) -> None:
@@ -183,25 +187,19 @@ def as_segments(parts: Any) -> tuple[Segment, ...]:  # noqa: ANN401 a state may 
     """Return the segments of a state: 1 to ``MOST_SEGMENTS``."""
     segments = tuple(
         Segment(
-            as_integer("number of lanes", n_lanes, least=1, most=MOST_RANKS),
-            as_integer("number of workers", n_workers, least=1, most=MOST_RANKS),
-            as_integer("batches done", done),
+            integer("number of lanes", n_lanes, least=1, below=MOST_RANKS + 1),
+            integer("number of workers", n_workers, least=1, below=MOST_RANKS + 1),
+            integer("batches done", done, least=0, below=BOUND),
         )
         for n_lanes, n_workers, done in parts
     )
-    as_integer("number of segments", len(segments), least=1, most=MOST_SEGMENTS)
+    integer("number of segments", len(segments), least=1, below=MOST_SEGMENTS + 1)
     return segments
 
 
-def as_integer(name: str, value: object, *, least: int = 0, most: int = BOUND - 1) -> int:
-    """Return an integer of any library, such as NumPy or PyTorch, as Python's."""
-    try:
-        number = int(index(value))  # type: ignore[arg-type]  # raises a TypeError
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most or (isinstance(value, bool) and most > 1):
-        raise ValueError(f"{name} must be an integer from {least} to {most}, got {shortened(value)}")
-    return number
+def as_flag(name: str, value: object) -> bool:
+    """Return a flag of a state, which some formats write as 0 or 1."""
+    return bool(integer(name, int(value) if isinstance(value, bool) else value, least=0, below=2))
 
 
 def as_json(name: str, value: Any) -> Any:  # noqa: ANN401 a state may have anything
@@ -212,7 +210,7 @@ def as_json(name: str, value: Any) -> Any:  # noqa: ANN401 a state may have anyt
         return [as_json(name, part) for part in value]
     if value is None or isinstance(value, bool | float):
         return value
-    return str(value) if isinstance(value, str) else as_integer(name, value, least=-BOUND)
+    return str(value) if isinstance(value, str) else integer(name, value, least=-BOUND, below=BOUND)
 
 
 def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:

@@ -7,7 +7,7 @@ indices, these would silently be different rows.
 from __future__ import annotations
 
 from hashlib import blake2b
-from numbers import Integral
+from operator import index
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +31,17 @@ def plural(number: int, noun: str) -> str:
 
 
 def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
-    """Return an integer of any type as Python's.
+    """Return an integer of any library, such as NumPy or PyTorch, as Python's.
 
     ``name`` is its name in messages. A TypeError if it isn't an integer, or is a bool; a ValueError if it isn't within
     ``[least, below)``.
     """
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]  # raises a TypeError
+    except TypeError:
+        number = None
+    if number is None:
         raise TypeError(f"{name} must be an integer, got {shortened(value)} of type {type(value).__name__}.")
-    number = int(value)
     if (least is not None and number < least) or (below is not None and number >= below):
         # Python refuses to format an integer of thousands of digits
         got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"

@@ -26,10 +26,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from reprlib import repr as shortened
 from typing import Any
 
-from annbatch_distributed.core.state import VERSION, Identity, Position, as_integer, as_json, check_format
+from annbatch_distributed.core.state import VERSION, Identity, Position, as_flag, as_json, check_format, damaged
+from annbatch_distributed.core.values import BOUND, integer
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,17 @@ def from_state(state: Mapping[str, Any]) -> tuple[Place, dict[str, int], Identit
             "The state must be of a mixture, got one without 'sources'. Load it with the loader that saved it."
         )
     try:
-        as_integer("version", state["version"], least=VERSION, most=VERSION)
-        epoch, step, done = (as_integer(name, state[name]) for name in ("epoch", "step", "done"))
-        start = as_integer("start", state["start"], most=done)
-        first = as_integer("the step where the epoch began", step - done)
+        integer("version", state["version"], least=VERSION, below=VERSION + 1)
+        epoch, step, done = (integer(name, state[name], least=0, below=BOUND) for name in ("epoch", "step", "done"))
+        start = integer("start", state["start"], least=0, below=done + 1)
+        first = integer("the step where the epoch began", step - done, least=0)
         sources = {str(name): source for name, source in dict(state["sources"]).items()}
         since, began = (
-            {name: as_integer(what, source[what]) for name, source in sources.items()} for what in ("since", "began")
+            {name: integer(what, source[what], least=0, below=BOUND) for name, source in sources.items()}
+            for what in ("since", "began")
         )
-        finished = bool(as_integer("finished", state["finished"], most=1))
+        finished = as_flag("finished", state["finished"])
         identity = as_json("identity", dict(state["identity"]))
     except (KeyError, TypeError, ValueError) as error:
-        problem = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"The state is damaged: {problem}, in {shortened(state)}. Load another checkpoint.") from error
+        raise damaged(state, error) from error
     return Place({}, began, epoch, first, start, done, finished), since, identity, sources
