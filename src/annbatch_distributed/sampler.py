@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from reprlib import repr as shortened
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import annbatch.samplers
@@ -729,11 +728,6 @@ class DistributedSampler(Sampler):
         >>> [request["requests"] for request in sampler.sample(9)]
         [[slice(4, 6, None)], [slice(6, 8, None)]]
         """
-        if self._config.units.identity and _is_annbatchs(sys._getframe(1)):
-            raise RuntimeError(
-                "Sets of cells can't be read with annbatch's Loader, which doesn't return the set of each cell. Use a "
-                "StatefulLoader, which takes the same arguments."
-            )
         return self._cursor.begin_sampling(integer("n_obs", n_obs, least=0, below=BOUND))
 
     def _sample(self, n_obs: int) -> Pass:
@@ -769,8 +763,3 @@ def _names_of(config: Config, mask: object, sets: Sets | None = None) -> Names |
         return None if sets.names is None else ("obs", sets.names)
     names = None if config.mask.n_obs is None else names_of("mask", mask)
     return None if names is None else ("mask", names)
-
-
-def _is_annbatchs(frame: FrameType) -> bool:
-    """Return True if a frame runs annbatch's code."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "annbatch"

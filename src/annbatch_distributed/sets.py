@@ -418,9 +418,11 @@ class EpochSets(EpochUnits):
             n_own.append(n_left)
         lengths = list(map(len, places[1:]))
         rows = sets.treated.rows.to_global(np.concatenate(places))
-        # (cells,): sets of 3 and 2 cells are 0 0 0 1 1, and positions within them 0 1 2 0 1
+        # (cells,): the sets of sets of 3 and 2 cells are 0 0 0 1 1
         which = np.repeat(np.arange(len(lengths)), lengths)
-        within = np.arange(len(rows)) - np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
+        # (cells,): the first cells of their sets are 0 0 0 3 3, so positions within the sets are 0 1 2 0 1
+        first_cells = np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
+        within = np.arange(len(rows)) - first_cells
         # cells after the first n_own of a set fill it up: with n_own 2 2, these are 0 0 1 0 0
         are_repeats = within >= np.repeat(np.array(n_own, dtype=np.int64), lengths)
         are_controls = np.zeros(len(rows), dtype=np.bool_)
@@ -464,9 +466,12 @@ class EpochSets(EpochUnits):
         rng = self._generator(0, group)
         # Tails begin at a multiple of chunk. Of 10 cells in sets of 4 and chunks of 2, 2 cells remain: the tail begins
         # at 0 or 2 in even epochs, so that it ends in the first half, and at 6 or 8 in odd ones.
-        most = max(0, (n_rows // 2 - n_left) // chunk)
-        bounds = (0, most) if self.epoch % 2 == 0 else (min(n_chunks, -(-(n_rows - n_rows // 2) // chunk)), n_chunks)
-        tail = int(rng.integers(*bounds, endpoint=True)) * chunk if n_left else n_rows
+        half = n_rows // 2
+        if self.epoch % 2 == 0:
+            least, most = 0, max(0, (half - n_left) // chunk)
+        else:
+            least, most = min(n_chunks, -(-(n_rows - half) // chunk)), n_chunks
+        tail = int(rng.integers(least, most, endpoint=True)) * chunk if n_left else n_rows
         starts = rng.permutation(n_chunks) * chunk
         # chunks after the tail are moved by its length: with a tail 2:4, chunks 0 2 4 6 begin at 0 4 6 8
         return tail, starts + np.where(starts < tail, 0, n_left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -141,12 +142,15 @@ def test_validation_has_the_same_sets_each_time(collection: DatasetCollection) -
     assert seen[0] == seen[1]
 
 
-def test_annbatchs_loader_is_refused(collection: DatasetCollection) -> None:
-    """annbatch's Loader is refused, because its batches don't mark controls."""
+def test_annbatchs_loader_reads_sets_without_marks(collection: DatasetCollection) -> None:
+    """annbatch's Loader reads the same cells as a StatefulLoader, without the keys that mark them."""
     sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets_of(collection), seed=0)
-    loader = Loader(batch_sampler=sampler, preload_to_gpu=False).use_collection(collection)
-    with pytest.raises(RuntimeError, match="Use a StatefulLoader"):
-        next(iter(loader))
+    options: dict[str, Any] = {"return_index": True, "preload_to_gpu": False}
+    theirs = Loader(batch_sampler=copy.deepcopy(sampler), **options).use_collection(collection)
+    ours = StatefulLoader(batch_sampler=sampler, **options).use_collection(collection)
+    for one, other in zip(theirs, ours, strict=True):
+        assert one["index"].tolist() == other["index"].tolist()
+        assert other.keys() - one.keys() == {"set", "is_control"}
     assert "sets=<Sets: 45 sets of 9 groups, 8 cells and 8 controls each>" in repr(sampler)
     wrong: Any
     for wrong in (collection.obs(["drug"]), "sets"):

@@ -68,13 +68,16 @@ def rows_at(
     """
     # sorted by step and lane
     batches = sorted(_batches_at(steps, segments, is_wanted), key=lambda batch: batch[:2])
-    # a batch may be read in several steps or lanes: numbers 3 4 3 9 become 3 4 9, which are the ranges 3:5 and 9:10
+    # a batch may be read in several steps or lanes: numbers 3 4 3 9 become 3 4 9
     numbers = np.unique([batch.number for *_, batch in batches]).astype(np.int64)
+    # the ranges 3:5 and 9:10
     starts, stops = runs(numbers)
     # all batches at once, so that each stream runs once
-    rows = dict(zip(numbers.tolist(), run(Lane(tuple(map(range, starts.tolist(), stops.tolist())))), strict=True))
-    for step, lane, n_lanes, batch in batches:
-        yield StepRows(step, lane, n_lanes, np.array_split(rows[batch.number], batch.n_parts)[batch.part])
+    lane = Lane(tuple(map(range, starts.tolist(), stops.tolist())))
+    rows = dict(zip(numbers.tolist(), run(lane), strict=True))
+    for step, number, n_lanes, batch in batches:
+        parts = np.array_split(rows[batch.number], batch.n_parts)
+        yield StepRows(step, number, n_lanes, parts[batch.part])
 
 
 def _batches_at(
@@ -215,7 +218,8 @@ class Epochs:
         # no pass runs such a stream, so it is checked here
         for stream in range(plan.n_streams):
             if not plan.sampler_batches[stream]:
-                list(Pass(plan, [], Position(plan.epoch)).of_stream(stream, (range(plan.n_batches(stream)),)))
+                numbers = (range(plan.n_batches(stream)),)
+                list(Pass(plan, [], Position(plan.epoch)).of_stream(stream, numbers))
 
     @property
     def classes(self) -> tuple[Classes, ...]:

@@ -166,7 +166,9 @@ def _recut(remaining: Numbers, n_lanes: int, policy: Remainder) -> tuple[list[La
     # 7 numbers for 3 lanes: 2 for each, and 1 excess number
     size, n_over = divmod(_n(remaining), n_lanes)
     if policy == "keep":
-        return [Lane(part) for part in _cut(remaining, [size + (lane < n_over) for lane in range(n_lanes)])[:-1]], ()
+        sizes = [size + (lane < n_over) for lane in range(n_lanes)]
+        *parts, _ = _cut(remaining, sizes)
+        return list(map(Lane, parts)), ()
     # the first numbers are excess, since the small batches of a stream are its last ones
     over, *parts, _ = _cut(remaining, [n_over, *[size] * n_lanes])
     numbers = list(chain.from_iterable(over))

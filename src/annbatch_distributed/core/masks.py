@@ -157,7 +157,8 @@ class Mask:
 
     def check_within(self, other: Mask) -> None:
         """Raise a ValueError if it selects rows that another mask doesn't select."""
-        (starts, stops), (other_starts, other_stops) = ((mask.rows.starts, mask.rows.stops) for mask in (self, other))
+        starts, stops = self.rows.starts, self.rows.stops
+        other_starts, other_stops = other.rows.starts, other.rows.stops
         # for each range of this mask, the last range of the other mask that begins before it: if the other mask is 0:3
         # and 4:8, it is 4:8 for 5:9, which extends beyond the stop 8
         which = np.searchsorted(other_starts, starts, side="right") - 1

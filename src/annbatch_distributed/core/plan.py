@@ -220,7 +220,8 @@ class Plan:
         """Number of units of each stream's shard; of its samples, if the sharding is independent."""
         # the last streams may have one row more: 7 rows on 3 ranks are 2 2 3
         n_longer = self._n_shared % self.n_streams
-        return (self.size(0),) * (self.n_streams - n_longer) + (self.size(self.n_streams - 1),) * n_longer
+        shorter, longer = self.size(0), self.size(self.n_streams - 1)
+        return (shorter,) * (self.n_streams - n_longer) + (longer,) * n_longer
 
     @property
     def n_dropped(self) -> int:

@@ -494,14 +494,18 @@ def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:
     >>> whole_chunks_first(Rows((range(5, 30),)), 8, after=6)
     Rows(5:7, 8:24, 7:8, 24:30)
     """
-    # 5:30 in chunks of 8 has the whole chunks 8:24; 41:44 has none, written as 44:44, so all of it is ragged
+    # (ranges,): the whole chunks of 5:30 in chunks of 8 are 8:24. 41:44 has none, written as 48:40
     first, last = -(-rows.starts // size) * size, rows.stops // size * size
-    first, last = np.where(first < last, [first, last], [rows.stops, rows.stops])
-    # (2, ranges, 2) flattened to (2, 2 * ranges): starts and stops of the ragged parts before and after the whole
-    # chunks of each range: starts 5 24 41 44, stops 8 30 44 44
-    ragged_bounds = np.stack([[rows.starts, last], [first, rows.stops]]).transpose(0, 2, 1).reshape(2, -1)
-    whole, ragged = Rows.of_bounds(first, last), Rows.of_bounds(*ragged_bounds)
+    # 44:44 instead of 48:40, so that all of 41:44 is before its whole chunks
+    has_whole = first < last
+    first, last = np.where(has_whole, first, rows.stops), np.where(has_whole, last, rows.stops)
+    whole = Rows.of_bounds(first, last)
+    # (ranges, 2): the ragged parts before and after the whole chunks of each range: 5:8 24:30 and 41:44 44:44
+    ragged_starts, ragged_stops = np.stack([rows.starts, last], axis=1), np.stack([first, rows.stops], axis=1)
+    ragged = Rows.of_bounds(ragged_starts.ravel(), ragged_stops.ravel())
+    # after 6 local rows, 2 ragged rows come first, so that whole chunks begin at local 8
     n_before = -after % size if len(whole) else 0
-    if n_before > len(ragged):
-        whole, ragged = whole.cut(0, len(whole) - size), ragged + whole.cut(len(whole) - size, len(whole))
+    if n_before > len(ragged):  # the last whole chunk becomes ragged
+        n_whole = len(whole) - size
+        ragged, whole = ragged + whole.cut(n_whole, len(whole)), whole.cut(0, n_whole)
     return ragged.cut(0, n_before) + whole + ragged.cut(n_before, len(ragged))

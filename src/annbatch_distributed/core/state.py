@@ -243,8 +243,10 @@ def differences(saved: Identity, here: Identity) -> list[str]:
     """Return the differences between the identities of a state and of a sampler, each with its path and values."""
     unknown = [name for name in _OPTIONAL if None in (saved.get(name), here.get(name))]
     # optional names that one side lacks are ignored on both sides
-    theirs, ours = (flat({name: part for name, part in one.items() if name not in unknown}) for one in (saved, here))
-    differing = [path for path in sorted(theirs.keys() | ours.keys()) if theirs.get(path) != ours.get(path)]
+    theirs = flat({name: part for name, part in saved.items() if name not in unknown})
+    ours = flat({name: part for name, part in here.items() if name not in unknown})
+    paths = sorted(theirs.keys() | ours.keys())
+    differing = [path for path in paths if theirs.get(path) != ours.get(path)]
     # masks of many ranges are digests, which nobody can read
     has_digest = "rows.digest" in differing
     texts = [

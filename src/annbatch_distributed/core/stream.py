@@ -191,8 +191,9 @@ class Pass(Iterator[LoadRequest]):
                 own, part = part[:n_here], part[n_here:]  # noqa: PLW2901 the numbers of other streams
                 local = range(own.start - first, own[-1] + 1 - first, own.step)
                 # a stream runs once for ascending numbers, and again if they go back
-                if streams and streams[-1][0] == stream and streams[-1][1][-1][-1] < local[0]:
-                    streams[-1][1].append(local)
+                last, parts = streams[-1] if streams else (-1, [])
+                if stream == last and parts[-1][-1] < local[0]:
+                    parts.append(local)
                 else:
                     streams.append((stream, [local]))
         return [(stream, tuple(parts)) for stream, parts in streams]
@@ -329,7 +330,8 @@ def _bounds(rows: object, expected: str) -> tuple[Int64Array, Int64Array]:
     if isinstance(rows, np.ndarray) and rows.dtype.kind in "iu" and rows.ndim == 1:
         starts = rows.astype(np.int64)
         return starts, starts + 1
-    slices: list[Any] = list(rows) if isinstance(rows, list | tuple | np.ndarray) and np.ndim(rows) == 1 else [rows]
+    is_list = isinstance(rows, list | tuple | np.ndarray) and np.ndim(rows) == 1
+    slices: list[Any] = list(rows) if is_list else [rows]  # type: ignore[call-overload]  # a list, as checked
     if all(isinstance(part, slice) and part.step in (None, 1) for part in slices):
         starts, stops = np.array([part.start for part in slices]), np.array([part.stop for part in slices])
         if not slices or (starts.dtype.kind in "iu" and stops.dtype.kind in "iu" and (starts <= stops).all()):
@@ -421,10 +423,13 @@ def _without_a_lone_row(requests: Iterable[Request]) -> Iterator[Request]:
     yield from others
     splits = list(last.splits)
     lone = next((index for index, split in enumerate(splits) if len(split) == 1), 0)
-    # the batch before the lone row if it has three rows, or else the largest batch
-    giver = max(
-        range(len(splits)), key=lambda index: (index == lone - 1 and len(splits[index]) > 2, len(splits[index]))
-    )
+
+    def preference(index: int) -> tuple[bool, int]:
+        # the batch before the lone row if it has three rows, or else the largest batch
+        n_rows = len(splits[index])
+        return index == lone - 1 and n_rows > 2, n_rows
+
+    giver = max(range(len(splits)), key=preference)
     if len(splits[lone]) == 1 and len(splits[giver]) > 2:
         splits[giver], row = splits[giver][:-1], splits[giver][-1:]
         splits[lone] = np.append(row, splits[lone])

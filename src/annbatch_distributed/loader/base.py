@@ -10,7 +10,6 @@ the rows of each yielded batch, for the check at the end of an epoch.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import BOUND, integer
 from annbatch_distributed.cursor import Cursor
+from annbatch_distributed.loader.callers import refuse_dispatch
 from annbatch_distributed.loader.lightning import Training, errors_explained, training_on
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.reports import EpochPlan
@@ -175,7 +175,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         >>> first
         [[9, 14, 8, 11], [6, 4, 5, 17]]
         """
-        _check_not_dispatched()
+        refuse_dispatch()
         self._sampler.set_epoch(epoch)
 
     @property
@@ -562,21 +562,3 @@ def common_n_var(loaders: Mapping[str, BaseLoader]) -> int:
         each = ", ".join(f"{name} {number}" for name, number in numbers.items())
         raise ValueError(f"n_var must be the same for all loaders, got {each}. Use the n_var of a single loader.")
     return next(iter(numbers.values()))
-
-
-def _check_not_dispatched() -> None:
-    """Raise a RuntimeError if Accelerate calls ``set_epoch`` for a ``DataLoader`` that it has prepared.
-
-    Accelerate reads an ``IterableDataset`` on rank 0 and splits its batches, or reads on every rank and keeps a part of
-    the batches. Rows would silently be missing. Only the caller's frame tells that Accelerate calls.
-    """
-    # frame 0 is this function, 1 is set_epoch, 2 is its caller
-    caller = sys._getframe(2)
-    if caller.f_globals.get("__name__") != "accelerate.data_loader":
-        return
-    class_name = type(caller.f_locals.get("self")).__name__
-    raise RuntimeError(
-        f"Accelerate's {class_name}, which accelerator.prepare(DataLoader(loader)) returns, would shard the batches of "
-        "a StatefulLoader a second time, and some rows would never be read. Iterate over the StatefulLoader itself, "
-        "without a DataLoader; accelerator.prepare(loader) returns it unchanged."
-    )

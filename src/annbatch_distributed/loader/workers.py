@@ -32,6 +32,7 @@ from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import integer
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.loader.base import BaseLoader
+from annbatch_distributed.loader.callers import refuse_evaluation, refuse_skipping
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sampler import DistributedSampler, cursor_of
@@ -156,7 +157,7 @@ class WorkerDataLoader(DataLoader[Any]):
         RuntimeError
             If Accelerate's ``skip_first_batches`` asks for it, as Hugging Face's ``Trainer`` does on a resume.
         """
-        _check_not_skipped()
+        refuse_skipping()
         return self._loader
 
     @dataset.setter
@@ -230,7 +231,7 @@ class WorkerDataLoader(DataLoader[Any]):
             unless ``remainder="drop"``, since it would count some cells more than others. While iterating, if a newer
             iterator exists.
         """
-        _check_not_evaluated(self.sampler)
+        refuse_evaluation(self.sampler.remainder)
         # without workers, the loader itself counts its batches
         if not self.num_workers:
             yield from self._workers
@@ -365,37 +366,3 @@ def _check_guard(workers: DataLoader[Any]) -> None:
             f"{script} has no guard. Spawned workers import the script and would run it again. Put its code into a "
             'function, and call the function under if __name__ == "__main__".'
         )
-
-
-def _check_not_evaluated(sampler: DistributedSampler) -> None:
-    """Raise a RuntimeError if Hugging Face's ``Trainer`` evaluates, unless ``remainder`` is ``"drop"``.
-
-    It weights the loss of each batch as if the batch were full, gathers predictions of equal batches, and counts
-    repeated rows.
-    """
-    # frame 0 is this function, 1 the generator of batches, 2 the caller that takes a batch
-    caller = sys._getframe(2)
-    if (caller.f_globals.get("__name__"), caller.f_code.co_name) != ("transformers.trainer", "evaluation_loop"):
-        return
-    if sampler.remainder != "drop":
-        raise RuntimeError(
-            "Hugging Face's Trainer needs full batches without repeated rows when it evaluates or predicts, so under "
-            f"remainder={sampler.remainder!r} its loss and predictions would be wrong. Pass remainder='drop', or "
-            "override evaluate as in examples/transformers_trainer.py."
-        )
-
-
-def _check_not_skipped() -> None:
-    """Raise a RuntimeError if Accelerate's ``skip_first_batches`` asks for the dataset.
-
-    It would make its own ``DataLoader``, without epoch and state.
-    """
-    # frame 0 is this function, 1 the property, 2 its caller
-    caller = sys._getframe(2)
-    if (caller.f_globals.get("__name__"), caller.f_code.co_name) != ("accelerate.data_loader", "skip_first_batches"):
-        return
-    raise RuntimeError(
-        "Accelerate's skip_first_batches can't be used with the DataLoader of to_dataloader(), because it would lose "
-        "the epoch and the state. Call load_state_dict(state) with the state of the checkpoint instead. For Hugging "
-        "Face's Trainer, also pass TrainingArguments(ignore_data_skip=True)."
-    )

@@ -109,7 +109,8 @@ def _before(edges: Int64Array, starts: Int64Array) -> npt.NDArray[np.float64]:
     which = np.searchsorted(edges, starts, side="right")
     # A half-line from start s has edge - s rows before the edge. Over all half-lines, this is their number times the
     # edge, minus the sum of their starts: for starts 0 and 3 and edge 5, 2 * 5 - 3 = 7 = 5 + 2
-    n_lines, total = (np.cumsum(np.bincount(which, weights, len(edges) + 1))[:-1] for weights in (None, starts))
+    n_lines = np.cumsum(np.bincount(which, minlength=len(edges) + 1))[:-1]
+    total = np.cumsum(np.bincount(which, starts, len(edges) + 1))[:-1]
     # floats, since a sum of rows may exceed 64 bits
     before: npt.NDArray[np.float64] = n_lines * edges.astype(np.float64) - total
     return before
