@@ -135,7 +135,7 @@ def thorough(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Change the code in one place at a time, and list the changes that no test notices."""
     sync(session, "--all-extras", "--group=mutation")
-    names = [f"annbatch_distributed.{module}.*" for module in session.posargs]
+    names = [f"annbatch_distributed.core.{module}.*" for module in session.posargs]
     mutmut = "python", ".ci/mutation.py"
     session.run(*mutmut, "run", *names, env={"HYPOTHESIS_PROFILE": "mutation"})
     if not names:  # for named modules, the result of each change was printed above
