@@ -54,11 +54,6 @@ class Training:
         return int(self._batches.processed) <= self._n_ready
 
     @property
-    def is_at_beginning(self) -> bool:
-        """True if no step of the epoch has begun."""
-        return not self._batches.ready
-
-    @property
     def overfits(self) -> bool:
         """True if every epoch must have the batches of the first epoch."""
         return bool(self._trainer.overfit_batches > 0)
