@@ -392,7 +392,7 @@ class EpochSets(EpochUnits):
     """Seed of the sets."""
     _chunks: dict[int, tuple[int, Int64Array]] = field(default_factory=dict, repr=False)
 
-    noun = "set"
+    noun, column, has_gaps = "set", "numbers", True
 
     def __len__(self) -> int:
         return len(self.sets)

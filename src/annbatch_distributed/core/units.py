@@ -34,6 +34,10 @@ class EpochUnits(ABC):
 
     noun = "row"
     """Noun for a unit in messages and tables."""
+    column = "global rows"
+    """Name of the column of a shard's units in tables."""
+    has_gaps = False
+    """True if there are gaps between the rows of consecutive units."""
 
     @abstractmethod
     def __len__(self) -> int:

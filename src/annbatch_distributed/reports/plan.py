@@ -206,7 +206,7 @@ class EpochPlan:
         if the size of a load request is unknown, or if short gaps between selected rows, or between the cells of sets,
         are read as well.
         """
-        if self._rows_held is None or not self.window.is_contiguous or self._plan.units.noun != "row":
+        if self._rows_held is None or not self.window.is_contiguous or self._plan.units.has_gaps:
             return None
         # each process runs the same number of virtual ranks
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
@@ -382,8 +382,7 @@ class EpochPlan:
     @property
     def _columns(self) -> tuple[str, ...]:
         ranks = ("rank",) if self.n_processes is None else ("rank", "virtual")
-        rows = "global rows" if self._plan.units.noun == "row" else "numbers"
-        return *ranks, "batches", f"{self._plan.noun}s", "repeated", rows
+        return *ranks, "batches", f"{self._plan.noun}s", "repeated", self._plan.units.column
 
     def _line(self, rank: int) -> tuple[int | str, ...]:
         plan, shard = self._plan, self._plan.shard(rank)
