@@ -38,7 +38,7 @@ type Flags = npt.NDArray[np.bool_]
 _TAILS = "drop", "short", "fill"
 
 #: Largest number of groups that a message names.
-_MOST = 5
+_MOST_GROUPS = 5
 
 
 class Grouped(NamedTuple):
@@ -281,11 +281,13 @@ class Sets(Units):
         if not len(small):
             return
         sizes = self.treated.sizes
-        named = ", ".join(f"{self.labels[group]} ({plural(int(sizes[group]), 'cell')})" for group in small[:_MOST])
+        named = ", ".join(
+            f"{self.labels[group]} ({plural(int(sizes[group]), 'cell')})" for group in small[:_MOST_GROUPS]
+        )
         message = (
             f"tail='drop' drops {len(small):,} of {plural(len(sizes), 'group')} in every epoch, which have fewer than "
             f"size={self.size} cells ({int(sizes[small].sum()):,} cells in total): {named}"
-            f"{', ...' if len(small) > _MOST else ''}. Pass a smaller size, or tail='short' or 'fill'."
+            f"{', ...' if len(small) > _MOST_GROUPS else ''}. Pass a smaller size, or tail='short' or 'fill'."
         )
         if len(small) == len(sizes):
             raise ValueError(message)
@@ -297,7 +299,7 @@ class Sets(Units):
         if empty:
             raise ValueError(
                 f"{plural(len(empty), 'group')} must have controls with the same {', '.join(matched)}, got none for "
-                f"{'; '.join(empty[:_MOST])}{'; ...' if len(empty) > _MOST else ''}. Exclude these groups with mask, "
+                f"{'; '.join(empty[:_MOST_GROUPS])}{'; ...' if len(empty) > _MOST_GROUPS else ''}. Exclude these groups with mask, "
                 "or match fewer columns."
             )
 

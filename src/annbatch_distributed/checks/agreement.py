@@ -189,7 +189,7 @@ _LIBRARIES = "annbatch-distributed", "annbatch", "anndata", "numpy", "zarr"
 #: Number of rows of each rank that represent all of its rows.
 _SOME = 16
 #: Largest number of problems, and of values of one setting, that a message lists.
-_MOST = 10
+_MOST_PROBLEMS = 10
 #: Number of ranges of a mask that a message names.
 _MOST_RANGES = 3
 
@@ -409,7 +409,7 @@ def compare(described: Mapping[int, Description]) -> None:
 
 def disagreement(title: str, problems: Sequence[str], advice: str = "") -> ValueError:
     """Return an error that lists problems."""
-    shown = [*problems[:_MOST], *(["..."] if len(problems) > _MOST else [])]
+    shown = [*problems[:_MOST_PROBLEMS], *(["..."] if len(problems) > _MOST_PROBLEMS else [])]
     return ValueError("\n  ".join([title, *shown]) + f"\n{advice}" * bool(advice))
 
 
@@ -438,7 +438,9 @@ def _unequal(tables: Mapping[int, Values], kind: Kind, whose: str = "") -> list[
         groups = _grouped({name: table.get(what, "(missing)") for name, table in tables.items()})
         if len(groups) > 1:
             texts = [f"{value} on {enumerated(kind, who)}" for value, who in groups.items()]
-            problems.append(f"{what}{whose}: {'; '.join(texts[:_MOST])}" + ("; ..." if len(texts) > _MOST else ""))
+            problems.append(
+                f"{what}{whose}: {'; '.join(texts[:_MOST_PROBLEMS])}" + ("; ..." if len(texts) > _MOST_PROBLEMS else "")
+            )
     return problems
 
 

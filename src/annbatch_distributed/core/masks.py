@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.core.rows import Rows
-from annbatch_distributed.core.values import BOUND, IntArray, digest, integer, names_of
+from annbatch_distributed.core.values import BOUND, MOST_LISTED, IntArray, digest, integer, names_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,7 +138,7 @@ class Mask:
         """
         starts, stops = self.rows.starts, self.rows.stops
         last = None if self.is_open else int(stops[-1])
-        if len(starts) <= _LISTED:
+        if len(starts) <= MOST_LISTED:
             ranges = [*zip(starts.tolist(), [*stops[:-1].tolist(), last], strict=True)]
             return {"ranges": [list(bounds) for bounds in ranges]}
         # without the last stop, which depends on whether the number of rows was known when this was written
@@ -173,8 +173,6 @@ class Mask:
             )
 
 
-#: Largest number of ranges that are written one by one.
-_LISTED = 16
 #: Mask that selects all rows of any collection.
 ALL = Mask(Rows((range(_END),)))
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from annbatch_distributed.core.lanes import Segment
 from annbatch_distributed.core.rank import MOST_RANKS
-from annbatch_distributed.core.values import BOUND, digest, integer
+from annbatch_distributed.core.values import BOUND, MOST_LISTED, digest, integer
 
 #: Format of states; a state of a newer format can't be read.
 VERSION = 1
@@ -44,9 +44,6 @@ MOST_SEGMENTS = 100
 
 #: Largest length of a string that is compared unchanged; a longer string is cut, and ends in a digest.
 _LONGEST = 240
-
-#: Largest length of a list that is part of an identity; of a longer list, there is a digest.
-_LISTED = 16
 
 #: Names that a state or a sampler may lack; they are compared if both have them.
 _OPTIONAL = "n_obs", "datasets", "cells"
@@ -221,7 +218,7 @@ def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
     >>> listed([[100, 2]] * 17)
     {'length': 17, 'digest': 'a9c414d5bd0f4c5b31026fa57433225d'}
     """
-    return parts if len(parts) <= _LISTED else {"length": len(parts), "digest": digest(json.dumps(parts))}
+    return parts if len(parts) <= MOST_LISTED else {"length": len(parts), "digest": digest(json.dumps(parts))}
 
 
 def flat(identity: Identity, path: str = "") -> dict[str, Any]:

@@ -23,6 +23,9 @@ type Int64Array = npt.NDArray[np.int64]
 #: First integer that doesn't fit into 64 bits with a sign.
 BOUND = 2**63
 
+#: Largest length of a list that is part of an identity; of a longer list, there is a digest.
+MOST_LISTED = 16
+
 
 def plural(number: int, noun: str) -> str:
     """Format a number with a noun: ``1 row``, ``10,906 rows``, ``2 batches``."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Largest number of ranks that the table shows: the first ones and the last one.
-_MOST_RANKS = 16
+_SHOWN_RANKS = 16
 #: Largest number of ranges of rows that are listed.
-_MOST_RANGES = 3
+_SHOWN_RANGES = 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -342,7 +342,7 @@ class EpochPlan:
 
     def __str__(self) -> str:
         ranks: Sequence[int] = range(self.n_streams)
-        shown = ranks if len(ranks) <= _MOST_RANKS else [*ranks[: _MOST_RANKS - 1], ranks[-1]]
+        shown = ranks if len(ranks) <= _SHOWN_RANKS else [*ranks[: _SHOWN_RANKS - 1], ranks[-1]]
         lines = [self._columns, *(tuple(map(str, self._line(rank))) for rank in shown)]
         if len(shown) < len(ranks):
             lines.insert(-1, ("...",) * len(lines[0]))
@@ -352,7 +352,7 @@ class EpochPlan:
         return "\n".join((self._title, *table, *self._notes()))
 
     def _repr_html_(self) -> str:
-        table = self.to_frame().to_html(max_rows=_MOST_RANKS)
+        table = self.to_frame().to_html(max_rows=_SHOWN_RANKS)
         notes = "<br/>".join(map(escape, self._notes()))
         return f"<p>{escape(self._title)}</p>{table}<p>{notes}</p>"
 
@@ -388,7 +388,7 @@ class EpochPlan:
         plan, shard = self._plan, self._plan.shard(rank)
         # of 4 virtual ranks on 2 ranks, rank 0 runs 0 and 1, and rank 1 runs 2 and 3
         real_rank = () if self.n_processes is None else (rank * self.n_processes // plan.n_streams,)
-        rows = plan.in_order(rank).format(_MOST_RANGES)
+        rows = plan.in_order(rank).format(_SHOWN_RANGES)
         return *real_rank, rank, plan.n_batches(rank), plan.size(rank), len(shard) - shard.n_own, rows
 
     def _notes(self) -> Iterable[str]:
@@ -403,7 +403,7 @@ class EpochPlan:
             yield f"without sharding: {plural(plan.n_draws, 'sample')}"
         else:
             dropped = f"dropped in this epoch: {plural(plan.n_dropped, plan.units.noun)}"
-            dropped += f", {self._percent} ({plan.dropped.format(_MOST_RANGES)})" if plan.n_dropped else ""
+            dropped += f", {self._percent} ({plan.dropped.format(_SHOWN_RANGES)})" if plan.n_dropped else ""
             yield dropped + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
         if plan.n_dropped and self.remaining is None:
             yield 'to drop none: remainder="exact", "keep" or "pad"'
