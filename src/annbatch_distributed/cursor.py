@@ -29,7 +29,7 @@ from annbatch_distributed.core.masks import check_names
 from annbatch_distributed.core.plan import Classes, Plan
 from annbatch_distributed.core.state import Identity, Position, check_identity, from_state, to_state
 from annbatch_distributed.core.stream import Pass
-from annbatch_distributed.core.values import BOUND
+from annbatch_distributed.core.values import BOUND, few
 from annbatch_distributed.core.worker import SharedFlag, base_seed, current_worker
 from annbatch_distributed.ranks import DistInfo, Rank, Source
 
@@ -385,7 +385,7 @@ def _differing_classes(name: str, classes: tuple[Classes, ...]) -> str | None:
     rank, missing = lacking[0]
     return (
         f"The shard of rank {rank} lacks {len(missing)} of the {len(everywhere)} classes of {name} "
-        f"({', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}). Each rank applies the class weights to its "
+        f"({few(missing, 5)}). Each rank applies the class weights to its "
         "own classes, so the job as a whole doesn't sample by these weights. Pass sharding='independent' to sample "
         "from all rows on every rank."
     )

@@ -31,7 +31,7 @@ import pandas as pd
 from annbatch_distributed.core.masks import ALL, AnyMask, Mask, check_names, open_ended, resolve_mask
 from annbatch_distributed.core.rows import Rows, runs
 from annbatch_distributed.core.units import EpochUnits, UnitRows, Units
-from annbatch_distributed.core.values import BOUND, Int64Array, digest, integer, names_of, plural
+from annbatch_distributed.core.values import BOUND, Int64Array, digest, few, integer, names_of, plural
 
 type Flags = npt.NDArray[np.bool_]
 
@@ -281,13 +281,11 @@ class Sets(Units):
         if not len(small):
             return
         sizes = self.treated.sizes
-        named = ", ".join(
-            f"{self.labels[group]} ({plural(int(sizes[group]), 'cell')})" for group in small[:_MOST_GROUPS]
-        )
+        named = [f"{self.labels[group]} ({plural(int(sizes[group]), 'cell')})" for group in small]
         message = (
             f"tail='drop' drops {len(small):,} of {plural(len(sizes), 'group')} in every epoch, which have fewer than "
-            f"size={self.size} cells ({int(sizes[small].sum()):,} cells in total): {named}"
-            f"{', ...' if len(small) > _MOST_GROUPS else ''}. Pass a smaller size, or tail='short' or 'fill'."
+            f"size={self.size} cells ({int(sizes[small].sum()):,} cells in total): {few(named, _MOST_GROUPS)}. Pass a "
+            "smaller size, or tail='short' or 'fill'."
         )
         if len(small) == len(sizes):
             raise ValueError(message)
@@ -299,8 +297,7 @@ class Sets(Units):
         if empty:
             raise ValueError(
                 f"{plural(len(empty), 'group')} must have controls with the same {', '.join(matched)}, got none for "
-                f"{'; '.join(empty[:_MOST_GROUPS])}{'; ...' if len(empty) > _MOST_GROUPS else ''}. Exclude these groups with mask, "
-                "or match fewer columns."
+                f"{few(empty, _MOST_GROUPS, '; ')}. Exclude these groups with mask, or match fewer columns."
             )
 
     @cached_property

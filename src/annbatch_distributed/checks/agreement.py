@@ -38,7 +38,7 @@ from annbatch_distributed.core.plan import Plan
 from annbatch_distributed.core.rows import Rows, mixed_sum
 from annbatch_distributed.core.state import Position, bounded, flat
 from annbatch_distributed.core.stream import Pass
-from annbatch_distributed.core.values import BOUND, Int64Array, digest, integer, integers, plural
+from annbatch_distributed.core.values import BOUND, Int64Array, digest, few, integer, integers, plural
 from annbatch_distributed.core.wrapped import is_annbatchs_own, n_draws
 from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.ranks import Placement, Rank
@@ -409,8 +409,8 @@ def compare(described: Mapping[int, Description]) -> None:
 
 def disagreement(title: str, problems: Sequence[str], advice: str = "") -> ValueError:
     """Return an error that lists problems."""
-    shown = [*problems[:_MOST_PROBLEMS], *(["..."] if len(problems) > _MOST_PROBLEMS else [])]
-    return ValueError("\n  ".join([title, *shown]) + f"\n{advice}" * bool(advice))
+    shown = few(problems, _MOST_PROBLEMS, "\n  ")
+    return ValueError(f"{title}\n  {shown}" + f"\n{advice}" * bool(advice))
 
 
 def _misplaced(described: Mapping[int, Description]) -> list[str]:
@@ -438,9 +438,7 @@ def _unequal(tables: Mapping[int, Values], kind: Kind, whose: str = "") -> list[
         groups = _grouped({name: table.get(what, "(missing)") for name, table in tables.items()})
         if len(groups) > 1:
             texts = [f"{value} on {enumerated(kind, who)}" for value, who in groups.items()]
-            problems.append(
-                f"{what}{whose}: {'; '.join(texts[:_MOST_PROBLEMS])}" + ("; ..." if len(texts) > _MOST_PROBLEMS else "")
-            )
+            problems.append(f"{what}{whose}: {few(texts, _MOST_PROBLEMS, '; ')}")
     return problems
 
 

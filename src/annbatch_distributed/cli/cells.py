@@ -22,6 +22,7 @@ from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, EpochPlan, Rank
 from annbatch_distributed.cli import CommandError
+from annbatch_distributed.core.values import few
 from annbatch_distributed.loader._annbatch import n_rows_of
 
 
@@ -181,4 +182,4 @@ def settings_of(options: Namespace, n_obs: int) -> dict[str, Any]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:20], *(["..."] if len(names) > 20 else [])]) or "none"
+    return few(names, 20) or "none"

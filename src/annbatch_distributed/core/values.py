@@ -6,6 +6,7 @@ indices, these would silently be different rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from operator import index
 from reprlib import repr as shortened
@@ -31,6 +32,15 @@ def plural(number: int, noun: str) -> str:
     """Format a number with a noun: ``1 row``, ``10,906 rows``, ``2 batches``."""
     plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first texts; ``...`` stands for the others.
+
+    >>> few(["B", "NK", "T"], 2)
+    'B, NK, ...'
+    """
+    return separator.join([*texts[:most], *(["..."] if len(texts) > most else [])])
 
 
 def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
