@@ -672,18 +672,6 @@ def test_abandoned_loop_releases_sources() -> None:
     sources["tahoe"].add_adata(more)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda mixture: pickle.loads(pickle.dumps(mixture))])
-def test_copy_of_mixture_resumes_alone(duplicate: Any) -> None:
-    mixture, whole = mixed(read_ahead=1), read(mixed(n_steps=120))
-    batches = iter(mixture)
-    steps = [(batch["source"], batch["index"].tolist()) for batch in islice(batches, 7)]
-    other = duplicate(mixture)
-    assert other.state_dict() == mixture.state_dict()
-    assert read(other) == whole[60:]
-    steps += [(batch["source"], batch["index"].tolist()) for batch in batches]
-    assert steps == whole[:60]
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda mixture: pickle.loads(pickle.dumps(mixture))])
 def test_copy_at_epoch_end_reads_next_epoch(duplicate: Any) -> None:
     """A copy made at the end of an epoch reads the next one, with new iterations of its sources."""
@@ -838,21 +826,6 @@ def test_weights_of_a_state_make_the_same_mixture() -> None:
         again = {name: share for name, [(_, share)] in shares.items()}
         assert RandomOrder(again, weights, 0).identity["weights"] == shares
         assert sum(again.values()) == pytest.approx(1)
-
-
-def test_step_done_makes_states_count_done_steps() -> None:
-    """After step_done(), states count only the steps that are done."""
-    mixture, done = mixed(), 1  # step_done() is first called within the loop
-    for number, _ in enumerate(islice(mixture, 8)):
-        within = mixture.state_dict()
-        assert within["step"] == done
-        if number != 5:
-            mixture.step_done()
-            done = number + 1
-            assert mixture.state_dict()["step"] == done
-    mixture.load_state_dict(within)
-    assert mixture.state_dict() == within
-    assert read(mixture) == read(mixed())[7:]
 
 
 def test_sources_share_prefetching_threads() -> None:
