@@ -17,8 +17,8 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 
 #: Rooms from the highest to the lowest: a room imports from itself and from lower rooms.
 ROOMS = [
-    *("__main__", "cli", "integrations", "mixtures", "loader", "sampler", "checks", "cursor", "reports", "sets"),
-    *("ranks", "core"),
+    *("__main__", "cli", "collect", "integrations", "mixtures", "loader", "sampler", "checks", "cursor", "reports"),
+    *("sets", "ranks", "core"),
 ]
 #: Modules that know neither samplers nor frameworks.
 PURE = ["core.lanes", "core.masks", "core.rank", "core.rows", "core.sharding", "core.values", "core.worker", "ranks"]
@@ -79,6 +79,14 @@ def test_rooms_import_from_rooms_below() -> None:
     for name, imported in IMPORTS.items():
         room = name.partition(".")[0]
         assert not {other.partition(".")[0] for other in imported} & {*ROOMS[: ROOMS.index(room)]}, name
+
+
+def test_collect_imports_only_values_of_core() -> None:
+    """The room ``collect`` uses only ``core.values``, and only the command line uses ``collect``."""
+    importing = {name: imported for name, imported in IMPORTS.items() if name.partition(".")[0] == "collect"}
+    assert {name for name in set().union(*importing.values()) if name not in importing} == {"core.values"}
+    users = {name for name, imported in IMPORTS.items() if imported & {*importing}}
+    assert users - {*importing} == {"cli.collect"}
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
