@@ -19,6 +19,7 @@ from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed import AlignedLoader, DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.cli import main
+from annbatch_distributed.collect import Problems, write_collection
 from tests.cli.page import PAGE
 from tests.processes.launch import ROOT
 
@@ -255,6 +256,25 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
     assert f"in {rows}, {tmp_path / 'again.h5ad'}." in again
     out.mkdir()
     assert "already exists, an empty folder: another collect" in said(capsys, "collect", rows, "--out", out, code=2)
+
+
+def test_write_collection_raises_problems_of_all_files(tmp_path: Path) -> None:
+    """In Python, the problems of all files are messages of one error."""
+    paths = [tmp_path / "one.h5ad", tmp_path / "two.h5ad"]
+    with pytest.raises(Problems) as raised:
+        write_collection(paths, tmp_path / "cells.zarr", tell=print)
+    assert raised.value.args == tuple(f"{path}: no such file" for path in paths)
+    assert str(raised.value) == "\n".join(raised.value.args)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_write_collection_tells_lines_instead_of_printing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In Python, the lines about files, genes and columns go to the function ``tell``."""
+    lines = list[str]()
+    out = tmp_path / "cells.zarr"
+    write_collection([of_obs(tmp_path, "one", kind=["B"] * N)], out, tell=lambda line, **_: lines.append(line))
+    assert lines[-2:] == ["kind: 1 value (B), none missing", f"{out}: 30 cells of 1 file, 3 genes"]
+    assert not capsys.readouterr().out
 
 
 def test_labels_like_missing_values_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
