@@ -347,6 +347,16 @@ def test_columns_have_one_type_in_all_files(tmp_path: Path, capsys: pytest.Captu
     assert one.loc["one-4", "barcode"] == "one-4"
 
 
+def test_file_without_cells_may_lack_booleans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column of booleans stays one if only a file without cells lacks it."""
+    files = of_obs(tmp_path, "one", is_cell=np.arange(N) > 3), of_obs(tmp_path, "empty", n_cells=0)
+    text = said(capsys, "collect", *files, "--out", tmp_path / "cells.zarr")
+    assert "is_cell: booleans, in only 1 of 2 files, none missing" in text
+    obs = DatasetCollection(tmp_path / "cells.zarr", mode="r").obs()
+    assert obs["is_cell"].sum() == N - 4
+    assert obs["is_cell"].dtype == bool
+
+
 def test_genes_without_a_common_name_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = of_obs(tmp_path, "one", genes="abcd"), of_obs(tmp_path, "two", genes="wxyz")
     third = of_obs(tmp_path, "three", genes="dvwx")

@@ -45,28 +45,28 @@ def unite(tables: Sequence[pd.DataFrame]) -> tuple[list[pd.DataFrame], list[str]
         n_missing = sum(
             len(table) if part is None else int(part.isna().sum()) for table, part in zip(tables, parts, strict=True)
         )
+        dtype: Any = bool
+        absent: Any = np.nan
         values: pd.Index[Any] | None = None
         if all(_has_numbers(column) for column in columns):
             kind = "numbers"
             dtype = np.result_type(*(getattr(column.dtype, "numpy_dtype", column.dtype) for column in columns))
             dtype = np.dtype(np.float64) if n_missing and dtype.kind != "f" else dtype  # for NaN
-            converted: list[Any] = [None if part is None else part.astype(dtype).to_numpy() for part in parts]
         elif not n_missing and all(pd.api.types.is_bool_dtype(column.dtype) for column in columns):
             kind = "booleans"
-            converted = [column.to_numpy(bool) for column in columns]
+            absent = False  # for the dtype: only a file without cells lacks the column
         else:
             labels = {value: _label(value) for column in columns for value in column.dropna().unique()}
             values = pd.Index(sorted({*labels.values()}), dtype=object)
             kind = plural(len(values), "value")
             if 0 < len(values) <= _MOST_VALUES:
                 kind += f" ({', '.join(values)})"
-            strings = [None if part is None else part.astype(object).map(labels) for part in parts]
-            converted = [None if part is None else pd.Categorical(part, categories=values) for part in strings]
-        for table, column in zip(united, converted, strict=True):
-            if column is not None:
-                table[name] = column
-            else:  # the file lacks it
-                table[name] = np.nan if values is None else pd.Categorical([None] * len(table), categories=values)
+        for table, part in zip(united, parts, strict=True):
+            if values is not None:
+                strings = [None] * len(table) if part is None else part.astype(object).map(labels)
+                table[name] = pd.Categorical(strings, categories=values)
+            else:
+                table[name] = absent if part is None else part.astype(dtype).to_numpy()
         where = "" if len(columns) == len(tables) else f", in only {len(columns):,} of {plural(len(tables), 'file')}"
         n_cells = f"missing in {plural(n_missing, 'cell')}" if n_missing else "none missing"
         lines.append(f"{name}: {kind}{where}, {n_cells}")
