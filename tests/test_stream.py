@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
 import pytest
 from annbatch import Loader
-from annbatch.samplers import RandomSampler
+from annbatch.samplers import RandomSampler, SequentialSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from tests.samplers import Counting, IndexArrays, MaskBlind, batches, config_of,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
 
     from annbatch_distributed.core.lanes import Numbers
@@ -61,7 +63,7 @@ class OnlyStream:
                 return
 
 
-def stream(sampler: MaskBlind, rows: Rows, policy: Any = "keep") -> OnlyStream:
+def stream(sampler: Sampler, rows: Rows, policy: Any = "keep") -> OnlyStream:
     config = config_of(sampler, remainder=policy)
     plan = Plan(config, 100, EachRow().in_epoch(100, 0, None), 0, n_streams=1, window=rows, order=rows, dropped=Rows())
     return OnlyStream(replace(plan, sampler_batches=(sampler.n_batches(len(rows)),)))
@@ -143,6 +145,24 @@ def test_gaps_within_chunks_only_are_read() -> None:
         assert len(read) == len(set(read))
 
 
+@pytest.mark.parametrize("longest", [0, 2, 3, 64])
+@pytest.mark.parametrize("sampler", [SequentialSampler(4, 2, 4), RandomSampler(4, 4, 4)])
+def test_gaps_between_neighboring_rows_are_read(sampler: Any, longest: int) -> None:
+    """A gap is read between rows that are neighbors in the shard, also if a chunk ends there."""
+    # gaps of 2, 3, 4 and 2 rows, at local rows 4, 9, 16 and 18; chunks begin at 4, 8, 12 and 16
+    shard = Rows((range(10, 14), range(16, 21), range(24, 31), range(35, 37), range(39, 41)))
+    local = stream(sampler, Rows((range(len(shard)),))).requests((range(5),))
+    read = stream(sampler, shard).requests((range(5),), longest_gap=longest)
+    rows = list(shard)
+    for of_shard, in_global in zip(local, read, strict=True):
+        order = of_shard.rows().tolist()
+        expected = [rows[order[0]]]
+        for before, after in pairwise(order):
+            gap = range(rows[before] + 1, rows[after]) if after == before + 1 else range(0)
+            expected += [*gap] * (len(gap) <= longest) + [rows[after]]
+        assert in_global.rows().tolist() == expected
+
+
 class Cut(MaskBlind):
     """A sampler of consecutive rows with given sizes of batches for each load request."""
 
@@ -184,6 +204,22 @@ def test_batch_of_one_row_cannot_be_halved() -> None:
     assert counted([2, 1], promised=2, planned=3) == [[1, 1, 1]]
     with pytest.raises(RuntimeError, match="Cut must yield full batches"):
         counted([1, 1], promised=2, planned=3)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "planned", "expected"),
+    [
+        (7, 3, [[0, 1, 2], [3, 4], [5, 6]]),  # batches of 3, 3 and 1 rows
+        (6, 3, [[0, 1], [3, 4], [2, 5]]),  # 3 and 3 rows, of which the last are halved: 3, 2 and 1
+        (9, 4, [[0, 1], [3, 4, 5], [6, 7], [2, 8]]),  # 3, 3, 2 and 1
+        (5, 3, [[0, 1], [2], [3, 4]]),  # 2, 1 and 2: no batch can spare a row
+    ],
+)
+def test_lone_row_joins_a_second_one(n_rows: int, planned: int, expected: list[list[int]]) -> None:
+    """A lone row gets a row of the batch before if that has three, or else of the largest batch, if that has three."""
+    only = stream(SequentialSampler(3, 3, 3), Rows((range(n_rows),)), "exact")
+    vars(only.plan)["most_batches"] = planned
+    assert batches(request.to_annbatch() for request in only.requests((range(planned),))) == expected
 
 
 @pytest.mark.parametrize(("promised", "yielded"), [(3, "only 2"), (1, "2 or more")])
