@@ -24,8 +24,9 @@ from zarr.storage import MemoryStore, WrapperStore
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from tests.loaders import numbered, rows
 from tests.meeting import agreement
-from tests.samplers import flat
+from tests.samplers import flat, job
 from tests.stores import Counting
+from tests.test_counts import Growing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -269,6 +270,19 @@ def test_new_iteration_ends_previous_iterator() -> None:
     after = loader()
     after.load_state_dict(reader.state_dict())
     assert rows(after) == [batch["index"].tolist() for batch in second] == passes(loader())[1][2:]
+
+
+def test_length_is_of_the_epoch_set_last() -> None:
+    """The length is of the epoch that is read or that was set last, even if a loop over an earlier epoch is open."""
+    (sampler, _), loops = job(Growing(4), 2, remainder="keep"), []
+    reader = numbered(sampler, 40, **READING)
+    for epoch, n_batches in ((0, 5), (1, 10), (0, 5)):
+        reader.set_epoch(epoch)
+        assert len(reader) == n_batches
+        loops.append(iter(reader))
+        next(loops[-1])
+        assert len(reader) == n_batches
+    assert sum(1 for _ in loops[-1]) == 4
 
 
 def test_loaders_with_same_sampler_are_independent() -> None:
