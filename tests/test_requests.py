@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler
 from annbatch_distributed.core.request import LONGEST_GAP, Request, concatenated
 from annbatch_distributed.core.rows import expand, runs
+from annbatch_distributed.core.units import EpochUnits, UnitRows
 from tests.samplers import batches, flat, repeats
+
+if TYPE_CHECKING:
+    from annbatch_distributed.core.values import Int64Array
 
 
 @st.composite
@@ -88,6 +95,28 @@ def test_ranges_expand_to_the_same_rows(rows: list[int]) -> None:
     starts, stops = runs(np.array(rows, dtype=np.uint8))
     assert expand(starts, stops).tolist() == rows
     assert (starts[1:] != stops[:-1]).all()
+
+
+class Pairs(EpochUnits):
+    """Units of two rows: unit k has rows 3k and 3k + 1, of which the second is marked as repeated."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
+        rows = np.ravel(3 * numbers[:, None] + np.arange(2))
+        marks = {"repeated": np.tile([False, True], len(numbers))}
+        return UnitRows(rows, np.repeat(np.arange(len(numbers)), 2), marks)
+
+
+@pytest.mark.parametrize(("longest", "n_ranges"), [(0, 3), (1, 1)])
+def test_rows_of_units_keep_marks_across_gaps(longest: int, n_ranges: int) -> None:
+    """A row is marked as repeated if its unit is or if the unit repeats the row, also if short gaps are read."""
+    units = Request(np.array([4]), np.array([7]), [np.array([2, 0]), np.array([1])], np.array([False, True, True]))
+    read = Pairs().to_rows(units, longest_gap=longest)
+    assert len(read.starts) == n_ranges
+    assert batches_of(read._replace(marks_of=())) == [([18, 19, 12, 13], [False] * 4), ([15, 16], [False] * 2)]
+    assert [marks["repeated"].tolist() for marks in read.marks()] == [[True, True, False, True], [True, True]]
 
 
 def test_longest_gap_matches_the_documentation() -> None:
