@@ -61,7 +61,7 @@ def test_epoch_reads_few_chunks_twice(
     sharding: Any,
     fold: str,
 ) -> None:
-    """Every epoch reads at most 2% more chunks than its rows fill, or 5% under a mask."""
+    """An epoch reads at most 2% more chunks than its rows fill, or 5% under a mask."""
     for epoch in range(3):
         sampler = DistributedSampler(
             RandomSampler(*sizes),

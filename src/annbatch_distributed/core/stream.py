@@ -405,7 +405,7 @@ def _halved(splits: Sequence[Split], name: str) -> list[Split]:
 
 
 def _without_a_lone_row(requests: Iterable[Request]) -> Iterator[Request]:
-    """Move a row to a batch of one row at the end, from the batch before it or from the largest batch."""
+    """Move a row to a batch of one row in the last load request, from the batch before it or from the largest batch."""
     # the last two load requests are delayed, since the batch before may be in the load request before
     delayed: list[Request] = []
     for request in requests:
