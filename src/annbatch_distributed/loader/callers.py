@@ -31,7 +31,8 @@ def refuse_dispatch() -> None:
     raise RuntimeError(
         f"Accelerate's {type(frame.f_locals.get('self')).__name__}, which accelerator.prepare(DataLoader(loader)) "
         "returns, would shard the batches of a StatefulLoader a second time, and some rows would never be read. "
-        "Iterate over the StatefulLoader itself, without a DataLoader: accelerator.prepare(loader) leaves it unchanged."
+        "Iterate over the StatefulLoader itself, without a DataLoader; accelerator.prepare(loader) returns it "
+        "unchanged."
     )
 
 
