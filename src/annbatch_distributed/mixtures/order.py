@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -70,8 +71,8 @@ class SourceOrder(ABC):
         for first in range(start, stop, _AT_ONCE):
             # (sources, steps): True if a step takes a batch of a source
             takes = np.diff(self.counts(np.arange(first, min(first + _AT_ONCE, stop) + 1))) > 0
-            for of_step in takes.T:
-                yield [self.names[source] for source in np.flatnonzero(of_step)]
+            for of_step in takes.T.tolist():
+                yield [*compress(self.names, of_step)]
 
     def end(self, step: int, n_left: Mapping[str, int], until: Literal["first", "all"]) -> int:
         """Return the end of the steps from ``step`` on in which one source, or all, yield ``n_left`` batches."""

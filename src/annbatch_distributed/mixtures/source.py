@@ -39,9 +39,10 @@ class Source:
         self._first_check: tuple[int, int] | None = None
         # the numbers of remaining batches that were asked for
         self._n_left: dict[Position, int] = {}
-        # the position of the next batch, and the batches of the open pass
-        self._position = Position()
+        # the batches of the open pass; without one, the next pass
         self._batches: Iterator[Any] | None = None
+        # where that pass begins, and the number of its batches that were taken
+        self._start, self._n_taken = Position(), 0
         #: For each complete pass since the last check: its position, and the rows that were read.
         self.unchecked: list[tuple[Position, Tally | None]] = []
 
@@ -117,9 +118,10 @@ class Source:
     def go_to(self, position: Position) -> None:
         """Make the next batch be the one at a position; an open pass that is there goes on."""
         position = self.next_batch(position)
-        if self._batches is None or replace(position, unverified=self._position.unverified) != self._position:
+        current = self._start.at(self._start.done + self._n_taken, -1) if self._n_taken else self._start
+        if self._batches is None or replace(position, unverified=current.unverified) != current:
             self.close()
-            self._position = position
+            self._start, self._n_taken = position, 0
 
     def close(self) -> None:
         """Close the open pass."""
@@ -130,7 +132,7 @@ class Source:
     def take(self, readers: Executor | None) -> Any:  # noqa: ANN401 whatever is read
         """Return the next batch, from the next epoch if the current one has ended."""
         if self._batches is None:
-            self.cursor.go_to(self._position)
+            self.cursor.go_to(self._start)
             # all sources share the threads of the mixture
             has_workers = self._reader is not self.loader
             self._batches = iter(self._reader) if has_workers else self.loader.iterate(readers)
@@ -145,13 +147,13 @@ class Source:
     def note_taken(self) -> None:
         """Move to the next batch, and record the open pass if the last batch has ended it."""
         if not self.cursor.position.finished or self._batches is None:
-            self._position = self._position.at(self._position.done + 1, -1)
+            self._n_taken += 1
             return
         next(self._batches, None)
         last, read = self._reader.read_of_last_pass()
         # the sum of two tallies is three numbers, without the rows that aren't added up yet
         self.unchecked.append((last.position, None if read is None else Tally() + Tally.of(read)))
-        self._batches, self._position = None, self.here(Position(last.position.epoch + 1))
+        self._batches, self._start, self._n_taken = None, self.here(Position(last.position.epoch + 1)), 0
 
     # States
 
