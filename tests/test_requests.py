@@ -120,5 +120,5 @@ def test_rows_of_units_keep_marks_across_gaps(longest: int, n_ranges: int) -> No
 
 
 def test_longest_gap_matches_the_documentation() -> None:
-    """The default of `read_through` is that of its docstring."""
+    """`read_through` defaults to the number in its docstring."""
     assert f"(default {LONGEST_GAP})" in str(DistributedSampler.__doc__)

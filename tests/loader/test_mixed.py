@@ -118,7 +118,7 @@ def test_shares_are_kept_over_many_changes_of_weights() -> None:
 def test_order_is_known_from_any_step(
     weights: list[tuple[int, np.ndarray]], seed: int, start: int, n_steps: int
 ) -> None:
-    """The sources from any step on, and their numbers of batches, are those of a walk through all steps."""
+    """From any step on, the sources and their numbers of batches equal a walk through all steps."""
     whole = source_order(weights, start + n_steps, seed)
     names = [f"{number:03}" for number in range(len(weights[0][1]))]
     order = RandomOrder([(first, dict(zip(names, own, strict=True))) for first, own in weights], names, seed)

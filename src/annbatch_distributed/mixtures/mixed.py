@@ -276,7 +276,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             if not upcoming.finished or (self._resumes and self._is_set):
                 return upcoming
             upcoming = upcoming.epoch + 1
-        # the sources go on where the epoch before has ended
+        # the sources continue where the epoch before has ended
         ended = [self._anchor] if self._anchor.finished else []
         if self._running is not None and self._running.has_ended and self._running.anchor is self._anchor:
             ended = [self._running.place]

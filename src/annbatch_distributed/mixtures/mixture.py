@@ -87,7 +87,7 @@ class Mixture:
     def start_of(self, epoch: int, anchor: Place) -> Place:
         """Return the beginning of an epoch, or the first of its steps that this number of ranks can run.
 
-        Epochs from that of ``anchor`` on follow from it, and earlier ones from the first place.
+        Epochs from the epoch of ``anchor`` on follow from it, and earlier ones from the first place.
         """
         place = anchor if epoch >= anchor.epoch else self.first_place
         if epoch == place.epoch:
