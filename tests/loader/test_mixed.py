@@ -125,7 +125,6 @@ def test_order_is_known_from_any_step(
     assert [name for (name,) in order.at(start, start + n_steps)] == [names[source] for source in whole[start:]]
     for source, name in enumerate(names):
         steps = start + np.flatnonzero(whole[start:] == source)
-        assert order.steps_of(name, start, start + n_steps).tolist() == steps.tolist()
         assert order.count(name, start, start + n_steps) == len(steps)
         if len(steps):
             assert order.end(start, {name: len(steps)}, "all") == steps[-1] + 1
@@ -453,6 +452,13 @@ def test_source_left_out_of_an_epoch_begins_later() -> None:
     assert [rows for name, rows in read(mixture) if name == "new"] == epochs_of("new", 0, 1)[0][:1]
 
 
+def test_cells_of_no_steps_is_an_empty_table() -> None:
+    """An empty selection of steps has no cells, but the columns of a table of cells."""
+    table = mixed().cells_of(slice(3, 3))
+    assert table.empty
+    assert [*table] == ["step", "source", "rank", "row", "dataset", "cell"]
+
+
 def test_cells_of_earlier_epoch_changes_nothing() -> None:
     """cells_of an earlier epoch does not change the position of the mixture."""
     before, (after, other) = mixed(n_steps=20), (mixed(0, 3, n_steps=20) for _ in range(2))
@@ -546,6 +552,14 @@ def test_shallow_copy_of_a_mixture_ends_its_pass() -> None:
         read(batches)
 
 
+def test_copy_of_a_mixture_reports_its_own_epochs() -> None:
+    """A copy doesn't check the epochs that its original has read since."""
+    mixture = mixed(0, 1)
+    duplicate = copy.copy(mixture)
+    read(mixture)
+    assert duplicate.check_epoch_read() == "no epoch of a source has ended since the last check"
+
+
 def test_read_source_ends_the_pass_of_its_mixture() -> None:
     """Reading a source outside of its mixture ends the iterator, and the next one resumes."""
     sources, whole = loaders(), read(mixed())
@@ -568,10 +582,14 @@ def test_read_source_ends_the_pass_of_its_mixture() -> None:
             MixedLoader(wrong, weights=dict.fromkeys("ab", 1), n_steps=3)
 
 
-def test_changed_source_ends_its_mixture() -> None:
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_changed_source_ends_its_mixture(is_loaded: bool) -> None:
     sources = loaders()
     mixture = MixedLoader(sources, weights=WEIGHTS, n_steps=60)
-    read(mixture, 1)
+    if is_loaded:
+        mixture.load_state_dict(mixture.state_dict())
+    else:
+        read(mixture, 1)
     sources["own"].sampler.mask = slice(0, 80)
     with pytest.raises(RuntimeError, match="source 'own' have changed"):
         read(mixture)
@@ -846,6 +864,19 @@ def test_ranks_may_be_known_later() -> None:
     mixture = MixedLoader(loaders(dist_info=deferred(lambda: known[0])), weights=WEIGHTS, n_steps=60, seed=1)
     known.append(Rank(1, 2))
     assert read(mixture) == read(mixed(1))
+
+
+@pytest.mark.parametrize(("after", "virtual_ranks"), [(Rank(1, 2), None), (Rank(0, 4), 4), (Rank(0, 2), None)])
+def test_mixture_reshards_with_as_many_lanes(after: Rank, virtual_ranks: int | None) -> None:
+    """A running loop reads the batches of its new rank, also if the positions of all sources stay the same."""
+    mixture = mixed(0, 2, virtual_ranks=virtual_ranks)
+    steps = []
+    for batch in mixture:
+        steps.append((batch["source"], batch["index"].tolist()))
+        if len(steps) == 5:
+            mixture.reshard(after)
+    new = mixed(after.rank, after.world_size, virtual_ranks=virtual_ranks)
+    assert steps[5:] == read(new)[5:]
 
 
 def test_exhausted_source_on_more_ranks_begins_next_epoch() -> None:

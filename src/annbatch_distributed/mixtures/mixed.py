@@ -148,7 +148,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         self._mixture, self._within_batch = Mixture(sources, order, n_steps, until), within_batch
         # the place that later epochs follow from
         self._anchor = self._mixture.first_place
-        # the place of the next pass, or the epoch that it begins
+        # a place to resume at, or the number of the epoch to begin
         self._upcoming: Place | int = 0
         # True until the epoch of a state has ended; True once set_epoch was called
         self._resumes = self._is_set = False
@@ -156,7 +156,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         self._last: _Pass | None = None
         # the pass that reshard() has cut, as long as the rest of it comes next
         self._cut: _Pass | None = None
-        # the pass whose steps the open passes of the sources are in
+        # the pass of the mixture that the open passes of the sources belong to
         self._running: _Pass | None = None
         self._steps = StepCounter()
         # the id of a process, and its threads in which all sources prefetch
@@ -515,6 +515,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     def _load(self, state: Mapping[str, Any], *, strict: bool) -> None:
         place, notes = self._mixture.from_state(state, strict=strict)
+        self._check()  # from now on, the rows of the sources must stay the same
         if notes:
             warn(" ".join(notes))
         for source in self._sources.values():

@@ -37,8 +37,8 @@ class Source:
         self._n_workers = (getattr(reader, "num_workers", 0) or 1) if reader is not loader else 1
         # at the first check: the number of rows, and how often a mask or rng was assigned
         self._first_check: tuple[int, int] | None = None
-        # the numbers of remaining batches that were asked for
-        self._n_left: dict[Position, int] = {}
+        # numbers of batches from the beginning of a segment on, by the number of rows, of changes, and the position
+        self._n_left: dict[tuple[int, int, Position], int] = {}
         # the batches of the open pass; without one, the next pass
         self._batches: Iterator[Any] | None = None
         # where that pass begins, and the number of its batches that were taken
@@ -81,12 +81,16 @@ class Source:
         """Return the number of batches of the epoch after a position, for the ranks of its last segment."""
         if position.finished:
             return 0
-        # whole epochs have the same number of batches, unless it varies
-        is_whole = not position.done and not self.epochs.counts_vary
-        key = replace(position, epoch=0, unverified=False) if is_whole else position
+        n_obs, (*before, last) = self.loader.n_obs, position.segments
+        begin = replace(position, segments=(*before, last._replace(done=0)), unverified=False)
+        if not before and not self.epochs.counts_vary:
+            begin = replace(begin, epoch=0)  # all epochs have the same number of batches
+        key = n_obs, self.cursor.n_changes, begin
         if key not in self._n_left:
-            self._n_left[key] = self.epochs.n_left(self.loader.n_obs, position)
-        return self._n_left[key]
+            self._n_left[key] = self.epochs.n_left(n_obs, begin)
+        if last.done > self._n_left[key]:
+            return self.epochs.n_left(n_obs, position)  # raises
+        return self._n_left[key] - last.done
 
     def after(self, position: Position, n_batches: int) -> Position:
         """Return the position after more batches, read by the ranks and workers of its last segment."""
@@ -162,6 +166,7 @@ class Source:
         """Change the rank for good, unless the block raises; then restore the old rank."""
         with self.cursor.resharded(dist_info):
             yield
+        self.close()  # the open pass is of the old rank, even if it has the same position
         if self._first_check is not None:
             n_obs, n_changes = self._first_check
             self._first_check = n_obs, n_changes + 1
@@ -209,4 +214,4 @@ class Source:
             yield f"{self.name}, epoch {position.epoch}", Reading.of(job, self.cursor, n_obs, read, last)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_batches": None}
+        return vars(self) | {"_batches": None, "_n_left": {}, "unchecked": [*self.unchecked]}
