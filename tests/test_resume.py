@@ -174,18 +174,24 @@ def test_epoch_without_batches_is_finished_in_its_state() -> None:
 
 
 def test_epoch_is_finished_once_all_batches_are_done() -> None:
-    """A state after all batches of an epoch is finished, even if it was saved before a pass began."""
-    sampler, after = random(), random()
-    whole = sampler.n_batches(N_OBS)
-    states = [sampler.state_dict(batches_done=number) for number in (whole - 1, whole)]
+    """A loader's state after all batches of an epoch is finished, even if it was saved before a pass began."""
+    loader, after = numbered(random(), N_OBS), random()
+    whole = len(loader)
+    states = [loader.state_dict(batches_done=number) for number in (whole - 1, whole)]
     with pytest.raises(ValueError, match=f"must be from 0 to {whole}"):
-        sampler.state_dict(batches_done=whole + 1)
-    loader = numbered(random(), N_OBS)
-    states += [loader.state_dict(batches_done=number) for number in (whole - 1, whole)]
-    assert [state["finished"] for state in states] == [False, True] * 2
+        loader.state_dict(batches_done=whole + 1)
+    assert [state["finished"] for state in states] == [False, True]
     for state in states:
         after.load_state_dict(state)
         assert (after.next_epoch, after.n_batches(N_OBS)) == ((1, whole) if state["finished"] else (0, 1))
+
+
+def test_state_is_independent_of_earlier_questions() -> None:
+    """A question about some number of rows doesn't change a later state, which doesn't know that number."""
+    before, asked = random(), random()
+    n_batches = asked.n_batches(N_OBS)
+    assert asked.state_dict(batches_done=n_batches) == before.state_dict(batches_done=n_batches)
+    asked.reshard(Rank(0, 1), batches_done=n_batches + 1)  # the collection may be larger
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -181,7 +181,7 @@ class Cursor:
         else:
             # before a pass begins, the position may go back to a segment with another number of ranks
             position, least, n_batches = self.next(), 0, BOUND
-            n_known = n_obs or self._n_obs or self.epochs.n_obs
+            n_known = n_obs or self._n_obs
             if batches_done > position.done:
                 self.check_workers_have_not_read()
                 if isinstance(n_known, int):

@@ -355,7 +355,9 @@ class DistributedSampler(Sampler):
         -------
         dict
             The position and the settings of the sampler, as a small dict that can be written as JSON. If all batches
-            are done, loading it starts the next iteration; setting the same epoch again then yields no batches.
+            are done, loading it starts the next iteration; setting the same epoch again then yields no batches. Before
+            an iteration, a sampler without a loaded state doesn't know the number of batches, so it can't note that all
+            are done. A :class:`StatefulLoader` knows it.
 
         Raises
         ------

@@ -172,11 +172,6 @@ class Epochs:
 
     # The plan
 
-    @property
-    def n_obs(self) -> int | None:
-        """Number of rows of the last plan; None if there is none."""
-        return None if self._planned is None else self._planned[0][0]
-
     def plan(self, n_obs: int, position: Position) -> Plan:
         """Return the plan of the epoch of a position, which begins with the lanes of its first segment.
 
@@ -185,7 +180,8 @@ class Epochs:
         """
         key = n_obs, position.epoch, position.segments[0].n_lanes
         if self._planned is None or self._planned[0] != key:
-            self._planned = key, self._plan(*key)
+            with hidden_worker():  # samplers, masks and shardings of users must answer the same in every worker
+                self._planned = key, self._plan(*key)
         return self._planned[1]
 
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> Plan:
@@ -197,9 +193,8 @@ class Epochs:
         # the sampler is asked once if its counts are the same in every epoch
         key = n_obs, n_streams, epoch if self.counts_vary else 0
         if self._counted is None or self._counted[0] != key:
-            with hidden_worker():
-                counts = count(plan)
-                self._check_empty_streams(replace(plan, sampler_batches=counts.sampler_batches))
+            counts = count(plan)
+            self._check_empty_streams(replace(plan, sampler_batches=counts.sampler_batches))
             self._counted = key, counts
         return replace(plan, sampler_batches=self._counted[1].sampler_batches)
 

@@ -266,9 +266,9 @@ class Pass(Iterator[LoadRequest]):
         where = None
         if not request.is_narrowed:
             # A gap is read within a chunk, where the shard has a gap in global rows, or between chunks that follow
-            # each other. Any other gap between two chunks isn't, since its rows belong to another chunk. Local chunks
-            # 0:4 4:8 20:24 are in the runs 0 0 1. If chunk 0 has two pieces, the pieces are in the runs 0 0 0 1, and
-            # the first two of their three gaps may be read.
+            # each other. No other gap between two chunks is read, since its rows belong to a different chunk. Local
+            # chunks 0:4 4:8 20:24 are in the runs 0 0 1. If chunk 0 has two pieces, the pieces are in the runs 0 0 0 1,
+            # and the first two of their three gaps may be read.
             run = np.cumsum(np.append(False, request.starts[1:] != request.stops[:-1]))[which]
             where = run[1:] == run[:-1]
         read = Request(starts, stops, request.splits, are_repeats, request.is_narrowed)
