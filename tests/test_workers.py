@@ -23,6 +23,7 @@ from zarr.storage import MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.checks import Tally
+from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.worker import current_worker, hidden_worker
 from tests.loaders import numbered, rows
 from tests.meeting import verdict
@@ -269,6 +270,21 @@ def test_hiding_a_worker_is_thread_safe() -> None:
             thread.join()
         assert current_worker() == (1, 3)
     assert workers == [(1, 3)] * 800
+
+
+def test_shardings_are_the_same_in_workers() -> None:
+    """The sharding of a user doesn't see in which worker it is called, so it can't give each worker other rows."""
+    seen: list[Any] = []
+
+    def sharding(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+        seen.append(get_worker_info())
+        return rows
+
+    sampler = DistributedSampler(SequentialSampler(4, 1, 4), dist_info=Rank(0, 2), seed=0, sharding=sharding)
+    with as_worker(1, 3):
+        batches(sampler.sample(N_OBS))
+    assert seen
+    assert set(seen) == {None}
 
 
 # loaders of workers
