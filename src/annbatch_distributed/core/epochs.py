@@ -75,9 +75,9 @@ def rows_at(
     # all batches at once, so that each stream runs once
     lane = Lane(tuple(map(range, starts.tolist(), stops.tolist())))
     rows = dict(zip(numbers.tolist(), run(lane), strict=True))
-    for step, number, n_lanes, batch in batches:
+    for step, lane_number, n_lanes, batch in batches:
         parts = np.array_split(rows[batch.number], batch.n_parts)
-        yield StepRows(step, number, n_lanes, parts[batch.part])
+        yield StepRows(step, lane_number, n_lanes, parts[batch.part])
 
 
 def _batches_at(

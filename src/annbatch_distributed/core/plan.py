@@ -288,26 +288,26 @@ def count(plan: Plan) -> Counts:
     kinds = range(plan.n_streams) if differs else plan.sizes
     counts: dict[int, int] = {}
     classes: list[Classes] = []
-    for rank, kind in enumerate(kinds):
+    for stream, kind in enumerate(kinds):
         if kind not in counts:
-            local, counts[kind] = _count(plan, rank)
+            local, counts[kind] = _count(plan, stream)
             if (drawable := drawable_classes(local)) is not None:
-                classes.append((rank, drawable))
+                classes.append((stream, drawable))
     sampler_batches = tuple(map(counts.__getitem__, kinds))
     _check_equal(plan, sampler_batches)
     return Counts(sampler_batches, tuple(classes))
 
 
-def _count(plan: Plan, rank: int) -> tuple[Sampler, int]:
-    """Ask about one rank."""
-    shard, sampler, remainder = plan.shard(rank), plan.config.sampler, plan.config.remainder
+def _count(plan: Plan, stream: int) -> tuple[Sampler, int]:
+    """Ask about the shard of one stream."""
+    shard, sampler, remainder = plan.shard(stream), plan.config.sampler, plan.config.remainder
     try:
-        local = prepared(plan, rank, shard)
+        local = prepared(plan, stream, shard)
         local.validate(len(shard))  # annbatch's own error, if the sampler can't run on this number of rows
         refuse_short_draws(local, len(shard))
         n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
         if plan.n_draws is not None or (reads_every_row(sampler) and remainder in ("exact", "pad")):
-            _refuse_impossible(plan, n_batches, plan.size(rank))
+            _refuse_impossible(plan, n_batches, plan.size(stream))
     except ValueError as error:
         hint = ""
         if drawable_classes(sampler) is not None:  # the shard cuts a run of a class
@@ -318,8 +318,9 @@ def _count(plan: Plan, rank: int) -> tuple[Sampler, int]:
                 "annbatch-distributed collect --group-by COLUMN writes cells of each class together."
             )
         raise ValueError(
-            f"{type(sampler).__name__} can't run on the shard of rank {rank} of {plan.n_streams}, rows {shard.rows} of "
-            f"{len(plan.units)} (remainder={remainder!r}). For local rows [0, {len(shard)}), it raises: {error}{hint}"
+            f"{type(sampler).__name__} can't run on the shard of rank {stream} of {plan.n_streams}, rows {shard.rows} "
+            f"of {len(plan.units)} (remainder={remainder!r}). For local rows [0, {len(shard)}), it raises: "
+            f"{error}{hint}"
         ) from error
     return local, n_batches
 

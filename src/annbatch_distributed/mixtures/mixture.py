@@ -85,7 +85,7 @@ class Mixture:
         return Place.beginning(positions, place.epoch + 1, stop)
 
     def start_of(self, epoch: int, anchor: Place) -> Place:
-        """Return the beginning of an epoch, or the first of its steps that this number of ranks can run.
+        """Return the beginning of an epoch; of a loaded one, the first step that this job can run again.
 
         Epochs from the epoch of ``anchor`` on follow from it, and earlier ones from the first place.
         """

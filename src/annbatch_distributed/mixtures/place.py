@@ -11,7 +11,7 @@ A state is the same on every rank:
 ``done``
     Number of done steps of this epoch.
 ``start``
-    Number of steps of this epoch that other numbers of ranks have done, or a mixture with a different order.
+    Number of steps of this epoch that were done by different ranks or workers, or with different settings.
 ``finished``
     True if all steps of the epoch are done.
 ``identity``
@@ -45,7 +45,7 @@ class Place:
     first: int = 0
     """Step of the order of sources at which the epoch begins."""
     start: int = 0
-    """Number of steps of the epoch that other numbers of ranks have done, or a mixture with a different order."""
+    """Number of steps of the epoch that were done by different ranks or workers, or with different settings."""
     done: int = 0
     """Number of done steps of the epoch."""
     finished: bool = False

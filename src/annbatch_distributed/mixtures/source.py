@@ -120,7 +120,7 @@ class Source:
     # Reading
 
     def go_to(self, position: Position) -> None:
-        """Make the next batch be the one at a position; an open pass that is there goes on."""
+        """Make the next batch be the one at a position; an open pass that is there continues."""
         position = self.next_batch(position)
         current = self._start.at(self._start.done + self._n_taken, -1) if self._n_taken else self._start
         if self._batches is None or replace(position, unverified=current.unverified) != current:
