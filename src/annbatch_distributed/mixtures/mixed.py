@@ -1,7 +1,6 @@
 """The MixedLoader: batches of several collections, in an order of sources that is the same on all ranks.
 
-It is one rank's side of a :class:`.Mixture`: a place of the next pass, and the last pass. Everything that follows from
-a place is computed by the mixture. The loader sets the position of a source before it iterates over the source, and
+It reads what its :class:`.MixtureCursor` says. It sets the position of a source before it iterates over the source, and
 reads no position back.
 """
 
@@ -12,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pandas as pd
@@ -21,7 +19,7 @@ from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Reading, Timeout
 from annbatch_distributed.core.epochs import StepSelection
-from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.core.values import BOUND, integer
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.cursor import warn
@@ -29,32 +27,14 @@ from annbatch_distributed.loader.base import StepCounter, common_n_var
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.lightning import errors_explained, training_on
 from annbatch_distributed.loader.prefetch import threads
+from annbatch_distributed.mixtures.cursor import MixtureCursor, MixturePass
 from annbatch_distributed.mixtures.mixture import Mixture
 from annbatch_distributed.mixtures.order import EveryStep, RandomOrder, SourceOrder, Weights
-from annbatch_distributed.mixtures.place import Place
 from annbatch_distributed.mixtures.source import Source
 from annbatch_distributed.ranks import DistInfo
 
 if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
-
-
-@dataclass(eq=False)
-class _Pass:
-    """Pass over a mixture."""
-
-    place: Place
-    """Place at its beginning."""
-    anchor: Place
-    """Place that later epochs follow from."""
-    rank: Rank
-    """Rank that reads it."""
-    n_steps: int
-    """Number of steps of the whole epoch."""
-    has_ended: bool = False
-    """True once its last batch was yielded."""
-    is_open: bool = True
-    """True while its iterator is in use, its last step included."""
 
 
 class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
@@ -145,24 +125,16 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 f"until={until!r}. Pass one of them."
             )
         n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
-        self._mixture, self._within_batch = Mixture(sources, order, n_steps, until), within_batch
-        # the place that later epochs follow from
-        self._anchor = self._mixture.first_place
-        # a place to resume at, or the number of the epoch to begin
-        self._upcoming: Place | int = 0
-        # True until the epoch of a state has ended; True once set_epoch was called
-        self._resumes = self._is_set = False
-        # the last pass since an epoch was set or a state loaded
-        self._last: _Pass | None = None
-        # the pass that reshard() has cut, as long as the rest of it comes next
-        self._cut: _Pass | None = None
-        # the pass of the mixture that the open passes of the sources belong to
-        self._running: _Pass | None = None
+        self._cursor, self._within_batch = MixtureCursor(Mixture(sources, order, n_steps, until)), within_batch
         self._steps = StepCounter()
         # the id of a process, and its threads in which all sources prefetch
         self._readers: tuple[int, Executor] | None = None
 
     # Properties of the sources
+
+    @property
+    def _mixture(self) -> Mixture:
+        return self._cursor.mixture
 
     @property
     def _sources(self) -> dict[str, Source]:
@@ -228,20 +200,19 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     @property
     def next_epoch(self) -> int:
         """Epoch to resume or to begin: the current epoch, or the next epoch if the current epoch has ended."""
-        if self._last is not None:
-            return self._last.place.epoch + self._last.has_ended
-        return self._upcoming if isinstance(self._upcoming, int) else self._upcoming.epoch + self._upcoming.finished
+        return self._cursor.next_epoch
 
     @property
     def batches_done(self) -> int:
         """Number of steps of the epoch that were done before a resume; else 0."""
-        return self._next().done
+        return self._cursor.next().done
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, on every rank.
 
-        Epoch ``e`` begins at step ``e * n_steps``, whatever was read before. Under ``until``, it begins with epochs of
-        the sources that no earlier epoch has begun. Setting the epoch of a loaded state resumes it; if the state was
+        Epoch ``e`` begins at step ``e * n_steps``, whatever was read before; if a state with another ``n_steps`` was
+        loaded, later epochs are counted from its epoch. Under ``until``, it begins with epochs of the sources that no
+        earlier epoch has begun. Setting the epoch of a loaded state resumes it; if the state was
         saved at the end of the epoch, no batches remain. Setting that epoch once more restarts it, after the steps that
         a different number of ranks has done. A running iterator is not affected until a new one begins.
 
@@ -250,51 +221,15 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         ValueError
             If a state of a later epoch was loaded, and no iteration has begun since.
         """
-        epoch = integer("epoch", epoch, least=0, below=BOUND)
-        loaded = self._upcoming if self._resumes and isinstance(self._upcoming, Place) else None
-        if loaded is not None and self._last is None and epoch < loaded.epoch:
-            raise ValueError(
-                f"A state of epoch {loaded.epoch} was loaded, and set_epoch({epoch}) would discard it. Start at "
-                "loader.next_epoch."
-            )
-        self._is_set = True
-        # frameworks set the epoch of a state that they have just loaded
-        if loaded is None or epoch != loaded.epoch:
-            if epoch <= self._anchor.epoch:  # begin it again; later epochs then follow from its beginning
-                self._anchor = self._mixture.start_of(epoch, self._anchor)
-            self._go_to(epoch)
-
-    def _go_to(self, upcoming: Place | int, *, resumes: bool = False) -> None:
-        """Set the place of the next pass, or the epoch that it begins."""
-        self._upcoming, self._resumes, self._last, self._cut = upcoming, resumes, None, None
-
-    def _next(self) -> Place:
-        """Return the place of the next pass."""
-        upcoming = self._upcoming
-        if isinstance(upcoming, Place):
-            # a finished epoch that is set again has no batches left
-            if not upcoming.finished or (self._resumes and self._is_set):
-                return upcoming
-            upcoming = upcoming.epoch + 1
-        # the sources continue where the epoch before has ended
-        ended = [self._anchor] if self._anchor.finished else []
-        if self._running is not None and self._running.has_ended and self._running.anchor is self._anchor:
-            ended = [self._running.place]
-        if ended and ended[0].epoch + 1 == upcoming:
-            return self._mixture.following(ended[0])
-        start = self._mixture.start_of(upcoming, self._anchor)
-        # the sources begin within their epochs, and whether the batches before were read is unknown
-        positions = {
-            name: replace(position, unverified=position.done > 0) for name, position in start.positions.items()
-        }
-        return replace(start, positions=positions)
+        self._cursor.set_epoch(integer("epoch", epoch, least=0, below=BOUND))
 
     def __len__(self) -> int:
         """Return the number of steps of the whole epoch."""
-        if self._last is not None and self._last.is_open:
-            return self._last.n_steps
+        last = self._cursor.last
+        if last is not None and last.is_open:
+            return last.n_steps
         self._check()
-        return self._mixture.length(self._next())
+        return self._mixture.length(self._cursor.next())
 
     # Reading
 
@@ -324,26 +259,21 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 "loader.to_dataloader(num_workers=...), pass these to MixedLoader, and iterate over the mixture itself."
             )
         current = None
-        while current is None or (self._cut is current and self.next_epoch == current.place.epoch):
+        while current is None or (self._cursor.has_cut(current) and self.next_epoch == current.place.epoch):
             # once more after each reshard()
             self._check()
             steps = self._begin_steps()
             current = self._begin()
             yield from self._batches_of(current, steps)
 
-    def _begin(self) -> _Pass:
-        """Begin the next pass."""
-        place = self._next()
-        current = self._last = self._running = self._pass_at(place)
-        for name, position in self._mixture.positions(place).items():
+    def _begin(self) -> MixturePass:
+        """Begin the next pass, at its position in each source."""
+        current = self._cursor.begin(self._any_source.epochs.placement.rank)
+        for name, position in self._mixture.positions(current.place).items():
             self._sources[name].go_to(position)
-        self._cut = None
-        # a resumed epoch comes next until it has ended, so that peeking at a batch doesn't lose it
-        is_resumed = place.done > (0 if self._resumes else place.start)
-        self._upcoming, self._resumes = (place, self._resumes) if is_resumed else (place.epoch + 1, False)
         return current
 
-    def _batches_of(self, current: _Pass, steps: StepCounter) -> Iterator[dict[str, Any]]:
+    def _batches_of(self, current: MixturePass, steps: StepCounter) -> Iterator[dict[str, Any]]:
         place = current.place
         try:
             steps_left = self._mixture.order.at(place.step, place.first + current.n_steps)
@@ -354,11 +284,11 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                     self._end_pass(current)
                 yield batch
                 del batch  # else it would stay in memory until the next one is read
-                if self._cut is current:
+                if self._cursor.has_cut(current):
                     return
                 if current.rank != self._any_source.epochs.placement.rank:
                     self._any_source.cursor.check_rank(current.rank)
-                if self._running is not current:
+                if not self._cursor.is_running(current):
                     raise RuntimeError(
                         "A mixture has one iterator at a time, and a newer iterator has ended this one. To look at "
                         "batches in the middle of an epoch, make a second mixture."
@@ -366,26 +296,19 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             if place.done == current.n_steps:
                 self._end_pass(current)
         except BaseException as error:
-            if self._running is current and not current.has_ended:
-                self._running = None
+            if self._cursor.is_running(current) and not current.has_ended:
                 for source in self._sources.values():
                     source.close()
                 # a GeneratorExit means that the consumer has left its loop, which is no failure
-                if self._last is current and not isinstance(error, GeneratorExit):
-                    self._go_to(self._here(), resumes=self._resumes)
+                has_failed = not isinstance(error, GeneratorExit)
+                self._cursor.break_off(current, self._steps.n_done if has_failed else None)
             raise
         finally:
             current.is_open = False
 
-    def _pass_at(self, place: Place) -> _Pass:
-        return _Pass(place, self._anchor, self._any_source.epochs.placement.rank, self._mixture.length(place))
-
-    def _end_pass(self, ended: _Pass) -> None:
-        """Note the end of a pass, unless an epoch was set since."""
-        ended.has_ended = True
+    def _end_pass(self, ended: MixturePass) -> None:
         ended.is_open = not self._steps.is_training  # Lightning leaves its loop here, and asks for the next length
-        if self._last is ended:
-            self._upcoming, self._resumes = ended.place.epoch + 1, False
+        self._cursor.end(ended)
 
     def _take(self, names: list[str]) -> dict[str, Any]:
         """Return the batch of a step, from the sources with these names."""
@@ -401,7 +324,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self.batches_done:
                 self.set_epoch(0)
-            place = self._next()
+            place = self._cursor.next()
             training.check_all_are_read(self._mixture.length(place), place.done)
         self._steps = self._steps.next(training)
         return self._steps
@@ -433,25 +356,6 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         """
         self._steps.done()
 
-    def _here(self, batches_done: int | None = None) -> Place:
-        """Return the place after some steps of the last epoch; by default, after the done steps."""
-        if self._last is None and batches_done is None:
-            return self._upcoming if isinstance(self._upcoming, Place) else self._next()
-        last = self._last or self._pass_at(self._next())
-        place = last.place
-        # before a pass begins, batches_done may lie before the resume
-        least = place.start if self._last is None else place.done
-        if batches_done is None:
-            batches_done = place.done + self._steps.n_done
-        if not least <= batches_done <= last.n_steps:
-            raise ValueError(
-                f"batches_done must be from {least}, the steps that were done before this iteration or by a different "
-                f"number of ranks, to {last.n_steps}, the steps of the epoch, got {batches_done}."
-            )
-        if batches_done == place.done and not last.has_ended:
-            return place
-        return place.at(batches_done, last.n_steps)
-
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return the position of the mixture and its sources, the same on every rank.
 
@@ -482,7 +386,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         """
         if batches_done is not None:
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        return self._mixture.to_state(self._here(batches_done))
+        return self._mixture.to_state(self._cursor.after(batches_done, self._steps.n_done))
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from a saved state, on every rank and on any number of ranks.
@@ -513,15 +417,14 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         with errors_explained(self._framework_object):
             self._load(state, strict=strict)
 
-    def _load(self, state: Mapping[str, Any], *, strict: bool) -> None:
+    def _load(self, state: Mapping[str, Any], *, strict: bool, continues: bool = False) -> None:
         place, notes = self._mixture.from_state(state, strict=strict)
         self._check()  # from now on, the rows of the sources must stay the same
         if notes:
             warn(" ".join(notes))
         for source in self._sources.values():
             source.unchecked = []
-        self._anchor, self._is_set = place, False
-        self._go_to(place, resumes=True)
+        self._cursor.load(place, continues=continues)
 
     def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart.
@@ -544,22 +447,13 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         --------
         StatefulLoader.reshard
         """
-        state, cut = self.state_dict(batches_done=batches_done), self._last or self._cut
+        state = self.state_dict(batches_done=batches_done)
         with ExitStack() as stack:
             for source in self._sources.values():
                 stack.enter_context(source.resharded(dist_info))
-            self._load(state, strict=True)
-        self._cut = cut
+            self._load(state, strict=True, continues=True)
 
     # Plans and cells
-
-    def _place_of(self, epoch: int | None) -> Place:
-        """Return the place in an epoch; by default, in the epoch that was set, loaded or read last."""
-        place = self._upcoming if self._last is None else self._last.place
-        if epoch is not None and integer("epoch", epoch, least=0, below=BOUND) != getattr(place, "epoch", place):
-            # the epoch of a state has steps of earlier numbers of ranks
-            place = self._anchor if epoch == self._anchor.epoch else int(epoch)
-        return self._mixture.start_of(place, self._anchor) if isinstance(place, int) else place
 
     def cells_of(
         self,
@@ -601,7 +495,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         3     1  tahoe     1   27        0  cell 27     c
         """
         self._check()
-        return self._mixture.cells(self._place_of(epoch), steps, columns, ranks)
+        epoch = None if epoch is None else integer("epoch", epoch, least=0, below=BOUND)
+        return self._mixture.cells(self._cursor.of_epoch(epoch), steps, columns, ranks)
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
         """Return how often each source is read in the epoch, as a table.
@@ -630,7 +525,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         1   tahoe   0.75      6        6  1.000000    48
         """
         self._check()
-        place = self._place_of(None)
+        place = self._cursor.of_epoch(None)
         n_steps = self._mixture.length(place) if n_steps is None else n_steps
         return self._mixture.plan(place, integer("n_steps", n_steps, least=1, below=BOUND))
 
@@ -659,7 +554,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     def _description(self, job: Placement) -> Description:
         self._check()
-        upcoming = self._next()
+        upcoming = self._cursor.next()
         parts = {
             name: self._sources[name].describe(job, position)
             for name, position in self._mixture.positions(upcoming).items()
@@ -728,14 +623,11 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
         vars(duplicate).update(self.__getstate__())
-        duplicate._mixture = copy.copy(self._mixture)
-        duplicate._mixture.sources = {name: copy.copy(source) for name, source in self._sources.items()}
+        duplicate._cursor = copy.copy(self._cursor)
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy has no open passes and no threads; its sources begin at the place of its next pass
-        last = None if self._last is None else replace(self._last, is_open=False)
-        return vars(self) | {"_last": last, "_cut": None, "_readers": None, "_running": None}
+        return vars(self) | {"_readers": None}  # threads stay in their process
 
 
 def _order_of(sources: Mapping[str, Source], weights: Weights | None, seed: int, *, within_batch: bool) -> SourceOrder:

@@ -6,9 +6,10 @@ one position to another. So the batch of any step is known, without a walk throu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -156,7 +157,7 @@ class Mixture:
         if len(wanted) and wanted[0] < place.start:
             raise ValueError(
                 f"The steps up to {place.start - 1} of epoch {place.epoch} were done by a different number of ranks or "
-                f"workers, or by a mixture with a different order, so their cells are unknown here. Ask for steps from "
+                "workers, or with different settings or versions, so their cells are unknown here. Ask for steps from "
                 f"{place.start} on."
             )
         parts = []
@@ -206,3 +207,8 @@ class Mixture:
                 }
             )
         return pd.DataFrame(lines).set_index("source")
+
+    def __copy__(self) -> Self:
+        duplicate = object.__new__(type(self))
+        vars(duplicate).update(vars(self), sources={name: copy.copy(source) for name, source in self.sources.items()})
+        return duplicate
