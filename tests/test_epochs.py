@@ -6,12 +6,14 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
+from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import Rank
 from annbatch_distributed.core.epochs import Epochs
 from annbatch_distributed.core.lanes import Segment
 from annbatch_distributed.core.state import Position
-from annbatch_distributed.ranks import Source
+from annbatch_distributed.ranks import RankSource
 from tests.samplers import MaskBlind, batches, config_of
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def test_answers_are_independent_of_earlier_questions() -> None:
     """The pass at a position, or the error, is the same if any other position was asked about before."""
 
     def new() -> Epochs:
-        return Epochs(config_of(Irregular(8), remainder="exact", seed=3), Source.of(Rank(1, 2)))
+        return Epochs(config_of(Irregular(8), remainder="exact", seed=3), RankSource.of(Rank(1, 2)))
 
     segments = [
         (Segment(2, 1, 1),),
@@ -76,3 +78,12 @@ def test_answers_are_independent_of_earlier_questions() -> None:
     first_pass, second_pass = (alone[30, Position(1, passes, segments[1])] for passes in range(2))
     assert isinstance(first_pass, list)
     assert "can't be divided evenly" in second_pass
+
+
+@pytest.mark.parametrize(("virtual_ranks", "notes"), [(None, []), (4, ["These ranks are the 4 virtual ranks."])])
+def test_error_of_plan_notes_that_ranks_are_virtual(virtual_ranks: int | None, notes: list[str]) -> None:
+    config, rank = config_of(RandomSampler(4, 2, 8), remainder="drop", seed=0), RankSource.of(Rank(1, 4))
+    epochs = Epochs(config, rank, virtual_ranks=virtual_ranks)
+    with pytest.raises(ValueError, match="too few for one full batch on every rank: 4 ranks") as caught:
+        epochs.plan(10, epochs.here(Position()))
+    assert getattr(caught.value, "__notes__", []) == notes

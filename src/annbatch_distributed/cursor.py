@@ -5,7 +5,9 @@ It is the only part of a sampler that changes:
 1. ``position`` is where the next pass begins. It moves when an epoch is set, a state is loaded, or a pass begins.
 2. ``last`` is the last pass since then. A state is the position of that pass, after the batches that its consumer has
    done. A loader has one pass at a time, so a new one ends the one before.
-3. ``source`` and ``epochs`` are replaced when the rank changes, and ``epochs`` when the mask or the generator does.
+3. ``rank_source`` and ``epochs`` are replaced when the rank changes, and ``epochs`` also when the mask or the generator
+   does.
+4. Flags record what led there, such as a loaded state, and what was already warned of.
 
 Everything that follows from a position is computed by :class:`Epochs`.
 """
@@ -31,7 +33,7 @@ from annbatch_distributed.core.state import Identity, Position, check_identity, 
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import BOUND, few
 from annbatch_distributed.core.worker import SharedFlag, base_seed, current_worker
-from annbatch_distributed.ranks import DistInfo, Rank, Source
+from annbatch_distributed.ranks import DistInfo, Rank, RankSource
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,13 +44,13 @@ type Names = tuple[str, pd.Index[Any]]
 
 
 class Cursor:
-    """Place of a rank in its epochs: the position of the next pass, and the last pass."""
+    """Position of the next pass of a rank, and its last pass."""
 
-    def __init__(self, epochs: Epochs, source: Source, names: Names | None) -> None:
+    def __init__(self, epochs: Epochs, rank_source: RankSource, names: Names | None) -> None:
         #: Every epoch of this rank, as functions of a position.
         self.epochs = epochs
         #: Source of the rank of this process.
-        self.source = source
+        self.rank_source = rank_source
         #: Names of the cells that the mask or the sets were made for; None if unknown, or once they were compared.
         self.names = names
         #: Position of the next pass, or the end of the last one.
@@ -246,15 +248,15 @@ class Cursor:
     @contextmanager
     def resharded(self, dist_info: DistInfo | None) -> Iterator[None]:
         """Change the rank, and resume in this context; if that raises, restore the rank."""
-        before = self.source, self.epochs
-        source = self.source if dist_info is None else dist_info
+        before = self.rank_source, self.epochs
+        source = self.rank_source if dist_info is None else dist_info
         try:
             # a deferred source may have the answer of an earlier job
-            self.source = source.again() if isinstance(source, Source) else Source.of(source)
-            self.epochs = self.epochs.moved(self.source)
+            self.rank_source = source.again() if isinstance(source, RankSource) else RankSource.of(source)
+            self.epochs = self.epochs.moved(self.rank_source)
             yield
         except BaseException:
-            self.source, self.epochs = before
+            self.rank_source, self.epochs = before
             raise
         self.n_changes += 1
 
@@ -320,7 +322,7 @@ class Cursor:
         """Raise a RuntimeError if the ranks have changed since a pass began on a rank."""
         here, remedy = self.epochs.placement.rank, "Iterate over the loader again."
         if before == here and current_worker() is None:
-            here = self.source.current_rank()
+            here = self.rank_source.current_rank()
             remedy = "Call loader.reshard() in every process after the same step."
         if before != here:
             raise RuntimeError(

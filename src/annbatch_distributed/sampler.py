@@ -31,7 +31,7 @@ from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.units import EachRow, Units
 from annbatch_distributed.core.values import BOUND, integer, names_of
 from annbatch_distributed.cursor import Cursor, Names, warn
-from annbatch_distributed.ranks import DistInfo, Source
+from annbatch_distributed.ranks import DistInfo, RankSource
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sets import Sets
 
@@ -200,7 +200,7 @@ class DistributedSampler(Sampler):
         longest_gap = integer("read_through", read_through, least=0, below=BOUND)
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
-        source = Source.of(dist_info)
+        source = RankSource.of(dist_info)
         epochs = Epochs(config, source, virtual_ranks=virtual_ranks, longest_gap=longest_gap)
         if source.is_known:
             _ = epochs.own_lanes  # raises if this number of ranks can't run them
@@ -741,7 +741,7 @@ class DistributedSampler(Sampler):
         return duplicate
 
     def __repr__(self) -> str:
-        config, source = self._config, self._cursor.source
+        config, source = self._config, self._cursor.rank_source
         sets = f"sets={config.units!r}, " if config.units.identity else ""
         virtual = "" if self.virtual_ranks is None else f"virtual_ranks={self.virtual_ranks}, "
         who, asked = "rank=?, world_size=?", "deferred"

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from annbatch_distributed.checks import exchange
 from annbatch_distributed.checks.exchange import enumerated, gather_texts, store_of
-from annbatch_distributed.ranks import Source
+from annbatch_distributed.ranks import RankSource
 from tests.processes.launch import free_port
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def test_pytorch_processes_meet_in_their_own_store() -> None:
     """Processes of PyTorch exchange texts in the store of their default group."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        assert gather_texts("I am alone", Source.of("torch").placement, seconds=20) == {0: "I am alone"}
+        assert gather_texts("I am alone", RankSource.of("torch").placement, seconds=20) == {0: "I am alone"}
     finally:
         dist.destroy_process_group()
 

@@ -12,7 +12,7 @@ from annbatch.samplers import RandomSampler
 from lightning import Fabric, Trainer
 
 from annbatch_distributed import DistributedSampler, deferred
-from annbatch_distributed.ranks import Source
+from annbatch_distributed.ranks import RankSource
 from tests.loaders import numbered
 from tests.processes.launch import forked_ranks, run
 from tests.processes.results import read_results
@@ -104,7 +104,7 @@ def test_single_device_has_one_rank(make: Any) -> None:
     thing = make()
     for placed in (sampler(thing), sampler(lambda: thing), sampler(deferred(thing)), copy.deepcopy(sampler(thing))):
         assert (placed.rank, placed.world_size) == (0, 1)
-    assert type(thing).__name__ in Source.of(thing).placement.source
+    assert type(thing).__name__ in RankSource.of(thing).placement.source
 
 
 @pytest.mark.usefixtures("_accelerate")
@@ -114,7 +114,7 @@ def test_framework_contradicting_launcher_raises(make: Any, monkeypatch: pytest.
     thing = make()
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ValueError, match="WORLD_SIZE"):
-        Source.of("env")  # RANK alone
+        RankSource.of("env")  # RANK alone
     assert sampler(thing).rank == 0
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"is rank 0 of 1 for .*, but rank 1 of 2 for .*'env' or Rank"):

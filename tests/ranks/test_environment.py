@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Rank
-from annbatch_distributed.ranks import Source
+from annbatch_distributed.ranks import RankSource
 from annbatch_distributed.ranks.environment import launched
 
 if TYPE_CHECKING:
@@ -203,12 +203,12 @@ def test_env_is_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in (slurm(0, 1) | pmi(0, 1)).items():
         monkeypatch.setenv(name, value)
-    placement = Source.of("env").placement
+    placement = RankSource.of("env").placement
     assert placement.rank == Rank(0, 1)
     assert (placement.framework, placement.processes) == (None, None)
     monkeypatch.setattr(multiprocessing, "parent_process", object)
     with pytest.raises(RuntimeError, match="set RANK and WORLD_SIZE"):
-        Source.of("env")
+        RankSource.of("env")
     for name, value in hand(1, 2).items():
         monkeypatch.setenv(name, value)
-    assert Source.of("env").placement.rank == Rank(1, 2)
+    assert RankSource.of("env").placement.rank == Rank(1, 2)

@@ -12,19 +12,19 @@ import pytest
 import torch.distributed
 
 from annbatch_distributed import Rank
-from annbatch_distributed.ranks import Source
+from annbatch_distributed.ranks import RankSource
 
 
 @pytest.mark.parametrize("pair", [(1, 4), [1, 4], (np.int64(1), np.int32(4)), Rank(1, 4)])
 def test_callable_gives_rank(pair: Any) -> None:
-    assert Source.of(lambda: pair).placement.rank == Rank(1, 4)
-    assert type(Source.of(lambda: pair).placement.rank.rank) is int
+    assert RankSource.of(lambda: pair).placement.rank == Rank(1, 4)
+    assert type(RankSource.of(lambda: pair).placement.rank.rank) is int
 
 
 def test_torch_without_distributed_is_not_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialized"):
-        Source.of("torch")
+        RankSource.of("torch")
 
 
 def test_rank_takes_the_largest_world_size() -> None:
@@ -36,14 +36,14 @@ def test_torch_gives_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    assert Source.of("torch").placement.rank == Rank(2, 3)
+    assert RankSource.of("torch").placement.rank == Rank(2, 3)
 
 
 def test_jax_gives_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "distributed", SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert Source.of("jax").placement.rank == Rank(1, 2)
+    assert RankSource.of("jax").placement.rank == Rank(1, 2)
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
@@ -52,4 +52,4 @@ def test_missing_framework_raises_import_error(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, f"{name}.distributed", None)
     with pytest.raises(ImportError, match=rf"install annbatch-distributed\[{name}\]"):
-        Source.of(name)
+        RankSource.of(name)

@@ -30,7 +30,7 @@ from annbatch_distributed.core.sharding import Contiguous, Independent
 from annbatch_distributed.core.sharding import Shuffled as ShuffledThere
 from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
-from annbatch_distributed.ranks import Placement, Source
+from annbatch_distributed.ranks import Placement, RankSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ def ranks_come_from_every_dist_info(
 ) -> None:
     assert_type(Rank(0, 2).rank, int)
     assert_type(Rank(0, 2).world_size, int)
-    assert_type(deferred("torch"), Source)
+    assert_type(deferred("torch"), RankSource)
     assert_type(mesh_ranks(torch_mesh, "dp"), Placement)
     assert_type(mesh_ranks(jax_mesh, ("dp", "fsdp")), Placement)
     assert_type(mesh_ranks(sharding), Placement)

@@ -1,6 +1,6 @@
 """Epochs: the plan, the lanes, the passes and the rows of every epoch of a job, as functions of a position.
 
-:class:`Epochs` holds the configuration and the place of this rank. It doesn't know which epoch is next, and nothing in
+:class:`Epochs` holds the configuration and the source of this rank. It doesn't know which epoch is next, and nothing in
 it changes but its caches, so ranks don't need to communicate: each computes the same. For a :class:`Position`:
 
 1. ``plan`` has the rows and batches of every stream of its epoch.
@@ -90,13 +90,13 @@ def _batches_at(
     wanted = step_numbers(steps, sum(lengths))
     for (segment, lanes), length in zip(segments, lengths, strict=True):
         # steps of this segment, counted from its beginning
-        places = wanted[(wanted >= first) & (wanted < first + length)] - first
+        own = wanted[(wanted >= first) & (wanted < first + length)] - first
         for number, lane in enumerate(lanes):
-            if not len(places) or not is_wanted(number, len(lanes)):
+            if not len(own) or not is_wanted(number, len(lanes)):
                 continue
-            read = list(islice(lane.in_turn(segment.n_workers), int(places[-1]) + 1))
-            for place in places[places < len(read)].tolist():  # under keep, a lane may have one step less
-                yield first + place, number, len(lanes), read[place]
+            read = list(islice(lane.in_turn(segment.n_workers), int(own[-1]) + 1))
+            for turn in own[own < len(read)].tolist():  # under keep, a lane may have one step less
+                yield first + turn, number, len(lanes), read[turn]
         first += length
 
 
@@ -113,10 +113,10 @@ class Epochs:
     """Every epoch of a job on this rank; it caches the last plan, its lanes, and the sampler's answers."""
 
     def __init__(
-        self, config: Config, place: HasPlacement, *, virtual_ranks: int | None = None, longest_gap: int = 0
+        self, config: Config, rank_source: HasPlacement, *, virtual_ranks: int | None = None, longest_gap: int = 0
     ) -> None:
         self.config = config
-        self._place = place
+        self._rank_source = rank_source
         #: Number of virtual ranks; None if they are not used.
         self.virtual_ranks = virtual_ranks
         #: Largest gap between rows that is read too, in rows.
@@ -129,20 +129,20 @@ class Epochs:
 
     def reconfigured(self, config: Config) -> Epochs:
         """Return the epochs of a different configuration."""
-        return Epochs(config, self._place, virtual_ranks=self.virtual_ranks, longest_gap=self.longest_gap)
+        return Epochs(config, self._rank_source, virtual_ranks=self.virtual_ranks, longest_gap=self.longest_gap)
 
-    def moved(self, place: HasPlacement) -> Self:
+    def moved(self, rank_source: HasPlacement) -> Self:
         """Return the same epochs on another rank, or with another number of ranks."""
         moved = copy.copy(self)
-        moved._place = place
+        moved._rank_source = rank_source
         return moved
 
-    # The place of this rank
+    # This rank
 
     @property
     def placement(self) -> Placement:
-        """Place of this process in its job; a deferred source is queried now."""
-        return self._place.placement
+        """Rank of this process and how it is known; a deferred source is queried now."""
+        return self._rank_source.placement
 
     @property
     def own_lanes(self) -> range:
@@ -180,8 +180,13 @@ class Epochs:
         """
         key = n_obs, position.epoch, position.segments[0].n_lanes
         if self._planned is None or self._planned[0] != key:
-            with hidden_worker():  # samplers, masks and shardings of users must answer the same in every worker
-                self._planned = key, self._plan(*key)
+            try:
+                with hidden_worker():  # samplers, masks and shardings of users must answer the same in every worker
+                    self._planned = key, self._plan(*key)
+            except ValueError as error:
+                if key[2] == self.virtual_ranks:
+                    error.add_note(f"These ranks are the {self.virtual_ranks} virtual ranks.")
+                raise
         return self._planned[1]
 
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> Plan:
@@ -329,17 +334,17 @@ class Epochs:
 
         plan, segments = self.plan(n_obs, position), self._segments(n_obs, position)
         # (step, rank) and rows of each batch; an empty one, so that there are columns of the right type
-        places, batches = [(0, 0)], [plan.units.rows_of(np.arange(0))]
+        readers, batches = [(0, 0)], [plan.units.rows_of(np.arange(0))]
         n_before = Counter[tuple[int, int]]()
         for read in rows_at(steps, segments, run, is_wanted):
-            place = read.step, rank_of(read.lane, read.n_lanes)
-            places.append(place)
+            reader = read.step, rank_of(read.lane, read.n_lanes)
+            readers.append(reader)
             # sets are numbered through over the lanes of a rank, as in its joined batch
-            batches.append(plan.units.rows_of(read.rows, first=n_before[place]))
-            n_before[place] += len(read.rows)
+            batches.append(plan.units.rows_of(read.rows, first=n_before[reader]))
+            n_before[reader] += len(read.rows)
         # (batches, 2), repeated to (rows, 2): (step, rank) of each row. Batches of 2 and 1 rows in step 7 of ranks 0
         # and 1 become [[7 0] [7 0] [7 1]]
-        of_rows = np.repeat(np.array(places), [len(batch.rows) for batch in batches], axis=0)
+        of_rows = np.repeat(np.array(readers), [len(batch.rows) for batch in batches], axis=0)
         columns = {"step": of_rows[:, 0], "rank": of_rows[:, 1]}
         columns["row"] = np.concatenate([batch.rows for batch in batches])
         for name in batches[0].marks:

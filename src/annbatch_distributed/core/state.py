@@ -54,7 +54,7 @@ type Identity = dict[str, Any]
 
 @dataclass(frozen=True)
 class Position:
-    """Place in an epoch where a pass begins."""
+    """Position in an epoch where a pass begins."""
 
     epoch: int = 0
     """Epoch of the pass."""

@@ -30,7 +30,7 @@ from annbatch_distributed.checks.exchange import gather_texts, initialized, seco
 from annbatch_distributed.core.values import BOUND, integer
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader._annbatch import preloads_to_gpu
-from annbatch_distributed.ranks import DistInfo, Placement, Rank, Source
+from annbatch_distributed.ranks import DistInfo, Placement, Rank, RankSource
 from annbatch_distributed.ranks.torch import default_group as torch_group
 from annbatch_distributed.sampler import DistributedSampler
 
@@ -191,11 +191,11 @@ def _take_model_of_rank_0(model: Any, job: Placement) -> None:  # noqa: ANN401 o
 def _placement(dist_info: DistInfo | None) -> Placement:
     dist_info = initialized() if dist_info is None else dist_info
     if dist_info is not None:
-        return Source.of(dist_info).placement
+        return RankSource.of(dist_info).placement
     try:
-        return Source.of("env").placement
+        return RankSource.of("env").placement
     except RuntimeError:  # no launcher
-        return Source.of(Rank(0, 1)).placement
+        return RankSource.of(Rank(0, 1)).placement
 
 
 def _loader(data: Any) -> Loader[Any, Any]:  # noqa: ANN401 anything

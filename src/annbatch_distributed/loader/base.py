@@ -303,7 +303,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
 
     def _begin_steps(self) -> StepCounter:
         """Return the step counter of the next pass, after the checks of a Lightning training."""
-        training = training_on(self, self._cursor.source.framework_object)
+        training = training_on(self, self._cursor.rank_source.framework_object)
         if training is not None:
             # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self._sampler.batches_done:
@@ -418,7 +418,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         >>> loader.batches_done, len([batch for batch in loader])
         (2, 4)
         """
-        with errors_explained(self._cursor.source.framework_object):
+        with errors_explained(self._cursor.rank_source.framework_object):
             self._cursor.resume(state, strict=strict, n_obs=self.n_obs or None, collection=self._collection)
 
     def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:

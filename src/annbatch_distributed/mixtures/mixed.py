@@ -183,7 +183,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
     @property
     def _framework_object(self) -> object:
         """Framework object, such as a trainer, in the ``dist_info`` of a source; None if there is none."""
-        objects = (source.cursor.source.framework_object for source in self._sources.values())
+        objects = (source.cursor.rank_source.framework_object for source in self._sources.values())
         return next((one for one in objects if one is not None), None)
 
     def _check(self) -> None:

@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 
 
 type _Known = Rank | Placement | ProcessGroup | DeviceMesh | Mesh | NamedSharding | AnyFramework
-type DistInfo = Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | _Known] | _Known | Source
+type DistInfo = (
+    Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | _Known] | _Known | RankSource
+)
 
 
-class Source:
+class RankSource:
     """Source of the rank of this process: a ``dist_info``, and its answer.
 
     All copies in a process share one answer, and ask until there is one.
 
-    >>> Source.of(lambda: (1, 2)).placement.rank
+    >>> RankSource.of(lambda: (1, 2)).placement.rank
     Rank(rank=1, world_size=2)
     """
 
@@ -47,12 +49,12 @@ class Source:
         self._answer_of_parent: Placement | None = None
 
     @classmethod
-    def of(cls, dist_info: DistInfo) -> Source:
+    def of(cls, dist_info: DistInfo) -> RankSource:
         """Return the source for a ``dist_info``; a TypeError or a ValueError if it is invalid.
 
         It has answered, unless it is deferred or an object of a framework.
         """
-        if isinstance(dist_info, Source) or frameworks.asker_of(dist_info) is not None:
+        if isinstance(dist_info, RankSource) or frameworks.asker_of(dist_info) is not None:
             return deferred(dist_info)
         return cls(dist_info, _ask(_checked(dist_info)))
 
@@ -75,7 +77,7 @@ class Source:
         """Object of a framework that is asked; None for other sources."""
         return self._dist_info if frameworks.asker_of(self._dist_info) is not None else None
 
-    def again(self) -> Source:
+    def again(self) -> RankSource:
         """Return a source that asks the same ``dist_info`` again; copies of this one keep their answer.
 
         A ValueError if this source was unpickled without its ``dist_info``.
@@ -84,7 +86,7 @@ class Source:
             raise ValueError(
                 "This sampler was unpickled, which dist_info doesn't survive. Pass it again: reshard(dist_info=...)."
             )
-        return Source(self._dist_info) if self._is_deferred else Source.of(self._dist_info)
+        return RankSource(self._dist_info) if self._is_deferred else RankSource.of(self._dist_info)
 
     def current_rank(self) -> Rank:
         """Return the current rank if the ``dist_info`` can be asked at any time; else the known rank."""
@@ -113,7 +115,7 @@ class Source:
         return vars(self) | {"_dist_info": dist_info, "_answer": None, "_answer_of_parent": of_parent}
 
 
-def deferred(dist_info: DistInfo) -> Source:
+def deferred(dist_info: DistInfo) -> RankSource:
     """Return a ``dist_info`` that is asked when the rank is first needed.
 
     Use it if the sampler is made before the job is initialized.
@@ -126,7 +128,7 @@ def deferred(dist_info: DistInfo) -> Source:
 
     Returns
     -------
-    ~annbatch_distributed.ranks.Source
+    ~annbatch_distributed.ranks.RankSource
         Source of the rank, for ``dist_info``.
 
     Raises
@@ -146,7 +148,7 @@ def deferred(dist_info: DistInfo) -> Source:
     >>> sampler.rank
     1
     """
-    return dist_info if isinstance(dist_info, Source) else Source(_checked(dist_info))
+    return dist_info if isinstance(dist_info, RankSource) else RankSource(_checked(dist_info))
 
 
 def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[str] | None = None) -> Placement:
