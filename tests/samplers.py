@@ -98,6 +98,27 @@ class Counting(MaskBlind):
         return self.count(n_obs)
 
 
+class Irregular(MaskBlind):
+    """A sampler of three batches, of which the small one is at a random place in each pass."""
+
+    epoch = 0
+    _rng: np.random.Generator | None = np.random.default_rng(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def n_batches(self, n_obs: int) -> int:
+        return 3 + self.epoch % 2
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        assert self._rng is not None
+        n_batches = self.n_batches(n_obs)
+        sizes = np.full(n_batches, (n_obs - 1) // (n_batches - 1))
+        sizes[self._rng.integers(n_batches)] = 1
+        splits = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+        yield {"requests": [slice(0, int(sizes.sum()))], "splits": splits}
+
+
 class NoBatchSize(MaskBlind):
     """A sampler that cuts its batches and has no batch size."""
 

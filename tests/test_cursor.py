@@ -58,6 +58,19 @@ def test_state_before_a_pass_has_known_bounds() -> None:
         after.state(13, {})
 
 
+def test_number_of_rows_may_change_between_epochs() -> None:
+    """The rest of an epoch needs the rows of its state; the next epoch may have more rows."""
+    for done in (5, 12):
+        before, after = new(), new()
+        before.begin(N_OBS)
+        after.resume(before.state(done, {}), strict=True)
+        if done == 5:
+            with pytest.raises(ValueError, match=f"saved for a collection of {N_OBS} rows"):
+                after.begin(N_OBS + 8)
+        else:
+            assert len(batches(after.begin(N_OBS + 8))) == 13
+
+
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 4])
 def test_rows_follow_the_workers_of_the_pass(n_workers: int) -> None:
     """The rows of the steps are in the order in which the workers of the last pass yield them."""

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pytest
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import Rank
 from annbatch_distributed.core.epochs import Epochs
-from annbatch_distributed.core.lanes import Segment
+from annbatch_distributed.core.lanes import Remainder, Segment
+from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.ranks import RankSource
-from tests.samplers import MaskBlind, batches, config_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from annbatch.types import LoadRequest
-
-
-class Irregular(MaskBlind):
-    """A sampler of three batches, of which the small one is at a random place in each pass."""
-
-    epoch = 0
-    _rng: np.random.Generator | None = np.random.default_rng(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def n_batches(self, n_obs: int) -> int:
-        return 3 + self.epoch % 2
-
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        assert self._rng is not None
-        n_batches = self.n_batches(n_obs)
-        sizes = np.full(n_batches, (n_obs - 1) // (n_batches - 1))
-        sizes[self._rng.integers(n_batches)] = 1
-        splits = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-        yield {"requests": [slice(0, int(sizes.sum()))], "splits": splits}
+from tests.samplers import Irregular, batches, config_of
 
 
 def answer(epochs: Epochs, n_obs: int, position: Position) -> Any:
@@ -78,6 +52,46 @@ def test_answers_are_independent_of_earlier_questions() -> None:
     first_pass, second_pass = (alone[30, Position(1, passes, segments[1])] for passes in range(2))
     assert isinstance(first_pass, list)
     assert "can't be divided evenly" in second_pass
+
+
+def by_epoch(rows: Rows, *, epoch: int, seed: int) -> Rows:
+    """The rows in a different order in every second epoch."""
+    return rows.cyclic(len(rows) // 2 * (epoch % 2), len(rows))
+
+
+def unchanged(rows: Rows, *, epoch: int, seed: int) -> Rows:
+    return rows
+
+
+@pytest.mark.parametrize("remainder", ["drop", "exact"])
+@pytest.mark.parametrize("n_obs", [32, 36])  # two ranks have 2 batches of 8; 4 rows are left over
+@pytest.mark.parametrize("sharding", ["contiguous", "shuffled", "independent", by_epoch, unchanged])
+def test_next_epoch_is_the_same_if_shards_are(remainder: Remainder, n_obs: int, sharding: Any) -> None:
+    """The next epoch is the same exactly if every rank has the same rows in it."""
+    draws = {"replacement": True, "num_samples": n_obs} if sharding == "independent" else {}
+    config = config_of(RandomSampler(2, 4, 8, **draws), remainder=remainder, sharding=sharding, seed=0)
+    epochs = Epochs(config, RankSource.of(Rank(0, 2)))
+    for epoch in range(3):
+        plans = [epochs.plan(n_obs, epochs.here(Position(number))) for number in (epoch, epoch + 1)]
+        shards = [[plan.shard(rank).rows for rank in range(2)] for plan in plans]
+        assert epochs.is_same_next_epoch(plans[0]) == (shards[0] == shards[1])
+
+
+@pytest.mark.parametrize("n_rows", [2, 3])
+def test_last_batch_is_split_into_single_rows(n_rows: int) -> None:
+    """A remaining batch is split among as many ranks as it has rows, and not among more."""
+    epochs = Epochs(config_of(RandomSampler(1, n_rows, n_rows), remainder="exact", seed=0), RankSource.of(Rank(0, 1)))
+    one_done = Position(0, 0, (Segment(1, 1, 1),))
+    parts = []
+    for rank in range(n_rows):
+        here = epochs.moved(RankSource.of(Rank(rank, n_rows)))
+        (own,) = batches(here.pass_at(2 * n_rows, here.here(one_done)))
+        parts += own
+    (whole,) = batches(epochs.pass_at(2 * n_rows, one_done))
+    assert sorted(parts) == sorted(whole)
+    more = epochs.moved(RankSource.of(Rank(0, n_rows + 1)))
+    with pytest.raises(ValueError, match=f"some have only {n_rows} rows"):
+        more.pass_at(2 * n_rows, more.here(one_done))
 
 
 @pytest.mark.parametrize(("virtual_ranks", "notes"), [(None, []), (4, ["These ranks are the 4 virtual ranks."])])

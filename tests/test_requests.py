@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler
+from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.core.request import LONGEST_GAP, Request, concatenated
 from annbatch_distributed.core.rows import expand, runs
 from annbatch_distributed.core.units import EpochUnits, UnitRows
@@ -117,6 +118,16 @@ def test_rows_of_units_keep_marks_across_gaps(longest: int, n_ranges: int) -> No
     assert len(read.starts) == n_ranges
     assert batches_of(read._replace(marks_of=())) == [([18, 19, 12, 13], [False] * 4), ([15, 16], [False] * 2)]
     assert [marks["repeated"].tolist() for marks in read.marks()] == [[True, True, False, True], [True, True]]
+
+
+def test_resumed_request_reads_short_gaps() -> None:
+    """The rest of a load request is read in one range for each chunk, not row by row."""
+    before, after = (DistributedSampler(RandomSampler(16, 1, 4), dist_info=Rank(0, 1), seed=0) for _ in range(2))
+    (whole, *_) = before.sample(64)
+    after.load_state_dict(before.state_dict(batches_done=1))
+    (rest, *_) = after.sample(64)
+    assert [len(request["requests"]) for request in (whole, rest)] == [1, 1]
+    assert len(rest["splits"]) == 3
 
 
 def test_longest_gap_matches_the_documentation() -> None:

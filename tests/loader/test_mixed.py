@@ -25,8 +25,9 @@ from annbatch_distributed import DistributedSampler, MixedLoader, Rank, Stateful
 from annbatch_distributed.core.config import Config
 from annbatch_distributed.core.plan import Plan
 from annbatch_distributed.mixtures.order import RandomOrder
-from tests.loaders import numbered
+from tests.loaders import numbered, rows
 from tests.meeting import agreement, met_in_threads, verdict
+from tests.samplers import Irregular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -831,9 +832,47 @@ def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.Mo
     for mixture in ranks:
         with pytest.warns(UserWarning, match="The state of census was saved by .*numpy 0.1"):
             mixture.load_state_dict(state)
+        mixture.load_state_dict(mixture.state_dict())  # its own state has the same gap, also on other ranks
+        ranks_state = mixture.state_dict()
         read(mixture)
     (text,) = set(verdict(ranks))
     assert text.endswith("Earlier batches were not checked")
+    one = MixedLoader(loaders(0, 1, "census"), weights={"census": 1}, n_steps=5)
+    one.load_state_dict(ranks_state)
+    read(one)
+    read(one)
+    assert one.check_epoch_read().endswith("Earlier batches were not checked")
+
+
+def test_set_epoch_keeps_open_passes_of_sources() -> None:
+    """A source that is already where a set epoch begins goes on, and all its rows are checked."""
+    ranks = [MixedLoader(loaders(rank, 2, "census"), weights={"census": 1}, n_steps=2) for rank in range(2)]
+    for mixture in ranks:
+        read(mixture)  # two of the five batches of census
+        mixture.set_epoch(0)
+        mixture.set_epoch(1)
+        read(mixture)
+        read(mixture)
+    (text,) = set(verdict(ranks))
+    assert text.endswith("Each of the 40 rows was read once")
+
+
+def test_mixture_counts_batches_of_each_epoch() -> None:
+    """Epochs of a source may have different numbers of batches."""
+
+    def source() -> StatefulLoader:
+        return numbered(DistributedSampler(Irregular(8), dist_info=Rank(0, 2), seed=0, remainder="exact"), 36)
+
+    alone, expected = source(), []
+    for epoch in range(4):
+        alone.set_epoch(epoch)
+        expected.append(rows(alone))
+    assert [*map(len, expected)] == [3, 4, 3, 4]
+    mixture = MixedLoader({"irregular": source()}, weights={"irregular": 1}, n_steps=7)
+    assert [own for _, own in read(mixture) + read(mixture)] == list(chain(*expected))
+    far = MixedLoader({"irregular": source()}, weights={"irregular": 1}, n_steps=7)
+    far.set_epoch(1)
+    assert [own for _, own in read(far)] == list(chain(*expected[2:]))
 
 
 def test_weights_of_a_state_make_the_same_mixture() -> None:
