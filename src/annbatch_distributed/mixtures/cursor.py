@@ -170,8 +170,8 @@ class MixtureCursor:
             batches_done = place.done + n_done
         if not least <= batches_done <= n_steps:
             raise ValueError(
-                f"batches_done must be from {least}, the first step that this iteration can go back to, to {n_steps}, "
-                f"the steps of the epoch, got {batches_done}."
+                f"batches_done must be from {least}, as earlier steps were done before this iteration, by a different "
+                f"number of ranks or with different settings, to {n_steps}, the steps of the epoch, got {batches_done}."
             )
         if batches_done == place.done and not has_ended:
             return place
