@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import HashStore
 
-from annbatch_distributed import Rank
 from annbatch_distributed.ranks import Placement
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def met(calls: Sequence[Callable[[], str | None]], patch: pytest.MonkeyPatch) ->
     store = HashStore()
     torch = "annbatch_distributed.ranks.torch"
     patch.setattr(f"{torch}.is_initialized", lambda: True)
-    patch.setattr(f"{torch}.default_group", lambda: Placement(Rank(own.number, len(calls)), "threads", "torch"))
+    patch.setattr(f"{torch}.default_group", lambda: Placement(own.number, len(calls), "threads", "torch"))
     patch.setattr("annbatch_distributed.checks.exchange.store_of", lambda _: store)
     outcomes = ["nothing, because it is still waiting"] * len(calls)
 

@@ -130,7 +130,7 @@ def test_public_names_are_complete() -> None:
         "Shuffled",
         "StatefulLoader",
     ]
-    assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "mesh_ranks", "suggest_sizes"]
+    assert sorted(annbatch_distributed.__all__) == [*classes, "deferred", "suggest_sizes"]
     assert set(annbatch_distributed.__all__) <= set(dir(annbatch_distributed))
     for name in annbatch_distributed.__all__:
         assert getattr(annbatch_distributed, name).__name__ == name

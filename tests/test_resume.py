@@ -610,7 +610,7 @@ def test_source_of_the_rank_stays_in_its_process() -> None:
     for one in (waiting, other):
         one.reshard()
         assert one.rank == 1
-    assert source.placement.rank == Rank(0, 2)
+    assert source.placement == Rank(0, 2)
     waiting.reshard(Rank(0, 1))
     assert waiting.world_size == 1
 

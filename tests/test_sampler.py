@@ -259,7 +259,7 @@ def test_annbatchs_sampler_around_ours_is_an_error() -> None:
 @pytest.mark.parametrize("around", ["ours", "a sampler that contains it"])
 @pytest.mark.parametrize("within", [DistributedSampler, annbatch.samplers.DistributedSampler])
 def test_nested_distributed_samplers_are_refused(within: type[Any], around: str) -> None:
-    """A distributed sampler within a distributed sampler raises a `TypeError` that suggests `mesh_ranks`."""
+    """A distributed sampler within a distributed sampler raises a `TypeError` that suggests `Rank.from_mesh`."""
     inner = within(RandomSampler(4, 2, 4), dist_info=lambda: (0, 2))
-    with pytest.raises(TypeError, match=r"must not wrap another.*mesh_ranks"):
+    with pytest.raises(TypeError, match=r"must not wrap another.*Rank.from_mesh"):
         DistributedSampler(inner if around == "ours" else Holder(inner), dist_info=Rank(0, 2))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.core.sharding import Shuffled
     from annbatch_distributed.loader import StatefulLoader, suggest_sizes
     from annbatch_distributed.mixtures import AlignedLoader, MixedLoader
-    from annbatch_distributed.ranks import Rank, deferred, mesh_ranks
+    from annbatch_distributed.ranks import Rank, deferred
     from annbatch_distributed.reports import EpochPlan
     from annbatch_distributed.sampler import DistributedSampler
     from annbatch_distributed.sets import Sets
@@ -34,14 +34,13 @@ __all__ = [
     "Shuffled",
     "StatefulLoader",
     "deferred",
-    "mesh_ranks",
     "suggest_sizes",
 ]
 
 _HOMES = {
     **dict.fromkeys(("AlignedLoader", "MixedLoader"), "mixtures"),
     **dict.fromkeys(("StatefulLoader", "suggest_sizes"), "loader"),
-    **dict.fromkeys(("Rank", "deferred", "mesh_ranks"), "ranks"),
+    **dict.fromkeys(("Rank", "deferred"), "ranks"),
     "Shuffled": "core.sharding",
     "DistributedSampler": "sampler",
     "EpochPlan": "reports",

@@ -33,7 +33,7 @@ from annbatch_distributed.core.state import Identity, Position, check_identity, 
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import BOUND, few
 from annbatch_distributed.core.worker import SharedFlag, base_seed, current_worker
-from annbatch_distributed.ranks import DistInfo, Rank, RankSource
+from annbatch_distributed.ranks import DistInfo, Placement, RankSource
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,7 +140,7 @@ class Cursor:
             self._workers_have_read.set()
             position = self._position_in_worker(position)
         new = self.begin(n_obs, position)
-        new.on_next, new.on_end = partial(self.check_rank, new.rank), partial(self.end, new)
+        new.on_next, new.on_end = partial(self.check_rank, new.placement), partial(self.end, new)
         return new
 
     def begin_by_workers(self, n_obs: int, n_workers: int) -> Pass:
@@ -310,19 +310,19 @@ class Cursor:
 
     def check_is_last(self, current: Pass) -> None:
         """Raise a RuntimeError if a later pass than this one has begun, or the rank has changed."""
-        if current.rank != self.epochs.placement.rank:
-            self.check_rank(current.rank)
+        if current.placement != self.epochs.placement:
+            self.check_rank(current.placement)
         if self.last not in (None, current):  # None after set_epoch, which leaves open passes as they are
             raise RuntimeError(
                 "This iterator has ended, because a new iteration over the same loader or its to_dataloader() has "
                 "started. To look at batches in the middle of an epoch, create a second loader with its own sampler."
             )
 
-    def check_rank(self, before: Rank) -> None:
+    def check_rank(self, before: Placement) -> None:
         """Raise a RuntimeError if the ranks have changed since a pass began on a rank."""
-        here, remedy = self.epochs.placement.rank, "Iterate over the loader again."
+        here, remedy = self.epochs.placement, "Iterate over the loader again."
         if before == here and current_worker() is None:
-            here = self.rank_source.current_rank()
+            here = self.rank_source.current_placement()
             remedy = "Call loader.reshard() in every process after the same step."
         if before != here:
             raise RuntimeError(

@@ -66,7 +66,7 @@ class DistributedSampler(Sampler):
         - ``"env"``: the variables set by torchrun, Open MPI, MPICH, Intel MPI or Slurm's ``srun``;
         - a :class:`Rank`, or a callable that returns ``(rank, world_size)``;
         - a PyTorch ``ProcessGroup``, or a ``DeviceMesh`` of one dimension;
-        - the result of :func:`mesh_ranks`, for any mesh;
+        - the result of :meth:`Rank.from_mesh`, for any mesh;
         - Lightning's ``Trainer`` or ``Fabric``, Accelerate's ``Accelerator`` or ``PartialState``, or Ray Train's
           context.
 
@@ -217,12 +217,12 @@ class DistributedSampler(Sampler):
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        return self._epochs.placement.rank.rank
+        return self._epochs.placement.rank
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the job."""
-        return self._epochs.placement.rank.world_size
+        return self._epochs.placement.world_size
 
     @property
     def batch_size(self) -> int | None:

@@ -215,7 +215,7 @@ def test_generators_must_agree_within_a_shard_only() -> None:
     """Ranks may have different generators, unless they read the same shard."""
 
     def rank(number: int, n_peers: int) -> DistributedSampler:
-        placement = Placement(Rank(number // n_peers, 2 // n_peers), "a mesh", n_peers=n_peers)
+        placement = Placement(number // n_peers, 2 // n_peers, "a mesh", n_peers=n_peers)
         return DistributedSampler(RandomSampler(4, 2, 4, rng=np.random.default_rng(number)), dist_info=placement)
 
     assert agreement([rank(0, 1), rank(1, 1)]) == ["", ""]

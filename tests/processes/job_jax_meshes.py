@@ -82,8 +82,8 @@ def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]
             }
         )
     return {
-        "rank": member.rank.rank,
-        "world_size": member.rank.world_size,
+        "rank": member.rank,
+        "world_size": member.world_size,
         "n_peers": member.n_peers,
         "processes": member.processes,
         "source": member.source,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from annbatch.samplers import RandomSampler
 from torch.distributed.device_mesh import init_device_mesh
 
-from annbatch_distributed import DistributedSampler, StatefulLoader, deferred, mesh_ranks
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
 from annbatch_distributed.checks import Tally
 from tests.processes.in_job import in_job
 from tests.processes.results import write_result
@@ -52,14 +52,14 @@ def placements(square: DeviceMesh, half: dist.ProcessGroup) -> dict[str, DistInf
     return {
         "torch": "torch",
         "deferred": deferred("torch"),
-        "dp": mesh_ranks(square, "dp"),
-        "tp": mesh_ranks(square, ["tp"]),
-        "dp and tp": mesh_ranks(square, ("dp", "tp")),
-        "tp and dp": mesh_ranks(square, ("tp", "dp")),
+        "dp": Rank.from_mesh(square, "dp"),
+        "tp": Rank.from_mesh(square, ["tp"]),
+        "dp and tp": Rank.from_mesh(square, ("dp", "tp")),
+        "tp and dp": Rank.from_mesh(square, ("tp", "dp")),
         "the mesh of one dimension": init_device_mesh("cpu", (4,)),
         "a part of the mesh": square["dp"],
         "a group": half,
-        "a deferred mesh": deferred(lambda: mesh_ranks(square, "dp")),
+        "a deferred mesh": deferred(lambda: Rank.from_mesh(square, "dp")),
     }
 
 
@@ -88,14 +88,14 @@ def read_by_a_worker(sampler: DistributedSampler, rank: int) -> dict[str, Any]:
 
 def errors(rank: int, square: DeviceMesh, other_half: dist.ProcessGroup) -> dict[str, str]:
     """Return the error of each wrong call, or an empty string, by name."""
-    unseeded = make(mesh_ranks(square, "dp"), seed=None)
+    unseeded = make(Rank.from_mesh(square, "dp"), seed=None)
     # two processes take a different dimension as data-parallel, but each rank still has two processes
-    mixed = make(mesh_ranks(square, "tp" if rank in {1, 2} else "dp"))
+    mixed = make(Rank.from_mesh(square, "tp" if rank in {1, 2} else "dp"))
     return {
         "no names": error(lambda: make(square)),
-        "unknown name": error(lambda: mesh_ranks(square, ("dp", "pp"))),
-        "a name twice": error(lambda: mesh_ranks(square, ("dp", "dp"))),
-        "unnamed dimensions": error(lambda: mesh_ranks(init_device_mesh("cpu", (4,)), "dp")),
+        "unknown name": error(lambda: Rank.from_mesh(square, ("dp", "pp"))),
+        "a name twice": error(lambda: Rank.from_mesh(square, ("dp", "dp"))),
+        "unnamed dimensions": error(lambda: Rank.from_mesh(init_device_mesh("cpu", (4,)), "dp")),
         "a group without this process": error(lambda: make(other_half)),
         "a mesh without this process": error(lambda: make(init_device_mesh("cpu", (2,))) if rank > 1 else None),
         "peers without a seed": error(lambda: unseeded.check_ranks_agree(N_OBS)),

@@ -85,7 +85,7 @@ JOBS: dict[str, tuple[Variables, str]] = {
 @pytest.mark.parametrize(("variables", "source"), JOBS.values(), ids=JOBS)
 def test_launched_is_rank_of_innermost_launcher(variables: Variables, source: str) -> None:
     placement = launched(variables)
-    assert placement.rank == Rank(1, 4)
+    assert placement == Rank(1, 4)
     assert placement.source.startswith(source)
 
 
@@ -173,7 +173,7 @@ settings = st.fixed_dictionaries(
 
 
 def test_shell_of_one_task_is_its_rank() -> None:
-    assert launched(slurm(0, 1) | TERMINAL).rank == Rank(0, 1)
+    assert launched(slurm(0, 1) | TERMINAL) == Rank(0, 1)
 
 
 @given(settings)
@@ -188,7 +188,7 @@ def test_any_setting_is_innermost_rank_or_an_error(variables: Variables) -> None
             launched(variables)
         return
     try:
-        rank = launched(variables).rank
+        rank = launched(variables)
     except ValueError as error:
         message = str(error)
     else:
@@ -204,11 +204,11 @@ def test_env_is_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (slurm(0, 1) | pmi(0, 1)).items():
         monkeypatch.setenv(name, value)
     placement = RankSource.of("env").placement
-    assert placement.rank == Rank(0, 1)
+    assert placement == Rank(0, 1)
     assert (placement.framework, placement.processes) == (None, None)
     monkeypatch.setattr(multiprocessing, "parent_process", object)
     with pytest.raises(RuntimeError, match="set RANK and WORLD_SIZE"):
         RankSource.of("env")
     for name, value in hand(1, 2).items():
         monkeypatch.setenv(name, value)
-    assert RankSource.of("env").placement.rank == Rank(1, 2)
+    assert RankSource.of("env").placement == Rank(1, 2)

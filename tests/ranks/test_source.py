@@ -17,8 +17,8 @@ from annbatch_distributed.ranks import RankSource
 
 @pytest.mark.parametrize("pair", [(1, 4), [1, 4], (np.int64(1), np.int32(4)), Rank(1, 4)])
 def test_callable_gives_rank(pair: Any) -> None:
-    assert RankSource.of(lambda: pair).placement.rank == Rank(1, 4)
-    assert type(RankSource.of(lambda: pair).placement.rank.rank) is int
+    assert RankSource.of(lambda: pair).placement == Rank(1, 4)
+    assert type(RankSource.of(lambda: pair).placement.rank) is int
 
 
 def test_torch_without_distributed_is_not_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,14 +36,14 @@ def test_torch_gives_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    assert RankSource.of("torch").placement.rank == Rank(2, 3)
+    assert RankSource.of("torch").placement == Rank(2, 3)
 
 
 def test_jax_gives_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "distributed", SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert RankSource.of("jax").placement.rank == Rank(1, 2)
+    assert RankSource.of("jax").placement == Rank(1, 2)
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])

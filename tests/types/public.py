@@ -23,14 +23,13 @@ from annbatch_distributed import (
     Shuffled,
     StatefulLoader,
     deferred,
-    mesh_ranks,
 )
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.core.sharding import Contiguous, Independent
 from annbatch_distributed.core.sharding import Shuffled as ShuffledThere
 from annbatch_distributed.integrations.jax import global_batch
 from annbatch_distributed.loader.workers import WorkerDataLoader
-from annbatch_distributed.ranks import Placement, RankSource
+from annbatch_distributed.ranks import RankSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,9 +63,9 @@ def ranks_come_from_every_dist_info(
     assert_type(Rank(0, 2).rank, int)
     assert_type(Rank(0, 2).world_size, int)
     assert_type(deferred("torch"), RankSource)
-    assert_type(mesh_ranks(torch_mesh, "dp"), Placement)
-    assert_type(mesh_ranks(jax_mesh, ("dp", "fsdp")), Placement)
-    assert_type(mesh_ranks(sharding), Placement)
+    assert_type(Rank.from_mesh(torch_mesh, "dp"), Rank)
+    assert_type(Rank.from_mesh(jax_mesh, ("dp", "fsdp")), Rank)
+    assert_type(Rank.from_mesh(sharding), Rank)
     DistributedSampler(sampler, dist_info="torch")
     DistributedSampler(sampler, dist_info="jax")
     DistributedSampler(sampler, dist_info="env")
@@ -74,7 +73,7 @@ def ranks_come_from_every_dist_info(
     DistributedSampler(sampler, dist_info=lambda: (0, 2))
     DistributedSampler(sampler, dist_info=group)
     DistributedSampler(sampler, dist_info=torch_mesh)
-    DistributedSampler(sampler, dist_info=mesh_ranks(sharding))
+    DistributedSampler(sampler, dist_info=Rank.from_mesh(sharding))
     DistributedSampler(sampler, dist_info=deferred(lambda: Rank(0, 2)))
     DistributedSampler(sampler, dist_info="trch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such source of ranks
     DistributedSampler(sampler)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # no rank

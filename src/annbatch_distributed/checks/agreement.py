@@ -41,7 +41,7 @@ from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import BOUND, Int64Array, digest, few, integer, integers, plural
 from annbatch_distributed.core.wrapped import is_annbatchs_own, n_draws
 from annbatch_distributed.cursor import Cursor
-from annbatch_distributed.ranks import Placement, Rank
+from annbatch_distributed.ranks import Placement
 
 #: Rows of each batch that was read.
 type Read = Tally | Iterable[npt.ArrayLike]
@@ -248,8 +248,8 @@ class Description:
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
         peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
         return cls(
-            job.rank.rank,
-            job.rank.world_size,
+            job.rank,
+            job.world_size,
             job.n_peers,
             same | flat(dict(more)),
             _digest(plan),
@@ -301,12 +301,12 @@ def ranks_agree(
     the user's ``timeout`` or ``gather`` is invalid, all processes raise that error. ``call`` is the user's call.
     """
     # the other processes wait for this one, so it sends an error in place of a description
-    seconds, job, problem = 300.0, Placement(Rank(0, 1), source=""), None
+    seconds, job, problem = 300.0, Placement(0, 1, source=""), None
     try:
         try:
             job = cursor.epochs.placement
             if job.framework is None:  # processes may learn their ranks from different sources
-                job = replace(job, source="")
+                job = job.with_source("")
         finally:
             seconds = seconds_of(timeout)
         if gather is not None and not callable(gather):
@@ -320,7 +320,7 @@ def ranks_agree(
             raise
         problem = error
         text = f"{type(error).__name__}: {error}"
-        description = Description(job.rank.rank, job.rank.world_size, job.n_peers, problem=text)
+        description = Description(job.rank, job.world_size, job.n_peers, problem=text)
     # another version of this package may send descriptions of another form
     message = {"call": f"{call} of {_LIBRARIES[0]} {_version(_LIBRARIES[0])}", "said": asdict(description)}
     try:

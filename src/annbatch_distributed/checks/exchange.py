@@ -130,17 +130,17 @@ def gather_texts(text: str, job: Placement, *, seconds: float, gather: Gather | 
     framework = job.framework or initialized()
     if framework is None:
         # a single process has no others to wait for
-        if job.rank.world_size == 1 and job.n_peers in (None, 1):
+        if job.world_size == 1 and job.n_peers in (None, 1):
             return {0: text}
         raise RuntimeError(
-            f"The {job.rank.world_size} ranks can't communicate, since neither torch.distributed nor jax.distributed "
+            f"The {job.world_size} ranks can't communicate, since neither torch.distributed nor jax.distributed "
             "is initialized. Initialize one of them first, or pass gather=, a function that takes a string and returns "
             "the strings of all processes, such as comm.allgather of mpi4py."
         )
     here = torch.default_group() if framework == "torch" else jax.all_processes()
     # processes are numbered by the framework; a mesh may hold only some of them
-    numbers = job.processes or tuple(range(here.rank.world_size))
-    return _meet(text, here.rank.rank, numbers, store_of(framework), seconds)
+    numbers = job.processes or tuple(range(here.world_size))
+    return _meet(text, here.rank, numbers, store_of(framework), seconds)
 
 
 def initialized() -> Framework | None:

@@ -212,8 +212,8 @@ def check_wrapped(sampler: object, ours: type[Sampler]) -> list[str]:
             raise TypeError(
                 "A DistributedSampler must not wrap another one, got a DistributedSampler of "
                 f"{type(within).__module__.partition('.')[0]}: most rows would never be read. Pass the sampler that it "
-                'wraps. For ranks within nodes, pass dist_info=mesh_ranks(mesh, ("node", "local")), or a callable that '
-                "returns the global rank."
+                'wraps. For ranks within nodes, pass dist_info=Rank.from_mesh(mesh, ("node", "local")), or a callable '
+                "that returns the global rank."
             )
     return [warning for within in inner if (warning := _rank_warning(within))]
 

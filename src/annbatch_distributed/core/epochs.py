@@ -147,7 +147,7 @@ class Epochs:
     @property
     def own_lanes(self) -> range:
         """Lanes that this rank reads."""
-        rank, world_size = self.placement.rank.rank, self.placement.rank.world_size
+        rank, world_size = self.placement.rank, self.placement.world_size
         if self.virtual_ranks is None:
             return range(rank, rank + 1)
         # 4 virtual ranks on 2 ranks: lanes 0:2 and 2:4
@@ -163,7 +163,7 @@ class Epochs:
     @property
     def n_lanes(self) -> int:
         """Number of lanes of the job: one for each rank, or each virtual rank."""
-        return len(self.own_lanes) * self.placement.rank.world_size
+        return len(self.own_lanes) * self.placement.world_size
 
     def here(self, position: Position, n_workers: int = 1) -> Position:
         """Return a position with a last segment of this job's lanes, and of some workers."""
@@ -307,7 +307,7 @@ class Epochs:
         return self._pass_of(plan, own, position, n_batches)
 
     def _pass_of(self, plan: Plan, lanes: list[Lane], position: Position, n_batches: int = 0) -> Pass:
-        return Pass(plan, lanes, position, n_batches, self.longest_gap, self.placement.rank)
+        return Pass(plan, lanes, position, n_batches, self.longest_gap, self.placement)
 
     def rows(
         self, n_obs: int, position: Position, steps: StepSelection, ranks: int | Sequence[int] | None

@@ -1,4 +1,4 @@
-"""Rank and Placement: the rank of this process, the world size, and their source."""
+"""Placement: the rank of this process, the world size, and their source."""
 
 from __future__ import annotations
 
@@ -11,42 +11,35 @@ from annbatch_distributed.core.values import integer
 #: Largest number of ranks, or of workers of a rank; a larger number is a mistake.
 MOST_RANKS = 2**20
 
+type Framework = Literal["torch", "jax"]
 
-@dataclass(frozen=True)
-class Rank:
-    """Rank of a process and world size of its job, for ``dist_info``.
 
-    With a ``Rank``, a single process can show what any rank of a job would read.
+@dataclass(frozen=True, eq=False, repr=False)
+class Placement:
+    """Rank of this process, world size, and their source. Two are equal if rank and world size are.
 
-    Parameters
-    ----------
-    rank
-        Rank of the process, an integer within ``[0, world_size)``.
-    world_size
-        Number of ranks, an integer from 1 to 2**20.
-
-    Raises
-    ------
-    TypeError
-        If ``rank`` or ``world_size`` is not an integer.
-    ValueError
-        If ``world_size`` is outside ``[1, 2**20]``, or ``rank`` outside ``[0, world_size)``.
-
-    Examples
-    --------
-    >>> Rank(1, 4)
-    Rank(rank=1, world_size=4)
-    >>> Rank(4, 4)
-    Traceback (most recent call last):
-    ...
-    ValueError: rank must be in [0, world_size), got rank 4 and world_size 4. Ranks count from 0.
+    >>> Placement(1, 4, "the variables of Slurm") == Placement(1, 4, "a callable")
+    True
     """
 
     rank: int
+    """Rank of this process. ``n_peers`` processes have the same rank."""
     world_size: int
+    """Number of ranks of the job."""
+    source: str = "a Rank"
+    """Name of the source, for messages."""
+    framework: Framework | None = None
+    """Framework that numbers ``processes``; None if the source isn't a framework."""
+    processes: tuple[int, ...] | None = None
+    """Process numbers of the job in ascending order; None for all processes of the framework."""
+    can_be_asked: bool = False
+    """True if a process can ask the source at any time, without other processes."""
+    n_peers: int | None = 1
+    """Number of processes with the same rank, this one included, such as tensor-parallel peers. None if the number of
+    processes determines it."""
 
     def __post_init__(self) -> None:
-        # NumPy integers become Python integers, since a Rank is compared, printed and written as JSON
+        # NumPy integers become Python integers, since a placement is compared, printed and written as JSON
         for name in ("rank", "world_size"):
             value = getattr(self, name)
             try:
@@ -68,27 +61,20 @@ class Rank:
                 "from 0."
             )
 
+    def with_source(self, source: str) -> Placement:
+        """Return the same placement, with another name of its source."""
+        return Placement(**{**vars(self), "source": source})  # also of a Rank, which has fewer arguments
 
-type Framework = Literal["torch", "jax"]
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Placement):
+            return NotImplemented
+        return (self.rank, self.world_size) == (other.rank, other.world_size)
 
+    def __hash__(self) -> int:
+        return hash((self.rank, self.world_size))
 
-@dataclass(frozen=True)
-class Placement:
-    """Rank of this process and its source, for ``dist_info``."""
-
-    rank: Rank
-    """Rank of this process. ``n_peers`` processes have the same rank."""
-    source: str
-    """Name of the source, for messages."""
-    framework: Framework | None = None
-    """Framework that numbers ``processes``; None if the source isn't a framework."""
-    processes: tuple[int, ...] | None = None
-    """Process numbers of the job in ascending order; None for all processes of the framework."""
-    can_be_asked: bool = False
-    """True if a process can ask the source at any time, without other processes."""
-    n_peers: int | None = 1
-    """Number of processes with the same rank, this one included, such as tensor-parallel peers. None if the number of
-    processes determines it."""
+    def __repr__(self) -> str:
+        return f"Rank(rank={self.rank}, world_size={self.world_size})"
 
     @classmethod
     def of_ranks(cls, rank_of: Mapping[int, int], here: int, source: str, framework: Framework) -> Placement:
@@ -100,7 +86,8 @@ class Placement:
         processes = tuple(sorted(rank_of))
         world_size = max(rank_of.values()) + 1
         return cls(
-            Rank(rank_of[here], world_size),
+            rank_of[here],
+            world_size,
             source,
             framework,
             processes,

@@ -37,7 +37,7 @@ from annbatch.types import LoadRequest
 from annbatch_distributed.core import wrapped
 from annbatch_distributed.core.lanes import Lane, Numbers, SharedStep
 from annbatch_distributed.core.plan import Plan, Shard, prepared
-from annbatch_distributed.core.rank import Rank
+from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.core.request import Request, Split, concatenated
 from annbatch_distributed.core.rows import runs
 from annbatch_distributed.core.state import Position
@@ -80,7 +80,7 @@ class Pass(Iterator[LoadRequest]):
     """Number of batches of the epoch in the longest lane of the job, including batches before a resume."""
     longest_gap: int = 0
     """Largest gap between rows that is read too, in rows."""
-    rank: Rank = Rank(0, 1)  # noqa: RUF009 it never changes
+    placement: Placement = Placement(0, 1)  # noqa: RUF009 it never changes
     """Rank that reads it."""
     is_by_workers: bool = False
     """True if the workers of a ``DataLoader`` read it; this object then represents it in the main process."""

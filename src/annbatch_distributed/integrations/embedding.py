@@ -129,13 +129,13 @@ def embed(
     [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0, 33.0, 37.0]
     """
     seconds, job = seconds_of(timeout), _placement(dist_info)
-    meets = job.rank.world_size > 1 and (job.framework or initialized()) is not None
+    meets = job.world_size > 1 and (job.framework or initialized()) is not None
 
     def compare(facts: Mapping[str, Any]) -> None:
         if meets:
             _check_same(gather_texts(json.dumps(facts), job, seconds=seconds))
 
-    is_shown = progress and job.rank.rank == 0
+    is_shown = progress and job.rank == 0
     steps = _steps(model, data, store, job, batch_size, meets=meets, is_shown=is_shown)
     # after each step, all ranks learn of errors and differences before the next step begins
     while True:
@@ -177,13 +177,13 @@ def _is_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 def _take_model_of_rank_0(model: Any, job: Placement) -> None:  # noqa: ANN401 of scvi-tools, or any function
     """Broadcast rank 0's weights, if this is a PyTorch job of which every process has its own rank."""
     network: Any = getattr(model, "module", None)
-    if job.rank.world_size == 1 or initialized() != "torch" or not hasattr(network, "load_state_dict"):
+    if job.world_size == 1 or initialized() != "torch" or not hasattr(network, "load_state_dict"):
         return
     import torch.distributed as dist
 
-    if job.rank != torch_group().rank:
+    if job != torch_group():
         return
-    weights = [{name: value.cpu() for name, value in network.state_dict().items()} if job.rank.rank == 0 else None]
+    weights = [{name: value.cpu() for name, value in network.state_dict().items()} if job.rank == 0 else None]
     dist.broadcast_object_list(weights, src=0)
     network.load_state_dict(weights[0])
 
@@ -281,7 +281,7 @@ def _steps(
     # 3. the array, which one rank makes and all others open, and its remaining chunks
     array = _open(store, cells)
     if array is None:
-        array = _make(store, cells, first, job.rank.world_size)
+        array = _make(store, cells, first, job.world_size)
     stored: Any = dict(array.attrs)["annbatch_distributed"]
     if not _is_same(stored, first):
         raise ValueError(
@@ -291,7 +291,7 @@ def _steps(
     n_rows = array.chunks[0]
     chunks = [slice(start, min(start + n_rows, n_obs)) for start in range(0, n_obs, n_rows)]
     # chunks go to ranks in turn: rank 1 of 3 has chunks 1, 4, 7, ...
-    turns = slice(job.rank.rank, None, job.rank.world_size)
+    turns = slice(job.rank, None, job.world_size)
     if meets:
         remaining = _without_values(array, chunks)
         of_rank = remaining[turns]

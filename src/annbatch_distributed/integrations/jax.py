@@ -34,9 +34,9 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     sizes. Under ``remainder="drop"`` and ``"pad"``, all batches are full; under ``"exact"`` and ``"keep"``, some are
     smaller.
 
-    The rows of a rank, as :func:`~annbatch_distributed.mesh_ranks` counts ranks, are placed on the devices of the rank
-    in the sharding. If the devices are in the order of processes, the rows of rank 0 come first, then the rows of rank
-    1, and so on. Processes of the same rank must pass the same rows, which ``dist_info=mesh_ranks(sharding)`` ensures.
+    The rows of a rank, as :meth:`.Rank.from_mesh` counts ranks, are placed on the devices of the rank in the sharding.
+    If the devices are in the order of processes, the rows of rank 0 come first, then the rows of rank 1, and so on.
+    Processes of the same rank must pass the same rows, which ``dist_info=Rank.from_mesh(sharding)`` ensures.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     ValueError
         If parts have different numbers of rows, if rows or columns can't be split evenly among their devices, if an
         integer doesn't fit into the bits that JAX uses, or if rows can't be sharded in this mesh, see
-        :func:`~annbatch_distributed.mesh_ranks`.
+        :meth:`.Rank.from_mesh`.
 
     Examples
     --------

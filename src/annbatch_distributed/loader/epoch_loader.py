@@ -115,7 +115,7 @@ class EpochLoader(BaseLoader):
         def requests() -> Iterator[Request]:
             """Yield load requests, and append a function to ``due`` for each of their batches."""
             while True:
-                self._cursor.check_rank(current.rank)
+                self._cursor.check_rank(current.placement)
                 try:
                     request = current.take()
                 except StopIteration:

@@ -251,7 +251,7 @@ class WorkerDataLoader(DataLoader[Any]):
             self._read = Tally()
             with loader.opened(current):
                 for batch in self._workers:
-                    cursor.check_rank(current.rank)
+                    cursor.check_rank(current.placement)
                     cursor.check_is_last(current)
                     index = loader.rows_in(batch)
                     if index is None:

@@ -13,7 +13,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from annbatch_distributed.core.rank import Rank
+from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.mixtures.mixture import Mixture
 from annbatch_distributed.mixtures.place import Place
 
@@ -26,7 +26,7 @@ class MixturePass:
     """Place at its beginning."""
     anchor: Place
     """Place that later epochs follow from."""
-    rank: Rank
+    placement: Placement
     """Rank that reads it."""
     n_steps: int
     """Number of steps of the whole epoch."""
@@ -120,10 +120,10 @@ class MixtureCursor:
 
     # The pass
 
-    def begin(self, rank: Rank) -> MixturePass:
+    def begin(self, placement: Placement) -> MixturePass:
         """Begin the next pass."""
         place = self.next()
-        new = MixturePass(place, self._anchor, rank, self.mixture.length(place))
+        new = MixturePass(place, self._anchor, placement, self.mixture.length(place))
         self.last, self._running, self._cut = new, new, None
         # a resumed epoch comes next until it has ended, so that peeking at a batch doesn't lose it
         is_resumed = place.done > (0 if self._is_loaded else place.start)

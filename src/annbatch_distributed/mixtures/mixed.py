@@ -188,7 +188,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     def _check(self) -> None:
         """Raise if the loaders are of different ranks, or a source fails its check."""
-        ranks = {name: source.epochs.placement.rank for name, source in self._sources.items()}
+        ranks = {name: source.epochs.placement for name, source in self._sources.items()}
         if len({*ranks.values()}) > 1:
             ranks_of = ", ".join(f"{name} of rank {own.rank} of {own.world_size}" for name, own in ranks.items())
             raise ValueError(f"All loaders must be of the same rank, got {ranks_of}. Pass the same dist_info to each.")
@@ -268,7 +268,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     def _begin(self) -> MixturePass:
         """Begin the next pass, at its position in each source."""
-        current = self._cursor.begin(self._any_source.epochs.placement.rank)
+        current = self._cursor.begin(self._any_source.epochs.placement)
         for name, position in self._mixture.positions(current.place).items():
             self._sources[name].go_to(position)
         return current
@@ -286,8 +286,8 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 del batch  # else it would stay in memory until the next one is read
                 if self._cursor.has_cut(current):
                     return
-                if current.rank != self._any_source.epochs.placement.rank:
-                    self._any_source.cursor.check_rank(current.rank)
+                if current.placement != self._any_source.epochs.placement:
+                    self._any_source.cursor.check_rank(current.placement)
                 if not self._cursor.is_running(current):
                     raise RuntimeError(
                         "A mixture has one iterator at a time, and a newer iterator has ended this one. To look at "
@@ -618,7 +618,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                     key += " again"  # noqa: PLW2901 another name
                 readings[key] = reading
         same = {"sources": ", ".join(self._sources)}
-        return Description(job.rank.rank, job.rank.world_size, job.n_peers, same), readings
+        return Description(job.rank, job.world_size, job.n_peers, same), readings
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))

@@ -5,7 +5,8 @@ A ``RankSource`` selects the module. The modules know frameworks and launchers, 
 
 from __future__ import annotations
 
-from annbatch_distributed.core.rank import Placement, Rank
-from annbatch_distributed.ranks.source import DistInfo, RankSource, deferred, mesh_ranks
+from annbatch_distributed.core.rank import Placement
+from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.ranks.source import DistInfo, RankSource, deferred
 
-__all__ = ["DistInfo", "Placement", "Rank", "RankSource", "deferred", "mesh_ranks"]
+__all__ = ["DistInfo", "Placement", "Rank", "RankSource", "deferred"]

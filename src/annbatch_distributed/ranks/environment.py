@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.core.worker import current_worker
 
 
@@ -70,7 +70,7 @@ def launched(variables: Mapping[str, str]) -> Placement:
     >>> slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
     >>> launched(slurm).source
     'Slurm (SLURM_PROCID=1, SLURM_NTASKS=2)'
-    >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"}).rank
+    >>> launched(slurm | {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8"})
     Rank(rank=7, world_size=8)
     """
     # Slurm also sets SLURM_PROCID=0 in batch scripts, which are no ranks, so only numbered steps of srun count
@@ -110,10 +110,10 @@ def launched(variables: Mapping[str, str]) -> Placement:
     placements = [_read(variables, launcher) for launcher in launchers]
     # of neighbors with the same rank, the outermost counts, since Slurm can set the variables of PMI as well
     pairs = zip(launchers, placements, strict=True)
-    distinct = [[*group][-1] for _, group in groupby(pairs, key=lambda pair: pair[1].rank)]
+    distinct = [[*group][-1] for _, group in groupby(pairs, key=lambda pair: pair[1])]
     for (inner, of_inner), (outer, of_outer) in pairwise(distinct):
         # Slurm starts one daemon of mpirun on each node, so it has fewer tasks than there are ranks
-        if not (inner.has_daemons and outer is _SLURM and of_outer.rank.world_size < of_inner.rank.world_size):
+        if not (inner.has_daemons and outer is _SLURM and of_outer.world_size < of_inner.world_size):
             raise _contradiction(placements)
     return placements[0]
 
@@ -132,9 +132,8 @@ def _read(variables: Mapping[str, str], launcher: _Launcher) -> Placement:
             f"{_as_shell(variables, 'SLURM_NTASKS', 'SLURM_STEP_NUM_TASKS')}. A batch script that was submitted within "
             "a step inherits the variables of the step. Start the script with srun."
         )
-    parsed = Rank(int(rank), int(world_size))
-    source = f"{launcher.name} ({launcher.rank}={parsed.rank}, {launcher.world_size}={parsed.world_size})"
-    return Placement(parsed, source)
+    source = f"{launcher.name} ({launcher.rank}={int(rank)}, {launcher.world_size}={int(world_size)})"
+    return Placement(int(rank), int(world_size), source)
 
 
 def _as_shell(variables: Mapping[str, str], *names: str) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
-from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.ranks import environment, torch
 
 
@@ -54,7 +53,7 @@ def _lightning(trainer: Any) -> Placement:  # noqa: ANN401 a Trainer or a Fabric
     source = f"Lightning's {type(trainer).__name__}"
     strategy = trainer.strategy
     if not hasattr(type(strategy), "distributed_sampler_kwargs"):
-        return _compared(Rank(0, 1), source)
+        return _compared(Placement(0, 1, source))
     if not torch.is_initialized():
         raise RuntimeError(
             f"{source} with strategy {type(strategy).__name__} has not started its processes yet. Use the loader in "
@@ -63,47 +62,48 @@ def _lightning(trainer: Any) -> Placement:  # noqa: ANN401 a Trainer or a Fabric
     # the arguments that Lightning would pass to PyTorch's DistributedSampler
     arguments = strategy.distributed_sampler_kwargs
     if arguments is None:  # one process for several devices
-        return _compared(Rank(0, 1), source)
-    rank = Rank(arguments["rank"], arguments["num_replicas"])
-    if rank == torch.default_group().rank:
-        return _compared(rank, source)
+        return _compared(Placement(0, 1, source))
+    placement = Placement(arguments["rank"], arguments["num_replicas"], source)
+    if placement == torch.default_group():
+        return _compared(placement)
     # ranks that split up a model read the same rows
-    return replace(torch.mesh(strategy.device_mesh, ("data_parallel",)), source=source)
+    return torch.mesh(strategy.device_mesh, ("data_parallel",)).with_source(source)
 
 
 def _accelerate(state: Any) -> Placement:  # noqa: ANN401 an Accelerator or one of its states
     source = f"Accelerate's {type(state).__name__}"
     mesh = getattr(state, "torch_device_mesh", None) or getattr(state, "device_mesh", None)
     if mesh is None:
-        return _compared(Rank(state.process_index, state.num_processes), source)
+        return _compared(Placement(state.process_index, state.num_processes, source))
     names = [name for name in ("dp_replicate", "dp_shard") if name in (mesh.mesh_dim_names or ())]
     if names:
-        return replace(torch.mesh(mesh, names), source=source)
+        return torch.mesh(mesh, names).with_source(source)
     # all ranks split up a model
     rank_of = dict.fromkeys(mesh.mesh.flatten().tolist(), 0)
     return Placement.of_ranks(rank_of, state.process_index, source, "torch")
 
 
 def _ray(context: Any) -> Placement:  # noqa: ANN401 of either version of Ray Train
-    return _compared(Rank(context.get_world_rank(), context.get_world_size()), "Ray Train's context")
+    return _compared(Placement(context.get_world_rank(), context.get_world_size(), "Ray Train's context"))
 
 
-def _compared(rank: Rank, source: str) -> Placement:
-    """Return the placement of a rank; raise if PyTorch's default group or the launcher contradict it."""
+def _compared(placement: Placement) -> Placement:
+    """Return a placement with the processes of its job; raise if PyTorch's group or the launcher contradict it."""
+    source = placement.source
     # a second source: PyTorch, or the launcher if this seems to be the only process
     other = None
     if torch.is_initialized():
         other = torch.default_group()
-    elif rank.world_size == 1:
+    elif placement.world_size == 1:
         with suppress(RuntimeError, ValueError):  # there is no launcher, or its variables are invalid
             other = environment.launcher()
-    if other is not None and other.rank != rank:
+    if other is not None and other != placement:
         raise ValueError(
-            f"This process is rank {rank.rank} of {rank.world_size} for {source}, but rank {other.rank.rank} of "
-            f"{other.rank.world_size} for {other.source}. Configure {source} for all processes (Accelerate without "
+            f"This process is rank {placement.rank} of {placement.world_size} for {source}, but rank {other.rank} of "
+            f"{other.world_size} for {other.source}. Configure {source} for all processes (Accelerate without "
             "GPUs needs cpu=True), or pass dist_info='torch', 'env' or Rank(...)."
         )
-    return Placement(rank, source) if other is None else replace(other, source=source)
+    return placement if other is None else other.with_source(source)
 
 
 #: By package and class, without submodules, which frameworks rename.

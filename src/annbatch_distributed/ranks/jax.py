@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -37,12 +37,11 @@ def all_processes() -> Placement:
     except ImportError as error:
         raise ImportError("dist_info='jax' needs JAX: install annbatch-distributed[jax].") from error
     _check_initialized()
-    rank = Rank(jax.process_index(), jax.process_count())
-    return Placement(rank, source="JAX's processes", framework="jax")
+    return Placement(jax.process_index(), jax.process_count(), source="JAX's processes", framework="jax")
 
 
 def mesh(mesh: Mesh | NamedSharding, axes: str | Sequence[str] | None = None) -> Placement:
-    """Return the placement of this process among the row shards of a mesh, see :func:`mesh_ranks`.
+    """Return the placement of this process among the row shards of a mesh, see :meth:`.Rank.from_mesh`.
 
     Two processes with two devices each, in two meshes of 2 x 2 with the axes ``"data"`` and ``"model"``, where
     ``"data"`` splits rows::

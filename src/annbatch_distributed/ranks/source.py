@@ -9,15 +9,16 @@ objects of frameworks; everything that doesn't depend on the rank is checked at 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.ranks import environment, frameworks, jax, torch
 from annbatch_distributed.ranks.frameworks import AnyFramework
+from annbatch_distributed.ranks.rank import Rank
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-type _Known = Rank | Placement | ProcessGroup | DeviceMesh | Mesh | NamedSharding | AnyFramework
+type _Known = Placement | ProcessGroup | DeviceMesh | Mesh | NamedSharding | AnyFramework
 type DistInfo = (
     Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | _Known] | _Known | RankSource
 )
@@ -36,7 +37,7 @@ class RankSource:
 
     All copies in a process share one answer, and ask until there is one.
 
-    >>> RankSource.of(lambda: (1, 2)).placement.rank
+    >>> RankSource.of(lambda: (1, 2)).placement
     Rank(rank=1, world_size=2)
     """
 
@@ -88,11 +89,11 @@ class RankSource:
             )
         return RankSource(self._dist_info) if self._is_deferred else RankSource.of(self._dist_info)
 
-    def current_rank(self) -> Rank:
-        """Return the current rank if the ``dist_info`` can be asked at any time; else the known rank."""
+    def current_placement(self) -> Placement:
+        """Return the current placement if the ``dist_info`` can be asked at any time; else the known one."""
         known = self.placement
         can_be_asked = known.can_be_asked and (known.framework != "torch" or torch.is_initialized())
-        return (self.again().placement if can_be_asked and self._dist_info is not None else known).rank
+        return self.again().placement if can_be_asked and self._dist_info is not None else known
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -151,62 +152,6 @@ def deferred(dist_info: DistInfo) -> RankSource:
     return dist_info if isinstance(dist_info, RankSource) else RankSource(_checked(dist_info))
 
 
-def mesh_ranks(mesh: DeviceMesh | Mesh | NamedSharding, names: str | Sequence[str] | None = None) -> Placement:
-    """Return the data-parallel rank of this process in a PyTorch or JAX mesh.
-
-    Pass the result as ``dist_info``. Processes with the same coordinates along the data-parallel dimensions have the
-    same rank and read the same rows. For four processes in a mesh of 2 x 2 whose first dimension is data-parallel::
-
-        process              0  1  2  3
-        mesh coordinates    00 01 10 11
-        rank                 0  0  1  1    (world size 2)
-
-    Parameters
-    ----------
-    mesh
-        PyTorch ``DeviceMesh``, JAX ``Mesh``, or JAX ``NamedSharding`` of the batches.
-    names
-        Name or list of names of the data-parallel dimensions; the first one varies slowest. None takes the only
-        dimension of the mesh, or the axes along which a ``NamedSharding`` splits rows (default).
-
-    Returns
-    -------
-    ~annbatch_distributed.ranks.Placement
-        Rank and world size, for ``dist_info``.
-
-    Raises
-    ------
-    TypeError
-        If ``mesh`` is not a mesh, or ``names`` is not a name or a list of names.
-    ValueError
-        If the mesh has no such dimensions, or this process isn't in the mesh, or the rows of two JAX processes would
-        overlap partly.
-    RuntimeError
-        If JAX is not initialized.
-
-    Examples
-    --------
-    A PyTorch job with a single process:
-
-    >>> import torch.distributed as dist
-    >>> from torch.distributed.device_mesh import init_device_mesh
-    >>> from annbatch_distributed import mesh_ranks
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> mesh = init_device_mesh(
-    ...     "cpu", (1, 1, 1), mesh_dim_names=("dp_replicate", "dp_shard", "tp")
-    ... )
-    >>> mesh_ranks(mesh, ("dp_replicate", "dp_shard")).rank
-    Rank(rank=0, world_size=1)
-    >>> dist.destroy_process_group()
-    """
-    if isinstance(names, str):
-        names = [names]
-    # a set has a different order in every process
-    elif names is not None and not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
-        raise TypeError(f"names must be a name or a list of names of data-parallel dimensions, got {names!r}.")
-    return torch.mesh(mesh, names) if torch.is_mesh(mesh) else jax.mesh(mesh, names)
-
-
 _SOURCES: dict[str, Callable[[], Placement]] = {
     "torch": torch.default_group,
     "jax": jax.all_processes,
@@ -215,7 +160,7 @@ _SOURCES: dict[str, Callable[[], Placement]] = {
 
 _EXPECTED = (
     f"dist_info must be {', '.join(map(repr, _SOURCES))}, a callable that returns (rank, world_size), a Rank, a "
-    "PyTorch ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, the result of mesh_ranks or deferred, "
+    "PyTorch ProcessGroup or DeviceMesh, a JAX Mesh or NamedSharding, the result of deferred, "
     "Lightning's Trainer or Fabric, Accelerate's Accelerator or PartialState, or Ray Train's context"
 )
 
@@ -257,12 +202,10 @@ def _named_by(thing: object) -> Placement | None:
         return ask(thing)
     if isinstance(thing, Placement):
         return thing
-    if isinstance(thing, Rank):
-        return Placement(thing, source="a Rank")
     if torch.is_group(thing):
         return torch.group(thing)
     if torch.is_mesh(thing) or jax.is_mesh(thing):
-        return mesh_ranks(thing)
+        return Rank.from_mesh(thing)
     return None
 
 
@@ -287,6 +230,7 @@ def _ask(dist_info: DistInfo | None) -> Placement:
     if len(answer) != 2:
         raise ValueError(f"{expected}, got {len(answer)} values: {answer!r}.")
     try:
-        return Placement(Rank(*answer), source="a callable", can_be_asked=True)
+        rank, world_size = answer
+        return Placement(rank, world_size, source="a callable", can_be_asked=True)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{expected} with 0 <= rank < world_size, got {answer!r}: {error}") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from annbatch_distributed.core.rank import Placement, Rank
+from annbatch_distributed.core.rank import Placement
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,8 +32,8 @@ def default_group() -> Placement:
             "later, pass dist_info=deferred('torch'), or an object of the framework: Lightning's Trainer or Fabric, "
             "Accelerate's Accelerator or PartialState, or Ray Train's context."
         )
-    rank = Rank(dist.get_rank(), dist.get_world_size())
-    return Placement(rank, source="PyTorch's default process group", framework="torch", can_be_asked=True)
+    source = "PyTorch's default process group"
+    return Placement(dist.get_rank(), dist.get_world_size(), source, framework="torch", can_be_asked=True)
 
 
 def _distributed() -> Any:  # noqa: ANN401 a module
@@ -112,7 +112,7 @@ def _dimensions(devices: DeviceMesh, names: Sequence[str] | None) -> list[int]:
     if names is None:
         raise ValueError(
             f"The device mesh has {devices.ndim} dimensions. {hint} Name its data-parallel dimensions, such as "
-            "dist_info=mesh_ranks(mesh, ('dp_replicate', 'dp_shard'))."
+            "dist_info=Rank.from_mesh(mesh, ('dp_replicate', 'dp_shard'))."
         )
     if unknown := [name for name in names if name not in known]:
         raise ValueError(
