@@ -1,5 +1,6 @@
 """The checks of this project, each in an environment of its own: ``./dev nox --list``."""
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -63,6 +64,27 @@ def wheel(session: nox.Session) -> None:
         (built,) = Path(folder).glob("*.whl")
         session.install(str(built))
     session.run("python", ".ci/check_wheel.py")
+
+
+@nox.session(python=NEWEST)
+def annbatch(session: nox.Session) -> None:
+    """Run annbatch's tests of its DistributedSampler with the sampler of this project."""
+    sync(session, "--all-extras", "--group=test")
+    session.install("pip")
+    script = "from importlib.metadata import version; print(version('annbatch'))"
+    version = str(session.run("python", "-c", script, silent=True)).strip()
+    with tempfile.TemporaryDirectory() as folder:
+        pip = "python", "-m", "pip", "--quiet", "download", "--no-deps", "--no-binary=annbatch"
+        session.run_install(*pip, f"--dest={folder}", f"annbatch=={version}")
+        (sdist,) = Path(folder).glob("*.tar.gz")
+        shutil.unpack_archive(sdist, folder, filter="data")
+        plugin = {"PYTHONPATH": str(Path(".ci").absolute())}
+        tests = "tests/test_sampler.py", "tests/test_class_sampler.py"
+        with session.chdir(sdist.with_name(f"annbatch-{version}")):
+            # annbatch makes errors of warnings, and doesn't warn of classes that a shard lacks
+            of_class = "-W", "ignore:The shard of rank:UserWarning"
+            own = "-p", "in_place_of_annbatch", "-k", "istributed", *of_class
+            session.run("python", "-m", "pytest", *own, *tests, env=plugin)
 
 
 @nox.session(python=NEWEST, name="bench-small")

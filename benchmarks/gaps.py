@@ -94,7 +94,7 @@ def read(folder: Path, sampler: Sampler) -> float:
 
 def ours(mask: Flags | None = None, length: int | None = None) -> Sampler:
     """Return this package's sampler for a job of one rank."""
-    options = {} if length is None else {"read_through": length}
+    options = {} if length is None else {"max_gap": length}
     sampler = RandomSampler(CHUNK, PRELOAD, BATCH)
     return DistributedSampler(sampler, dist_info=Rank(0, 1), seed=0, mask=mask, remainder="exact", **options)
 

@@ -4,7 +4,7 @@ A simulated sparse collection, with 1,000 of 20,000 genes expressed, is written 
 cache by one process, through zarrs. Each batch is copied to the GPU, made dense there, and used to train a model of
 three layers: a narrow model, whose step takes about as long as reading a batch, and a wide model, whose step takes
 longer. annbatch's Loader and a StatefulLoader are compared, each with and without ``preload_to_gpu``, and with
-``read_ahead=1``.
+``prefetch=1``.
 
 Every round reads one epoch with each method, in turn; the first round isn't counted. Medians are reported, in rows per
 second, relative to the better method of annbatch, and relative to the ideal: the same number of steps on one batch.
@@ -69,10 +69,10 @@ def loaders(cells: DatasetCollection) -> dict[str, Loader]:
     for preload in (False, True) if DEVICE.type == "cuda" and find_spec("cupy") else (False,):
         options: dict[str, Any] = {"preload_to_gpu": preload, "to": "torch"}
         made[f"annbatch, preload_to_gpu={preload}"] = Loader(batch_sampler=RandomSampler(*SIZES), **options)
-        for read_ahead in (0,) if preload else (0, 1):
+        for prefetch in (0,) if preload else (0, 1):
             sampler = DistributedSampler(RandomSampler(*SIZES), dist_info=Rank(0, 1), seed=0)
-            name = f"ours, {f'read_ahead={read_ahead}' if read_ahead else f'preload_to_gpu={preload}'}"
-            made[name] = StatefulLoader(batch_sampler=sampler, read_ahead=read_ahead, **options)
+            name = f"ours, {f'prefetch={prefetch}' if prefetch else f'preload_to_gpu={preload}'}"
+            made[name] = StatefulLoader(batch_sampler=sampler, prefetch=prefetch, **options)
     return {name: loader.use_collection(cells) for name, loader in made.items()}
 
 

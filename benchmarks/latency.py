@@ -1,10 +1,10 @@
 """Reading from a store with latency, such as object storage, by the number of prefetched load requests.
 
 A simulated collection is written by annbatch, and each request to the local store is delayed. It is read by annbatch's
-Loader, and by a StatefulLoader with several values of ``read_ahead``; all with zarr's own codecs.
+Loader, and by a StatefulLoader with several values of ``prefetch``; all with zarr's own codecs.
 
 1. Without steps: rows per second, also relative to annbatch.
-2. With steps that sleep for the time that reading a batch takes with ``read_ahead=8``: rows per second relative to
+2. With steps that sleep for the time that reading a batch takes with ``prefetch=8``: rows per second relative to
    steps without reading, the ideal.
 
 Every round measures each method once, in a second epoch; medians over the rounds are reported.
@@ -58,9 +58,9 @@ def measure(path: Path, latency: float, repeats: int) -> None:
     loaders: dict[str, Loader] = {"annbatch": theirs.use_collection(opened(path, latency))}
     for n_ahead in AHEAD:
         sampler = DistributedSampler(RandomSampler(*SIZES), dist_info=Rank(0, 1), seed=0)
-        ours = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, read_ahead=n_ahead)
-        loaders[f"read_ahead={n_ahead}"] = ours.use_collection(opened(path, latency))
-    last = f"read_ahead={AHEAD[-1]}"
+        ours = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, prefetch=n_ahead)
+        loaders[f"prefetch={n_ahead}"] = ours.use_collection(opened(path, latency))
+    last = f"prefetch={AHEAD[-1]}"
     rates: dict[str, list[float]] = {name: [] for name in loaders}
     parts: dict[str, list[float]] = {name: [] for name in loaders}
     for loader in loaders.values():

@@ -2,7 +2,7 @@
 
 Simulated cells, sparse and dense, are written by annbatch and read from the page cache. Two processes are the ranks of
 a job: each takes a batch, synchronizes with the other rank, and works on the batch. annbatch's Loader with its own
-sampler is compared with this package's StatefulLoader, with ``read_ahead=0`` and ``1``.
+sampler is compared with this package's StatefulLoader, with ``prefetch=0`` and ``1``.
 
 Machines with GPUs have many cores, so a step never waits for one. On two cores, "apart" simulates that: one core reads
 for both ranks, and the other runs the steps (on Linux). Under "shared", reading uses all cores, so a step may wait a
@@ -47,7 +47,7 @@ CONFIGURATIONS = [(64, 32, 256), (512, 4, 1024)]
 JOBS = [*((configuration, "apart") for configuration in CONFIGURATIONS), (CONFIGURATIONS[0], "shared")]
 #: How long a step takes, as a part of the time in which annbatch reads a batch; or what it does.
 STEPS = 0.5, 1, 2, "model"
-REFERENCE, OURS, AHEAD = "annbatch", "annbatch-distributed", "annbatch-distributed, read_ahead=1"
+REFERENCE, OURS, AHEAD = "annbatch", "annbatch-distributed", "annbatch-distributed, prefetch=1"
 WAYS = REFERENCE, OURS, AHEAD
 
 

@@ -27,7 +27,7 @@ import zarrs  # noqa: F401 registers the codecs that annbatch recommends
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, Rank, Sets, StatefulLoader
+from annbatch_distributed import CellSets, DistributedSampler, Rank, StatefulLoader
 
 N_LINES, N_DRUGS, SIZE = 10, 20, 64
 CHUNKS = 4, 16, 64
@@ -51,18 +51,18 @@ def write(folder: Path, n_cells: int, n_genes: int) -> dict[str, DatasetCollecti
 def loaders(collection: DatasetCollection) -> dict[str, StatefulLoader]:
     """Return a loader of cells, and loaders of sets by the cells of a chunk."""
 
-    def loader(sampler: RandomSampler, sets: Sets | None = None) -> StatefulLoader:
+    def loader(sampler: RandomSampler, sets: CellSets | None = None) -> StatefulLoader:
         distributed = DistributedSampler(sampler, dist_info=Rank(0, 1), sets=sets, seed=0, remainder="exact")
         return StatefulLoader(batch_sampler=distributed, preload_to_gpu=False).use_collection(collection)
 
     obs = collection.obs(["line", "drug"])
     made = {"cells": loader(RandomSampler(64, 128, 1_024))}
     for chunk in CHUNKS:
-        sets = Sets.from_obs(
-            obs, by=["line", "drug"], size=SIZE, controls={"drug": "0"}, match=["line"], chunk=chunk, seed=0
+        sets = CellSets.from_obs(
+            obs, by=["line", "drug"], set_size=SIZE, controls={"drug": "0"}, match=["line"], chunk_size=chunk, seed=0
         )
         # as many rows in a load request and in a batch as above
-        made[f"chunk={chunk}"] = loader(RandomSampler(1, 64, 8), sets)
+        made[f"chunk_size={chunk}"] = loader(RandomSampler(1, 64, 8), sets)
     return made
 
 

@@ -150,7 +150,9 @@ def resume() -> str:
         *strip(170, "Resume on 3 ranks after 3 steps", numbers(3, state)),
     ]
     label = "One epoch of 12 batches, started on 2 ranks and resumed on 2 or 3 ranks"
-    return picture(272, label, "Batches never change. Only who reads them does.", parts)
+    return picture(
+        272, label, "After a resume, the ranks read the remaining batches.", parts
+    )
 
 
 def virtual() -> str:

@@ -79,7 +79,7 @@ def load(collection: Path) -> StatefulLoader:
         remainder="exact",  # each cell once in each epoch of its source
     )
     loader = StatefulLoader(
-        batch_sampler=sampler, to="torch", preload_to_gpu=False, read_ahead=1
+        batch_sampler=sampler, to="torch", preload_to_gpu=False, prefetch=1
     )
     return loader.use_collection(DatasetCollection(collection, mode="r"))
 

@@ -100,7 +100,7 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)
-        first = loader.sampler.batches_done  # 0 unless a checkpoint was loaded
+        first = loader.batches_done  # 0 unless a checkpoint was loaded
         if rank == 0:
             start = f"epoch {epoch} from step {first}, world size {world_size}"
             print(start, flush=True)  # otherwise, a killed rank may not print it

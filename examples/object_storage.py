@@ -60,7 +60,7 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
     )
     # read four load requests at the same time, which hides the latency
     loader = StatefulLoader(
-        batch_sampler=sampler, to="torch", preload_to_gpu=False, read_ahead=4
+        batch_sampler=sampler, to="torch", preload_to_gpu=False, prefetch=4
     )
     loader.use_collection(open_cells(url, client)).check_ranks_agree()
 
@@ -83,7 +83,7 @@ def main(url: str, checkpoint: Path, client: str, epochs: int, every: int) -> No
         owner.write_text(job)
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)
-        first = loader.sampler.batches_done
+        first = loader.batches_done
         if dist.get_rank() == 0:
             print(f"epoch {epoch} from step {first} of {len(loader)}")
         for step, batch in enumerate(loader, start=first):

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from annbatch_distributed import Sets, StatefulLoader
+from annbatch_distributed import CellSets, StatefulLoader
 
 LINES = ["A549", "HeLa", "K562"]
 DRUGS = ["DMSO", "afatinib", "bosutinib", "cisplatin", "dasatinib", "erlotinib"]
@@ -100,13 +100,13 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
     dist.barrier()
 
     collection = DatasetCollection(folder / "cells.zarr", mode="r")
-    sets = Sets.from_obs(
+    sets = CellSets.from_obs(
         collection.obs(["line", "drug"]),
         by=["line", "drug"],
-        size=16,
+        set_size=16,
         controls={"drug": "DMSO"},
         match=["line"],
-        tail="short",  # every treated cell is in a set
+        remainder="keep",  # every treated cell is in a set
     )
     loader = StatefulLoader.from_collection(
         collection, sets=sets, batch_size=4, dist_info="torch", seed=0, to="torch"

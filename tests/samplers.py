@@ -162,7 +162,7 @@ class Uncopyable(RandomSampler):
 def config_of(sampler: Sampler, **options: Any) -> Config:
     """The configuration of a sampler of rows."""
     defaults = {"remainder": None, "enforce_equal_batches": True, "sharding": "contiguous", "mask": None}
-    return Config.of(sampler, **{**defaults, "seed": 0, "align": None, "units": EachRow()} | options)
+    return Config.of(sampler, **{**defaults, "seed": 0, "units": EachRow()} | options)
 
 
 def plan_of(sampler: DistributedSampler, n_obs: int) -> Plan:

@@ -118,7 +118,7 @@ def _row_masks(draw: st.DrawFn, n_obs: int) -> AnyMask:
     if kind == "integers":
         order = np.random.default_rng(draw(st.integers(0, 3)))
         return order.permutation(np.flatnonzero(flags))
-    rows = Rows.where(flags)
+    rows = Rows.from_mask(flags)
     return rows if kind == "rows" else rows.cyclic(draw(st.integers(0, len(rows))), len(rows))
 
 
@@ -190,8 +190,7 @@ def jobs(draw: st.DrawFn, kinds: tuple[str, ...] = PASSING + DRAWING, policies: 
         "mask": draw(masks(n_obs)),
         "sharding": draw(shardings(kind)),
         "seed": draw(st.integers(0, 3)),
-        "read_through": draw(st.sampled_from([0, 1, 7, 64])),
-        "align": draw(st.sampled_from([None, None, 1, 2, 3, 8])),
+        "max_gap": draw(st.sampled_from([0, 1, 7, 64])),
     }
     if options["sharding"] in ("contiguous", "independent") and draw(st.booleans()):
         options["seed"] = None

@@ -121,12 +121,12 @@ def test_public_names_are_complete() -> None:
     """The package exports exactly these names, each equal to its object's name."""
     classes = [
         "AlignedLoader",
+        "CellSets",
         "DistributedSampler",
         "EpochPlan",
         "MixedLoader",
         "Rank",
         "Rows",
-        "Sets",
         "Shuffled",
         "StatefulLoader",
     ]

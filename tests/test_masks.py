@@ -24,10 +24,10 @@ N_OBS = 100
 def test_mask_selects_like_an_array_index(mask: Any) -> None:
     """A mask selects the same rows of a collection as of an array."""
     resolved = resolve_mask(mask)
-    window = resolved.window(N_OBS)
+    window = resolved.selected(N_OBS)
     assert list(window) == selected(mask, N_OBS)
-    assert window == Rows.of(selected(mask, N_OBS))
-    assert resolve_mask(resolved.to_argument()).window(N_OBS) == window
+    assert window == Rows.from_indices(selected(mask, N_OBS))
+    assert resolve_mask(resolved.to_argument()).selected(N_OBS) == window
 
 
 @given(st.lists(st.booleans(), min_size=60, max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
@@ -44,7 +44,7 @@ def test_masks_of_equal_rows_are_equal_json(one: list[bool], other: list[bool]) 
             pd.Series(flags),
             pd.Series(flags, dtype="boolean"),
             np.array(rows[::-1]),
-            Rows.of(rows[::-1]),
+            Rows.from_indices(rows[::-1]),
             [slice(run[0], run[-1] + 1) for run in bounds],
         ]
         (text,) = {json.dumps(resolve_mask(form).to_json()) for form in forms}
@@ -87,8 +87,8 @@ def test_mask_is_returned_in_normal_form(mask: Any, argument: Any, rows: str) ->
     """A mask is returned as slices or `Rows`, with an open start as 0."""
     resolved = resolve_mask(mask)
     assert resolved.to_argument() == argument
-    assert str(resolved.window(N_OBS)) == rows
-    assert resolved.is_open == (str(resolved.window(2 * N_OBS)) != rows)
+    assert str(resolved.selected(N_OBS)) == rows
+    assert resolved.is_open == (str(resolved.selected(2 * N_OBS)) != rows)
 
 
 @given(masks(N_OBS), masks(N_OBS), st.booleans())
@@ -98,9 +98,9 @@ def test_mask_must_lie_within_the_outer_mask(wider: Any, mask: Any, within: bool
     wanted = [row for row in selected(mask, N_OBS) if row in allowed or not within]
     beyond = [row for row in wanted if row not in allowed]
     outer = resolve_mask(slice(None) if wider is None else wider)
-    for own in (Rows.of(wanted), np.array(wanted, dtype=np.int64), [slice(row, row + 1) for row in wanted]):
+    for own in (Rows.from_indices(wanted), np.array(wanted, dtype=np.int64), [slice(row, row + 1) for row in wanted]):
         if wanted and not beyond:
-            assert list(resolve_mask(own, within=outer).window(N_OBS)) == wanted
+            assert list(resolve_mask(own, within=outer).selected(N_OBS)) == wanted
         elif wanted:
             with pytest.raises(ValueError, match="the mask of the wrapped sampler") as raised:
                 resolve_mask(own, within=outer)
@@ -126,4 +126,4 @@ def test_open_mask_is_limited_by_the_outer_mask() -> None:
 
 def test_mask_of_empty_collection_raises() -> None:
     with pytest.raises(ValueError, match="Add datasets"):
-        resolve_mask(slice(None)).window(0)
+        resolve_mask(slice(None)).selected(0)

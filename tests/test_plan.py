@@ -104,7 +104,7 @@ def windows(draw: st.DrawFn) -> Rows:
     flags = [draw(st.booleans())] * draw(st.integers(0, 9))
     for _ in range(draw(st.integers(1, 3))):
         flags += [True] * draw(st.integers(1, 60)) + [False] * draw(st.integers(0, 9))
-    return Rows.where(np.array(flags))
+    return Rows.from_mask(np.array(flags))
 
 
 @pytest.mark.parametrize("remainder", POLICIES)
@@ -187,19 +187,17 @@ def test_shards_equal_to_annbatchs_keep_its_order(n_rows: int, remainder: Any, e
     assert plan_with(window, remainder, 3, 4, n_obs=n_rows + 3, epoch=epoch, align=8).align == 8  # there is a mask
 
 
-@pytest.mark.parametrize(("align", "expected"), [(None, 8), (3, 8), (4, 4), (16, 8)])
-def test_blocks_limit_the_alignment(align: int | None, expected: int) -> None:
-    """`align` applies within blocks if it divides their size; otherwise the block size applies."""
-    sampler = DistributedSampler(
-        RandomSampler(8, 1, 4), dist_info=Rank(0, 3), sharding=Shuffled(8), seed=0, align=align
-    )
+@pytest.mark.parametrize(("chunk_size", "expected"), [(8, 8), (3, 8), (4, 4), (16, 8)])
+def test_blocks_limit_the_alignment(chunk_size: int, expected: int) -> None:
+    """Chunks are aligned within blocks if their size divides the blocks' size; otherwise, the blocks are aligned."""
+    sampler = DistributedSampler(RandomSampler(chunk_size, 4, 4), dist_info=Rank(0, 3), sharding=Shuffled(8), seed=0)
     assert plan_of(sampler, 500).align == expected
 
 
 def test_replacement_from_shuffled_rows_starts_anywhere() -> None:
     """A chunk that is sampled with replacement starts at any row of a shuffled shard, whose rows keep their order."""
     wrapped = RandomSampler(8, 1, 8, replacement=True, num_samples=8)
-    sampler = DistributedSampler(wrapped, dist_info=Rank(0, 1), sharding=Shuffled(8), seed=0, read_through=0)
+    sampler = DistributedSampler(wrapped, dist_info=Rank(0, 1), sharding=Shuffled(8), seed=0, max_gap=0)
     assert plan_of(sampler, 32).align is None
     shard = list(sampler.plan(32).shard(0).rows)
     starts = {shard.index(rows[0]) for _ in range(50) for rows in batches(sampler.sample(32))}
@@ -216,7 +214,7 @@ def shard(sampler: Sampler, **options: Any) -> list[int]:
 
 
 def test_rows_move_only_for_chunked_shuffling_samplers() -> None:
-    """Rows move only for samplers that shuffle chunks, and by the sampler's chunk size unless `align` is passed."""
+    """Rows move only for samplers that shuffle chunks, and by the sampler's chunk size."""
     samplers: list[Sampler] = [
         SequentialSampler(**SIZES),
         RandomSampler(**SIZES, replacement=True),
@@ -224,25 +222,11 @@ def test_rows_move_only_for_chunked_shuffling_samplers() -> None:
     ]
     for sampler in samplers:
         assert shard(sampler) == sorted(shard(sampler))
-    random = RandomSampler(**SIZES)
-    assert shard(random, align=1) == sorted(shard(random)) != shard(random)
-    for align, options in ((8, {}), (32, {"align": 32})):
-        rows = shard(random, **options)
-        n_whole = len(rows) // align - 1
-        assert all(start % align == 0 for start in rows[: n_whole * align : align])
-
-
-def test_align_belongs_to_the_state() -> None:
-    """`align` is a part of the state, and must be the same on all ranks."""
-    sampler, other = (
-        DistributedSampler(RandomSampler(**SIZES), dist_info=Rank(0, 2), seed=0, align=align) for align in (None, 16)
-    )
-    with pytest.raises(ValueError, match="align is 8 in the state and 16 here"):
-        other.load_state_dict(sampler.state_dict(batches_done=1))
-    with pytest.raises(ValueError, match="align: 8 on rank 0; 1 on rank 1"):
-        sampler.check_ranks_agree(
-            500, gather=lambda text: [text, text.replace('"rank": 0', '"rank": 1').replace('"align": 8', '"align": 1')]
-        )
+    for chunk_size in (8, 16):
+        rows = shard(RandomSampler(chunk_size, 4, 16))
+        assert sorted(rows) != rows
+        n_whole = len(rows) // chunk_size - 1
+        assert all(start % chunk_size == 0 for start in rows[: n_whole * chunk_size : chunk_size])
 
 
 @pytest.mark.parametrize(
@@ -305,14 +289,14 @@ def test_plans_are_equal_on_every_rank() -> None:
     assert len(set(plans)) == 2
 
 
-@pytest.mark.parametrize("read_ahead", [0, 1])
+@pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("virtual_ranks", [None, 4])
-def test_rows_in_memory_are_as_planned(read_ahead: int, virtual_ranks: int | None) -> None:
+def test_rows_in_memory_are_as_planned(prefetch: int, virtual_ranks: int | None) -> None:
     """The plan's rows in memory are the largest load requests that a loader holds at once."""
     sampler = RandomSampler(chunk_size=4, preload_nchunks=6, batch_size=8)
     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0, virtual_ranks=virtual_ranks)
-    loader = numbered(distributed, 500, read_ahead=read_ahead)
+    loader = numbered(distributed, 500, prefetch=prefetch)
     sizes = [sum(part.stop - part.start for part in request["requests"]) for request in distributed.sample(500)]
     assert loader.plan() == distributed.plan(500)
-    assert loader.plan().rows_in_memory == max(sizes) * (1 + read_ahead)
+    assert loader.plan().rows_in_memory == max(sizes) * (1 + prefetch)
     assert distributed.plan(40).rows_in_memory == 16  # all rows of a rank

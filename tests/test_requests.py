@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.core.request import LONGEST_GAP, Request, concatenated
+from annbatch_distributed.core.request import MAX_GAP, Request, concatenated
 from annbatch_distributed.core.rows import expand, runs
 from annbatch_distributed.core.units import EpochUnits, UnitRows
 from tests.samplers import batches, flat, repeats
@@ -114,7 +114,7 @@ class Pairs(EpochUnits):
 def test_rows_of_units_keep_marks_across_gaps(longest: int, n_ranges: int) -> None:
     """A row is marked as repeated if its unit is or if the unit repeats the row, also if short gaps are read."""
     units = Request(np.array([4]), np.array([7]), [np.array([2, 0]), np.array([1])], np.array([False, True, True]))
-    read = Pairs().to_rows(units, longest_gap=longest)
+    read = Pairs().to_rows(units, max_gap=longest)
     assert len(read.starts) == n_ranges
     assert batches_of(read._replace(marks_of=())) == [([18, 19, 12, 13], [False] * 4), ([15, 16], [False] * 2)]
     assert [marks["repeated"].tolist() for marks in read.marks()] == [[True, True, False, True], [True, True]]
@@ -130,6 +130,6 @@ def test_resumed_request_reads_short_gaps() -> None:
     assert len(rest["splits"]) == 3
 
 
-def test_longest_gap_matches_the_documentation() -> None:
-    """`read_through` defaults to the number in its docstring."""
-    assert f"(default {LONGEST_GAP})" in str(DistributedSampler.__doc__)
+def test_max_gap_matches_the_documentation() -> None:
+    """`max_gap` defaults to the number in its docstring."""
+    assert f"(default {MAX_GAP})" in str(DistributedSampler.__doc__)

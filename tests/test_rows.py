@@ -51,11 +51,11 @@ def test_rows_are_equal_in_equal_order_only(one: list[range], other: list[range]
     """Rows are equal, and have equal hashes, if they are the same rows in the same order."""
     rows = Rows(tuple(one)), Rows(tuple(other))
     assert (rows[0] == rows[1]) == (listed(one) == listed(other))
-    again = Rows.of(listed(one))
+    again = Rows.from_indices(listed(one))
     assert again == rows[0]
     assert hash(again) == hash(rows[0])
     assert rows[0] != listed(one)
-    assert Rows.of(range(3)) != Rows.of(range(4)) != Rows.of(range(1, 4))
+    assert Rows.from_indices(range(3)) != Rows.from_indices(range(4)) != Rows.from_indices(range(1, 4))
 
 
 @given(ranges, ranges)
@@ -66,16 +66,16 @@ def test_rows_can_be_concatenated(before: list[range], after: list[range]) -> No
 
 @given(st.lists(st.integers(0, 30)))
 def test_rows_of_numbers_keep_their_order(numbers: list[int]) -> None:
-    """`Rows.of` keeps the order of numbers, and accepts small integer dtypes."""
-    rows = Rows.of(numbers)
+    """`Rows.from_indices` keeps the order of numbers, and accepts small integer dtypes."""
+    rows = Rows.from_indices(numbers)
     assert list(rows) == rows.to_array().tolist() == numbers
     assert len(rows.starts) == sum(after != before + 1 for before, after in pairwise([-5, *numbers]))
-    assert Rows.of(np.array(numbers, dtype=np.uint8)) == rows  # 255 + 1 would be 0
+    assert Rows.from_indices(np.array(numbers, dtype=np.uint8)) == rows  # 255 + 1 would be 0
 
 
 @given(st.lists(st.booleans()))
 def test_rows_can_be_made_of_flags(flags: list[bool]) -> None:
-    rows = Rows.where(np.array(flags, dtype=np.bool_))
+    rows = Rows.from_mask(np.array(flags, dtype=np.bool_))
     assert list(rows) == [row for row, flag in enumerate(flags) if flag]
     assert len(rows.starts) == sum(flag for flag, _ in groupby(flags))
 
@@ -95,7 +95,7 @@ def test_cyclic_range_continues_at_the_front(parts: list[range], start: int, len
     rows, expected = Rows(tuple(parts)), listed(parts)
     cyclic = rows.cyclic(start, length)
     assert list(cyclic) == [expected[(start + place) % len(expected)] for place in range(length)]
-    assert cyclic == Rows.of(list(cyclic))  # its ranges are joined
+    assert cyclic == Rows.from_indices(list(cyclic))  # its ranges are joined
 
 
 @given(ranges.filter(listed), st.data())
@@ -140,7 +140,7 @@ def test_rows_are_immutable() -> None:
     starts = np.array([4, 8])
     rows = Rows.of_bounds(starts, starts + 2)
     assert copy.deepcopy(rows) is copy.copy(rows) is rows
-    for array in (rows.starts, rows.stops, Rows.of([3, 5]).starts, Rows((range(4),)).stops):
+    for array in (rows.starts, rows.stops, Rows.from_indices([3, 5]).starts, Rows((range(4),)).stops):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 7
     assert starts.flags.writeable  # the caller's array
@@ -174,16 +174,16 @@ def test_rows_print_as_half_open_intervals() -> None:
     assert str(Rows((range(3), range(5, 9)))) == "0:3, 5:9"
     assert repr(Rows((range(3),))) == "Rows(0:3)"
     assert str(Rows()) == "none"
-    assert Rows.of([1, 3, 5]).format(3) == "1:2, 3:4, 5:6"
-    assert Rows.of([1, 3, 5]).format(2) == "3 of 1:6"
-    assert len(repr(Rows.of(np.arange(0, 2000, 2)))) < 120
+    assert Rows.from_indices([1, 3, 5]).format(3) == "1:2, 3:4, 5:6"
+    assert Rows.from_indices([1, 3, 5]).format(2) == "3 of 1:6"
+    assert len(repr(Rows.from_indices(np.arange(0, 2000, 2)))) < 120
 
 
 def test_rows_reach_the_64_bit_limit() -> None:
     """The largest row is 2**63 - 2; descending rows and no rows are valid, too."""
     last = 2**63 - 2
-    assert list(Rows.of([last])) == list(Rows((range(last, last + 1),))) == [last]
-    assert Rows.of(range(5, 0, -1)).to_array().tolist() == [5, 4, 3, 2, 1]
+    assert list(Rows.from_indices([last])) == list(Rows((range(last, last + 1),))) == [last]
+    assert Rows.from_indices(range(5, 0, -1)).to_array().tolist() == [5, 4, 3, 2, 1]
     assert list(Rows().cyclic(3, 0)) == list(Rows().cut(0, 0)) == Rows().to_global(np.arange(0)).tolist() == []
 
 

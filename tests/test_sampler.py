@@ -50,7 +50,7 @@ def test_sampler_has_annbatchs_interface() -> None:
     assert isinstance(sampler, Sampler)
     assert (sampler.rank, sampler.world_size, sampler.batch_size, sampler.shuffle) == (1, 2, 8, True)
     assert not one(SequentialSampler(4, 4, 8)).shuffle
-    assert "RandomSampler, rank=1, world_size=2, remainder='drop'" in repr(sampler)
+    assert 'RandomSampler, rank=1, world_size=2, remainder="drop"' in repr(sampler)
     assert sampler.n_iters(100) == sampler.n_batches(100)
 
 

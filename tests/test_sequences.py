@@ -76,7 +76,7 @@ class History:
     def make_ranks(self, which: int) -> list[StatefulLoader | WorkerDataLoader]:
         """Return new loaders for one of the job's possible numbers of ranks."""
         samplers = job(copy.deepcopy(self.drawn.sampler), self.sizes[which % len(self.sizes)], **self.options)
-        loaders = [numbered(sampler, self.drawn.n_obs, read_ahead=self.kind % 2) for sampler in samplers]
+        loaders = [numbered(sampler, self.drawn.n_obs, prefetch=self.kind % 2) for sampler in samplers]
         return [loader.to_dataloader() for loader in loaders] if self.kind == 2 else [*loaders]
 
     def begin(self, epoch: int, passes: int, steps: Steps | None = None, n_streams: int | None = None) -> None:
@@ -295,9 +295,7 @@ class History:
                 with pytest.raises(ValueError, match=r"set_epoch\(\d\) would discard"):
                     loader.set_epoch(epoch)
             return
-        continues = epoch == self.epoch and (
-            self.is_loaded or any(loader.sampler.batches_done for loader in self.ranks)
-        )
+        continues = epoch == self.epoch and (self.is_loaded or any(loader.batches_done for loader in self.ranks))
         for loader in self.ranks:
             loader.set_epoch(epoch)
         if continues and self.is_loaded and self.is_finished:

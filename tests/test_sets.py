@@ -17,7 +17,7 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, Sets, StatefulLoader
+from annbatch_distributed import CellSets, DistributedSampler, Rank, StatefulLoader
 from tests.samplers import batches, job, request_rows
 from tests.strategies import jobs
 from tests.test_laws import drops_rows, runnable
@@ -34,14 +34,14 @@ class Cells(NamedTuple):
     are_repeats: np.ndarray
 
 
-def cells_in(sets: Sets, epoch: int, seed: int | None = None) -> list[Cells]:
+def cells_in(sets: CellSets, epoch: int, seed: int | None = None) -> list[Cells]:
     """The cells of each set of an epoch."""
     in_epoch, result = sets.in_epoch(sets.n_obs, epoch, seed), []
     for number in range(len(sets)):
         rows, which, marks = in_epoch.rows_of(np.array([number]))
         assert not which.any()
         assert not marks["set"].any()
-        assert ("repeated" in marks) == (sets.tail == "fill")
+        assert ("repeated" in marks) == (sets.remainder == "pad")
         result.append(Cells(rows, marks["is_control"], marks.get("repeated", np.zeros(len(rows), dtype=bool))))
     return result
 
@@ -54,8 +54,8 @@ class Drawn:
     arguments: dict[str, Any]
     epoch: int
 
-    def sets(self) -> Sets:
-        return Sets.from_obs(self.obs, **self.arguments)
+    def sets(self) -> CellSets:
+        return CellSets.from_obs(self.obs, **self.arguments)
 
     def in_epoch(self, epoch: int) -> list[Cells]:
         """The cells of each set of an epoch."""
@@ -106,36 +106,36 @@ def drawn_sets(draw: st.DrawFn) -> Drawn:
         mask[(obs["drug"] == "y").to_numpy().nonzero()[0][:1]] = False
     arguments = {
         "by": ["line", "drug"],
-        "size": size,
-        "chunk": chunk,
+        "set_size": size,
+        "chunk_size": chunk,
         "controls": {"drug": "DMSO"} if has_controls else None,
         "match": draw(st.sampled_from([None, ["line"]])) if has_controls else None,
         "mask": mask,
-        "tail": draw(st.sampled_from(["drop", "short", "fill"])),
+        "remainder": draw(st.sampled_from(["drop", "keep", "pad"])),
         "seed": draw(st.integers(0, 3)),
     }
     return Drawn(obs, arguments, draw(st.integers(0, 4)))
 
 
-quiet = pytest.mark.filterwarnings("ignore:tail=.drop. drops")
+quiet = pytest.mark.filterwarnings("ignore:remainder=.drop. drops")
 
 
 @quiet
 @given(drawn_sets())
 def test_each_cell_is_in_one_set(drawn: Drawn) -> None:
-    """Each cell is in one set of its group, except for the cells of a dropped tail."""
-    size, tail = drawn.arguments["size"], drawn.arguments["tail"]
+    """Each cell is in one set of its group, except for the cells of a dropped remainder."""
+    size, remainder = drawn.arguments["set_size"], drawn.arguments["remainder"]
     in_sets = dict.fromkeys(drawn.groups, 0)
     for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
         rows, group = cells.rows[~cells.are_controls].tolist(), tuple(name.split(", "))
         own = cells.rows[~cells.are_controls & ~cells.are_repeats].tolist()
         assert set(rows) <= set(drawn.groups[group])
-        assert len(rows) == size or (tail == "short" and len(rows) == len(drawn.groups[group]) % size)
+        assert len(rows) == size or (remainder == "keep" and len(rows) == len(drawn.groups[group]) % size)
         assert len(set(own)) == len(own)
-        assert tail == "fill" or own == rows
+        assert remainder == "pad" or own == rows
         in_sets[group] += len(own)
     for group, rows in drawn.groups.items():
-        assert in_sets[group] == len(rows) - (len(rows) % size if tail == "drop" else 0)
+        assert in_sets[group] == len(rows) - (len(rows) % size if remainder == "drop" else 0)
     own = [
         row for cells in drawn.in_epoch(drawn.epoch) for row in cells.rows[~(cells.are_controls | cells.are_repeats)]
     ]
@@ -151,7 +151,7 @@ def test_two_epochs_use_every_cell(drawn: Drawn) -> None:
         for epoch in (drawn.epoch, drawn.epoch + 1)
     )
     for rows in drawn.groups.values():
-        if len(rows) >= drawn.arguments["size"]:
+        if len(rows) >= drawn.arguments["set_size"]:
             assert set(rows) <= first | second
 
 
@@ -176,7 +176,7 @@ def test_controls_match_their_set(drawn: Drawn) -> None:
 @given(drawn_sets())
 def test_chunks_of_a_group_stay_together(drawn: Drawn) -> None:
     """Chunks of a group stay together, and so do chunks of a pool that has enough cells for a set."""
-    chunk, size = drawn.arguments["chunk"], drawn.arguments["size"]
+    chunk, size = drawn.arguments["chunk_size"], drawn.arguments["set_size"]
     for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
         line, drug = name.split(", ")
         parts = [(cells.rows[~cells.are_controls], drawn.groups[line, drug])]
@@ -188,18 +188,25 @@ def test_chunks_of_a_group_stay_together(drawn: Drawn) -> None:
                 assert (np.diff(places) == 1).all()
 
 
-def example(**options: Any) -> Sets:
+def example(**options: Any) -> CellSets:
     """40 sets of 4 cells in 8 groups, with controls: each of 2 lines has 4 drugs of 20 cells, and 20 controls."""
     drugs = ["DMSO", "a", "b", "c", "d"]
     pairs = [(line, drug) for line in ("A", "B") for drug in drugs for _ in range(20)]
-    defaults = {"by": ["line", "drug"], "size": 4, "chunk": 2, "seed": 0, "controls": {"drug": "DMSO"}, "match": "line"}
-    return Sets.from_obs(pd.DataFrame(pairs, columns=["line", "drug"]), **defaults | options)
+    defaults = {
+        "by": ["line", "drug"],
+        "set_size": 4,
+        "chunk_size": 2,
+        "seed": 0,
+        "controls": {"drug": "DMSO"},
+        "match": "line",
+    }
+    return CellSets.from_obs(pd.DataFrame(pairs, columns=["line", "drug"]), **defaults | options)
 
 
 N_CELLS, N_SETS = 200, 40
 
 
-def cells(sets: Sets, epoch: int, seed: int | None = None) -> list[list[int]]:
+def cells(sets: CellSets, epoch: int, seed: int | None = None) -> list[list[int]]:
     return [own.rows.tolist() for own in cells_in(sets, epoch, seed)]
 
 
@@ -207,7 +214,7 @@ def cells(sets: Sets, epoch: int, seed: int | None = None) -> list[list[int]]:
 def test_default_chunk_divides_size(size: int, chunk: int) -> None:
     """The default chunk is the largest divisor of the size of a set, up to 16."""
     obs = pd.DataFrame({"donor": 100 * ["a"]})
-    assert Sets.from_obs(obs, by="donor", size=size, seed=0).chunk == chunk
+    assert CellSets.from_obs(obs, by="donor", set_size=size, seed=0).chunk_size == chunk
 
 
 def test_sets_are_new_in_each_epoch() -> None:
@@ -225,14 +232,16 @@ def test_identity_depends_on_no_order_of_values() -> None:
     """The identity ignores the order of values and categories, the form of controls, and a mask of all cells."""
     obs = pd.DataFrame({"drug": 8 * [*"abcd"], "line": 32 * ["A"]})
     reordered = obs.assign(drug=pd.Categorical(obs["drug"], categories=[*"dxcba"]))
-    expected = Sets.from_obs(obs, by="drug", size=2, chunk=1, controls={"drug": ["a", "b"]}, seed=0)
+    expected = CellSets.from_obs(obs, by="drug", set_size=2, chunk_size=1, controls={"drug": ["a", "b"]}, seed=0)
     same = [
         (reordered, ["b", "a"], None),
         (obs, {"a", "b"}, slice(0, 32)),
         (obs, pd.Index(["b", "a"]), np.ones(32, bool)),
     ]
     for table, controls, mask in [*same, (obs, np.array(["a", "b"]), None)]:
-        sets = Sets.from_obs(table, by="drug", size=2, chunk=1, controls={"drug": controls}, mask=mask, seed=0)
+        sets = CellSets.from_obs(
+            table, by="drug", set_size=2, chunk_size=1, controls={"drug": controls}, mask=mask, seed=0
+        )
         assert sets.identity == expected.identity
         assert [*sets.groups] == [*expected.groups]
 
@@ -240,26 +249,26 @@ def test_identity_depends_on_no_order_of_values() -> None:
 def test_groups_of_similar_values_are_distinct() -> None:
     """Groups are distinct even if their values look the same as text, and in tables of many categories."""
     obs = pd.DataFrame({"p": ["a, b"] * 8 + ["a"] * 8 + ["1"] * 8, "q": ["c"] * 8 + ["b, c"] * 8 + [1] * 8})
-    sets = Sets.from_obs(obs, by=["p", "q"], size=4, chunk=2, seed=0)
+    sets = CellSets.from_obs(obs, by=["p", "q"], set_size=4, chunk_size=2, seed=0)
     assert [*dict.fromkeys(sets.groups)] == ["'1', 1", "'a', 'b, c'", "'a, b', 'c'"]
     # many columns of many categories, most of them unused
     many = pd.Categorical(["v0"] * 24, categories=[f"v{number}" for number in range(2**16)])
     wide = obs.assign(**{f"k{number}": many for number in range(4)})
-    assert len(set(Sets.from_obs(wide, by=[*wide], size=4, chunk=2, seed=0).groups)) == 3
+    assert len(set(CellSets.from_obs(wide, by=[*wide], set_size=4, chunk_size=2, seed=0).groups)) == 3
 
 
 def test_group_without_sets_needs_no_controls() -> None:
     """Under `drop`, a group that is too small for a set needs no controls."""
     obs = pd.DataFrame({"line": ["A"] * 40 + ["B"] * 2, "drug": ["D"] * 20 + ["x"] * 22})
     with pytest.warns(UserWarning, match="drops 1 of 2 groups"):
-        sets = Sets.from_obs(obs, by=["line", "drug"], size=16, controls={"drug": "D"}, match="line", seed=0)
+        sets = CellSets.from_obs(obs, by=["line", "drug"], set_size=16, controls={"drug": "D"}, match="line", seed=0)
     assert len(sets) == 1
 
 
 def test_every_control_is_used_eventually() -> None:
     """Every control of a pool of 23 cells is used within 12 epochs, although chunks of 4 don't divide the pool."""
     obs = pd.DataFrame({"drug": 23 * ["DMSO"] + 40 * ["a"]})
-    sets = Sets.from_obs(obs, by="drug", size=4, chunk=4, controls={"drug": "DMSO"}, seed=0)
+    sets = CellSets.from_obs(obs, by="drug", set_size=4, chunk_size=4, controls={"drug": "DMSO"}, seed=0)
     used = {int(row) for epoch in range(12) for cells in cells_in(sets, epoch) for row in cells.rows}
     assert used == set(range(63))
 
@@ -267,7 +276,9 @@ def test_every_control_is_used_eventually() -> None:
 def test_set_is_independent_of_later_groups() -> None:
     """Adding a group that sorts last doesn't change the sets of the other groups."""
     obs = pd.DataFrame({"drug": 20 * ["a"] + 20 * ["b"] + 20 * ["c"]})
-    few, many = (Sets.from_obs(obs, by="drug", size=4, chunk=2, seed=0, mask=slice(0, stop)) for stop in (40, 60))
+    few, many = (
+        CellSets.from_obs(obs, by="drug", set_size=4, chunk_size=2, seed=0, mask=slice(0, stop)) for stop in (40, 60)
+    )
     for number in range(10):
         assert np.array_equal(*(cells_in(sets, 1)[number].rows for sets in (few, many)))
 
@@ -275,16 +286,23 @@ def test_set_is_independent_of_later_groups() -> None:
 # Samplers treat a set as a row
 
 
-def sets_like_rows(n_sets: int, **options: Any) -> Sets:
+def sets_like_rows(n_sets: int, **options: Any) -> CellSets:
     """One set of two cells and two controls for each row of a collection; the last set may have one cell."""
     obs = pd.DataFrame({"drug": ["a"] * (2 * n_sets - 1) + ["DMSO"] * 5})
-    defaults = {"by": "drug", "size": 2, "chunk": 1, "controls": {"drug": "DMSO"}, "tail": "short", "seed": 1}
-    sets = Sets.from_obs(obs, **defaults | options)
+    defaults = {
+        "by": "drug",
+        "set_size": 2,
+        "chunk_size": 1,
+        "controls": {"drug": "DMSO"},
+        "remainder": "keep",
+        "seed": 1,
+    }
+    sets = CellSets.from_obs(obs, **defaults | options)
     assert len(sets) == n_sets
     return sets
 
 
-def expected(sets: Sets, epoch: int, numbers: list[list[int]]) -> list[list[int]]:
+def expected(sets: CellSets, epoch: int, numbers: list[list[int]]) -> list[list[int]]:
     """The cells of the sets in each batch."""
     in_epoch = cells_in(sets, epoch)
     return [[row for number in batch for row in in_epoch[number].rows.tolist()] for batch in numbers]
@@ -334,17 +352,17 @@ def test_batches_have_the_cells_of_sampled_sets(
         assert of_batches[1] == expected(sets, epoch, of_batches[0])
 
 
-@given(jobs(kinds=("random", "sequential")), st.sampled_from(["short", "fill"]))
-def test_load_requests_describe_each_cell(drawn: Job, tail: str) -> None:
+@given(jobs(kinds=("random", "sequential")), st.sampled_from(["keep", "pad"]))
+def test_load_requests_describe_each_cell(drawn: Job, remainder: str) -> None:
     """A load request gives the set of each cell within its batch, and marks controls and repeated cells."""
     drawn = replace(drawn, options={**drawn.options, "mask": None, "seed": 0})
-    sets = sets_like_rows(drawn.n_obs, tail=tail)
+    sets = sets_like_rows(drawn.n_obs, remainder=remainder)
     n_repeated = 0
     for plain in runnable(drawn):
         ours = drawn.rank(plain.rank, sets=sets)
         for of_rows, request in zip(plain.sample(drawn.n_obs), ours.sample(sets.n_obs), strict=True):
             is_pad = drawn.options["remainder"] == "pad"
-            assert ("repeated" in request) == (is_pad or tail == "fill")
+            assert ("repeated" in request) == (is_pad or remainder == "pad")
             for number, (split, numbers) in enumerate(zip(of_rows["splits"], batches([of_rows]), strict=True)):
                 parts = [cells_in(sets, 0)[number] for number in numbers]
                 sizes = [len(part.rows) for part in parts]
@@ -357,27 +375,27 @@ def test_load_requests_describe_each_cell(drawn: Job, tail: str) -> None:
                     wanted = [flag or bool(mark) for mark, flags in zip(marks, fills, strict=True) for flag in flags]
                     assert key["repeated"][number].tolist() == wanted
                     n_repeated += sum(wanted)
-    assert n_repeated or tail == "short" or drawn.options["remainder"] == "drop" or drops_rows(drawn)
+    assert n_repeated or remainder == "keep" or drawn.options["remainder"] == "drop" or drops_rows(drawn)
 
 
 def test_shared_controls_are_read_once() -> None:
     """All sets of a load request have controls from the same two chunks of a pool."""
     obs = pd.DataFrame({"drug": ["DMSO"] * 8 + ["a"] * 80})
-    sets = Sets.from_obs(obs, by="drug", size=8, chunk=4, controls={"drug": "DMSO"}, seed=0)
+    sets = CellSets.from_obs(obs, by="drug", set_size=8, chunk_size=4, controls={"drug": "DMSO"}, seed=0)
     sampler = DistributedSampler(
-        RandomSampler(1, 10, 2, rng=np.random.default_rng(0)), dist_info=Rank(0, 1), sets=sets, seed=0, read_through=0
+        RandomSampler(1, 10, 2, rng=np.random.default_rng(0)), dist_info=Rank(0, 1), sets=sets, seed=0, max_gap=0
     )
     (request,) = sampler.sample(88)
     assert request_rows(request) == list(range(88))
     assert [len(split) for split in request["splits"]] == [32] * 5
 
 
-def test_gaps_between_cells_are_read_through() -> None:
-    """`read_through` applies to gaps between cells, not to gaps between the numbers of sets."""
+def test_max_gap_is_between_cells() -> None:
+    """`max_gap` applies to gaps between cells, not to gaps between the numbers of sets."""
     sets = example(controls=None, match=None, mask=slice(0, 40))
-    for read_through, n_read in ((0, 8), (64, None)):
+    for max_gap, n_read in ((0, 8), (64, None)):
         sampler = DistributedSampler(
-            SequentialSampler(1, 2, 2), dist_info=Rank(0, 1), sets=sets, seed=0, read_through=read_through
+            SequentialSampler(1, 2, 2), dist_info=Rank(0, 1), sets=sets, seed=0, max_gap=max_gap
         )
         requests = list(sampler.sample(N_CELLS))
         assert [len(request_rows(request)) for request in requests] == [
@@ -416,7 +434,7 @@ def test_class_samplers_sample_sets_by_group() -> None:
 def test_state_identifies_the_sets() -> None:
     """A state contains the arguments that determine the sets, among them the seed of the sampler."""
 
-    def sampler(sets: Sets | None, seed: int = 0) -> DistributedSampler:
+    def sampler(sets: CellSets | None, seed: int = 0) -> DistributedSampler:
         return DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets, seed=seed)
 
     before = sampler(example())
@@ -426,10 +444,10 @@ def test_state_identifies_the_sets() -> None:
     sampler(example()).load_state_dict(state)
     others = [
         (example(seed=1), r"sets\.seed is 0 in the state and 1 here"),
-        (example(tail="fill"), r"sets\.tail is 'drop' in the state and 'fill' here"),
+        (example(remainder="pad"), r"sets\.remainder is 'drop' in the state and 'pad' here"),
         (example(controls=None, match=None), r"sets\.pools is '\w+' in the state and None here"),
         (example(mask=slice(0, 180)), r"sets\.cells is "),
-        (None, r"sets\.size is 4 in the state and None here"),
+        (None, r"sets\.set_size is 4 in the state and None here"),
     ]
     for sets, message in others:
         with pytest.raises(ValueError, match=message):
@@ -446,7 +464,7 @@ OBS = pd.DataFrame(
     {"line": [*"AAAAAABBBBBB"], "drug": [*"xxxxDDxxyyyD"], "plate": ["1"] * 11 + [None]},
     index=[f"cell {number}" for number in range(12)],
 )
-ARGUMENTS = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug": "D"}, "match": ["line"]}
+ARGUMENTS = {"by": ["line", "drug"], "set_size": 2, "chunk_size": 1, "controls": {"drug": "D"}, "match": ["line"]}
 
 
 @pytest.mark.parametrize(
@@ -455,16 +473,20 @@ ARGUMENTS = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug":
         ({"by": ["line", "batch"]}, ValueError, r"must have the column batch, got only line, drug, plate"),
         ({"controls": {"dose": 0}}, ValueError, r"must have the column dose"),
         ({"by": 3}, TypeError, r"by must be the name of a column of obs, or a list of names, got 3"),
-        ({"size": 0}, ValueError, r"size must be at least 1"),
-        ({"size": 8, "chunk": 3}, ValueError, r"chunk must divide size, got chunk=3 and size=8. Pass chunk=2"),
-        ({"tail": "keep"}, ValueError, r"tail must be one of 'drop', 'short', 'fill', got 'keep'"),
+        ({"set_size": 0}, ValueError, r"size must be at least 1"),
+        (
+            {"set_size": 8, "chunk_size": 3},
+            ValueError,
+            r"chunk_size must divide set_size, got chunk_size=3 and set_size=8. Pass chunk_size=2",
+        ),
+        ({"remainder": "exact"}, ValueError, r"remainder must be one of 'drop', 'keep', 'pad', got 'exact'"),
         ({"seed": -1}, ValueError, r"seed must be at least 0"),
         ({"match": ["plate"]}, ValueError, r"match must name columns of by, .* match=\['plate'\] with by="),
         ({"controls": None}, ValueError, r"match must name columns of by, .* and no controls"),
         (
-            {"size": 5},
+            {"set_size": 5},
             ValueError,
-            r"drops 3 of 3 groups .* size=5 cells \(9 cells in total\)",
+            r"drops 3 of 3 groups .* set_size=5 cells \(9 cells in total\)",
         ),
         ({"by": ["plate", "drug"], "match": []}, TypeError, r"match must be the name of a column"),
         ({"by": ["plate"], "match": "plate"}, ValueError, r"plate must have a value in each cell to use, but 1 cell"),
@@ -496,40 +518,42 @@ ARGUMENTS = {"by": ["line", "drug"], "size": 2, "chunk": 1, "controls": {"drug":
 )
 def test_arguments_that_make_no_sets_are_refused(arguments: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        Sets.from_obs(OBS, **ARGUMENTS | arguments)
+        CellSets.from_obs(OBS, **ARGUMENTS | arguments)
 
 
 def test_columns_must_be_labels() -> None:
     with pytest.raises(ValueError, match="a single column drug, got 2"):
-        Sets.from_obs(OBS[["drug", "drug"]], by="drug", size=1, chunk=1)
+        CellSets.from_obs(OBS[["drug", "drug"]], by="drug", set_size=1, chunk_size=1)
     lists = OBS.assign(drug=[[drug] for drug in OBS["drug"]])
     with pytest.raises(TypeError, match="unhashable"):
-        Sets.from_obs(lists, by="drug", size=1, chunk=1)
+        CellSets.from_obs(lists, by="drug", set_size=1, chunk_size=1)
     with pytest.raises(ValueError, match="at least one cell"):
-        Sets.from_obs(OBS[:0], by="drug", size=1, chunk=1)
+        CellSets.from_obs(OBS[:0], by="drug", set_size=1, chunk_size=1)
 
 
 def test_obs_must_be_a_table() -> None:
     with pytest.raises(TypeError, match=r"obs must be a pandas DataFrame, got dict"):
-        Sets.from_obs({"drug": [*"abc"]}, by="drug", size=1, chunk=1)
+        CellSets.from_obs({"drug": [*"abc"]}, by="drug", set_size=1, chunk_size=1)
 
 
 def test_groups_that_are_too_small_are_named() -> None:
-    with pytest.warns(UserWarning, match=r"2 of 3 groups .* size=4 cells \(5 cells in total\): B, x \(2 cells\), B, y"):
-        sets = Sets.from_obs(OBS, **ARGUMENTS | {"size": 4})
+    with pytest.warns(
+        UserWarning, match=r"2 of 3 groups .* set_size=4 cells \(5 cells in total\): B, x \(2 cells\), B, y"
+    ):
+        sets = CellSets.from_obs(OBS, **ARGUMENTS | {"set_size": 4})
     assert len(sets) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"mask": slice(0, 5)}, ValueError, r"can't be combined with sets, .* Sets.from_obs\(mask="),
+        ({"mask": slice(0, 5)}, ValueError, r"can't be combined with sets, .* CellSets.from_obs\(mask="),
         ({"sets": example(seed=None), "seed": None}, ValueError, r"sets require a seed"),
-        ({"sets": "sets"}, TypeError, r"sets must be Sets, got 'sets'. Create them with Sets.from_obs"),
+        ({"sets": "sets"}, TypeError, r"sets must be CellSets, got 'sets'. Create them with CellSets.from_obs"),
     ],
 )
 def test_sampler_refuses_arguments_that_sets_exclude(options: dict[str, Any], error: type, message: str) -> None:
-    """Sets can't be combined with a mask, and require a seed and the type `Sets`."""
+    """Sets can't be combined with a mask, and require a seed and the type `CellSets`."""
     arguments = {"dist_info": Rank(0, 2), "sets": example(), "seed": 0} | options
     with pytest.raises(error, match=message):
         DistributedSampler(RandomSampler(1, 8, 4), **arguments)
@@ -559,7 +583,7 @@ def test_reordered_names_are_refused() -> None:
         (slice(None), None),
         (slice(None, None, -1), "obs_names of the collection"),
     ):
-        sets = Sets.from_obs(obs[order], by="drug", size=4, chunk=4, seed=0)
+        sets = CellSets.from_obs(obs[order], by="drug", set_size=4, chunk_size=4, seed=0)
         sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets, seed=0)
         loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
         loader.add_adata(ad.AnnData(np.zeros((N_CELLS, 1)), obs=obs))

@@ -44,7 +44,7 @@ def windows(draw: st.DrawFn) -> Rows:
     """Rows of a mask, in long contiguous ranges or scattered."""
     flags = np.random.default_rng(draw(st.integers(0, 9))).random(90) < draw(st.sampled_from([0.2, 0.7, 1.0]))
     flags[draw(st.integers(0, 89)) :] = draw(st.booleans())
-    return Rows.where(flags)
+    return Rows.from_mask(flags)
 
 
 def blocks(rows: Iterable[int], block_size: int) -> list[tuple[int, ...]]:
@@ -113,7 +113,7 @@ def test_shuffled_requires_a_known_chunk_size() -> None:
 def test_whole_chunks_are_contiguous_reads(sizes: tuple[int, int, int], remainder: Any) -> None:
     """If batches are whole chunks, almost every chunk is one contiguous read."""
     chunk, mask = sizes[0], [slice(3, 397), slice(402, 797)]
-    options: Any = {"sharding": "shuffled", "seed": 0, "mask": mask, "remainder": remainder, "read_through": 0}
+    options: Any = {"sharding": "shuffled", "seed": 0, "mask": mask, "remainder": remainder, "max_gap": 0}
     for rank in job(RandomSampler(*sizes), 3, **options):
         rank.set_epoch(3)
         pieces = [part for request in rank.sample(N_OBS) for part in request["requests"]]
@@ -300,7 +300,7 @@ def rotation(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
 
 
 def backwards(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
-    return Rows.of(rows.to_array()[::-1])
+    return Rows.from_indices(rows.to_array()[::-1])
 
 
 @pytest.mark.parametrize("mask", [None, [slice(1, 4), slice(6, 29)]])
@@ -313,10 +313,10 @@ def test_function_orders_the_rows_to_shard(order: Any, remainder: Any, mask: Any
         for rank in ranks:
             rank.set_epoch(epoch)
         plan = ranks[0].plan(29)
-        remaining = Rows.of(sorted(set(plan.window) - set(plan.dropped)))
+        remaining = Rows.from_indices(sorted(set(plan.selected) - set(plan.dropped)))
         read = [flat(batches(rank.sample(29))) for rank in ranks]
         own = [rows[: plan.shard(rank).n_own] for rank, rows in enumerate(read)]
-        expected = list(order(plan.window if not plan.dropped else remaining, epoch=epoch, seed=None))
+        expected = list(order(plan.selected if not plan.dropped else remaining, epoch=epoch, seed=None))
         # under drop, the function orders only the rows that are remaining, which continue at the front of the window
         assert sorted(flat(own)) == sorted(expected)
         if not plan.dropped:

@@ -53,9 +53,9 @@ class OnlyStream:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def requests(self, numbers: Numbers, *, step: SharedStep | None = None, longest_gap: int = 0) -> Iterator[Request]:
+    def requests(self, numbers: Numbers, *, step: SharedStep | None = None, max_gap: int = 0) -> Iterator[Request]:
         lane = Lane(numbers) if step is None else Lane((), step)
-        requests = Pass(self.plan, [lane], Position(), longest_gap=longest_gap)
+        requests = Pass(self.plan, [lane], Position(), max_gap=max_gap)
         while True:
             try:
                 yield requests.take()
@@ -65,7 +65,9 @@ class OnlyStream:
 
 def stream(sampler: Sampler, rows: Rows, policy: Any = "keep") -> OnlyStream:
     config = config_of(sampler, remainder=policy)
-    plan = Plan(config, 100, EachRow().in_epoch(100, 0, None), 0, n_streams=1, window=rows, order=rows, dropped=Rows())
+    plan = Plan(
+        config, 100, EachRow().in_epoch(100, 0, None), 0, n_streams=1, selected=rows, order=rows, dropped=Rows()
+    )
     return OnlyStream(replace(plan, sampler_batches=(sampler.n_batches(len(rows)),)))
 
 
@@ -86,7 +88,7 @@ def test_batches_are_mapped_to_the_shard(data: st.DataObject) -> None:
     rows = list(ROWS)
     expected = [[rows[local[place]] for place in split] for split in splits]
     for longest in (0, 3, 64):
-        (request,) = stream(sampler, ROWS).requests((range(len(splits)),), longest_gap=longest)
+        (request,) = stream(sampler, ROWS).requests((range(len(splits)),), max_gap=longest)
         assert batches([request.to_annbatch()]) == expected
 
 
@@ -112,16 +114,16 @@ def test_gaps_of_custom_samplers_are_read(rows: Any) -> None:
     """Gaps in the load requests of custom samplers are read if they are short enough."""
     sampler = Yielding({"requests": rows, "splits": [np.arange(15)]})
     for longest, n_ranges in ((0, 15), (1, 1), (64, 1)):
-        (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), longest_gap=longest)
+        (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), max_gap=longest)
         assert len(request.starts) == n_ranges
         assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
 
 
 def test_rest_of_a_request_reads_its_gaps() -> None:
-    """The rest of a load request is one range if `read_through` allows its gaps."""
-    for read_through, n_ranges in ((0, None), (64, 1)):
+    """The rest of a load request is one range if `max_gap` allows its gaps."""
+    for max_gap, n_ranges in ((0, None), (64, 1)):
         rank = DistributedSampler(
-            RandomSampler(64, 1, 8), dist_info=Rank(0, 1), seed=0, read_through=read_through, remainder="keep"
+            RandomSampler(64, 1, 8), dist_info=Rank(0, 1), seed=0, max_gap=max_gap, remainder="keep"
         )
         rank.load_state_dict(rank.state_dict(batches_done=5))
         first, *_ = rank.sample(256)
@@ -133,14 +135,12 @@ def test_gaps_within_chunks_only_are_read() -> None:
     """Gaps within a chunk are read; chunks that are read anyway aren't gaps, so no row is read twice."""
     mask = np.ones(64, dtype=bool)
     mask[[3, 4, 15, 16, 35]] = False
-    sampler = RandomSampler(8, 2, 8)
-    for read_through, extra in ((0, 0), (64, 1)):
-        rank = DistributedSampler(
-            sampler, dist_info=Rank(0, 1), mask=mask, seed=0, read_through=read_through, remainder="keep", align=1
-        )
-        requests = list(rank.sample(64))
-        assert sorted(flat(batches(requests))) == np.flatnonzero(mask).tolist()
-        read = flat(map(request_rows, requests))
+    shard = Rows.from_mask(mask)
+    for max_gap, extra in ((0, 0), (64, 1)):
+        requests = list(stream(RandomSampler(8, 2, 8), shard).requests((range(8),), max_gap=max_gap))
+        in_batches = [request.rows_at(split).tolist() for request in requests for split in request.splits]
+        assert sorted(flat(in_batches)) == np.flatnonzero(mask).tolist()
+        read = flat(request.rows().tolist() for request in requests)
         assert (len(read) > mask.sum()) == bool(extra)
         assert len(read) == len(set(read))
 
@@ -152,7 +152,7 @@ def test_gaps_between_neighboring_rows_are_read(sampler: Any, longest: int) -> N
     # gaps of 2, 3, 4 and 2 rows, at local rows 4, 9, 16 and 18; chunks begin at 4, 8, 12 and 16
     shard = Rows((range(10, 14), range(16, 21), range(24, 31), range(35, 37), range(39, 41)))
     local = stream(sampler, Rows((range(len(shard)),))).requests((range(5),))
-    read = stream(sampler, shard).requests((range(5),), longest_gap=longest)
+    read = stream(sampler, shard).requests((range(5),), max_gap=longest)
     rows = list(shard)
     for of_shard, in_global in zip(local, read, strict=True):
         order = of_shard.rows().tolist()

@@ -96,7 +96,7 @@ def test_states_move_to_and_from_virtual_ranks() -> None:
 
     def ranks(world_size: int, virtual_ranks: int | None) -> list[DistributedSampler]:
         return job(
-            RandomSampler(4, 2, 4), world_size, seed=0, remainder="exact", virtual_ranks=virtual_ranks, read_through=0
+            RandomSampler(4, 2, 4), world_size, seed=0, remainder="exact", virtual_ranks=virtual_ranks, max_gap=0
         )
 
     for old, new in [
@@ -141,18 +141,18 @@ def read_one_by_one(open_pass: Pass) -> tuple[Read, list[int]]:
     return result, sizes
 
 
-@pytest.mark.parametrize("read_through", [0, 64])
+@pytest.mark.parametrize("max_gap", [0, 64])
 @pytest.mark.parametrize("virtual_ranks", [2, 4, 8])
-def test_virtual_ranks_read_each_row_once(virtual_ranks: int, read_through: int) -> None:
+def test_virtual_ranks_read_each_row_once(virtual_ranks: int, max_gap: int) -> None:
     """No row is read twice and the rows in memory are bounded, whatever the length of load requests."""
     n_obs = 401 * virtual_ranks + virtual_ranks // 2  # so that virtual ranks have different lengths
-    options: dict[str, Any] = {"remainder": "keep", "read_through": read_through}
+    options: dict[str, Any] = {"remainder": "keep", "max_gap": max_gap}
     read = [read_one_by_one(rank.sample(n_obs))[0] for rank in job(Ragged(2), virtual_ranks, **options)]
     for world_size in divisors(virtual_ranks):
         for rank, sampler in enumerate(job(Ragged(2), world_size, virtual_ranks=virtual_ranks, **options)):
             own, sizes = read_one_by_one(sampler.sample(n_obs))
             assert own == joined(read, world_size)[rank]
-            assert read_through or sum(sizes) == len(flat(own))
+            assert max_gap or sum(sizes) == len(flat(own))
             assert max(sizes) <= 4 * 8 * virtual_ranks // world_size
 
 

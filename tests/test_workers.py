@@ -49,8 +49,8 @@ def distributed(kind: str = "random", rank: int = 0, world_size: int = 2, **opti
     return DistributedSampler(SAMPLERS[kind], dist_info=Rank(rank, world_size), **options)
 
 
-def loader(kind: str = "random", rank: int = 0, *, read_ahead: int = 0, **options: Any) -> StatefulLoader:
-    return numbered(distributed(kind, rank, **options), N_OBS, read_ahead=read_ahead)
+def loader(kind: str = "random", rank: int = 0, *, prefetch: int = 0, **options: Any) -> StatefulLoader:
+    return numbered(distributed(kind, rank, **options), N_OBS, prefetch=prefetch)
 
 
 def annbatchs(kind: str = "random", **options: Any) -> Loader:
@@ -73,10 +73,10 @@ def workers_of(source: StatefulLoader, n_workers: int = 2, start: str = "fork", 
     return source.to_dataloader(num_workers=n_workers, multiprocessing_context=start, **options)
 
 
-@pytest.mark.parametrize(("start", "read_ahead"), [("spawn", 1), pytest.param("fork", 0, marks=forks)])
-def test_epoch_and_state_reach_persistent_workers(start: str, read_ahead: int) -> None:
+@pytest.mark.parametrize(("start", "prefetch"), [("spawn", 1), pytest.param("fork", 0, marks=forks)])
+def test_epoch_and_state_reach_persistent_workers(start: str, prefetch: int) -> None:
     """An epoch that is set and a state that is loaded reach persistent workers, forked or spawned."""
-    source = loader(sharding="shuffled", read_ahead=read_ahead)
+    source = loader(sharding="shuffled", prefetch=prefetch)
     whole = rows(loader(sharding="shuffled"))
     dataloader = workers_of(source, start=start)
     first, second = rows(dataloader), rows(dataloader)
@@ -239,7 +239,7 @@ def test_workers_share_hardly_any_chunk(kind: str, shared: int) -> None:
     store.n_read.clear()
     workers = (
         # no gap is a whole chunk
-        DistributedSampler(SAMPLERS[kind], dist_info=Rank(0, 1), seed=0, remainder="drop", read_through=7)
+        DistributedSampler(SAMPLERS[kind], dist_info=Rank(0, 1), seed=0, remainder="drop", max_gap=7)
         for _ in range(3)
     )
     for worker, sampler in enumerate(workers):

@@ -163,7 +163,7 @@ def test_sampler_without_mask_reads_all_rows() -> None:
     class Maskless(MaskBlind):
         mask = None  # type: ignore[assignment]  # no mask, as in a custom sampler
 
-    assert str(DistributedSampler(Maskless(2), dist_info=Rank(0, 2)).plan(20).window) == "0:20"
+    assert str(DistributedSampler(Maskless(2), dist_info=Rank(0, 2)).plan(20).selected) == "0:20"
 
 
 def test_class_sampler_can_be_wrapped_while_iterated() -> None:

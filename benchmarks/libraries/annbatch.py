@@ -46,7 +46,7 @@ def loader(folder: Path, configuration: Configuration, dist_info: Rank, way: str
         made: Loader[Any, Any] = Loader(batch_sampler=theirs, preload_to_gpu=False)
     else:
         ours = DistributedSampler(sampler, dist_info=dist_info, seed=0)
-        made = StatefulLoader(batch_sampler=ours, preload_to_gpu=False, read_ahead=int("read_ahead" in way))
+        made = StatefulLoader(batch_sampler=ours, preload_to_gpu=False, prefetch=int("prefetch" in way))
     cells: Any = zarr.open_group(folder / UNCOMPRESSED if UNCOMPRESSED in way else folder, mode="r")["X"]
     return made.add_adata(ad.AnnData(X=cells if isinstance(cells, zarr.Array) else ad.io.sparse_dataset(cells)))
 
@@ -71,7 +71,7 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
     """Return the ways to read a collection."""
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     ways: dict[str, Way] = {}
-    ours = "annbatch-distributed", "annbatch-distributed, read_ahead=1"
+    ours = "annbatch-distributed", "annbatch-distributed, prefetch=1"
     plain = [f"{name}, {UNCOMPRESSED}" for name in ("annbatch", *ours)]
     for name in ("annbatch", "annbatch, again", *ours, *plain):
         ways[name] = partial(epoch_of, loader(folder, configuration, Rank(rank, world_size), name))

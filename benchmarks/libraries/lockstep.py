@@ -178,7 +178,7 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
         work = model if step == "model" else sleep_for(step) if isinstance(step, float) and step else None
         loader = loaders[asked["way"]](asked["epoch"]) if "way" in asked else islice(cycle(in_memory), 100)
         # a thread that reads ahead has its core already
-        if for_steps and "way" in asked and not (step and "read_ahead" in asked["way"]):
+        if for_steps and "way" in asked and not (step and "prefetch" in asked["way"]):
             loader = reads_on(all_cores - for_steps, loader)
         numbers: list[int] = []
         answer: dict[str, Any] = in_lock_step(

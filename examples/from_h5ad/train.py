@@ -133,7 +133,7 @@ def main(
         print(f"{checkpoint}: all {epochs} epochs are done")
     for epoch in range(train.next_epoch, epochs):
         train.set_epoch(epoch)
-        first = train.sampler.batches_done  # 0 unless a checkpoint was loaded
+        first = train.batches_done  # 0 unless a checkpoint was loaded
         if rank == 0:
             print(
                 f"epoch {epoch} from step {first} of {len(train)} on {world_size} ranks"

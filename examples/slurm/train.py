@@ -67,7 +67,7 @@ def main(
         mask=labels.notna(),
     )
     loader = StatefulLoader(
-        batch_sampler=sampler, to="torch", preload_to_gpu=False, read_ahead=1
+        batch_sampler=sampler, to="torch", preload_to_gpu=False, prefetch=1
     )
     loader.use_collection(cells)
 

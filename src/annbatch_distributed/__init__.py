@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from annbatch_distributed.ranks import Rank, deferred
     from annbatch_distributed.reports import EpochPlan
     from annbatch_distributed.sampler import DistributedSampler
-    from annbatch_distributed.sets import Sets
+    from annbatch_distributed.sets import CellSets
 
 __all__ = [
     "AlignedLoader",
+    "CellSets",
     "DistributedSampler",
     "EpochPlan",
     "MixedLoader",
     "Rank",
     "Rows",
-    "Sets",
     "Shuffled",
     "StatefulLoader",
     "deferred",
@@ -45,7 +45,7 @@ _HOMES = {
     "DistributedSampler": "sampler",
     "EpochPlan": "reports",
     "Rows": "core.rows",
-    "Sets": "sets",
+    "CellSets": "sets",
 }
 
 

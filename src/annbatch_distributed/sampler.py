@@ -24,7 +24,7 @@ from annbatch_distributed.core.epochs import Epochs, StepSelection
 from annbatch_distributed.core.lanes import Remainder
 from annbatch_distributed.core.masks import AnyMask
 from annbatch_distributed.core.rank import MOST_RANKS
-from annbatch_distributed.core.request import LONGEST_GAP
+from annbatch_distributed.core.request import MAX_GAP
 from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.sharding import Sharding
 from annbatch_distributed.core.stream import Pass
@@ -33,7 +33,7 @@ from annbatch_distributed.core.values import BOUND, integer, names_of
 from annbatch_distributed.cursor import Cursor, Names, warn
 from annbatch_distributed.ranks import DistInfo, RankSource
 from annbatch_distributed.reports import EpochPlan
-from annbatch_distributed.sets import Sets
+from annbatch_distributed.sets import CellSets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,18 +112,13 @@ class DistributedSampler(Sampler):
         runs an equal number of them and joins their batches. A step over all ranks therefore has the same rows on any
         number of ranks. ``batch_size`` and ``num_samples`` of the wrapped sampler count per virtual rank, as does
         everything on this page that counts per rank. None (default) shards across the ranks themselves.
-    align
-        Alignment of a shard's chunks, in rows. Whole chunks start at multiples of ``align``, as chunks do on disk;
-        unaligned rows at the ends of contiguous ranges come last in the shard. None (default) takes the chunk size of
-        the wrapped sampler; 1 keeps the order of rows. The order is also kept for samplers that keep it themselves or
-        sample with replacement, and in epoch 0 if annbatch's own ``DistributedSampler`` gives each rank the same rows.
-    read_through
+    max_gap
         Largest gap, in rows, that is read and discarded instead of starting a new read (default 64). Larger values
         start fewer reads and use more memory; 0 reads only rows of batches.
     sets
         Sets of cells to sample instead of single cells. ``batch_size``, ``chunk_size`` and similar arguments of the
         wrapped sampler then count sets, as does everything on this page that counts rows. To select cells, use the mask
-        of :meth:`Sets.from_obs`. None (default) samples cells.
+        of :meth:`CellSets.from_obs`. None (default) samples cells.
 
     Raises
     ------
@@ -165,7 +160,7 @@ class DistributedSampler(Sampler):
        0       31  7936         0  0:7936
        1       31  7936         0  7936:15872
     dropped in this epoch: 128 rows, 0.8% (15872:16000)
-    to drop none: remainder="exact", "keep" or "pad"
+    to drop none: remainder="exact"
     in memory: up to 2,048 rows on each rank
     """
 
@@ -180,13 +175,12 @@ class DistributedSampler(Sampler):
         mask: AnyMask | None = None,
         seed: int | None = None,
         virtual_ranks: int | None = None,
-        align: int | None = None,
-        read_through: int = LONGEST_GAP,
-        sets: Sets | None = None,
+        max_gap: int = MAX_GAP,
+        sets: CellSets | None = None,
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
             warn(warning)
-        units: Units = EachRow() if sets is None else Sets.checked(sets)
+        units: Units = EachRow() if sets is None else CellSets.checked(sets)
         config = Config.of(
             sampler,
             remainder=remainder,
@@ -194,14 +188,13 @@ class DistributedSampler(Sampler):
             sharding=sharding,
             mask=mask,
             seed=seed,
-            align=align,
             units=units if sets is None else replace(sets, names=None),  # the cursor keeps the names, which may be many
         )
-        longest_gap = integer("read_through", read_through, least=0, below=BOUND)
+        max_gap = integer("max_gap", max_gap, least=0, below=BOUND)
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
         source = RankSource.of(dist_info)
-        epochs = Epochs(config, source, virtual_ranks=virtual_ranks, longest_gap=longest_gap)
+        epochs = Epochs(config, source, virtual_ranks=virtual_ranks, max_gap=max_gap)
         if source.is_known:
             _ = epochs.own_lanes  # raises if this number of ranks can't run them
         self._cursor = Cursor(epochs, source, _names_of(config, mask, sets))
@@ -496,7 +489,7 @@ class DistributedSampler(Sampler):
         n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._cursor.next()
         plan = self._cursor.check(n_obs, position)
         n_processes = None if self.virtual_ranks is None else self.world_size
-        return EpochPlan.of(plan, position, self._epochs.left(n_obs, position), n_processes)
+        return EpochPlan._of(plan, position, self._epochs.left(n_obs, position), n_processes)
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches that this rank yields in the next iteration.
@@ -599,7 +592,7 @@ class DistributedSampler(Sampler):
         >>> sampler.validate(3)
         Traceback (most recent call last):
         ...
-        ValueError: The mask selects 3 rows, too few for one full batch on every rank...
+        ValueError: There are 3 rows, too few for one full batch on every rank...
         """
         self.plan(n_obs)
 
@@ -748,9 +741,9 @@ class DistributedSampler(Sampler):
         if source.is_known:
             who, asked = f"rank={self.rank}, world_size={self.world_size}", source.placement.source
         return (
-            f"{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder={config.remainder!r}, "
+            f'{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder="{config.remainder}", '
             f"sharding={getattr(config.sharding, '__name__', config.sharding)}, mask={shortened(self.mask)}, "
-            f"seed={config.seed}, {sets}{virtual}epoch={self.epoch}, source={asked!r})"
+            f'seed={config.seed}, {sets}{virtual}epoch={self.epoch}, source="{asked}")'
         )
 
 
@@ -759,7 +752,7 @@ def cursor_of(sampler: DistributedSampler) -> Cursor:
     return sampler._cursor
 
 
-def _names_of(config: Config, mask: object, sets: Sets | None = None) -> Names | None:
+def _names_of(config: Config, mask: object, sets: CellSets | None = None) -> Names | None:
     """Return the names of the cells that a mask or sets were made for, if they have a value for each of them."""
     if sets is not None:
         return None if sets.names is None else ("obs", sets.names)

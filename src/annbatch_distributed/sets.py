@@ -5,11 +5,11 @@ remainders, states and replay count sets. :class:`EpochSets` translates a load r
 
 The cells of a set depend only on (seed, epoch, group), so they are the same on every rank:
 
-1. The cells of a group are in the order of the collection. If the group has ``n`` cells, ``n % size`` consecutive cells
-   remain: the tail. It is in the first half of the group in even epochs and in the second half in odd ones. Any two
-   consecutive epochs therefore have every cell in a set, even if the tail is dropped.
-2. The other cells are cut into chunks of consecutive cells, which are permuted. Every ``size // chunk`` chunks form a
-   set.
+1. The cells of a group are in the order of the collection. If the group has ``n`` cells, ``n % set_size`` consecutive
+   cells remain: the tail. It is in the first half of the group in even epochs and in the second half in odd ones. Any
+   two consecutive epochs therefore have every cell in a set, even if the tail is dropped.
+2. The other cells are cut into chunks of consecutive cells, which are permuted. Every ``set_size // chunk_size`` chunks
+   form a set.
 3. Control cells are chunks of the pool that matches the group, sampled without replacement for each set. Chunks are the
    same for all sets of an epoch, so that sets of one load request share them. They are counted from the front of the
    pool in even epochs and from its back in odd ones, so that each control cell can be sampled.
@@ -35,7 +35,7 @@ from annbatch_distributed.core.values import BOUND, Int64Array, digest, few, int
 
 type Flags = npt.NDArray[np.bool_]
 
-_TAILS = "drop", "short", "fill"
+_REMAINDERS = "drop", "keep", "pad"
 
 #: Largest number of groups that a message names.
 _MOST_GROUPS = 5
@@ -77,7 +77,7 @@ class Grouped(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sets(Units):
+class CellSets(Units):
     """Sets of cells of one group, with matched control cells.
 
     Create them with :meth:`from_obs`, and pass them as ``sets=`` to :class:`DistributedSampler` or
@@ -87,10 +87,10 @@ class Sets(Units):
 
     Examples
     --------
-    >>> sets = Sets.from_obs(obs, by="donor", size=4, chunk=2, seed=0)
+    >>> sets = CellSets.from_obs(obs, by="donor", set_size=4, chunk_size=2, seed=0)
     >>> sets
-    <Sets: 10 sets of 5 groups, 4 cells each>
-    >>> len(sets), sets.n_obs, sets.size
+    <CellSets: 10 sets of 5 groups, 4 cells each>
+    >>> len(sets), sets.n_obs, sets.set_size
     (10, 50, 4)
     """
 
@@ -104,12 +104,12 @@ class Sets(Units):
     """Controls, by pool; None without controls."""
     pool_of: Int64Array
     """Pool of each group."""
-    size: int
+    set_size: int
     """Number of cells of a set, without its controls."""
-    chunk: int
+    chunk_size: int
     """Number of consecutive cells of a group that stay together."""
-    tail: str
-    """Policy for the remaining cells of a group: one of ``_TAILS``."""
+    remainder: str
+    """Policy for the remaining cells of a group: one of ``_REMAINDERS``."""
     seed: int | None
     """Seed of the sets; None takes the sampler's seed."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -123,12 +123,12 @@ class Sets(Units):
         obs: pd.DataFrame,
         *,
         by: str | Sequence[str],
-        size: int,
+        set_size: int,
         controls: Mapping[str, Any] | npt.ArrayLike | None = None,
         match: str | Sequence[str] | None = None,
         mask: AnyMask | None = None,
-        chunk: int | None = None,
-        tail: Literal["drop", "short", "fill"] = "drop",
+        chunk_size: int | None = None,
+        remainder: Literal["drop", "keep", "pad"] = "drop",
         seed: int | None = None,
     ) -> Self:
         """Group the cells of a collection into sets, by columns of its ``obs``.
@@ -139,7 +139,7 @@ class Sets(Units):
             Annotations of every cell, in the order of the collection: ``collection.obs([...])``.
         by
             Column or columns that define the groups. All cells of a set have the same values in them.
-        size
+        set_size
             Number of cells of a set, without its controls.
         controls
             Control cells: a dict of columns and their values, such as ``{"drug": "DMSO"}``, or a boolean array of shape
@@ -150,19 +150,19 @@ class Sets(Units):
             match.
         mask
             Cells to use, both treated cells and controls, as for :class:`DistributedSampler`. None (default) uses all.
-        chunk
-            Number of consecutive cells of a group that stay together. It must divide ``size``. Larger chunks are read
-            faster; smaller chunks shuffle the cells of a group better. None (default) takes the largest divisor of
-            ``size`` up to 16.
-        tail
-            Policy for the remaining cells of a group whose number is not a multiple of ``size``:
+        chunk_size
+            Number of consecutive cells of a group that stay together. It must divide ``set_size``. Larger chunks are
+            read faster; smaller chunks shuffle the cells of a group better. None (default) takes the largest divisor of
+            ``set_size`` up to 16.
+        remainder
+            Policy for the remaining cells of a group whose number is not a multiple of ``set_size``:
 
             ``"drop"``
                 They are dropped in this epoch (default). The next epoch drops different cells. Groups of fewer than
-                ``size`` cells have no sets.
-            ``"short"``
+                ``set_size`` cells have no sets.
+            ``"keep"``
                 They form a smaller set, with one control per cell.
-            ``"fill"``
+            ``"pad"``
                 They form a set together with other cells of the group, which are marked in ``batch["repeated"]``.
         seed
             Seed of the sets, within ``[0, 2**63)``. None (default) takes the seed of the sampler, which is then
@@ -170,7 +170,7 @@ class Sets(Units):
 
         Returns
         -------
-        Sets
+        CellSets
             The sets. Each epoch has different ones. A cell is in at most one set of an epoch, unless it is a control or
             fills up a set.
 
@@ -179,25 +179,25 @@ class Sets(Units):
         TypeError
             If an argument has the wrong type.
         ValueError
-            If ``obs`` lacks a column, a cell to use has no value in a column, ``chunk`` doesn't divide ``size``, no
-            group is large enough, no control matches a group, or the names of ``mask`` or ``controls`` have a different
-            order than the rows of ``obs``.
+            If ``obs`` lacks a column, a cell to use has no value in a column, ``chunk_size`` doesn't divide
+            ``set_size``, no group is large enough, no control matches a group, or the names of ``mask`` or ``controls``
+            have a different order than the rows of ``obs``.
 
         Warns
         -----
         UserWarning
-            If groups of fewer than ``size`` cells are dropped in every epoch, under ``tail="drop"``.
+            If groups of fewer than ``set_size`` cells are dropped in every epoch, under ``remainder="drop"``.
 
         Examples
         --------
         >>> obs = pd.DataFrame({"line": 12 * ["A"], "drug": 4 * ["DMSO"] + 8 * ["x"]})
-        >>> sets = Sets.from_obs(
+        >>> sets = CellSets.from_obs(
         ...     obs,
         ...     by=["line", "drug"],
-        ...     size=2,
+        ...     set_size=2,
         ...     controls={"drug": "DMSO"},
         ...     match=["line"],
-        ...     chunk=2,
+        ...     chunk_size=2,
         ...     seed=0,
         ... )
         >>> len(sets), sets.groups[0]
@@ -219,17 +219,17 @@ class Sets(Units):
             raise TypeError(f"obs must be a pandas DataFrame, got {type(obs).__name__}. Pass collection.obs([...]).")
         columns, matched = _columns("by", by), [] if match is None else _columns("match", match)
         _check_columns(obs, [*columns, *matched])
-        size = integer("size", size, least=1, below=BOUND)
-        if chunk is None:
-            chunk = _largest_divisor(size, 16)
-        chunk = integer("chunk", chunk, least=1, below=BOUND)
-        if size % chunk:
+        set_size = integer("set_size", set_size, least=1, below=BOUND)
+        if chunk_size is None:
+            chunk_size = _largest_divisor(set_size, 16)
+        chunk_size = integer("chunk_size", chunk_size, least=1, below=BOUND)
+        if set_size % chunk_size:
             raise ValueError(
-                f"chunk must divide size, got chunk={chunk} and size={size}. Pass chunk="
-                f"{_largest_divisor(size, chunk)}, for example."
+                f"chunk_size must divide set_size, got chunk_size={chunk_size} and set_size={set_size}. Pass "
+                f"chunk_size={_largest_divisor(set_size, chunk_size)}, for example."
             )
-        if tail not in _TAILS:
-            raise ValueError(f"tail must be one of {', '.join(map(repr, _TAILS))}, got {tail!r}.")
+        if remainder not in _REMAINDERS:
+            raise ValueError(f"remainder must be one of {', '.join(map(repr, _REMAINDERS))}, got {remainder!r}.")
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
         if match is not None and (controls is None or not set(matched) <= set(columns)):
             raise ValueError(
@@ -240,9 +240,9 @@ class Sets(Units):
         settings: dict[str, Any] = {
             "by": columns,
             "match": matched,
-            "size": size,
-            "chunk": chunk,
-            "tail": tail,
+            "set_size": set_size,
+            "chunk_size": chunk_size,
+            "remainder": remainder,
             "seed": seed,
         }
         if not len(obs):
@@ -267,7 +267,19 @@ class Sets(Units):
         groups, first_cells = np.argsort(order)[groups], first_cells[order]
         treated = Grouped.of(rows, groups, len(labels))
         settings |= {"mask": mask_identity, "controls": controls_identity, "cells": treated.digest()}
-        sets = cls(tuple(labels[order]), len(obs), treated, None, groups[:0], size, chunk, tail, seed, settings, names)
+        sets = cls(
+            tuple(labels[order]),
+            len(obs),
+            treated,
+            None,
+            groups[:0],
+            set_size,
+            chunk_size,
+            remainder,
+            seed,
+            settings,
+            names,
+        )
         sets._check_sizes()
         if controls is None:
             return sets
@@ -283,9 +295,9 @@ class Sets(Units):
         sizes = self.treated.sizes
         named = [f"{self.labels[group]} ({plural(int(sizes[group]), 'cell')})" for group in small]
         message = (
-            f"tail='drop' drops {len(small):,} of {plural(len(sizes), 'group')} in every epoch, which have fewer than "
-            f"size={self.size} cells ({int(sizes[small].sum()):,} cells in total): {few(named, _MOST_GROUPS)}. Pass a "
-            "smaller size, or tail='short' or 'fill'."
+            f"remainder='drop' drops {len(small):,} of {plural(len(sizes), 'group')} in every epoch, which have fewer "
+            f"than set_size={self.set_size} cells ({int(sizes[small].sum()):,} cells in total): "
+            f"{few(named, _MOST_GROUPS)}. Pass a smaller set_size, or remainder='keep' or 'pad'."
         )
         if len(small) == len(sizes):
             raise ValueError(message)
@@ -304,7 +316,7 @@ class Sets(Units):
     def _n_sets(self) -> Int64Array:
         """Number of sets of each group."""
         sizes = self.treated.sizes
-        return sizes // self.size if self.tail == "drop" else -(-sizes // self.size)
+        return sizes // self.set_size if self.remainder == "drop" else -(-sizes // self.set_size)
 
     @cached_property
     def firsts(self) -> Int64Array:
@@ -322,7 +334,7 @@ class Sets(Units):
 
         Examples
         --------
-        >>> sets = Sets.from_obs(obs, by="donor", size=8, chunk=2, seed=0)
+        >>> sets = CellSets.from_obs(obs, by="donor", set_size=8, chunk_size=2, seed=0)
         >>> list(sets.groups)
         ['a', 'b', 'c', 'd', 'e']
         """
@@ -331,7 +343,7 @@ class Sets(Units):
     @property
     def most_cells(self) -> int:
         """Largest number of cells of a set, including its controls."""
-        return min(self.size, int(self.treated.sizes.max())) * (1 if self.pools is None else 2)
+        return min(self.set_size, int(self.treated.sizes.max())) * (1 if self.pools is None else 2)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -339,10 +351,10 @@ class Sets(Units):
         return {"sets": self.settings}
 
     @staticmethod
-    def checked(sets: object) -> Sets:
-        """Return the argument; raise a TypeError if it isn't ``Sets``."""
-        if not isinstance(sets, Sets):
-            raise TypeError(f"sets must be Sets, got {shortened(sets)}. Create them with Sets.from_obs(...).")
+    def checked(sets: object) -> CellSets:
+        """Return the argument; raise a TypeError if it isn't ``CellSets``."""
+        if not isinstance(sets, CellSets):
+            raise TypeError(f"sets must be CellSets, got {shortened(sets)}. Create them with CellSets.from_obs(...).")
         return sets
 
     def check(self, mask: Mask, seed: int | None) -> None:
@@ -351,12 +363,12 @@ class Sets(Units):
         if mask is not ALL and mask.rows != Rows((range(len(self)),)):
             raise ValueError(
                 "A mask can't be combined with sets, neither in DistributedSampler nor in the wrapped sampler. Select "
-                "cells with Sets.from_obs(mask=...)."
+                "cells with CellSets.from_obs(mask=...)."
             )
         if self.seed is None and seed is None:
             raise ValueError(
                 "sets require a seed, so that they are the same on every rank. Pass seed=... to DistributedSampler or "
-                "to Sets.from_obs."
+                "to CellSets.from_obs."
             )
 
     def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochSets:
@@ -374,16 +386,16 @@ class Sets(Units):
         return self  # it never changes
 
     def __repr__(self) -> str:
-        controls = "" if self.pools is None else f" and {self.size} controls"
+        controls = "" if self.pools is None else f" and {self.set_size} controls"
         groups = plural(len(self.labels), "group")
-        return f"<Sets: {plural(len(self), 'set')} of {groups}, {self.size} cells{controls} each>"
+        return f"<CellSets: {plural(len(self), 'set')} of {groups}, {self.set_size} cells{controls} each>"
 
 
 @dataclass(frozen=True, eq=False)
 class EpochSets(EpochUnits):
     """Sets of one epoch, and their cells."""
 
-    sets: Sets
+    sets: CellSets
     """Sets of all epochs."""
     epoch: int
     """Number of the epoch."""
@@ -437,7 +449,7 @@ class EpochSets(EpochUnits):
             rows, which = rows[order], np.tile(which, 2)[order]
             are_repeats = np.tile(are_repeats, 2)[order] & ~are_controls
         marks = {"set": first + which, "is_control": are_controls}
-        if sets.tail == "fill":
+        if sets.remainder == "pad":
             marks["repeated"] = are_repeats
         return UnitRows(rows, which, marks)
 
@@ -448,23 +460,23 @@ class EpochSets(EpochUnits):
             self._chunks[group] = self._permuted(group, n_rows)
         tail, chunks = self._chunks[group]
         first, place = sets.treated.firsts[group], number - int(sets.firsts[group])
-        n_chunks = sets.size // sets.chunk
-        if place < n_rows // sets.size:
+        n_chunks = sets.set_size // sets.chunk_size
+        if place < n_rows // sets.set_size:
             # chunks that start at 8 and 2, of 3 cells, are the positions 8 9 10 2 3 4 within the group
             own = chunks[place * n_chunks : (place + 1) * n_chunks]
-            return (first + own[:, np.newaxis] + np.arange(sets.chunk)).ravel(), sets.size
+            return (first + own[:, np.newaxis] + np.arange(sets.chunk_size)).ravel(), sets.set_size
         # the last set is the tail; the cells after it fill it up, and continue at the front of the group
-        n_left = n_rows % sets.size
-        return first + (tail + np.arange(n_left if sets.tail == "short" else sets.size)) % n_rows, n_left
+        n_left = n_rows % sets.set_size
+        return first + (tail + np.arange(n_left if sets.remainder == "keep" else sets.set_size)) % n_rows, n_left
 
     def _permuted(self, group: int, n_rows: int) -> tuple[int, Int64Array]:
         """Return the positions of a group's tail and of each of its chunks, in the order of this epoch."""
-        size, chunk = self.sets.size, self.sets.chunk
+        size, chunk = self.sets.set_size, self.sets.chunk_size
         n_left = n_rows % size
         n_chunks = (n_rows - n_left) // chunk
         rng = self._generator(0, group)
-        # Tails begin at a multiple of chunk. Of 10 cells in sets of 4 and chunks of 2, 2 cells remain: the tail begins
-        # at 0 or 2 in even epochs, so that it ends in the first half, and at 6 or 8 in odd ones.
+        # Tails begin at a multiple of the chunk size. Of 10 cells in sets of 4 and chunks of 2, 2 cells remain: the
+        # tail begins at 0 or 2 in even epochs, so that it ends in the first half, and at 6 or 8 in odd ones.
         half = n_rows // 2
         if self.epoch % 2 == 0:
             least, most = 0, max(0, (half - n_left) // chunk)
@@ -477,7 +489,7 @@ class EpochSets(EpochUnits):
 
     def _control_places(self, number: int, pool: int, n_controls: int) -> Int64Array:
         """Return the positions of the controls of a set."""
-        sets, chunk = self.sets, self.sets.chunk
+        sets, chunk = self.sets, self.sets.chunk_size
         assert sets.pools is not None
         n_rows, n_chunks = sets.pools.size_of(pool), -(-n_controls // chunk)
         rng = self._generator(1, number)
@@ -500,7 +512,7 @@ def _columns(name: str, value: object) -> list[str]:
 
 
 def _largest_divisor(size: int, most: int) -> int:
-    """Return the largest divisor of ``size`` up to ``most``."""
+    """Return the largest divisor of ``set_size`` up to ``most``."""
     return max(number for number in range(1, min(size, most) + 1) if size % number == 0)
 
 
@@ -523,8 +535,8 @@ def _used(obs: pd.DataFrame, mask: AnyMask | None, names: pd.Index[Any] | None) 
     if names is not None and (mask_names := names_of("mask", mask)) is not None:
         check_names("mask", mask_names, (names,))
     flags = np.zeros(len(obs), dtype=np.bool_)
-    window = resolved.window(len(obs))
-    for start, stop in zip(window.starts.tolist(), window.stops.tolist(), strict=True):
+    selected = resolved.selected(len(obs))
+    for start, stop in zip(selected.starts.tolist(), selected.stops.tolist(), strict=True):
         flags[start:stop] = True
     return flags, open_ended(resolved.to_json(), len(obs))
 

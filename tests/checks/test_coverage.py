@@ -67,11 +67,11 @@ def test_verdict_accepts_the_plan_and_nothing_else(drawn: Job, epoch: int, data:
     assert text.startswith(f"epoch {epoch}: {have} read {counted(n_rows, n_batches)}, as planned")
     if drawn.kind in PASSING and not drops_rows(drawn):
         plan = ranks[0].plan(drawn.n_obs)
-        n_once = len(plan.window) - plan.n_dropped
+        n_once = len(plan.selected) - plan.n_dropped
         assert f"Each of the {n_once} row{'s' * (n_once != 1)} was read once" in text
         assert (f", {plan.n_repeated} were repeated" in text) == bool(plan.n_repeated)
-        assert (f", {plan.n_dropped} of the {len(plan.window)} are dropped" in text) == bool(plan.n_dropped)
-        assert ("; the mask selects" in text) == (len(plan.window) < drawn.n_obs)
+        assert (f"; {plan.n_dropped} of the {len(plan.selected)} are dropped" in text) == bool(plan.n_dropped)
+        assert ("; the mask selects" in text) == (len(plan.selected) < drawn.n_obs)
 
     rank = data.draw(st.integers(0, drawn.world_size - 1))
     wrong = copy.deepcopy(read)
@@ -86,9 +86,9 @@ def test_verdict_accepts_the_plan_and_nothing_else(drawn: Job, epoch: int, data:
             wrong[rank] = [flat(wrong[rank]), *[[] for _ in wrong[rank]]]
     text = verdict_of(ranks, drawn.n_obs, wrong)
     plan = ranks[0].plan(drawn.n_obs)
-    few, rows = len(plan.window.starts) <= 3, f"{len(plan.window):,} of {drawn.n_obs:,} rows"
-    masked = f" (the mask selects {plan.window if few else rows})"
-    which = masked if len(plan.window) < drawn.n_obs else ""
+    few, rows = len(plan.selected.starts) <= 3, f"{len(plan.selected):,} of {drawn.n_obs:,} rows"
+    masked = f" (the mask selects {plan.selected if few else rows})"
+    which = masked if len(plan.selected) < drawn.n_obs else ""
     assert text.startswith(f"The ranks have not read the planned rows in epoch {epoch}{which}:\n  rank {rank} has read")
     assert text.count("\n") == 1
 
@@ -103,7 +103,7 @@ class Swapped:
         order = rows.to_array()
         if self.hidden.getvalue():
             order[[1, 3001]] = order[[3001, 1]]
-        return Rows.of(order)
+        return Rows.from_indices(order)
 
 
 @pytest.mark.parametrize("done", [0, 3])

@@ -20,7 +20,7 @@ from zarr.core.buffer.cpu import Buffer
 from zarr.storage import MemoryStore, ZipStore
 
 from annbatch_distributed.cli import main
-from annbatch_distributed.cli.cells import lost_chunks
+from annbatch_distributed.cli.collection import lost_chunks
 from tests.cli.page import PAGE, not_named
 
 if TYPE_CHECKING:

@@ -100,16 +100,16 @@ def test_page_shows_output_of_collect(
     assert said(capsys, *command.split()) == text
 
 
-@pytest.mark.parametrize("genes", ["union", "intersection"])
-def test_collect_matches_genes_by_name(genes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("join", ["outer", "inner"])
+def test_collect_matches_genes_by_name(join: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each cell has its values under the names of its genes."""
     files = write(tmp_path)
     paths = [tmp_path / f"{name}.h5ad" for name in files]
-    text = said(capsys, "collect", *paths, "--out", tmp_path / "cells.zarr", "--genes", genes)
+    text = said(capsys, "collect", *paths, "--out", tmp_path / "cells.zarr", "--join", join)
     values, obs = read(tmp_path / "cells.zarr")
-    kept = list("abcde") if genes == "union" else list("bcd")
+    kept = list("abcde") if join == "outer" else list("bcd")
     assert sorted(values.columns) == kept
-    expected = pd.concat([cells.to_df() for cells in files.values()])[kept if genes == "union" else list("bcd")]
+    expected = pd.concat([cells.to_df() for cells in files.values()])[kept if join == "outer" else list("bcd")]
     pd.testing.assert_frame_equal(
         values.loc[expected.index, kept], expected.fillna(0).astype("float32"), check_names=False
     )
@@ -121,7 +121,8 @@ def test_collect_matches_genes_by_name(genes: str, tmp_path: Path, capsys: pytes
     assert obs["age"].isna().sum() == 3 * N
     assert obs.loc["cell 2-3", "src_path"] == str(tmp_path / "texts.h5ad")
     assert list(obs.index) != [name for cells in files.values() for name in cells.obs_names]  # they are shuffled
-    assert f"genes: 3 in all files, 5 in any file; using their {genes}" in text
+    used = "the genes of any file" if join == "outer" else "the shared genes"
+    assert f"genes: 3 in all files, 5 in any file; using {used}" in text
     assert "cell_type: 3 values (B, NK, T), in only 3 of 4 files, missing in 40 cells" in text
     assert "donor: 3 values (d0, d1, d3), none missing" in text
     assert f"{tmp_path / 'cells.zarr'}: 120 cells of 4 files, {len(kept)} genes" in text
@@ -172,9 +173,9 @@ def test_collect_refuses_to_mix_counts_and_values(tmp_path: Path, capsys: pytest
 def test_texts_that_are_no_labels_are_made_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path)
     command = "collect", tmp_path / "rows.h5ad", tmp_path / "columns.h5ad", "--out", tmp_path / "cells.zarr"
-    text = said(capsys, *command, "--missing", "T", "Unknown")
+    text = said(capsys, *command, "--na-values", "T", "Unknown")
     assert "cell_type: 2 values (B, NK), missing in 20 cells\n" in text
-    assert "--missing: no cell has 'Unknown'\n" in text
+    assert "--na-values: no cell has 'Unknown'\n" in text
     assert "'T'" not in text
     _, obs = read(tmp_path / "cells.zarr")
     assert obs.loc["cell 0-0", "cell_type"] == "B"
@@ -191,7 +192,7 @@ def test_collect_unites_categories_of_any_dtype(tmp_path: Path, capsys: pytest.C
         cells.obs["kind"] = pd.Categorical(["Unknown" if number == 1 else "B"] * N)
         cells.write_h5ad(tmp_path / f"{number}.h5ad")
     command = "collect", tmp_path / "1.h5ad", tmp_path / "2.h5ad", "--out", tmp_path / "cells.zarr"
-    text = said(capsys, *command, "--missing", "Unknown")
+    text = said(capsys, *command, "--na-values", "Unknown")
     assert "kind: 1 value (B), missing in 30 cells" in text
     assert "cluster: 3 values (0, 1, 2), none missing" in text
     _, obs = read(tmp_path / "cells.zarr")
@@ -285,8 +286,8 @@ def test_labels_like_missing_values_warn(tmp_path: Path, capsys: pytest.CaptureF
     command = "collect", tmp_path / "cells.h5ad", "--obs", "kind", "donor", "--out"
     text = said(capsys, *command, tmp_path / "kept.zarr")
     assert text.count("WARNING") == 1
-    assert 'pass --missing "Unknown" "nan"' in text
-    assert "WARNING" not in said(capsys, *command, tmp_path / "cells.zarr", "--missing", "Unknown", "nan")
+    assert 'pass --na-values "Unknown" "nan"' in text
+    assert "WARNING" not in said(capsys, *command, tmp_path / "cells.zarr", "--na-values", "Unknown", "nan")
 
 
 def test_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
@@ -362,7 +363,7 @@ def test_genes_without_a_common_name_are_an_error(tmp_path: Path, capsys: pytest
     third = of_obs(tmp_path, "three", genes="dvwx")
     command = "collect", first, second, "--out", tmp_path / "cells.zarr"
     assert f"no gene is in all files: {first} has a, b, c, and {second} has w, x, y" in said(capsys, *command, code=2)
-    said(capsys, *command, "--genes", "union")
+    said(capsys, *command, "--join", "outer")
     text = said(capsys, "collect", first, third, "--out", tmp_path / "other.zarr")
     assert f"WARNING: only 1 of the 4 genes of {first} are in all files" in text
 
@@ -372,25 +373,25 @@ def test_batches_tell_which_genes_were_measured(tmp_path: Path, capsys: pytest.C
     files = [of_obs(tmp_path, "one", genes="abcd"), of_obs(tmp_path, "two", genes="cdef")]
     said(capsys, "collect", *files, "--out", tmp_path / "cells.zarr")
     collection = DatasetCollection(tmp_path / "cells.zarr", mode="r")
-    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8, measured=True)
-    assert list(loader.measured.index) == list(map(str, files))
+    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8, return_file=True)
+    assert list(loader.genes_measured.index) == list(map(str, files))
     n_cells = 0
     for batch in loader:
         names = np.array(["one", "two"])[batch["file"]]
         assert [name.partition("-")[0] for name in batch["obs"].index] == names.tolist()
-        for name, mask in zip(names, loader.measured.to_numpy()[batch["file"]], strict=True):
-            assert "".join(loader.measured.columns[mask]) == {"one": "abcd", "two": "cdef"}[name]
+        for name, mask in zip(names, loader.genes_measured.to_numpy()[batch["file"]], strict=True):
+            assert "".join(loader.genes_measured.columns[mask]) == {"one": "abcd", "two": "cdef"}[name]
         n_cells += len(names)
     assert n_cells == 2 * N
     again = AlignedLoader({"rna": loader}, batch_sampler=loader.sampler)
     assert "file" in next(iter(again))["rna"]
     plain = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8)
     assert "file" not in next(iter(plain))
-    with pytest.raises(ValueError, match="measured=True"):
-        _ = plain.measured
+    with pytest.raises(ValueError, match="return_file=True"):
+        _ = plain.genes_measured
     other = DatasetCollection(tmp_path / "other.zarr").add_adatas(files)
     with pytest.raises(ValueError, match="measured genes"):
-        StatefulLoader.from_collection(other, dist_info=Rank(0, 1), batch_size=8, measured=True)
+        StatefulLoader.from_collection(other, dist_info=Rank(0, 1), batch_size=8, return_file=True)
 
 
 def test_files_with_same_name_differ_by_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

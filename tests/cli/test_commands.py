@@ -17,7 +17,7 @@ import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.cli import main
 from annbatch_distributed.cli.check import interrupts_held
 from tests.processes.configurations import N_OBS
@@ -50,14 +50,32 @@ def rows_of(ranges: list[list[int]]) -> list[int]:
 
 
 def test_a_plan_is_printed_as_python_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = DistributedSampler(RandomSampler(64, 32, 256), dist_info=Rank(0, 4), seed=0).plan(20_000)
-    assert said(capsys, "plan", "--n-obs", 20_000, "--ranks", 4) == f"{plan}\n"
+    sampler = DistributedSampler(RandomSampler(64, 32, 256), dist_info=Rank(0, 4), seed=0, remainder="drop")
+    expected = str(sampler.plan(20_000)).replace('remainder="exact"', "--remainder exact")
+    text = said(capsys, "plan", "--n-obs", 20_000, "--ranks", 4, "--remainder", "drop")
+    assert text == expected.replace('remainder="drop"', "--remainder drop") + "\n"
+    assert "to drop none: --remainder exact\n" in text
+
+
+def test_commands_plan_what_from_collection_reads(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without options, the commands have the defaults of `from_collection`."""
+    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 2))
+    assert said(capsys, "plan", collection) == f"{loader.sampler.plan(loader.n_obs)}\n".replace(
+        'remainder="exact"', "--remainder exact"
+    )
+    found = planned(capsys, collection)
+    identity = loader.state_dict()["identity"]
+    assert (found["remainder"], found["sharding"], found["seed"]) == (identity["remainder"], "contiguous", 0)
+    sizes = {name: found[name] for name in ("chunk_size", "preload_nchunks", "batch_size")}
+    assert sizes == {name: identity["sampler"][name] for name in sizes}
+    small, large = (planned(capsys, collection, "--batch-size", 16, "--memory", size) for size in ("9kB", "1GB"))
+    assert small["chunk_size"] * small["preload_nchunks"] < large["chunk_size"] * large["preload_nchunks"]
 
 
 def test_every_epoch_has_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "plan", "--n-obs", 20_000, "--epoch", 3, "--epochs", 2)
     assert re.findall(r"^epoch (\d+)", text, flags=re.MULTILINE) == ["3", "4"]
-    found = planned(capsys, "--n-obs", 20_000, "--epoch", 3, "--epochs", 2)["epochs"]
+    found = planned(capsys, "--n-obs", 20_000, "--epoch", 3, "--epochs", 2, "--remainder", "drop")["epochs"]
     assert [epoch["epoch"] for epoch in found] == [3, 4]
     assert found[0]["dropped"] != found[1]["dropped"]  # others in each epoch
 
@@ -88,9 +106,9 @@ def test_json_lists_first_thousand_ranges(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_mask_and_where_select_rows(capsys: pytest.CaptureFixture[str], collection: Path) -> None:
-    """--mask and --where select the rows that are sharded."""
+    """--rows and --where select the rows that are sharded."""
     conditions = "--where", "donor=d1", "donor=d3", "--where", "cell_type=3"
-    masks = "--mask", "210:260", "--mask", "300:"
+    masks = "--rows", "210:260", "--rows", "300:"
     (epoch,) = planned(capsys, collection, *conditions, *masks, "--ranks", 2, "--remainder", "exact", *SMALL)["epochs"]
 
     obs = DatasetCollection(collection, mode="r").obs()
@@ -156,7 +174,9 @@ def test_load_requests_make_whole_batches_by_default(capsys: pytest.CaptureFixtu
 
 
 def test_plans_are_drawn_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert planned(capsys, "--n-obs", 20_000, "--ranks", 8, "--epochs", 2, "--plot", tmp_path / "plans.svg")
+    assert planned(
+        capsys, "--n-obs", 20_000, "--ranks", 8, "--epochs", 2, "--remainder", "drop", "--plot", tmp_path / "plans.svg"
+    )
     assert (tmp_path / "plans.svg").read_text().count("dropped: 7.8%") == 2
 
 
@@ -172,7 +192,7 @@ WRONG = {
         ["check", "{folder}/none.zarr"],
         "none.zarr: can't be read as a collection",
     ),
-    "a group that is no collection": (["check", "{folder}/group.zarr"], "no datasets of annbatch"),
+    "a group that is no collection": (["check", "{folder}/group.zarr"], "must have datasets of annbatch"),
     "a damaged collection": (["check", "{folder}/matrix.zarr"], "as a collection: JSONDecodeError"),
     "damaged annotations": (["plan", "{folder}/obs.zarr", "--by", "donor"], "as a collection: JSONDecodeError"),
     "cells by columns, planned": (["plan", "{folder}/csc.zarr"], "dataset_0/X must be a CSR matrix, got a CSC matrix"),

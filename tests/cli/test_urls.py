@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from annbatch_distributed.cli import cells
+from annbatch_distributed.loader import collection as opening
+from tests.cli.test_cells import made, saved
 from tests.cli.test_commands import SMALL, said
-from tests.cli.test_past import made, saved
 from tests.object_storage import serving
 from tests.processes.launch import python, run
 
@@ -38,11 +38,11 @@ def test_commands_print_same_for_url_and_folder(
 ) -> None:
     """Commands print the same for a URL as for a folder."""
     if not has_obstore:
-        monkeypatch.setattr(cells, "find_spec", lambda _: None)
+        monkeypatch.setattr(opening, "find_spec", lambda _: None)
     state = saved(made(collection), tmp_path)
     for command in (
         ("plan", "--by", "label", *SMALL),
-        ("replay", "--state", state, "--steps", "0:2"),
+        ("cells", "--state", state, "--steps", "0:2"),
     ):
         name, *options = command
         assert said(capsys, name, url, *options) == said(capsys, name, collection, *options)

@@ -130,7 +130,7 @@ def whole(collection: Path, results: Path) -> dict[str, Any]:
     own = distribute(cells(collection))
     result: dict[str, Any] = {}
     result["SCVI"] = train(new(scvi.model.SCVI, own), own, checkpoint=results / "middle.ckpt", after=22)
-    labeled = distribute(cells(collection, model_name="SCANVI"), remainder="exact", read_ahead=1)
+    labeled = distribute(cells(collection, model_name="SCANVI"), remainder="exact", prefetch=1)
     result["SCANVI"] = train(new(scvi.model.SCANVI, labeled, datamodule=labeled), labeled, epochs=1)
     sampled = distribute(cells(collection, class_sampler_key="cell_type"))
     result["classes"] = train(new(scvi.model.SCVI, sampled), sampled, epochs=1)

@@ -129,12 +129,12 @@ def test_distribute_copies_data_module() -> None:
 @pytest.mark.parametrize("rank", range(3))
 def test_distribute_shards_training_and_validation(rank: int) -> None:
     """Training is sharded within its mask, and validation has every row once."""
-    module = distribute(Cells(), dist_info=Rank(rank, 3), seed=5, sharding="shuffled", read_ahead=1)
+    module = distribute(Cells(), dist_info=Rank(rank, 3), seed=5, sharding="shuffled", prefetch=1)
     training, validation = training_of(module), module.val_dataloader()
     assert isinstance(validation, StatefulLoader)
-    assert (training._read_ahead, validation._read_ahead) == (1, 0)
+    assert (training._prefetch, validation._prefetch) == (1, 0)
     assert "seed=5" in repr(validation.sampler)
-    assert training.sampler.plan(N_OBS).n_batches(rank) == 6
+    assert training.sampler.plan(N_OBS).n_batches(rank) == 7
     assert "sharding=Shuffled" in repr(training.sampler)
     assert "seed=5" in repr(training.sampler)
     assert [batch["index"].tolist() for batch in validation] == [
@@ -287,8 +287,8 @@ def test_a_hook_that_was_assigned_is_an_error() -> None:
         ({"shardng": "shuffled"}, TypeError, "shardng"),
         ({"sharding": "shufled"}, ValueError, "sharding must be .* 'shufled'"),
         ({"seed": "x"}, TypeError, "seed"),
-        ({"read_ahead": -1}, ValueError, "read_ahead"),
-        ({"dist_info": "tourch"}, ValueError, "dist_info must be .*'tourch'"),
+        ({"prefetch": -1}, ValueError, "prefetch"),
+        ({"dist_info": "tourch"}, ValueError, "Unknown dist_info 'tourch'"),
     ],
 )
 def test_wrong_option_raises_before_training(option: Any, error: Any, message: str) -> None:
@@ -370,12 +370,12 @@ def test_epochs_are_complete_after_resume_anywhere(
     """Epochs are complete after a resume from any step on a different number of ranks."""
     checkpoint = tmp_path / "saved.ckpt"
     options = {"reload_dataloaders_every_n_epochs": reload}
-    n_before, n_after = (N_TRAIN // (4 * ranks) for ranks in (before, after))
+    n_before, n_after = (-(-N_TRAIN // (4 * ranks)) for ranks in (before, after))
     whole, rest = Validating(checkpoint), Validating()
     whole.at = done if done == "validated" else (1, (n_before if done == "all" else done) - 1)
     trainer(**options).fit(whole, distribute(Cells(), dist_info=Rank(0, before)))
     trainer(**options).fit(rest, distribute(Cells(), dist_info=Rank(0, after)), ckpt_path=checkpoint)
-    left = 0 if done in {"all", "validated"} else (N_TRAIN - 4 * before * done) // (4 * after)
+    left = 0 if done in {"all", "validated"} else -(-(N_TRAIN // 4 - before * done) // after)
     batches = {epoch: len(read) for epoch, read in rest.read.items()}
     assert batches == ({1: left} if left else {}) | {2: n_after}
 

@@ -39,10 +39,10 @@ def test_the_resume_benchmark_measures_every_configuration() -> None:
     assert all(float(line.split()[-1]) > 0 for line in lines)
 
 
-def test_latency_benchmark_measures_each_read_ahead() -> None:
-    """The benchmark of latency measures each value of read_ahead."""
+def test_latency_benchmark_measures_each_prefetch() -> None:
+    """The benchmark of latency measures each value of prefetch."""
     lines = lines_of("latency.py", "--small")
-    ways = ["annbatch", *(f"read_ahead={n_ahead}" for n_ahead in (0, 1, 2, 4, 8))]
+    ways = ["annbatch", *(f"prefetch={n_ahead}" for n_ahead in (0, 1, 2, 4, 8))]
     assert [line.split()[0] for line in lines] == ["sparse,", *ways, "dense,", *ways]
     assert all("of annbatch's" in line and "of the ideal" in line for line in lines if line.split()[0] in ways)
 
@@ -50,7 +50,7 @@ def test_latency_benchmark_measures_each_read_ahead() -> None:
 def test_gpu_benchmark_runs_without_gpu() -> None:
     """The benchmark of GPUs measures every method, also without a GPU."""
     _, _, *lines = lines_of("gpu.py", "--small")
-    ways = ["annbatch, preload_to_gpu=False", "ours, preload_to_gpu=False", "ours, read_ahead=1"]
+    ways = ["annbatch, preload_to_gpu=False", "ours, preload_to_gpu=False", "ours, prefetch=1"]
     assert [line.split("  ")[0] for line in lines] == ways
     assert all("of annbatch's" in line and "of the ideal" in line for line in lines)
 

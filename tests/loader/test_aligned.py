@@ -48,8 +48,8 @@ def test_batch_has_same_cells_of_each_store() -> None:
     sparse = Loader(chunk_size=4, preload_nchunks=2, batch_size=4, preload_to_gpu=False, to="torch")
     sparse.add_dataset(sp.csr_matrix(np.arange(1.0, N_OBS + 1)[:, None]), pd.DataFrame(index=NAMES))
     stores = {"rna": store(3, (20, 40), return_index=True), "protein": store(2, (7, 30, 23)), "atac": sparse}
-    for read_ahead in (0, 2):
-        loader = AlignedLoader(stores, batch_sampler=sampler(), read_ahead=read_ahead)
+    for prefetch in (0, 2):
+        loader = AlignedLoader(stores, batch_sampler=sampler(), prefetch=prefetch)
         alone = StatefulLoader.from_loader(store(return_index=True), batch_sampler=sampler())
         batches = list(loader)
         assert len(batches) == len(loader)
@@ -65,11 +65,11 @@ def test_batch_has_same_cells_of_each_store() -> None:
 
 def test_loaders_of_stores_give_data_and_options() -> None:
     """An AlignedLoader takes the data and options of loaders, ignores their samplers and leaves them unchanged."""
-    rna = StatefulLoader.from_loader(store(), batch_sampler=sampler(1), read_ahead=1, return_index=True)
+    rna = StatefulLoader.from_loader(store(), batch_sampler=sampler(1), prefetch=1, return_index=True)
     next(iter(rna))
     state = rna.state_dict()
     loader = AlignedLoader({"rna": rna, "protein": store(2)}, batch_sampler=sampler(0))
-    assert loader.read_ahead == 1
+    assert loader.prefetch == 1
     assert [batch["rna"]["index"].tolist() for batch in loader] == [
         batch["protein"]["X"][:, 0].tolist() for batch in AlignedLoader({"protein": store()}, batch_sampler=sampler(0))
     ]

@@ -83,13 +83,13 @@ def check_same(batches: Any, others: Any) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize(("options", "read_ahead"), [({}, 1), ({"return_index": True, "to": "torch"}, 0)])
+@pytest.mark.parametrize(("options", "prefetch"), [({}, 1), ({"return_index": True, "to": "torch"}, 0)])
 def test_from_loader_yields_same_batches_as_annbatch(
-    source: Callable[..., Loader], options: dict[str, Any], read_ahead: int, tmp_path: Path
+    source: Callable[..., Loader], options: dict[str, Any], prefetch: int, tmp_path: Path
 ) -> None:
     """StatefulLoader.from_loader yields the same batches as annbatch's loader with the same sampler."""
     plain = source(tmp_path, preload_to_gpu=False, **options)
-    loader = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=read_ahead)
+    loader = StatefulLoader.from_loader(plain, batch_sampler=sampler(), prefetch=prefetch)
     reference = source(tmp_path, preload_to_gpu=False, **options)
     reference._batch_sampler = sampler()
     assert (loader.n_obs, loader.n_var) == (plain.n_obs, plain.n_var)
@@ -118,12 +118,12 @@ def test_from_loader_leaves_source_loader_unchanged(source: Callable[..., Loader
 def test_from_loader_copies_options() -> None:
     """Options that are not passed are copied from the source loader."""
     plain = Loader(**SIZES, return_index=True, to="torch", preload_to_gpu=False).add_adata(cells())
-    ahead = StatefulLoader.from_loader(plain, batch_sampler=sampler(), read_ahead=2)
+    ahead = StatefulLoader.from_loader(plain, batch_sampler=sampler(), prefetch=2)
     assert StatefulLoader.from_loader(ahead).batch_sampler is ahead.batch_sampler
     again = StatefulLoader.from_loader(ahead, batch_sampler=sampler())
-    assert again._read_ahead == 2
+    assert again._prefetch == 2
     check_same(ahead, again)
-    other = next(iter(StatefulLoader.from_loader(ahead, read_ahead=0, return_index=False, to=None)))
+    other = next(iter(StatefulLoader.from_loader(ahead, prefetch=0, return_index=False, to=None)))
     assert other["index"] is None
     assert not isinstance(other["X"], torch.Tensor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import anndata as ad
@@ -10,9 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import zarr
 from annbatch import DatasetCollection
+from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import Rank, StatefulLoader
+from annbatch_distributed import AlignedLoader, DistributedSampler, Rank, StatefulLoader, suggest_sizes
 
 N_ROWS = 3_000
 
@@ -102,7 +105,7 @@ def test_from_collection_counts_over_read_rows(collection: DatasetCollection) ->
     mask, options = np.arange(N_ROWS) % 40 == 0, {"batch_size": 32, "memory": 200_000}
     with pytest.raises(ValueError, match="batch of 32 rows"):
         ranks(collection, 1, mask=mask, **options)
-    assert len(ranks(collection, 1, mask=mask, read_through=0, **options)[0]) == 3
+    assert len(ranks(collection, 1, mask=mask, max_gap=0, **options)[0]) == 3
 
 
 def test_from_collection_passes_options(collection: DatasetCollection) -> None:
@@ -120,7 +123,41 @@ def test_from_collection_passes_options(collection: DatasetCollection) -> None:
     assert [*batch["obs"]] == ["donor"]
     assert batch["X"].to_dense().shape == (2 * 256, 50)
     assert 'remainder="keep"' in str(ranks(collection, 1, enforce_equal_batches=False)[0].plan())
-    with pytest.raises(TypeError, match="must be an annbatch DatasetCollection"):
-        StatefulLoader.from_collection("cells.zarr", dist_info=Rank(0, 1))
-    with pytest.raises(TypeError, match="chunk"):
-        StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), chunks=3)
+
+
+def test_misspelled_argument_names_the_function(collection: DatasetCollection) -> None:
+    """An unknown argument is blamed on the function that the user called, with a similar name."""
+    with pytest.raises(TypeError, match=r"^from_collection\(\) got .* 'btach_size'. Did you mean 'batch_size'\?$"):
+        StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), btach_size=3)
+    with pytest.raises(TypeError, match=r"^from_collection\(\) got an unexpected keyword argument 'chunk_size'"):
+        StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), chunk_size=3)
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+    with pytest.raises(TypeError, match=r"^StatefulLoader\(\) got .* 'return_idx'. Did you mean 'return_index'\?$"):
+        StatefulLoader(batch_sampler=sampler, return_idx=True)
+
+
+def test_collection_is_a_path_a_group_or_an_object(collection: DatasetCollection, tmp_path: Path) -> None:
+    """A collection can be named by its path, its zarr group, or annbatch's object."""
+    group = zarr.open_group(next(iter(collection)).store, mode="r")
+    folder = Path(str(group.store.root))  # type: ignore[attr-defined]  # a local store
+    states = [
+        StatefulLoader.from_collection(named, dist_info=Rank(0, 2)).state_dict()
+        for named in (collection, group, folder, str(folder))
+    ]
+    assert states == [states[0]] * 4
+    assert suggest_sizes(str(folder)) == suggest_sizes(collection)
+    assert suggest_sizes(collection, memory="1 MiB") == suggest_sizes(collection, memory=1 << 20)
+    aligned = AlignedLoader.from_collections({"one": folder, "two": group}, dist_info=Rank(0, 2))
+    assert aligned.n_obs == collection.obs().shape[0]
+    zarr.open_group(tmp_path / "empty.zarr", mode="w")
+    (tmp_path / "cells.h5ad").touch()
+    for named, kind, message in (
+        (tmp_path / "none.zarr", FileNotFoundError, "none.zarr must be the folder of a collection, got nothing"),
+        (tmp_path / "cells.h5ad", FileNotFoundError, "cells.h5ad must be the folder of a collection, got a file"),
+        (tmp_path / "empty.zarr", ValueError, "empty.zarr must have datasets of annbatch, got none"),
+        (3, TypeError, "must be a path or URL, a zarr group, or an annbatch DatasetCollection, got 3 of type int"),
+    ):
+        with pytest.raises(kind, match=message):
+            StatefulLoader.from_collection(named, dist_info=Rank(0, 2))
+    with pytest.raises(ValueError, match="memory must be a number of bytes or a string such as '4GB', got '4 bits'"):
+        suggest_sizes(collection, memory="4 bits")

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, Sets, StatefulLoader
+from annbatch_distributed import AlignedLoader, CellSets, DistributedSampler, MixedLoader, Rank, StatefulLoader
 from tests.meeting import agreement, met_in_threads
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def source(rank: Rank, n_rows: int = 96, n_genes: int = 1, name: str = "cell", **options: Any) -> StatefulLoader:
     """Create a loader in which each value is the number of its row."""
-    read_ahead = options.pop("read_ahead", 0)
+    prefetch = options.pop("prefetch", 0)
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=rank, **{"seed": 0, "remainder": "exact"} | options)
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, prefetch=prefetch)
     obs = pd.DataFrame({"donor": np.arange(n_rows) % 3}, index=[f"{name} {row}" for row in range(n_rows)])
     return loader.add_adata(ad.AnnData(np.repeat(np.arange(float(n_rows))[:, None], n_genes, axis=1), obs=obs))
 
@@ -55,19 +55,19 @@ def stateful(rank: Rank, **options: Any) -> StatefulLoader:
 
 
 def prefetching(rank: Rank, **options: Any) -> StatefulLoader:
-    return source(rank, read_ahead=2, **options)
+    return source(rank, prefetch=2, **options)
 
 
-def of_sets(rank: Rank, n_sets: int = 96, read_ahead: int = 1, **options: Any) -> StatefulLoader:
+def of_sets(rank: Rank, n_sets: int = 96, prefetch: int = 1, **options: Any) -> StatefulLoader:
     """Create a loader of sets of two cells with two controls."""
     n_rows, first = 2 * n_sets + 10, options.pop("mask", slice(0, None)).stop
     obs = pd.DataFrame({"donor": np.arange(n_rows) % 3, "drug": ["a", "b"] * n_sets + ["DMSO"] * 10})
     mask = np.arange(n_rows) % (2 * n_sets) < (first or 2 * n_sets)
-    sets = Sets.from_obs(obs, by="drug", size=2, chunk=1, controls={"drug": "DMSO"}, mask=mask, seed=0)
+    sets = CellSets.from_obs(obs, by="drug", set_size=2, chunk_size=1, controls={"drug": "DMSO"}, mask=mask, seed=0)
     sampler = DistributedSampler(
         RandomSampler(1, 8, 4), dist_info=rank, sets=sets, **{"seed": 0, "remainder": "exact"} | options
     )
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, prefetch=prefetch)
     obs.index = pd.Index([f"cell {row}" for row in range(n_rows)])
     return loader.add_adata(ad.AnnData(np.arange(float(n_rows))[:, None], obs=obs))
 
@@ -83,18 +83,18 @@ def workers(rank: Rank, **options: Any) -> Any:
 
 def sets_by_workers(rank: Rank, **options: Any) -> Any:
     forked = {"multiprocessing_context": "fork", "persistent_workers": True}
-    return of_sets(rank, read_ahead=0, **options).to_dataloader(num_workers=2, **forked)
+    return of_sets(rank, prefetch=0, **options).to_dataloader(num_workers=2, **forked)
 
 
 def mixed(rank: Rank, **options: Any) -> MixedLoader:
-    sources = {"tahoe": source(rank, 40, 2, name="tahoe", read_ahead=1, **options), "census": source(rank, **options)}
+    sources = {"tahoe": source(rank, 40, 2, name="tahoe", prefetch=1, **options), "census": source(rank, **options)}
     return MixedLoader(sources, weights={"tahoe": 2, "census": 1}, n_steps=N_STEPS)
 
 
 def mixed_until(rank: Rank, **options: Any) -> MixedLoader:
     sources = {"tahoe": source(rank, 64, name="tahoe", **options), "census": source(rank, 160, **options)}
     # with this seed, each of the first epochs has N_STEPS steps
-    return MixedLoader(sources, weights={"tahoe": 2, "census": 1}, until="first", seed=4)
+    return MixedLoader(sources, weights={"tahoe": 2, "census": 1}, stopping_strategy="first_exhausted", seed=4)
 
 
 def mixed_with_sets(rank: Rank, **options: Any) -> MixedLoader:
@@ -530,7 +530,7 @@ def test_cells_of_lists_read_cells(make: Make, world_size: int) -> None:
                     prefix = "tahoe" if name == "tahoe" else "cell"
                     assert of_source["cell"].tolist() == [f"{prefix} {row}" for row in rows]
                     assert of_source["donor"].tolist() == [row % 3 for row in rows]
-    with pytest.raises(IndexError, match="Steps of an epoch"):
+    with pytest.raises(IndexError, match="The epoch has no step 1000000"):
         ranks[0].cells_of(10**6)
     with pytest.raises(KeyError, match="no columns plate in obs"):
         ranks[0].cells_of(first, "plate")

@@ -41,7 +41,7 @@ SHARES = np.array([WEIGHTS[name] / 4.5 for name in SORTED])
 
 
 def loaders(
-    rank: int = 0, world_size: int = 2, *names: str, read_ahead: int = 0, **options: Any
+    rank: int = 0, world_size: int = 2, *names: str, prefetch: int = 0, **options: Any
 ) -> dict[str, StatefulLoader]:
     """Create a rank's loader of each source, in which each value is the number of its row."""
     sources = {}
@@ -49,18 +49,18 @@ def loaders(
         n_rows, n_genes = SIZES[name]
         arguments = {"dist_info": Rank(rank, world_size), "seed": 0, "remainder": "exact"} | options
         sampler = DistributedSampler(RandomSampler(4, 2, 4), **arguments)
-        loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+        loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, prefetch=prefetch)
         sources[name] = loader.add_adata(ad.AnnData(np.repeat(np.arange(float(n_rows))[:, None], n_genes, axis=1)))
     return sources
 
 
 def mixed(
-    rank: int = 0, world_size: int = 2, *, read_ahead: int = 0, virtual_ranks: int | None = None, **options: Any
+    rank: int = 0, world_size: int = 2, *, prefetch: int = 0, virtual_ranks: int | None = None, **options: Any
 ) -> MixedLoader:
     arguments: dict[str, Any] = {"weights": WEIGHTS, "seed": 1} | options
-    if "until" not in arguments:
+    if "stopping_strategy" not in arguments:
         arguments.setdefault("n_steps", 60)
-    return MixedLoader(loaders(rank, world_size, read_ahead=read_ahead, virtual_ranks=virtual_ranks), **arguments)
+    return MixedLoader(loaders(rank, world_size, prefetch=prefetch, virtual_ranks=virtual_ranks), **arguments)
 
 
 def read(mixture: MixedLoader, n_steps: int | None = None) -> list[tuple[str, list[int]]]:
@@ -128,7 +128,7 @@ def test_order_is_known_from_any_step(
         steps = start + np.flatnonzero(whole[start:] == source)
         assert order.count(name, start, start + n_steps) == len(steps)
         if len(steps):
-            assert order.end(start, {name: len(steps)}, "all") == steps[-1] + 1
+            assert order.end(start, {name: len(steps)}, "all_exhausted") == steps[-1] + 1
 
 
 def test_far_steps_take_no_walk() -> None:
@@ -137,7 +137,7 @@ def test_far_steps_take_no_walk() -> None:
     assert [order.count(name, 0, 9 * 10**9) for name in "abc"] == pytest.approx([5e9, 3e9, 1e9], abs=2)
     names = [name for (name,) in order.at(9 * 10**9, 9 * 10**9 + 900)]
     assert [names.count(name) for name in "abc"] == pytest.approx([500, 300, 100], abs=3)
-    assert order.end(9 * 10**9, {"a": 5000, "b": 3000}, "all") == pytest.approx(9 * 10**9 + 9000, abs=20)
+    assert order.end(9 * 10**9, {"a": 5000, "b": 3000}, "all_exhausted") == pytest.approx(9 * 10**9 + 9000, abs=20)
 
 
 def test_the_order_is_random_by_the_seed() -> None:
@@ -218,7 +218,7 @@ class History:
         self.known: dict[Any, tuple[Iterator[Any], list[Any]]] = {}
         mixtures = []
         for rank in range(world_size):
-            sources = loaders(rank, world_size, read_ahead=self.kind % 2, **self.options)
+            sources = loaders(rank, world_size, prefetch=self.kind % 2, **self.options)
             readers = {name: one.to_dataloader() for name, one in sources.items()} if self.kind == 2 else sources
             names = reversed(readers) if rank % 2 else iter(readers)  # the order of names makes no difference
             ordered = {name: readers[name] for name in names}
@@ -382,11 +382,11 @@ def test_mixture_follows_from_its_step(
     history.ask_cells()
 
 
-@pytest.mark.parametrize("until", ["first", "all"])
-def test_mixture_ends_when_sources_were_read(until: str) -> None:
+@pytest.mark.parametrize("stopping_strategy", ["first_exhausted", "all_exhausted"])
+def test_mixture_ends_when_sources_were_read(stopping_strategy: str) -> None:
     """An epoch ends when the first source, or every source, was read once. The next one begins new epochs."""
     n_batches = {"tahoe": 12, "census": 5, "own": 30}
-    mixture, enough = mixed(until=until), all if until == "all" else any
+    mixture, enough = mixed(stopping_strategy=stopping_strategy), all if stopping_strategy == "all_exhausted" else any
     earlier: set[tuple[str, int]] = set()
     for epoch in range(3):
         mixture.set_epoch(epoch)
@@ -400,17 +400,17 @@ def test_mixture_ends_when_sources_were_read(until: str) -> None:
             assert enough(names[:n_read].count(name) >= n for name, n in n_batches.items()) is has_ended
         assert not epochs & earlier
         earlier |= epochs
-    assert [name for name, _ in earlier].count("census") > 3 or until == "first"
+    assert [name for name, _ in earlier].count("census") > 3 or stopping_strategy == "first_exhausted"
 
 
-@pytest.mark.parametrize("until", ["first", "all"])
+@pytest.mark.parametrize("stopping_strategy", ["first_exhausted", "all_exhausted"])
 @pytest.mark.parametrize("n_read", [0, 4, 10**3])
-def test_mixture_until_sources_end_resumes(until: str, n_read: int) -> None:
-    whole, cut = mixed(until=until), mixed(until=until)
+def test_mixture_until_sources_end_resumes(stopping_strategy: str, n_read: int) -> None:
+    whole, cut = mixed(stopping_strategy=stopping_strategy), mixed(stopping_strategy=stopping_strategy)
     steps = [read(whole) for _ in range(3)]
     cut.set_epoch(1)
     first = read(cut, n_read)
-    after = mixed(until=until)
+    after = mixed(stopping_strategy=stopping_strategy)
     after.load_state_dict(json.loads(json.dumps(cut.state_dict())))
     for epoch in range(after.next_epoch, 3):
         after.set_epoch(epoch)
@@ -421,8 +421,8 @@ def test_mixture_until_sources_end_resumes(until: str, n_read: int) -> None:
 
 def test_resumed_mixture_ends_where_it_would_have() -> None:
     """An epoch has the same length after a resume, even if some sources were already read once."""
-    mixture = mixed(until="all")
-    n_steps, after = len(mixture), mixed(until="all")
+    mixture = mixed(stopping_strategy="all_exhausted")
+    n_steps, after = len(mixture), mixed(stopping_strategy="all_exhausted")
     for n_done, _ in enumerate(mixture, start=1):
         if n_steps - 30 < n_done < n_steps:
             after.load_state_dict(mixture.state_dict())
@@ -444,8 +444,10 @@ def test_mixture_passes_follow_each_other() -> None:
 
 
 def test_source_left_out_of_an_epoch_begins_later() -> None:
-    """Under `until`, a source that yields no batch in an epoch drops none of its cells."""
-    mixture = MixedLoader(loaders(0, 2, "census", "new"), weights={"census": 99, "new": 1}, until="first")
+    """Under `stopping_strategy`, a source that yields no batch in an epoch drops none of its cells."""
+    mixture = MixedLoader(
+        loaders(0, 2, "census", "new"), weights={"census": 99, "new": 1}, stopping_strategy="first_exhausted"
+    )
     names = [[name for name, _ in read(mixture)] for _ in range(25)]
     assert "new" not in names[0]
     (first, *_) = (epoch for epoch, own in enumerate(names) if "new" in own)
@@ -488,10 +490,10 @@ class Failing(StatefulLoader):
         yield from super()._read_request(request)
 
 
-@pytest.mark.parametrize("read_ahead", [0, 1])
+@pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_mixture_resumes_after_a_failed_read(read_ahead: int, error: type[BaseException]) -> None:
-    sources = loaders(read_ahead=read_ahead)
+def test_mixture_resumes_after_a_failed_read(prefetch: int, error: type[BaseException]) -> None:
+    sources = loaders(prefetch=prefetch)
     sources["tahoe"] = Failing.from_loader(sources["tahoe"])
     mixture, whole, steps = MixedLoader(sources, weights=WEIGHTS, n_steps=60, seed=1), read(mixed(n_steps=120)), []
 
@@ -651,8 +653,8 @@ def test_state_of_an_epochs_end_is_kept() -> None:
 
 
 def test_changed_until_keeps_positions_of_sources() -> None:
-    """If `until` replaces `n_steps`, sources resume at their positions."""
-    before, after = mixed(n_steps=20), mixed(until="all")
+    """If `stopping_strategy` replaces `n_steps`, sources resume at their positions."""
+    before, after = mixed(n_steps=20), mixed(stopping_strategy="all_exhausted")
     steps = read(before)
     with pytest.warns(UserWarning, match="n_steps is 20 in the state and None here"):
         after.load_state_dict(before.state_dict(), strict=False)
@@ -663,12 +665,14 @@ def test_changed_until_keeps_positions_of_sources() -> None:
 
 
 def test_first_source_ends_a_mixture_early() -> None:
-    """The length under until='first' doesn't need the order up to the end of much larger sources."""
+    """Under "first_exhausted", the length doesn't need the order up to the end of much larger sources."""
     big = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0, mask=slice(0, 10**6))
     (own,) = loaders(0, 2, "own").values()
     other = StatefulLoader(batch_sampler=big, preload_to_gpu=False)
     other.add_adata(ad.AnnData(sp.csr_matrix((10**6, 1), dtype="float32")))
-    mixture = MixedLoader({"own": own, "big": other}, weights={"own": 1, "big": 0.05}, until="first")
+    mixture = MixedLoader(
+        {"own": own, "big": other}, weights={"own": 1, "big": 0.05}, stopping_strategy="first_exhausted"
+    )
     assert len(mixture) == pytest.approx(31.5, abs=1.5)
 
 
@@ -701,7 +705,7 @@ def test_copy_at_epoch_end_reads_next_epoch(duplicate: Any) -> None:
 
 
 def test_length_after_abandoned_loop_is_of_next_epoch() -> None:
-    """After a break, len() is the length of the next epoch; under until='all', lengths differ."""
+    """After a break, len() is the length of the next epoch; under stopping_strategy='all_exhausted', lengths differ."""
     lengths = []
     for epoch in range(4):
         mixture = mixed_in(epoch)
@@ -712,7 +716,7 @@ def test_length_after_abandoned_loop_is_of_next_epoch() -> None:
 
 
 def mixed_in(epoch: int) -> MixedLoader:
-    mixture = mixed(until="all")
+    mixture = mixed(stopping_strategy="all_exhausted")
     mixture.set_epoch(epoch)
     return mixture
 
@@ -892,7 +896,7 @@ def test_sources_share_prefetching_threads() -> None:
         return {thread for thread in threading.enumerate() if "annbatch-distributed" in thread.name}
 
     before = threads()
-    mixture = mixed(read_ahead=1)
+    mixture = mixed(prefetch=1)
     own = [len(threads() - before) for _ in mixture]
     assert len(own) == 60
     assert max(own) == 1
@@ -928,10 +932,10 @@ def test_exhausted_source_on_more_ranks_begins_next_epoch() -> None:
         mixture.load_state_dict(before.state_dict())
     whole = [epochs_of("census", rank, 2, 3, remainder="drop")[1] for rank in range(3)]
     assert [[rows for _, rows in read(mixture, 3)] for mixture in ranks] == whole
-    until: dict[str, Any] = {"weights": {"census": 1}, "until": "first"}
-    before = MixedLoader(loaders(0, 2, "census", remainder="drop"), **until)
+    ends: dict[str, Any] = {"weights": {"census": 1}, "stopping_strategy": "first_exhausted"}
+    before = MixedLoader(loaders(0, 2, "census", remainder="drop"), **ends)
     read(before, 4)
-    ending = MixedLoader(loaders(0, 3, "census", remainder="drop"), **until)
+    ending = MixedLoader(loaders(0, 3, "census", remainder="drop"), **ends)
     ending.load_state_dict(before.state_dict())
     assert read(ending) == []
 
@@ -1070,7 +1074,7 @@ def test_state_of_different_mixture_raises() -> None:
     damaged = state | {"sources": others | {"own": others["tahoe"]}}  # the first source of this state can be loaded
     for wrong, message in (
         (other, "n_steps is 9 in the state and 60 here"),
-        ({}, "must be of a mixture"),
+        ({}, "must be the state of a loader, got a dict with no keys"),
         (loaders()["own"].state_dict(), "must be of a mixture"),
         (state | {"version": 10**6}, "got 1000000"),
         (state | {"done": 8, "step": 7}, "damaged: the step where the epoch began"),
@@ -1087,7 +1091,7 @@ def test_state_of_different_mixture_raises() -> None:
 def test_threads_of_a_mixture_end_with_it() -> None:
     """The prefetching threads of all sources end when the mixture is deleted, even in mid-epoch."""
     before = {*threading.enumerate()}
-    mixture = mixed(read_ahead=1)
+    mixture = mixed(prefetch=1)
     batches = iter(mixture)
     next(batches)
     started = {thread for thread in {*threading.enumerate()} - before if "annbatch-distributed" in thread.name}

@@ -144,7 +144,7 @@ def test_names_that_repeat_are_compared_one_by_one(shuffled: DatasetCollection) 
     cells = joined(shuffled)
     cells.obs_names = [f"cell{number % 7}" for number in range(len(obs))]
     mask = cells.obs["donor"] == "d1"
-    assert len(loader(mask).add_adata(cells).plan().window) == 20
+    assert len(loader(mask).add_adata(cells).plan().selected) == 20
     swapped = mask.iloc[[1, 0, *range(2, len(obs))]]
     with pytest.raises(ValueError, match=r"row 0 .*'cell0'.*'cell1'.* create mask from collection\.obs\(\) itself"):
         loader(swapped).add_adata(cells).plan()
@@ -159,13 +159,13 @@ def test_mask_without_names_is_by_position(kind: str, shuffled: DatasetCollectio
         "default index of each dataset": pd.Series(flags, index=[*range(40), *range(40)]),
         "slice": slice(0, 40),
     }[kind]
-    assert list(loader(mask).use_collection(shuffled).plan().window) == list(range(40))
+    assert list(loader(mask).use_collection(shuffled).plan().selected) == list(range(40))
 
 
 def test_assigned_mask_is_compared(shuffled: DatasetCollection) -> None:
     """A mask that is assigned later is compared with the obs_names, too."""
     given = loader(None).use_collection(shuffled)
-    assert len(given.plan().window) == 80
+    assert len(given.plan().selected) == 80
     given.sampler.mask = in_order_of_files(shuffled.obs())
     with pytest.raises(ValueError, match="in a different order"):
         given.plan()
@@ -200,8 +200,8 @@ def test_labels_of_a_composition_are_compared_by_name(shuffled: DatasetCollectio
 
 def test_rows_have_no_names_and_take_none() -> None:
     with pytest.raises(TypeError, match=r"got a Series with the index \['a', 'b'\].*Pass the Series itself as mask"):
-        Rows.where(pd.Series([True, False], index=["a", "b"]))
-    assert Rows.where(pd.Series([True, False])) == Rows.of([0])
+        Rows.from_mask(pd.Series([True, False], index=["a", "b"]))
+    assert Rows.from_mask(pd.Series([True, False])) == Rows.from_indices([0])
 
 
 def test_cells_are_identified_once_per_dataset(monkeypatch: pytest.MonkeyPatch) -> None:

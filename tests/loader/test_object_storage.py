@@ -76,9 +76,9 @@ def by_fsspec(kind: str) -> Store:
     )
 
 
-def loader(store: Store, rank: int = 0, read_ahead: int = 0) -> StatefulLoader:
+def loader(store: Store, rank: int = 0, prefetch: int = 0) -> StatefulLoader:
     sampler = DistributedSampler(RandomSampler(8, 4, 8), dist_info=Rank(rank, 2), seed=0, remainder="exact")
-    empty = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=read_ahead)
+    empty = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, prefetch=prefetch)
     return empty.use_collection(DatasetCollection(zarr.open_group(store, mode="r")))
 
 
@@ -93,26 +93,26 @@ def _read(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("client", [by_obstore, by_fsspec])
-@pytest.mark.parametrize(("kind", "read_ahead"), [("sparse", 0), ("dense", 2)])
+@pytest.mark.parametrize(("kind", "prefetch"), [("sparse", 0), ("dense", 2)])
 def test_object_storage_has_batches_of_local_collection(
-    client: Callable[[str], Store], kind: str, read_ahead: int, server: Server, folder: Path
+    client: Callable[[str], Store], kind: str, prefetch: int, server: Server, folder: Path
 ) -> None:
     """Batches, and batches after a resume, equal the batches of a local collection."""
     local = LocalStore(folder / kind / "cells.zarr", read_only=True)
     for rank in range(2):
         whole = read(loader(local, rank))
-        first, second = (loader(client(kind), rank, read_ahead) for _ in range(2))
+        first, second = (loader(client(kind), rank, prefetch) for _ in range(2))
         assert read(first, 7) == whole[:7]
         second.load_state_dict(first.state_dict())
         assert read(second) == whole[7:]
 
 
-@pytest.mark.parametrize("read_ahead", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("how", ["failing", "slow"])
-def test_server_error_is_raised_at_its_batch(read_ahead: int, how: str, server: Server, folder: Path) -> None:
+def test_server_error_is_raised_at_its_batch(prefetch: int, how: str, server: Server, folder: Path) -> None:
     """A server error is raised at the batch that can't be read, names the store, and drops no batch."""
     whole = read(loader(LocalStore(folder / "sparse" / "cells.zarr", read_only=True)))
-    cells = loader(by_obstore("sparse", timeout="1s"), read_ahead=read_ahead)
+    cells = loader(by_obstore("sparse", timeout="1s"), prefetch=prefetch)
     batches = iter(cells)
     results = read(batches, 4)
     with (

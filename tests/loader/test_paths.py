@@ -61,7 +61,7 @@ def several_types(*choices: str) -> st.SearchStrategy[list[str]]:
     return st.lists(st.sampled_from(choices), min_size=1, max_size=3)
 
 
-def read(datasets: list[Any], expected: list[Values], seed: int, read_ahead: int) -> None:
+def read(datasets: list[Any], expected: list[Values], seed: int, prefetch: int) -> None:
     """Read rows with replacement, and compare each batch with the values of the datasets."""
     whole = np.concatenate([one.astype(np.result_type(*expected)) for one in expected])
     if not len(whole):
@@ -73,7 +73,7 @@ def read(datasets: list[Any], expected: list[Values], seed: int, read_ahead: int
         batch_sampler=DistributedSampler(sampler, dist_info=Rank(0, 1), sharding="independent"),
         return_index=True,
         preload_to_gpu=False,
-        read_ahead=read_ahead,
+        prefetch=prefetch,
     )
     for one in datasets:
         loader.add_dataset(one)

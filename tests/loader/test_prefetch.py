@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from annbatch_distributed.loader.prefetch import prefetch
+from annbatch_distributed.loader.prefetch import prefetched
 from annbatch_distributed.loader.prefetch import threads as pool
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def wait_until(condition: Any) -> None:
 def test_items_keep_order_after_empty_requests(n_ahead: int) -> None:
     """Items come in order, also after requests without items."""
     requests: list[list[int]] = [[0, 1], [], [2], [], [], [3, 4, 5], []]
-    assert list(prefetch(iter(requests), iter, n_ahead)) == list(range(6))
+    assert list(prefetched(iter(requests), iter, n_ahead)) == list(range(6))
     wait_until(lambda: not threads())
 
 
@@ -86,7 +86,7 @@ def test_items_keep_order_after_empty_requests(n_ahead: int) -> None:
 def test_number_of_prefetched_requests_is_exact(n_ahead: int) -> None:
     """Exactly the given number of requests is read while items are in use."""
     source = Requests()
-    items = prefetch(source.requests, source.read, n_ahead)
+    items = prefetched(source.requests, source.read, n_ahead)
     for number in range(18):
         assert next(items) == number
         expected = min(6, number // 3 + 1 + n_ahead)
@@ -99,17 +99,17 @@ def test_number_of_prefetched_requests_is_exact(n_ahead: int) -> None:
 @pytest.mark.parametrize("n_ahead", [1, 3])
 def test_number_of_concurrent_requests_is_exact(n_ahead: int) -> None:
     source = Requests(takes=0.1)
-    assert list(prefetch(source.requests, source.read, n_ahead)) == list(range(18))
+    assert list(prefetched(source.requests, source.read, n_ahead)) == list(range(18))
     assert source.most_at_once == n_ahead
 
 
 def test_several_share_the_threads_that_they_are_given() -> None:
     sources = Requests(takes=0.02), Requests(takes=0.02)
     with pool(1) as readers:
-        both = [prefetch(own.requests, own.read, 1, readers) for own in sources]
+        both = [prefetched(own.requests, own.read, 1, readers) for own in sources]
         assert list(zip(*both, strict=True)) == [(number, number) for number in range(18)]
         assert len(threads()) == 1
-        other = prefetch(iter(range(3)), lambda number: [number], 1, readers)
+        other = prefetched(iter(range(3)), lambda number: [number], 1, readers)
         assert next(other) == 0
         other.close()
         assert readers.submit(int).result() == 0  # the threads are not shut down
@@ -126,7 +126,7 @@ def test_error_is_raised_in_place_of_its_item(n_before: int, error: type[BaseExc
                 raise error(item)
             yield item
 
-    items = prefetch(iter(range(9)), read, 2)
+    items = prefetched(iter(range(9)), read, 2)
     assert list(islice(items, n_before)) == list(range(n_before))
     with pytest.raises(error, match=str(n_before)):
         next(items)
@@ -141,7 +141,7 @@ def test_error_of_request_iterator_comes_after_items() -> None:
         yield [0, 1]
         raise KeyError("second")
 
-    items = prefetch(requests(), iter, 1)
+    items = prefetched(requests(), iter, 1)
     assert list(islice(items, 2)) == [0, 1]
     with pytest.raises(KeyError, match="second"):
         next(items)
@@ -152,7 +152,7 @@ def test_items_are_read_in_consumer_context() -> None:
     variable = contextvars.ContextVar("variable", default="of no one")
     token = variable.set("of the consumer")
     try:
-        assert list(prefetch(iter(range(4)), lambda _: [variable.get()], 2)) == ["of the consumer"] * 4
+        assert list(prefetched(iter(range(4)), lambda _: [variable.get()], 2)) == ["of the consumer"] * 4
     finally:
         variable.reset(token)
 
@@ -169,7 +169,7 @@ def test_close_starts_no_further_request(n_taken: int, how: str) -> None:
 
     class Consumer:
         def __init__(self) -> None:
-            self.items = prefetch(source.requests, read, 3)
+            self.items = prefetched(source.requests, read, 3)
             self.itself = self
 
     consumer = Consumer()
@@ -186,11 +186,11 @@ def test_close_starts_no_further_request(n_taken: int, how: str) -> None:
 
 def script(then: str, *, n_requests: int = 100, read: str = "time.sleep(0.3)") -> subprocess.Popen[str]:
     """Start a process that takes an item, prints it, and then runs `then`."""
-    folder = str(Path(sys.modules[prefetch.__module__].__file__ or "").parent)
+    folder = str(Path(sys.modules[prefetched.__module__].__file__ or "").parent)
     code = f"""
 import os, signal, sys, time
 sys.path.append({folder!r})  # without the package, which takes seconds to import
-from prefetch import prefetch
+from prefetch import prefetched
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in background jobs
 
@@ -198,7 +198,7 @@ def read(number):
     {read}
     yield number
 
-items = prefetch(iter(range({n_requests})), read, 1)
+items = prefetched(iter(range({n_requests})), read, 1)
 print(next(items), flush=True)
 {textwrap.dedent(then)}
 """

@@ -12,7 +12,7 @@ import pytest
 from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, Sets, StatefulLoader
+from annbatch_distributed import AlignedLoader, CellSets, DistributedSampler, MixedLoader, Rank, StatefulLoader
 from tests.meeting import verdict
 
 if TYPE_CHECKING:
@@ -45,13 +45,21 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> DatasetCollection:
     return DatasetCollection(folder / "cells.zarr", mode="r")
 
 
-def sets_of(collection: DatasetCollection, **options: Any) -> Sets:
-    defaults = {"by": ["line", "drug"], "size": SIZE, "chunk": 4, "controls": {"drug": "DMSO"}, "match": ["line"]}
-    return Sets.from_obs(collection.obs(["line", "drug"]), **defaults | options)
+def sets_of(collection: DatasetCollection, **options: Any) -> CellSets:
+    defaults = {
+        "by": ["line", "drug"],
+        "set_size": SIZE,
+        "chunk_size": 4,
+        "controls": {"drug": "DMSO"},
+        "match": ["line"],
+    }
+    return CellSets.from_obs(collection.obs(["line", "drug"]), **defaults | options)
 
 
-def ranks(collection: DatasetCollection, n_ranks: int = 2, tail: str = "drop", **options: Any) -> list[StatefulLoader]:
-    sets = sets_of(collection, tail=tail)
+def ranks(
+    collection: DatasetCollection, n_ranks: int = 2, remainder: str = "drop", **options: Any
+) -> list[StatefulLoader]:
+    sets = sets_of(collection, remainder=remainder)
     defaults = {"batch_size": 2, "return_index": True, "sets": sets}
     return [
         StatefulLoader.from_collection(collection, dist_info=Rank(rank, n_ranks), **defaults | options)
@@ -59,21 +67,21 @@ def ranks(collection: DatasetCollection, n_ranks: int = 2, tail: str = "drop", *
     ]
 
 
-@pytest.mark.parametrize("tail", ["drop", "short", "fill"])
-def test_batch_alternates_sets_and_controls(collection: DatasetCollection, tail: str) -> None:
+@pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
+def test_batch_alternates_sets_and_controls(collection: DatasetCollection, remainder: str) -> None:
     """A batch has its first set, the controls of that set, its second set, and so on."""
     treated, n_batches = list[str](), 0
-    for loader in ranks(collection, tail=tail):
+    for loader in ranks(collection, remainder=remainder):
         for batch in loader:
             obs, number, is_control = batch["obs"], batch["set"], batch["is_control"]
             n_batches += 1
             # values and obs are of the same cells
             assert [f"cell {int(value)}" for value in batch["X"][:, 0]] == obs.index.tolist()
-            assert ("repeated" in batch) == (tail == "fill")
+            assert ("repeated" in batch) == (remainder == "pad")
             for which in range(number.max() + 1):
                 is_here = number == which
                 n_each = is_here.sum() // 2
-                assert n_each == SIZE or (tail == "short" and n_each == N_EACH % SIZE)
+                assert n_each == SIZE or (remainder == "keep" and n_each == N_EACH % SIZE)
                 assert is_control[is_here].tolist() == [False] * n_each + [True] * n_each
                 own, controls = obs[is_here & ~is_control], obs[is_here & is_control]
                 assert len(own[["line", "drug"]].drop_duplicates()) == 1
@@ -81,9 +89,9 @@ def test_batch_alternates_sets_and_controls(collection: DatasetCollection, tail:
                 assert set(controls["line"]) == set(own["line"])
             is_first = ~is_control & ~batch.get("repeated", np.zeros(len(obs), dtype=bool))
             treated += obs.index[is_first].tolist()
-    n_sets = {"drop": N_EACH // SIZE}.get(tail, -(-N_EACH // SIZE)) * N_LINES * (N_DRUGS - 1)
+    n_sets = {"drop": N_EACH // SIZE}.get(remainder, -(-N_EACH // SIZE)) * N_LINES * (N_DRUGS - 1)
     assert n_batches == 2 * -(-n_sets // 4)
-    expected = n_sets * SIZE if tail == "drop" else N_EACH * N_LINES * (N_DRUGS - 1)
+    expected = n_sets * SIZE if remainder == "drop" else N_EACH * N_LINES * (N_DRUGS - 1)
     assert len(treated) == len(set(treated)) == expected
 
 
@@ -134,7 +142,7 @@ def test_epoch_of_sets_is_checked_by_its_cells(collection: DatasetCollection) ->
 
 
 def test_validation_has_the_same_sets_each_time(collection: DatasetCollection) -> None:
-    (loader,) = ranks(collection, 1, tail="short", shuffle=False)
+    (loader,) = ranks(collection, 1, remainder="keep", shuffle=False)
     seen = []
     for _ in range(2):
         loader.set_epoch(0)
@@ -151,10 +159,10 @@ def test_annbatchs_loader_reads_sets_without_marks(collection: DatasetCollection
     for one, other in zip(theirs, ours, strict=True):
         assert one["index"].tolist() == other["index"].tolist()
         assert other.keys() - one.keys() == {"set", "is_control"}
-    assert "sets=<Sets: 45 sets of 9 groups, 8 cells and 8 controls each>" in repr(sampler)
+    assert "sets=<CellSets: 45 sets of 9 groups, 8 cells and 8 controls each>" in repr(sampler)
     wrong: Any
     for wrong in (collection.obs(["drug"]), "sets"):
-        with pytest.raises(TypeError, match=r"sets must be Sets, got .* Create them with Sets.from_obs"):
+        with pytest.raises(TypeError, match=r"sets must be CellSets, got .* Create them with CellSets.from_obs"):
             StatefulLoader.from_collection(collection, dist_info=Rank(0, 2), sets=wrong)
 
 
@@ -183,21 +191,21 @@ def test_sizes_follow_from_memory(collection: DatasetCollection) -> None:
 
     A row of 2 values has 8 bytes, and takes 4 times as much memory while it is read.
     """
-    for read_through in (0, 3, 64):
+    for max_gap in (0, 3, 64):
         sizes = []
         for n_rows in (300, 10_000):
-            (loader,) = ranks(collection, 1, memory=n_rows * 8 * 4, read_through=read_through)
+            (loader,) = ranks(collection, 1, memory=n_rows * 8 * 4, max_gap=max_gap)
             requests = list(loader.sampler.sample(N_CELLS))
             sizes.append(max(sum(part.stop - part.start for part in request["requests"]) for request in requests))
             assert sizes[-1] <= 1.3 * n_rows
         assert 150 < sizes[0] < sizes[1]
     # a set may have 400 cells, but a group has only 41
-    bags = sets_of(collection, size=400, tail="short")
-    (loader,) = ranks(collection, 1, sets=bags, batch_size=1, memory=300 * 8 * 4, read_through=0)
+    bags = sets_of(collection, set_size=400, remainder="keep")
+    (loader,) = ranks(collection, 1, sets=bags, batch_size=1, memory=300 * 8 * 4, max_gap=0)
     assert loader.plan()._rows_held == 2 * 3
-    assert ranks(collection, 1, memory=40 * 8 * 4, read_through=0)[0].plan().rows_in_memory is None
-    message = "one batch read .* rows, .* --group-by.* or read_through=0"
+    assert ranks(collection, 1, memory=40 * 8 * 4, max_gap=0)[0].plan().rows_in_memory is None
+    message = "one batch read .* rows, .* --group-by.* or max_gap=0"
     with pytest.raises(ValueError, match=message):
         ranks(collection, 1, memory=40 * 8 * 4)
-    with pytest.raises(ValueError, match=r"can't be combined with sets, .*Sets.from_obs\(mask="):
+    with pytest.raises(ValueError, match=r"can't be combined with sets, .*CellSets.from_obs\(mask="):
         ranks(collection, 1, mask=slice(0, 10))

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     store_chunk=st.integers(1, 300),
     memory=st.integers(10**6, 10**10),
     batch_size=st.integers(1, 2_000),
-    read_ahead=st.integers(0, 2),
+    prefetch=st.integers(0, 2),
 )
 def test_sizes_fit_memory_in_whole_chunks(
-    n_rows: int, world_size: int, row_bytes: int, store_chunk: int, memory: int, batch_size: int, read_ahead: int
+    n_rows: int, world_size: int, row_bytes: int, store_chunk: int, memory: int, batch_size: int, prefetch: int
 ) -> None:
     """Sizes fit into the memory, in whole chunks and whole batches."""
     options: dict[str, Any] = {"row_bytes": row_bytes, "store_chunk": store_chunk, "memory": memory}
-    options |= {"batch_size": batch_size, "read_ahead": read_ahead}
-    peak_bytes = row_bytes * (2.5 + 1.5 * read_ahead)
+    options |= {"batch_size": batch_size, "prefetch": prefetch}
+    peak_bytes = row_bytes * (2.5 + 1.5 * prefetch)
     if batch_size * peak_bytes > memory:
         with pytest.raises(ValueError, match="A load request of one batch"):
             suggest_sizes(n_rows, world_size, **options)
@@ -76,7 +76,7 @@ def test_more_memory_gives_larger_and_more_chunks() -> None:
 
 def test_chunks_are_cut_when_memory_is_small() -> None:
     """Chunks are cut if whole chunks and whole batches don't fit together."""
-    options: dict[str, Any] = {"row_bytes": 100, "store_chunk": 64, "batch_size": 96, "read_ahead": 0}
+    options: dict[str, Any] = {"row_bytes": 100, "store_chunk": 64, "batch_size": 96, "prefetch": 0}
     assert suggest_sizes(10_000, memory=192 * 250, **options)["chunk_size"] == 64
     assert {**suggest_sizes(10_000, memory=191 * 250, **options)} == {
         "chunk_size": 32,

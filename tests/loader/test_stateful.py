@@ -42,7 +42,7 @@ READING: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True, params=[0, 1])
 def _reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(READING, "read_ahead", request.param)
+    monkeypatch.setitem(READING, "prefetch", request.param)
 
 
 def empty(rank: int = 0, world_size: int = 2, **options: Any) -> StatefulLoader:
@@ -84,7 +84,7 @@ def test_loader_has_sampler_for_frameworks() -> None:
 
 
 def test_prefetching_to_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading to a GPU can't be combined with workers or read_ahead."""
+    """Loading to a GPU can't be combined with workers or prefetch."""
 
     def init(self: Any, **_: Any) -> None:
         self._preload_to_gpu = True  # without this, a GPU and its libraries are required
@@ -94,8 +94,8 @@ def test_prefetching_to_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = StatefulLoader(batch_sampler=sampler)
     with pytest.raises(ValueError, match=r"num_workers.* preload_to_gpu=False"):
         reader.to_dataloader(num_workers=2)
-    with pytest.raises(ValueError, match=r"read_ahead.* Pass preload_to_gpu=False"):
-        StatefulLoader(batch_sampler=sampler, read_ahead=1)
+    with pytest.raises(ValueError, match=r"prefetch.* Pass preload_to_gpu=False"):
+        StatefulLoader(batch_sampler=sampler, prefetch=1)
 
 
 class Failing(WrapperStore[MemoryStore]):
@@ -180,14 +180,14 @@ def test_state_in_last_request_stays_in_epoch() -> None:
     reader.set_epoch(0)
     batches = iter(reader)
     assert rows(islice(batches, 10)) == expected[:10]
-    time.sleep(0.2 if READING["read_ahead"] else 0)  # a thread reads to the end of the epoch
+    time.sleep(0.2 if READING["prefetch"] else 0)  # a thread reads to the end of the epoch
     state = reader.state_dict()
     assert (state["pass"], state["segments"]) == (0, [[2, 1, 10]])
     again = loader()
     again.load_state_dict(state)
     resumed = iter(again)
     assert rows(islice(resumed, 1)) == expected[10:11]
-    time.sleep(0.2 if READING["read_ahead"] else 0)
+    time.sleep(0.2 if READING["prefetch"] else 0)
     assert again.state_dict()["segments"] == [[2, 1, 11]]
     assert again.sampler.batches_done == 10  # before the open iteration
     assert rows(resumed) == expected[11:]
@@ -228,7 +228,7 @@ def test_resume_reads_only_remaining_rows() -> None:
 
     def reading() -> tuple[StatefulLoader, Counting]:
         store = Counting(memory)
-        return empty(read_through=0).add_dataset(zarr.open_array(store)), store
+        return empty(max_gap=0).add_dataset(zarr.open_array(store)), store
 
     def rows_read(store: Counting) -> list[int]:
         return sorted(int(key.split("/")[1]) for key in store.n_read.elements())
@@ -483,7 +483,7 @@ def test_request_is_freed_before_next_is_read() -> None:
     finally:
         tracemalloc.stop()
     # the load request that is being read, the one before it if prefetching, and decoded chunks
-    most = 1 + READING["read_ahead"]
+    most = 1 + READING["prefetch"]
     assert 0.9 < max(store.n_bytes) / (512 * 2_000 * 4) < most + 0.7
 
 

@@ -141,13 +141,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def sampler(mask: Any = None) -> DistributedSampler:
-    return DistributedSampler(RandomSampler(8, 2, 4), dist_info=Rank(0, 1), seed=0, mask=mask, read_through=0)
+    return DistributedSampler(RandomSampler(8, 2, 4), dist_info=Rank(0, 1), seed=0, mask=mask, max_gap=0)
 
 
-def loaders(cells: list[Cells], *, read_ahead: int = 0, mask: Any = None) -> tuple[StatefulLoader, Loader]:
+def loaders(cells: list[Cells], *, prefetch: int = 0, mask: Any = None) -> tuple[StatefulLoader, Loader]:
     """Create this package's loader, and annbatch's loader with an equal sampler."""
     options: dict[str, Any] = {"preload_to_gpu": False, "return_index": True}
-    ours = StatefulLoader(batch_sampler=sampler(mask), read_ahead=read_ahead, **options)
+    ours = StatefulLoader(batch_sampler=sampler(mask), prefetch=prefetch, **options)
     theirs = Loader(batch_sampler=sampler(mask), **options)
     for each in cells:
         ours.add_dataset(each)
@@ -168,15 +168,15 @@ def arrays_in(cells: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("layout", READ_HERE)
-@pytest.mark.parametrize(("read_ahead", "is_masked"), [(1, False), (0, True)])
+@pytest.mark.parametrize(("prefetch", "is_masked"), [(1, False), (0, True)])
 def test_zarrs_reader_reads_like_annbatch(
-    layout: str, read_ahead: int, is_masked: bool, tmp_path: Path, reads: dict[str, int]
+    layout: str, prefetch: int, is_masked: bool, tmp_path: Path, reads: dict[str, int]
 ) -> None:
     cells = READ_HERE[layout](tmp_path)
     n_obs = sum(each.shape[0] for each in cells)
     # single rows, pairs of rows, and gaps between them
     mask = np.resize([True, False, True, True, False, False, True], n_obs) if is_masked else None
-    ours, theirs = loaders(cells, read_ahead=read_ahead, mask=mask)
+    ours, theirs = loaders(cells, prefetch=prefetch, mask=mask)
     batches, n_load_requests = list(ours), len(list(sampler(mask).sample(n_obs)))
     # annbatch reads the first load request of sparse cells, together with their indptr
     by_annbatch = 1 if "sparse" in layout else 0
@@ -279,18 +279,18 @@ def test_known_versions_of_zarrs_are_used(
     check_same(batches, list(theirs))
 
 
-@pytest.mark.parametrize("read_ahead", [0, 1])
-def test_unreadable_chunk_raises_at_its_batch(read_ahead: int, tmp_path: Path, reads: dict[str, int]) -> None:
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_unreadable_chunk_raises_at_its_batch(prefetch: int, tmp_path: Path, reads: dict[str, int]) -> None:
     """An unreadable chunk raises at the batch that needs it."""
     cells = dense(tmp_path, chunks=(8, N_VAR))
     (tmp_path / "X" / "c" / "12" / "0").write_bytes(b"no chunk")
     distributed = DistributedSampler(SequentialSampler(8, 2, 4), dist_info=Rank(0, 1), seed=0)
-    ours = StatefulLoader(batch_sampler=distributed, preload_to_gpu=False, read_ahead=read_ahead).add_dataset(cells)
+    ours = StatefulLoader(batch_sampler=distributed, preload_to_gpu=False, prefetch=prefetch).add_dataset(cells)
     theirs = Loader(batch_sampler=distributed, preload_to_gpu=False).add_dataset(cells)
     # the load requests before the broken chunk have 96 rows
     assert until_it_fails(ours) == (24, "Unknown frame descriptor")
-    # with read_ahead, the next load request may have started
-    assert reads in [{"here": 6 + more, "annbatch": 0} for more in range(read_ahead + 1)]
+    # with prefetch, the next load request may have started
+    assert reads in [{"here": 6 + more, "annbatch": 0} for more in range(prefetch + 1)]
     assert until_it_fails(theirs) == (24, "Unknown frame descriptor")
 
 

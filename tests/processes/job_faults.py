@@ -60,7 +60,7 @@ def train(collection: Path, folder: Path) -> None:
     cells = DatasetCollection(collection, mode="r")
     mask = cells.obs(["donor"])["donor"] != HELD_OUT
     sampler = DistributedSampler(RandomSampler(**CHUNKS), dist_info="torch", remainder="exact", seed=0, mask=mask)
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", read_ahead=1)
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, to="torch", prefetch=1)
     loader.use_collection(cells)
     model: list[list[int]] = [[] for _ in range(EPOCHS)]
     checkpoint = folder / "checkpoint.json"

@@ -63,7 +63,7 @@ def main(name: str, collection: Path, folder: Path) -> None:
             time.sleep(0.05)
     meet(folder, name, 2 if joins else 0, 4)
     sampler = DistributedSampler(RandomSampler(**CHUNKS), dist_info="torch", remainder="exact", seed=0)
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, read_ahead=1)
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False, prefetch=1)
     loader.use_collection(DatasetCollection(collection, mode="r"))
     if joins:
         loader.load_state_dict(gather(None)[0])

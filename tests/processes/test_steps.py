@@ -37,7 +37,7 @@ def test_page_finds_and_skips_nan(
     assert all(error in process.stderr for process in failed)
 
     shown = re.findall(r"```console\n\$ annbatch-distributed (.*)\n((?:(?!```).*\n)*)```", PAGE)
-    assert [command.split()[0] for command, _ in shown] == ["replay", "replay"]
+    assert [command.split()[0] for command, _ in shown] == ["cells", "cells"]
     for command, text in shown:
         assert main(shlex.split(command)) == 0
         lines, *rest = text.split("...\n")

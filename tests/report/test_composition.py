@@ -28,7 +28,7 @@ def test_composition_counts_the_labels_of_each_shard(drawn: Job, epoch: int, n_l
         assume(False)
     table = plan.composition(labels)
     assert list(table.index) == list(range(drawn.world_size))
-    window = Counter(labels[list(plan.window)].tolist())
+    window = Counter(labels[list(plan.selected)].tolist())
     for rank in range(drawn.world_size):
         own = Counter(labels[list(plan.shard(rank).rows)].tolist())
         assert {label: int(n) for label, n in table["rows"].loc[rank].items() if n} == own

@@ -36,7 +36,7 @@ def test_density_of_ranges_is_exact(drawn: tuple[Rows, int, int]) -> None:
 def test_density_of_many_ranges_is_exact() -> None:
     """The density of shuffled blocks and of scattered rows is the same as if each row were counted."""
     flags = np.random.default_rng(0).random(70) < 0.6
-    for rows in (Rows.where(flags), Shuffled(3)(Rows((range(70),)), epoch=1, seed=0)):
+    for rows in (Rows.from_mask(flags), Shuffled(3)(Rows((range(70),)), epoch=1, seed=0)):
         for n_bins in (1, 47, 70):
             np.testing.assert_allclose(density(rows, 70, n_bins), counted(rows, 70, n_bins), atol=1e-9)
 

@@ -50,7 +50,7 @@ def test_masked_rows_are_painted_behind_the_lanes() -> None:
     """Rows outside the mask are painted behind the lanes, never over them."""
     (plan,) = plans(300, 2, mask=[slice(10, 100), slice(200, 290)])
     outside, lanes, _ = painted(plan.plot().axes[0])
-    assert list(np.flatnonzero(outside[0])) == sorted(set(range(300)) - set(plan.window))
+    assert list(np.flatnonzero(outside[0])) == sorted(set(range(300)) - set(plan.selected))
     assert not (lanes & outside).any()
 
 

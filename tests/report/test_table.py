@@ -28,7 +28,7 @@ def test_text_lists_shards_and_dropped_rows() -> None:
         "   1        3    24         0  24:40, 50:58",
         "   2        3    24         0  58:82",
         "dropped in this epoch: 8 rows, 10% (82:90)",
-        'to drop none: remainder="exact", "keep" or "pad"',
+        'to drop none: remainder="exact"',
     ]
 
 
@@ -102,7 +102,7 @@ def test_notebook_shows_title_table_and_notes() -> None:
     ]
     assert list(notes.itertext()) == [
         "dropped in this epoch: 8 rows, 10% (82:90)",
-        'to drop none: remainder="exact", "keep" or "pad"',
+        'to drop none: remainder="exact"',
     ]
 
 

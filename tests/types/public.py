@@ -15,11 +15,11 @@ from annbatch.types import LoadRequest
 
 import annbatch_distributed
 from annbatch_distributed import (
+    CellSets,
     DistributedSampler,
     EpochPlan,
     Rank,
     Rows,
-    Sets,
     Shuffled,
     StatefulLoader,
     deferred,
@@ -49,11 +49,13 @@ def lazy_names_have_types_of_their_modules() -> None:
 
 
 def sets_are_created_from_obs(obs: pd.DataFrame, sampler: Sampler) -> None:
-    sets = Sets.from_obs(obs, by="donor", size=64, controls={"drug": ["DMSO"]}, mask=obs["drug"].notna(), tail="fill")
-    assert_type(sets, Sets)
+    sets = CellSets.from_obs(
+        obs, by="donor", set_size=64, controls={"drug": ["DMSO"]}, mask=obs["drug"].notna(), remainder="pad"
+    )
+    assert_type(sets, CellSets)
     assert_type(len(sets), int)
     assert_type(sets.groups, pd.Categorical)
-    Sets.from_obs(obs, by="donor", size=64, tail="keep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such tail
+    CellSets.from_obs(obs, by="donor", set_size=64, remainder="exact")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such remainder
     DistributedSampler(sampler, dist_info="torch", sets=sets)
 
 
@@ -90,9 +92,9 @@ def distributed_sampler_is_a_sampler_of_annbatch(
     DistributedSampler(wrapped, dist_info="env", sharding=Independent())
     DistributedSampler(wrapped, dist_info="env", remainder="dorp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such policy
     DistributedSampler(wrapped, dist_info="env", sharding=Rank(0, 2))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a rank is no sharding
-    DistributedSampler(wrapped, dist_info="env", mask=pd.Series([True, False]), read_through=0)
+    DistributedSampler(wrapped, dist_info="env", mask=pd.Series([True, False]), max_gap=0)
     DistributedSampler(wrapped, dist_info="env", mask=np.array([True, False]))
-    DistributedSampler(wrapped, dist_info="env", mask=Rows.where([True, False]))
+    DistributedSampler(wrapped, dist_info="env", mask=Rows.from_mask([True, False]))
     DistributedSampler(wrapped, dist_info="env", mask="train")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a string is no mask
     assert_type(sampler.rank, int)
     assert_type(sampler.world_size, int)
@@ -158,7 +160,7 @@ def plan_has_rows_of_ranks(plan: EpochPlan) -> None:
     assert_type(plan.n_streams, int)
     assert_type(plan.epoch, int)
     assert_type(plan.n_batches(0), int)
-    assert_type(plan.window, Rows)
+    assert_type(plan.selected, Rows)
     assert_type(plan.dropped, Rows)
     assert_type(plan.n_dropped, int)
     assert_type(plan.n_repeated, int)
@@ -170,15 +172,15 @@ def plan_has_rows_of_ranks(plan: EpochPlan) -> None:
 
 def reverse(rows: Rows, *, epoch: int, seed: int | None) -> Rows:
     """Order rows in reverse, as a custom sharding."""
-    return Rows.of(rows.to_array()[::-1])
+    return Rows.from_indices(rows.to_array()[::-1])
 
 
 def functions_are_shardings(wrapped: Sampler) -> None:
-    assert_type(Rows.of([1, 2]).to_array(), npt.NDArray[np.int64])
-    assert_type(Rows.of(np.arange(3)).cyclic(0, 2), Rows)
-    assert_type(Rows.of([1, 2]).within(0, 1), Rows)
-    assert_type(Rows.of([1, 2]).to_global(np.array([0])), npt.NDArray[np.int64])
-    assert_type(next(iter(Rows.of([1, 2]))), int)
+    assert_type(Rows.from_indices([1, 2]).to_array(), npt.NDArray[np.int64])
+    assert_type(Rows.from_indices(np.arange(3)).cyclic(0, 2), Rows)
+    assert_type(Rows.from_indices([1, 2]).within(0, 1), Rows)
+    assert_type(Rows.from_indices([1, 2]).to_global(np.array([0])), npt.NDArray[np.int64])
+    assert_type(next(iter(Rows.from_indices([1, 2]))), int)
     DistributedSampler(wrapped, dist_info="env", sharding=reverse)
     DistributedSampler(wrapped, dist_info="env", sharding=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a number is no sharding
 

@@ -584,7 +584,7 @@ def compare_readings(described: Mapping[int, Description], plan: Plan, position:
     read, shares = (sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share"))
     if not problems and plan.n_draws is None:
         repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.n_streams) if plan.n_repeated)
-        if shares + _tally(plan.dropped) != sum(repeated, _tally(plan.window)):
+        if shares + _tally(plan.dropped) != sum(repeated, _tally(plan.selected)):
             problems = [f"the shards of all ranks, {plural(shares.n_rows, plan.units.noun)}, differ from the plan"]
     if problems:
         masked = f" ({mask})" if (mask := _masked(plan)) else ""
@@ -609,16 +609,16 @@ def _summary(plan: Plan, position: Position, total: Tally, n_ranks: int, *, read
     if not reads_each_row or (is_rest and plan.config.remainder == "drop"):
         return text
     text += ". " + ("Including earlier batches, each" if is_rest else "Each")
-    text += f" of the {plural(len(plan.window) - plan.n_dropped, plan.units.noun)} was read once"
+    text += f" of the {plural(len(plan.selected) - plan.n_dropped, plan.units.noun)} was read once"
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
-    text += f", {plan.n_dropped:,} of the {len(plan.window):,} are dropped in this epoch" if plan.n_dropped else ""
+    text += f"; {plan.n_dropped:,} of the {len(plan.selected):,} are dropped in this epoch" if plan.n_dropped else ""
     return text + (f"; {mask}" if (mask := _masked(plan)) else "")
 
 
 def _masked(plan: Plan) -> str:
     """Return the rows that the mask selects, which identify a loader of a collection; empty if it selects all."""
-    if len(plan.window) == len(plan.units):
+    if len(plan.selected) == len(plan.units):
         return ""
-    if len(plan.window.starts) <= _MOST_RANGES:
-        return f"the mask selects {plan.window}"
-    return f"the mask selects {len(plan.window):,} of {len(plan.units):,} {plan.units.noun}s"
+    if len(plan.selected.starts) <= _MOST_RANGES:
+        return f"the mask selects {plan.selected}"
+    return f"the mask selects {len(plan.selected):,} of {len(plan.units):,} {plan.units.noun}s"

@@ -1,4 +1,4 @@
-"""The command line: commands that write collections, show plans, and check or replay what a job reads.
+"""The command line: commands that write collections, show plans, and check or list what a job reads.
 
 It uses the public API where it can, and imports annbatch only when a command runs.
 """
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from math import gcd
 from typing import Any, NoReturn
 
 __all__ = ["CommandError", "main"]
@@ -29,10 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; problems are lines on stderr."""
     try:
         options = _parser().parse_args(arguments)
-        if options.command in {"plan", "check"} and options.preload_nchunks is None:
-            # the smallest number of chunks from 32 on that makes whole batches: 33 for chunks of 64 and batches of 192
-            step = options.batch_size // gcd(options.batch_size, options.chunk_size)
-            options.preload_nchunks = -(-32 // step) * step
         # imported here, as the imports of a command take seconds
         code: int = import_module(f"annbatch_distributed.cli.{options.command}").run(options)
     except CommandError as error:
@@ -82,8 +77,8 @@ _POSITIVE, _NATURAL = _at_least(1), _at_least(0)
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="annbatch-distributed",
-        description="Write annbatch collections, show how they are sharded across ranks, and check or replay what a "
-        "job reads.",
+        description="Write annbatch collections, show how they are sharded across ranks, and check or list what a job "
+        "reads.",
         epilog="Run 'annbatch-distributed COMMAND --help' for the options of a command.",
         allow_abbrev=False,
     )
@@ -117,12 +112,12 @@ def _parser() -> argparse.ArgumentParser:
         command(
             "check",
             "Read epochs in local processes, and compare the rows with the plan",
-            "cells.zarr --ranks 2 --remainder exact",
+            "cells.zarr --ranks 2",
         )
     )
-    _add_replay(
+    _add_cells(
         command(
-            "replay",
+            "cells",
             "List the cells of some steps of a job, from its saved state",
             "cells.zarr --state state.json --steps 335:345 --obs donor",
         )
@@ -140,13 +135,14 @@ def _add_collect(parser: _Parser) -> None:
     add = parser.add_argument_group("cells and genes").add_argument
     layer = "Layer with the counts, or raw for .raw; files without it use X (default: X)"
     add("--layer", metavar="NAME", help=layer)
-    genes = (
-        "Genes to keep if files have different genes: union fills missing genes with 0, intersection keeps the shared "
+    join = (
+        "Genes to keep if files have different genes: outer keeps the genes of any file and fills in 0, inner keeps "
+        "the genes of all files (default: outer, if there are shared genes)"
     )
-    add("--genes", choices=["union", "intersection"], help=f"{genes}genes (default: union, if there are shared genes)")
+    add("--join", choices=["outer", "inner"], help=join)
     add("--obs", nargs="+", metavar="COLUMN", help="Columns of obs to keep (default: all)")
     missing = "Strings in obs to replace by missing values, such as Unknown"
-    add("--missing", nargs="+", default=[], metavar="VALUE", help=missing)
+    add("--na-values", nargs="+", default=[], metavar="VALUE", help=missing)
     add("--make-unique", action="store_true", help="Rename cells to FILE-NAME, and number repeated names of genes")
     add = parser.add_argument_group("shuffling").add_argument
     groups = "Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets"
@@ -175,14 +171,12 @@ def _add_check(parser: _Parser) -> None:
     ranks = "Number of ranks, each in its own process (default: 2)"
     group.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help=ranks)
     group.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="Number of epochs (default: 1)")
-    ahead = "Number of load requests to prefetch in threads (default: 0)"
-    group.add_argument("--read-ahead", type=_NATURAL, default=0, metavar="N", help=ahead)
     _add_rows_and_sampler(parser, group)
     _add_json(parser.add_argument_group("output").add_argument)
 
 
-def _add_replay(parser: _Parser) -> None:
-    group = parser.add_argument_group("what to replay")
+def _add_cells(parser: _Parser) -> None:
+    group = parser.add_argument_group("what to list")
     group.add_argument("path", help=_PATH)
     state = "File with the saved state of the job, as JSON or a PyTorch checkpoint (required)"
     group.add_argument("--state", required=True, metavar="FILE", help=state)
@@ -222,16 +216,23 @@ def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_
         "values of the same column are alternatives"
     )
     add(rows, "--where", where, shown="all rows", nargs="+", action="extend", metavar="COLUMN=VALUE")
-    mask = "Select a range of rows. Repeat it for more ranges"
-    add(rows, "--mask", mask, shown="all rows", type=_range, action="append", metavar="START:STOP")
+    ranges = "Select a range of rows. Repeat it for more ranges"
+    add(rows, "--rows", ranges, shown="all rows", type=_range, action="append", metavar="START:STOP")
     sampler = parser.add_argument_group("sampler")
     batch_size = "Number of rows of a batch on each rank"
     add(sampler, "--batch-size", batch_size, 256, type=_POSITIVE, metavar="N")
-    add(sampler, "--chunk-size", "Number of consecutive rows to read together", 64, type=_POSITIVE, metavar="N")
+    by_memory = "chosen by --memory; or 64 if --preload-nchunks or --n-obs is given"
+    chunk_size = "Number of consecutive rows to read together"
+    add(sampler, "--chunk-size", chunk_size, shown=by_memory, type=_POSITIVE, metavar="N")
     chunks = "Number of chunks of a load request"
-    fewest = "the smallest number, at least 32, that gives whole batches"
+    fewest = "chosen by --memory; or the smallest number, at least 32, that gives whole batches"
     add(sampler, "--preload-nchunks", chunks, shown=fewest, type=_POSITIVE, metavar="N")
-    add(sampler, "--sampler", "Order of the rows of a rank", "random", choices=["random", "sequential"])
+    if not of_state:
+        memory = "Memory limit of each rank, such as 4GB"
+        add(sampler, "--memory", memory, "1GiB", type=_size, metavar="SIZE")
+        add(sampler, "--prefetch", "Number of load requests to prefetch", 1, type=_NATURAL, metavar="N")
+    order = "Read the rows of each rank in order"
+    add(sampler, "--no-shuffle", order, False, shown="shuffle them", action="store_true")
     sharding = (
         "Assignment of rows to ranks: contiguous gives each rank one range of rows, shuffled assigns blocks of rows to "
         "the ranks again in each epoch"
@@ -241,7 +242,7 @@ def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_
         "How to treat rows that don't fill a batch on every rank: drop them, keep them, so that some ranks may "
         "have one batch more, read each row exactly once in equally many batches, or pad with repeated rows"
     )
-    add(sampler, "--remainder", remainder, "drop", choices=["drop", "keep", "exact", "pad"])
+    add(sampler, "--remainder", remainder, "exact", choices=["drop", "keep", "exact", "pad"])
     virtual = "Number of virtual ranks, a multiple of --ranks, so that steps are the same on any number of ranks"
     add(sampler, "--virtual-ranks", virtual, shown="none", type=_POSITIVE, metavar="N")
     add(sampler, "--seed", "Seed of the order", 0, type=_NATURAL, metavar="N")

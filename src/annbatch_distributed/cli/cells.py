@@ -1,185 +1,243 @@
-"""Collections of the command line, their rows, and the samplers of a command's options.
+"""The command ``cells``: the cells of some steps of an epoch, from a saved state, as a table or counted by label.
 
-A chunk of cells, names or categories counts as lost if it isn't in the store. zarr would silently read fill values for
-it. Writers omit chunks that have only fill values, as columns of ``obs`` may; for cells, such a chunk would have no
-counts at all.
+The state describes the job, from which the command makes a loader.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import zarr
-from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from annbatch_distributed import DistributedSampler, EpochPlan, Rank
+from annbatch_distributed import CellSets, DistributedSampler, Rank, Shuffled, StatefulLoader
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.core.values import few
-from annbatch_distributed.loader._annbatch import n_rows_of
+from annbatch_distributed.cli.collection import Cells
+from annbatch_distributed.core.sharding import Contiguous, Independent
+from annbatch_distributed.core.state import Identity, Position, from_state
+
+_SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
+#: Classes of samplers and shardings by their names in a state.
+_CLASSES: dict[str, Any] = {f"annbatch.samplers.{kind.__name__}": kind for kind in (RandomSampler, SequentialSampler)}
+_CLASSES |= {"Contiguous": Contiguous, "Independent": Independent, "Shuffled": Shuffled}
 
 
-def lost_chunks(collection: DatasetCollection) -> list[str]:
-    """Return a line for each array that has lost chunks."""
-    groups = list(collection)
-    # if keys can't be listed, every chunk would look lost
-    if not _lists_keys(groups[0]):
-        return []
-    return [
-        f"{group.basename} lacks chunks of {array.path.removeprefix(f'{group.path}/')}"
-        for group in groups
-        for array in _arrays(group)
-        if array.nchunks_initialized < array.nchunks
-    ]
+def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
+    """Return rank 0's loader with a state loaded; options must not contradict it."""
+    with _reported(f"--state {options.state}"):
+        if isinstance(state, dict) and "sources" in state:
+            raise ValueError(
+                f"the state is of a mixture of {', '.join(sorted(map(str, state['sources'])))}, which this command "
+                "can't make. Call mixture.cells_of in the script that makes the mixture."
+            )
+        loader = _loader(options, state, cells)
+        loader.load_state_dict(_with_seed(options, _of_store(state, loader)))
+    return loader
 
 
-def _lists_keys(group: zarr.Group) -> bool:
-    """Return True if a store can list its keys; some web servers and buckets can't."""
+def _loader(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
+    """Return a loader of rank 0 of the job that saved a state, without loading the state."""
+    sampler = _sampler(options, cells, *from_state(state))
+    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+    return loader.use_collection(cells.collection)
+
+
+def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, Any]:
+    """Return the state of an AlignedLoader as the state of one of its stores; other states unchanged."""
+    stores, here = state["identity"].get("datasets"), loader.state_dict()["identity"]["datasets"]
+    # {"rna": [[rows, columns], ...], ...} of stores, or [[rows, columns], ...], or a digest of that
+    if not isinstance(stores, dict) or "digest" in stores or here not in stores.values():
+        return state
+    return {**state, "identity": state["identity"] | {"datasets": here}}
+
+
+def _with_seed(options: Namespace, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with its root as the seed; the root may come from a generator."""
+    identity = state["identity"]
+    return {**state, "identity": {**identity, "seed": _seed(options, identity)}}
+
+
+@contextmanager
+def _reported(where: str) -> Iterator[None]:
+    """Convert errors about a state to a CommandError with the name of its file or source."""
     try:
-        return any(zarr.open_group(group.store, path=group.path, mode="r", use_consolidated=False).keys())
-    except Exception:  # noqa: BLE001 each store has its own error if listing isn't allowed
-        return False
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        # notes name a source, or strict=False, which is no option of the command
+        notes = [note for note in getattr(error, "__notes__", ()) if "strict=False" not in note]
+        raise CommandError(" ".join([f"{where}: {error}", *notes])) from error
+    except (AttributeError, KeyError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CommandError(f"{where}: the state is damaged ({what}). Pass a different one") from error
 
 
-def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of zarr's
-    """Yield the arrays of a dataset whose chunks writers never omit."""
-    cells, obs, var = group["X"], group["obs"], group["var"]
-    # writers omit all chunks of sparse cells without values
-    if isinstance(cells, zarr.Array):
-        yield cells
-    elif cells["data"].size:
-        yield from (cells["indptr"], cells["data"])
-        if cells["indices"].nchunks_initialized:  # none are written if all values are of the first gene
-            yield cells["indices"]
-    names = [table[table.attrs.get("_index", "_index")] for table in (obs, var)]
-    # categories of categorical columns, but not codes, which may be the fill value 0 in all cells of a chunk
-    columns = [obs[name] for name in obs.attrs["column-order"]]
-    names += [column["categories"] for column in columns if isinstance(column, zarr.Group) and "categories" in column]
-    # strings with missing values are a group of values and flags
-    arrays = (array if isinstance(array, zarr.Array) else array["values"] for array in names)
-    yield from (array for array in arrays if array.size > 1)  # a single name may be empty, which is the fill value
+def _state(file: Path) -> Any:  # noqa: ANN401 whatever the file has
+    """Return the state in a JSON file, or the only state in a PyTorch checkpoint."""
+    data = file.read_bytes()
+    if not data.startswith(b"PK"):  # the start of a zip file, which torch.save writes
+        return json.loads(data)
+    import torch
+
+    try:
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # PyTorch raises many types for unsafe or damaged files
+        raise ValueError(
+            f"PyTorch can't load it with weights_only=True: {str(error).splitlines()[0]} Write only the state, with "
+            "json.dump(loader.state_dict(), file)."
+        ) from error
+    states = dict(_states_in(checkpoint))
+    if len(states) != 1:
+        raise ValueError(
+            f"the checkpoint must have one state of a loader, got {len(states)}{': ' if states else ''}"
+            f"{', '.join(states)}. Write only the state, with json.dump(state, file)."
+        )
+    return next(iter(states.values()))
 
 
-class Cells:
-    """Collection at a path or URL, opened for reading; a CommandError if it can't be read."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        with self._readable():
-            self.collection = DatasetCollection(zarr.open_group(_stored(path), mode="r"))
-            if self.collection.is_empty:
-                raise ValueError("it has no datasets of annbatch. Write it with annbatch-distributed collect")
-            # from metadata; raises if annbatch would read rows wrongly
-            self.n_obs = sum(n_rows_of(group["X"], group["X"].path) for group in self.collection)
-            if not self.n_obs:
-                raise ValueError("it has no rows")
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # zarr and its stores raise many types for missing or damaged data
-            what = f"{type(error).__name__}: {error}"
-            if "BadScheme" in what:  # the error of obstore doesn't name the variable
-                what = "its server has an http:// address, which needs AWS_ALLOW_HTTP=true in the environment"
-            raise CommandError(f"{self.path}: can't be read as a collection: {what}") from error
-
-    def lost(self) -> list[str]:
-        """Return a line for each array that has lost chunks."""
-        with self._readable():
-            return lost_chunks(self.collection)
-
-    def labels(self, column: str) -> pd.Categorical:
-        """Return a column of ``obs``."""
-        with self._readable():
-            obs = self.collection.obs([column])
-            columns: Any = next(iter(self.collection))["obs"].attrs["column-order"]
-        if column not in obs:
-            raise CommandError(f"{self.path}: obs has no column {column!r}. It has {_listed(columns)}")
-        return pd.Categorical(obs[column])
-
-    def mask(self, ranges: Sequence[slice] | None, conditions: Sequence[str] | None) -> Any:  # noqa: ANN401 any mask
-        """Return a mask of the rows in some ranges that match all conditions.
-
-        Values of the same column are alternatives; excluded values add up.
-        """
-        if not conditions:
-            return ranges
-        # (n_obs,): True in the ranges, then False for rows that don't match a condition
-        flags = np.zeros(self.n_obs, dtype=np.bool_)
-        for rows in ranges or [slice(None)]:
-            flags[rows] = True
-        labels_of = cache(lambda column: self.labels(column).rename_categories(str))
-        any_of: dict[str, Any] = {}
-        for condition in conditions:
-            # "donor=d1" selects a value, "donor!=d1" other values and missing values, "donor" any value
-            name, equals, value = condition.partition("=")
-            column = name.removesuffix("!") if equals else name
-            if not column:
-                raise CommandError(f"--where must be COLUMN=VALUE, COLUMN!=VALUE or COLUMN, got {condition!r}")
-            labels = labels_of(column)
-            if equals and value not in labels.categories:
-                known = _listed([repr(category) for category in labels.categories])
-                raise CommandError(f"{self.path}: column {column!r} has no value {value!r}. It has {known}")
-            if not equals:
-                flags &= labels.notna()
-            elif name != column:
-                flags &= labels != value
-            else:  # values of one column are alternatives
-                any_of[column] = any_of.get(column, False) | (labels == value)
-        return np.logical_and.reduce([flags, *any_of.values()])
+def _states_in(part: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the state of each loader and mixture in a checkpoint."""
+    # the state of a mixture is one state, although it contains the states of its sources
+    if (
+        isinstance(part, dict)
+        and {"version", "identity"} <= part.keys()
+        and not part.keys().isdisjoint({"segments", "sources"})
+    ):
+        yield path, part
+    elif isinstance(part, dict | list | tuple):
+        for name, value in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from _states_in(value, f"{path}[{name!r}]")
 
 
-def _stored(path: str) -> Any:  # noqa: ANN401 whatever zarr opens
-    """Return an obstore store for a URL, if obstore is installed; else the path, for zarr to open."""
-    if "://" not in path or find_spec("obstore") is None:
-        return path
-    from obstore.store import from_url
-    from zarr.storage import ObjectStore
-
-    return ObjectStore(from_url(path), read_only=True)
-
-
-def sampler_of(options: Namespace, mask: Any, rank: int) -> DistributedSampler:  # noqa: ANN401 any mask
-    """Return the sampler of a rank, from the options."""
-    kind = {"random": RandomSampler, "sequential": SequentialSampler}[options.sampler]
+def _sampler(options: Namespace, cells: Cells, position: Position, identity: Identity) -> DistributedSampler:
+    sets, mask = None, None
+    if "sets" in identity:
+        sets = _sets(options, cells, identity["sets"])
+    else:
+        mask = _mask(options, cells, identity["rows"])
+    sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
+    # one rank per lane, unless --ranks is smaller, as the lanes were virtual ranks then
+    n_lanes = position.segments[-1].n_lanes
+    ranks = options.ranks or n_lanes
     return DistributedSampler(
-        kind(options.chunk_size, options.preload_nchunks, options.batch_size),
-        dist_info=Rank(rank, options.ranks),
-        remainder=options.remainder,
-        sharding=options.sharding,
-        seed=options.seed,
-        virtual_ranks=options.virtual_ranks,
+        _build(identity["sampler"], SequentialSampler if options.no_shuffle else None, sizes),
+        dist_info=Rank(0, ranks),
+        remainder=options.remainder or identity["remainder"],
+        sharding=_build(identity["sharding"], _SHARDINGS.get(options.sharding), {}),
+        seed=_seed(options, identity),
+        virtual_ranks=options.virtual_ranks or (None if ranks == n_lanes else n_lanes),
         mask=mask,
+        sets=sets,
     )
 
 
-def plans_of(options: Namespace, mask: Any, n_obs: int) -> list[EpochPlan]:  # noqa: ANN401 any mask
-    """Return the plan of each epoch; a CommandError if the options are invalid."""
-    plans = []
+def _mask(options: Namespace, cells: Cells, rows: Mapping[str, Any]) -> Any:  # noqa: ANN401 any mask
+    """Return the mask of the options, or else of a state."""
+    if (mask := cells.mask(options.rows, options.where)) is not None:
+        return mask
+    if "ranges" not in rows:
+        raise ValueError(
+            f"the mask can't be restored from the state, which has only a digest, {rows}. Pass its rows as --rows or "
+            "--where"
+        )
+    return [slice(start, stop) for start, stop in rows["ranges"]]
+
+
+def _sets(options: Namespace, cells: Cells, described: Mapping[str, Any]) -> CellSets:
+    """Return the sets of a state."""
+    controls = described["controls"]
+    if controls is not None and "digest" in controls:
+        raise ValueError(
+            "the controls can't be restored from the state, which has only a digest of them. Call loader.cells_of in "
+            "the script that makes the sets"
+        )
+    settings = {name: described[name] for name in ("by", "set_size", "chunk_size", "remainder", "seed")}
+    columns = dict.fromkeys([*described["by"], *(controls or ())])
+    return CellSets.from_obs(
+        pd.DataFrame({name: cells.labels(name) for name in columns}),
+        controls=controls,
+        match=described["match"] or None,
+        mask=_mask(options, cells, described["mask"]),
+        **settings,
+    )
+
+
+def _seed(options: Namespace, identity: Identity) -> int:
+    """Return the seed of a job: the option, or the seed or root in the state."""
+    return next((seed for seed in (options.seed, identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
+
+
+def _build(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401 of any class
+    """Return the sampler or sharding that a state describes, with the class and settings of the options."""
+    kind = kind or _CLASSES.get(described["type"])
+    if kind is None:
+        raise ValueError(
+            f"{described['type']} can't be restored from the state. Call cells_of of the loader, or "
+            "rows_of of the sampler, in the script that makes it"
+        )
+    # a state has more settings than arguments, and the class of --no-shuffle may have fewer arguments
+    settings = described | {name: value for name, value in options.items() if value is not None}
+    return kind(**{name: value for name, value in settings.items() if name in inspect.signature(kind).parameters})
+
+
+def run(options: Namespace) -> int:
+    """Print the cells of some steps, or their counts by label."""
+    with _reported(f"--state {options.state}"):
+        state = _state(Path(options.state))
+    cells = Cells(options.path)
+    loader = loader_of(options, state, cells)
+    epoch = int(state["epoch"]) if options.epoch is None else options.epoch
+    columns = dict.fromkeys(options.obs or ())
+    if options.by is not None:
+        if "sets" in state["identity"]:
+            raise CommandError("--by can't count cells of sets. Pass --obs to list them")
+        columns[options.by] = None
     try:
-        sampler = sampler_of(options, mask, 0)
-        for epoch in range(options.epoch, options.epoch + options.epochs):
-            sampler.set_epoch(epoch)
-            plans.append(sampler.plan(n_obs))
-    except (TypeError, ValueError) as error:
-        raise CommandError(str(error)) from error
-    return plans
+        frame = loader.cells_of(options.steps, list(columns), epoch=options.epoch)
+    except (IndexError, KeyError, ValueError) as error:
+        raise CommandError(str(error.args[0])) from error
+    if frame.empty:
+        raise CommandError(f"--steps must have a step of epoch {epoch}, got none. Pass earlier steps")
+    if options.by is not None:
+        _print_counts(options, epoch, frame, cells.labels(options.by), loader)
+    elif options.json:
+        print(json.dumps({"epoch": epoch, "cells": json.loads(frame.to_json(orient="records"))}))
+    else:
+        print(frame.to_string(index=False))
+    return 0
 
 
-def settings_of(options: Namespace, n_obs: int) -> dict[str, Any]:
-    """Return the settings of all epochs, for JSON."""
-    sizes = ["ranks", "virtual_ranks", "chunk_size", "preload_nchunks", "batch_size"]
-    names = [*sizes, "sampler", "remainder", "sharding", "seed"]
-    return {"n_obs": n_obs} | {name: getattr(options, name) for name in names}
-
-
-def _listed(names: Sequence[str]) -> str:
-    return few(names, 20) or "none"
+def _print_counts(
+    options: Namespace, epoch: int, frame: pd.DataFrame, labels: pd.Categorical, loader: StatefulLoader
+) -> None:
+    """Print the number of cells of each label in each step, and the label's share of the epoch."""
+    n_labels = len(labels.categories)
+    # missing labels have the code -1; for 3 labels they are counted as -1 % 4 = 3, the last of 4
+    selected = loader.plan().selected.take(labels.codes).astype(np.int64) % (n_labels + 1)
+    in_epoch = np.bincount(selected, minlength=n_labels + 1)
+    shares = in_epoch / in_epoch.sum()
+    # (labels, steps): numbers of cells; missing labels are the last line, if the epoch has any
+    codes = pd.Categorical(frame[options.by], categories=labels.categories).codes
+    counts = pd.crosstab(codes, frame["step"].to_numpy()).reindex([*range(n_labels), -1], fill_value=0)
+    counts.index = pd.Index([*labels.categories, np.nan], dtype=object)
+    if not shares[-1]:
+        counts, shares = counts.iloc[:-1], shares[:-1]
+    # (steps,): total variation distance between the labels of each step and of the epoch, from 0 to 1
+    distances = (counts / counts.sum()).sub(shares, axis="index").abs().sum() / 2
+    if options.json:
+        names = [None if pd.isna(label) else str(label) for label in counts.index]
+        summary = {"epoch": epoch, "labels": names, "share": shares.tolist(), "distance": distances.tolist()}
+        print(json.dumps(summary | {"steps": counts.columns.tolist(), "counts": counts.T.to_numpy().tolist()}))
+        return
+    print(f"cells of each {options.by} in steps of epoch {epoch}, its share of the epoch, and distances (0 to 1)")
+    shown = counts.astype(object)
+    shown["epoch"] = [f"{100 * share:.1f}%" for share in shares]
+    shown.loc["distance"] = [*(f"{distance:.3f}" for distance in distances), ""]
+    text = shown.rename_axis(columns="step", index=None).to_string()
+    print("\n".join(map(str.rstrip, text.splitlines())))

@@ -45,14 +45,18 @@ def run(options: Namespace) -> int:
     """Print the rows of each rank in each epoch, and differences from the plan."""
     # the fork server imports the modules once, for all ranks
     if _start_method() == "forkserver":
-        needed = ["annbatch_distributed.cli.check", "annbatch_distributed.cli.cells", "annbatch_distributed.loader"]
+        needed = [
+            "annbatch_distributed.cli.check",
+            "annbatch_distributed.cli.collection",
+            "annbatch_distributed.loader",
+        ]
         forkserver.set_forkserver_preload(needed)
         with interrupts_held():  # the server ignores interrupts only after its imports
             forkserver.ensure_running()
     # imported here, and not at the top, so that the server imports at the same time
     import pandas as pd
 
-    from annbatch_distributed.cli.cells import Cells, plans_of, settings_of
+    from annbatch_distributed.cli.collection import Cells, choose_sizes, plans_of, settings_of
 
     cells = Cells(options.path)
     if lost := cells.lost():
@@ -67,7 +71,8 @@ def run(options: Namespace) -> int:
             )
         return 1
     # made once and sent to the ranks, as reading a column of obs may take long
-    mask = cells.mask(options.mask, options.where)
+    mask = cells.mask(options.rows, options.where)
+    choose_sizes(options, mask, cells)
     plans_of(options, mask, cells.n_obs)  # raises for invalid options before a rank starts
     epochs: list[dict[str, Any]] = []
     for read in _streamed(options, mask):
@@ -182,13 +187,13 @@ def _end_with(parent: BaseProcess) -> None:
 def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # noqa: ANN401 any mask
     """Read each epoch as a rank, and send the rows that were read."""
     from annbatch_distributed import StatefulLoader
-    from annbatch_distributed.cli.cells import Cells, sampler_of
+    from annbatch_distributed.cli.collection import Cells, sampler_of
 
     loader = StatefulLoader(
         batch_sampler=sampler_of(options, mask, rank),
         return_index=True,
         preload_to_gpu=False,
-        read_ahead=options.read_ahead,
+        prefetch=options.prefetch,
     ).use_collection(Cells(options.path).collection)
     meet("ready")  # so that all ranks read at the same time
     for epoch in range(options.epoch, options.epoch + options.epochs):

@@ -21,9 +21,9 @@ def run(options: Namespace) -> int:
                 list(map(Path, options.files)),
                 out,
                 layer=options.layer,
-                genes=options.genes,
+                join=options.join,
                 columns=options.obs,
-                missing=options.missing,
+                na_values=options.na_values,
                 make_unique=options.make_unique,
                 group_by=options.group_by,
                 memory=options.memory,
@@ -34,5 +34,5 @@ def run(options: Namespace) -> int:
         raise CommandError(*problems.args) from problems
     except OSError as error:  # a full disk, for one
         raise CommandError(f"{error}; nothing was written to {out}") from error
-    print(f"preview two ranks: annbatch-distributed plan {out} --ranks 2 --remainder exact --by src_path")
+    print(f"preview two ranks: annbatch-distributed plan {out} --ranks 2 --by src_path")
     return 0

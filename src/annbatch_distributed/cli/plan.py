@@ -10,7 +10,7 @@ import numpy as np
 
 from annbatch_distributed import EpochPlan
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.cli.cells import Cells, plans_of, settings_of
+from annbatch_distributed.cli.collection import Cells, choose_sizes, in_options, plans_of, settings_of
 from annbatch_distributed.core.rows import Rows
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def run(options: Namespace) -> int:
     if (options.path is None) == (options.n_obs is None):
         problem = "none" if options.path is None else "both"
         raise CommandError(f"plan needs either the PATH of a collection or --n-obs, got {problem}")
-    labels, n_obs, mask = None, options.n_obs, options.mask
+    cells, labels, n_obs, mask = None, None, options.n_obs, options.rows
     if options.path is not None:
         cells = Cells(options.path)
-        n_obs, mask = cells.n_obs, cells.mask(options.mask, options.where)
+        n_obs, mask = cells.n_obs, cells.mask(options.rows, options.where)
         if options.by is not None:
             labels = cells.labels(options.by)
             if (n_labels := len(labels.categories)) > _MOST_LABELS:
@@ -40,6 +40,7 @@ def run(options: Namespace) -> int:
                 )
     elif options.where or options.by:
         raise CommandError("--where and --by need the PATH of a collection, because they use columns of its obs")
+    choose_sizes(options, mask, cells)
     plans = plans_of(options, mask, n_obs)
     if options.plot is not None:
         try:
@@ -54,7 +55,7 @@ def run(options: Namespace) -> int:
             epoch["composition"] = _composition_of(mix)
         print(json.dumps(settings_of(options, n_obs) | {"epochs": epochs}))
         return 0
-    texts = list(map(str, plans))
+    texts = [in_options(str(plan)) for plan in plans]
     for number, mix in enumerate(mixes):
         title = (
             f"rows of each {options.by}, and the distance of each rank's mix from the mix of all selected rows (0 to 1)"
@@ -69,7 +70,7 @@ def _plan_of(plan: EpochPlan) -> dict[str, Any]:
     shards = [plan.shard(rank) for rank in range(plan.n_streams)]
     return {
         "epoch": plan.epoch,
-        "selected": len(plan.window),
+        "selected": len(plan.selected),
         "dropped": {"rows": plan.n_dropped} | _ranges(plan.dropped),
         "repeated": plan.n_repeated,
         "rows_in_memory": plan.rows_in_memory,

@@ -19,13 +19,13 @@ _MOST_VALUES = 20
 _LIKE_MISSING = {"", "n/a", "na", "nan", "none", "null", "unassigned", "unknown"}
 
 
-def replace_missing(obs: pd.DataFrame, missing: Sequence[str]) -> set[str]:
+def replace_missing(obs: pd.DataFrame, na_values: Sequence[str]) -> set[str]:
     """Replace some strings by missing values, in place, and return the strings that ``obs`` had."""
     strings = set[str]()
     for name in obs:
         # a new categorical, without the categories that were replaced
         labels = obs[name].astype(object)
-        if (are_missing := labels.isin(missing)).any():
+        if (are_missing := labels.isin(na_values)).any():
             strings |= {*labels[are_missing]}
             obs[name] = pd.Categorical(labels.where(labels.isna(), labels.astype(str)).mask(are_missing))
     return strings
@@ -100,7 +100,7 @@ def _warnings(name: str, labels: list[str]) -> Iterator[str]:
     """Yield warnings about labels that may be missing values, or the same label."""
     if like_missing := [label for label in labels if label.casefold() in _LIKE_MISSING]:
         quoted = " ".join(f'"{label}"' for label in like_missing)
-        yield f"WARNING: {name} has the labels {quoted}. If they stand for missing labels, pass --missing {quoted}"
+        yield f"WARNING: {name} has the labels {quoted}. If they stand for missing labels, pass --na-values {quoted}"
     by_case: dict[str, list[str]] = {}
     for label in labels:
         by_case.setdefault(label.casefold(), []).append(label)

@@ -42,7 +42,7 @@ def write_part(
     *,
     layer: str | None,
     columns: Sequence[str] | None,
-    missing: Sequence[str],
+    na_values: Sequence[str],
     make_unique: bool,
 ) -> Part:
     """Write the collected part of a file to the folder ``path``."""
@@ -66,7 +66,7 @@ def write_part(
         part.obs_names_make_unique()
         part.var_names_make_unique()
         obs.index = part.obs_names
-    no_labels = replace_missing(obs, missing)
+    no_labels = replace_missing(obs, na_values)
     part.write_zarr(path)
     data = part.X.data
     where = f", from {file.place}" if layer else ""

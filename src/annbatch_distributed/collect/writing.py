@@ -28,9 +28,9 @@ def write_collection(
     out: Path,
     *,
     layer: str | None = None,
-    genes: str | None = None,
+    join: str | None = None,
     columns: Sequence[str] | None = None,
-    missing: Sequence[str] = (),
+    na_values: Sequence[str] = (),
     make_unique: bool = False,
     group_by: Sequence[str] | None = None,
     memory: str = "4GB",
@@ -47,11 +47,12 @@ def write_collection(
         Local path of the new collection, which must not exist.
     layer
         Layer with the counts, or ``"raw"`` for ``.raw``. Files without it use ``X``, the default.
-    genes
-        ``"union"`` or ``"intersection"`` of the genes of all files (default: the union, if all files share a gene).
+    join
+        Genes to keep: ``"outer"`` for the genes of any file, ``"inner"`` for those of all files (default: ``"outer"``,
+        if all files share a gene).
     columns
         Columns of ``obs`` to keep (default: all).
-    missing
+    na_values
         Strings in ``obs`` to replace by missing values.
     make_unique
         Rename cells to ``FILE-NAME``, and number repeated names of genes.
@@ -78,16 +79,18 @@ def write_collection(
             # one by one, so that a single file is in memory
             for number, file in enumerate(files):
                 path = folder / f"{number}.zarr"
-                part = write_part(path, file, layer=layer, columns=columns, missing=missing, make_unique=make_unique)
+                part = write_part(
+                    path, file, layer=layer, columns=columns, na_values=na_values, make_unique=make_unique
+                )
                 tell(part.summary, flush=True)
                 parts.append(part)
             check_counts(parts)
-            kept_genes, about_genes = choose_genes(parts, genes)
+            kept_genes, about_genes = choose_genes(parts, join)
             for line in [*about_genes, *_not_collected(files)]:
                 tell(line)
             tables, about_columns = unite([part.obs for part in parts])
-            unused = {*missing}.difference(*(part.no_labels for part in parts))
-            about_missing = [f"--missing: no cell has {value!r}" for value in sorted(unused)]
+            unused = {*na_values}.difference(*(part.no_labels for part in parts))
+            about_missing = [f"--na-values: no cell has {value!r}" for value in sorted(unused)]
             for line in [*about_columns, *about_missing]:
                 tell(line)
             check_groups(group_by, tables[0])
@@ -96,7 +99,7 @@ def write_collection(
             collection = _shuffled(
                 unfinished,
                 {str(part.path): table for part, table in zip(parts, tables, strict=True)},
-                genes=sorted(kept_genes) if genes == "intersection" else None,
+                genes=sorted(kept_genes) if join == "inner" else None,
                 group_by=group_by,
                 memory=memory,
                 seed=seed,

@@ -75,7 +75,6 @@ class Config:
         sharding: ShardingName | Sharding,
         mask: AnyMask | None,
         seed: int | None,
-        align: int | None,
         units: Units,
     ) -> Self:
         """Validate the arguments of a :class:`.DistributedSampler`."""
@@ -83,7 +82,6 @@ class Config:
         remainder = _remainder(remainder, enforce_equal_batches)
         _check_batch_size(sampler, remainder)
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
-        align = None if align is None else integer("align", align, least=1, below=BOUND)
         allowed = _own_mask(sampler)
         sampler = private_copy(sampler)
         make_numbers_ints(sampler)
@@ -99,7 +97,7 @@ class Config:
             seed,
             draw_root_seed(rng) if seed is None else seed,
             rng,
-            _chunk_grid(sampler, align, resolved),
+            _chunk_grid(sampler, resolved),
             allowed,
             selected,
             units,
@@ -144,8 +142,6 @@ class Config:
             "remainder": self.remainder,
             "seed": self.seed,
             "root": self.root_seed if is_random(self.sampler) else None,
-            # None and 1 both keep the order of the sharding
-            "align": self.align or 1,
             "versions": self._versions(),
         }
 
@@ -228,16 +224,15 @@ def _sharding(sharding: ShardingName | Sharding, sampler: Sampler, seed: int | N
     return resolved
 
 
-def _chunk_grid(sampler: Sampler, align: int | None, sharding: Sharding) -> int | None:
+def _chunk_grid(sampler: Sampler, sharding: Sharding) -> int | None:
     """Return the number whose multiples are the first rows of a rank's chunks; None keeps the order of rows.
 
-    ``align`` is the user's argument. The order is kept for samplers that keep it themselves; that sample with
-    replacement, whose chunks begin at any row; and that hold a value for each row, such as class samplers, which need
-    whole runs of a class.
+    The order is kept for samplers that keep it themselves; that sample with replacement, whose chunks begin at any row;
+    and that hold a value for each row, such as class samplers, which need whole runs of a class.
     """
     if n_draws(sampler, 1) is not None or needs_global_rows(sampler):
         return None
-    align = chunk_size(sampler) if align is None else align
+    align = chunk_size(sampler)
     if align is None or align < 2 or not is_random(sampler):
         align = None
     # chunks are aligned within blocks if blocks begin at multiples of `align`; otherwise the blocks are aligned

@@ -32,7 +32,7 @@ from annbatch_distributed.core.rows import Rows, runs
 from annbatch_distributed.core.sharding import Contiguous, Independent, Shuffled, ordered
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
-from annbatch_distributed.core.values import Int64Array, integers
+from annbatch_distributed.core.values import Int64Array, integers, plural
 from annbatch_distributed.core.worker import hidden_worker
 
 if TYPE_CHECKING:
@@ -104,32 +104,33 @@ def step_numbers(steps: StepSelection, n_steps: int) -> Int64Array:
     """Return the selected steps of an epoch, ascending, each once."""
     if isinstance(steps, slice):
         return np.sort(np.arange(n_steps)[steps])
-    return np.unique(
-        integers(f"Steps of an epoch of {n_steps}", [steps] if isinstance(steps, Integral) else steps, below=n_steps)
-    )
+    numbers = np.unique(integers("Steps", [steps] if isinstance(steps, Integral) else steps))
+    if len(missing := numbers[(numbers < 0) | (numbers >= n_steps)]):
+        raise IndexError(f"The epoch has no step {missing[0]}: it has {plural(n_steps, 'step')}, counted from 0.")
+    return numbers
 
 
 class Epochs:
     """Every epoch of a job on this rank; it caches the last plan, its lanes, and the sampler's answers."""
 
     def __init__(
-        self, config: Config, rank_source: HasPlacement, *, virtual_ranks: int | None = None, longest_gap: int = 0
+        self, config: Config, rank_source: HasPlacement, *, virtual_ranks: int | None = None, max_gap: int = 0
     ) -> None:
         self.config = config
         self._rank_source = rank_source
         #: Number of virtual ranks; None if they are not used.
         self.virtual_ranks = virtual_ranks
         #: Largest gap between rows that is read too, in rows.
-        self.longest_gap = longest_gap
+        self.max_gap = max_gap
         # each cache holds one entry with its key, since an epoch is requested many times, and then the next one
-        self._window: tuple[int, Rows] | None = None
+        self._selected: tuple[int, Rows] | None = None
         self._counted: tuple[tuple[object, ...], Counts] | None = None
         self._planned: tuple[tuple[int, int, int], Plan] | None = None
         self._lanes: tuple[tuple[object, ...], list[Lane]] | None = None
 
     def reconfigured(self, config: Config) -> Epochs:
         """Return the epochs of a different configuration."""
-        return Epochs(config, self._rank_source, virtual_ranks=self.virtual_ranks, longest_gap=self.longest_gap)
+        return Epochs(config, self._rank_source, virtual_ranks=self.virtual_ranks, max_gap=self.max_gap)
 
     def moved(self, rank_source: HasPlacement) -> Self:
         """Return the same epochs on another rank, or with another number of ranks."""
@@ -192,9 +193,9 @@ class Epochs:
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> Plan:
         config = self.config
         units = config.units.in_epoch(n_obs, epoch, config.seed)
-        if self._window is None or self._window[0] != len(units):
-            self._window = len(units), config.mask.window(len(units))
-        plan = Plan.of(config, n_obs, units, epoch, n_streams, self._window[1])
+        if self._selected is None or self._selected[0] != len(units):
+            self._selected = len(units), config.mask.selected(len(units))
+        plan = Plan.of(config, n_obs, units, epoch, n_streams, self._selected[1])
         # the sampler is asked once if its counts are the same in every epoch
         key = n_obs, n_streams, epoch if self.counts_vary else 0
         if self._counted is None or self._counted[0] != key:
@@ -307,7 +308,7 @@ class Epochs:
         return self._pass_of(plan, own, position, n_batches)
 
     def _pass_of(self, plan: Plan, lanes: list[Lane], position: Position, n_batches: int = 0) -> Pass:
-        return Pass(plan, lanes, position, n_batches, self.longest_gap, self.placement)
+        return Pass(plan, lanes, position, n_batches, self.max_gap, self.placement)
 
     def rows(
         self, n_obs: int, position: Position, steps: StepSelection, ranks: int | Sequence[int] | None
@@ -363,7 +364,7 @@ class Epochs:
         if isinstance(sharding, Contiguous | Independent | Shuffled):
             return not isinstance(sharding, Shuffled)
         try:
-            return ordered(sharding, plan.window, epoch=plan.epoch + 1, seed=self.config.seed) == plan.order
+            return ordered(sharding, plan.selected, epoch=plan.epoch + 1, seed=self.config.seed) == plan.order
         except ValueError:  # the sharding can't order the rows of the next epoch
             return False
 

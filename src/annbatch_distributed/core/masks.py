@@ -1,7 +1,7 @@
 """Masks: the rows to read, before the number of rows of the collection is known.
 
 1. ``resolve_mask`` checks a mask as far as possible without the collection, and fills in open ends of slices.
-2. ``Mask.window`` compares it with the number of rows, which is known later.
+2. ``Mask.selected`` compares it with the number of rows, which is known later.
 3. ``check_names`` compares the index of a pandas Series with the ``obs_names``. Values are always taken by position,
    and annbatch shuffles cells when it writes them, so a Series in a different order would silently select the wrong
    cells.
@@ -100,10 +100,10 @@ class Mask:
         """True if the mask extends to the end of the collection."""
         return int(self.rows.stops[-1]) == _END
 
-    def window(self, n_obs: int) -> Rows:
+    def selected(self, n_obs: int) -> Rows:
         """Return the selected rows of a collection of ``n_obs``; a ValueError if the mask extends beyond them.
 
-        >>> resolve_mask([slice(0, 2_000), slice(4_000, None)]).window(10_000)
+        >>> resolve_mask([slice(0, 2_000), slice(4_000, None)]).selected(10_000)
         Rows(0:2000, 4000:10000)
         """
         if not n_obs:
@@ -291,7 +291,7 @@ def _of_values(mask: _Values) -> Mask:
         raise ValueError(f"A mask must have one dimension, got an array of shape {values.shape}.")
     if values.dtype.kind == "b":
         names_of("mask", mask)  # raises if its index numbers the rows in a different order
-        rows = Rows.where(values)
+        rows = Rows.from_mask(values)
         if not len(rows):
             raise ValueError(f"mask must select at least one row, got {len(values):,} values that are all False.")
         return Mask(rows, len(values), is_slices=False)
@@ -346,7 +346,7 @@ def _of_numbers(numbers: IntArray) -> Rows:
             f"A mask must not repeat rows: {len(numbers) - len(ascending)} of the {len(numbers)} are duplicates. "
             f"{remedy}"
         )
-    return Rows.of(ascending)
+    return Rows.from_indices(ascending)
 
 
 def _text(part: slice) -> str:

@@ -91,7 +91,7 @@ class Plan:
     """Number of the epoch."""
     n_streams: int
     """Number of streams."""
-    window: Rows
+    selected: Rows
     """Units that are sharded: those that the mask selects."""
     order: Rows = field(repr=False)
     """Selected units that aren't dropped, in the order of the sharding."""
@@ -106,7 +106,7 @@ class Plan:
     """Number of batches that the wrapped sampler yields for each stream's shard."""
 
     @classmethod
-    def of(cls, config: Config, n_obs: int, units: EpochUnits, epoch: int, n_streams: int, window: Rows) -> Self:
+    def of(cls, config: Config, n_obs: int, units: EpochUnits, epoch: int, n_streams: int, selected: Rows) -> Self:
         """Return a plan whose batches aren't counted yet; a ValueError if too few units are selected.
 
         Under ``drop``, different units are dropped in each epoch: in epoch 0 the last ones, as annbatch does, and in
@@ -114,14 +114,14 @@ class Plan:
         equally often. Fewer than half of the units are dropped at once, so any two consecutive epochs together read
         every unit.
         """
-        plan = cls(config, n_obs, units, epoch, n_streams, window, window, Rows())
+        plan = cls(config, n_obs, units, epoch, n_streams, selected, selected, Rows())
         plan._check_enough()
-        kept, dropped, n_dropped = window, Rows(), plan.n_dropped
+        kept, dropped, n_dropped = selected, Rows(), plan.n_dropped
         if n_dropped:
             # of 10 rows, 4 are dropped: epoch 0 keeps 0:6, epoch 1 begins at -4 mod 10 = 6 and keeps 6:10 0:2
-            start = -epoch * n_dropped % len(window) if config.rotates else 0
-            kept = window.cyclic(start, len(window) - n_dropped)
-            dropped = window.cyclic(start - n_dropped, n_dropped)
+            start = -epoch * n_dropped % len(selected) if config.rotates else 0
+            kept = selected.cyclic(start, len(selected) - n_dropped)
+            dropped = selected.cyclic(start - n_dropped, n_dropped)
         order = ordered(config.sharding, kept, epoch=epoch, seed=config.seed)
         align = None if plan._has_annbatchs_layout else config.align
         return replace(plan, order=order, dropped=dropped, align=align)
@@ -131,7 +131,7 @@ class Plan:
         """True if annbatch's own ``DistributedSampler`` gives each rank the same rows, which then keep their order."""
         config, n_units = self.config, len(self.units)
         is_whole = config.remainder == "drop" or (config.remainder == "keep" and n_units % self.n_streams == 0)
-        is_open = len(self.window) == n_units
+        is_open = len(self.selected) == n_units
         return not self.epoch and is_open and is_whole and isinstance(config.sharding, Contiguous)
 
     def _check_enough(self) -> None:
@@ -142,7 +142,8 @@ class Plan:
         """
         n_rows, n_streams = self._n_shared, self.n_streams
         remainder, size = self.config.remainder, self.config.batch_size
-        what = f"The mask selects {plural(n_rows, self.units.noun)}"
+        is_masked = len(self.selected) < len(self.units)
+        what = f"{'The mask selects' if is_masked else 'There are'} {plural(n_rows, self.units.noun)}"
         if self.n_draws is not None:
             what = f"The wrapped sampler takes {plural(n_rows, 'sample')}"
         if remainder == "drop":
@@ -150,7 +151,8 @@ class Plan:
             if n_rows < n_streams * size:
                 raise ValueError(
                     f"{what}, too few for one full batch on every rank: {n_streams} ranks times batch size {size} is "
-                    f"{n_streams * size:,}. Use fewer ranks or a smaller batch_size, or remainder='exact' or 'pad'."
+                    f"{n_streams * size:,}. Use fewer ranks or a smaller batch_size, remainder='exact' or "
+                    "remainder='pad'."
                 )
         elif remainder != "pad" and n_rows < n_streams:
             raise ValueError(
@@ -166,7 +168,7 @@ class Plan:
     def n_draws(self) -> int | None:
         """Number of samples that a single rank would take, if the sharding is independent; else None."""
         is_independent = isinstance(self.config.sharding, Independent)
-        return n_draws(self.config.sampler, len(self.window)) if is_independent else None
+        return n_draws(self.config.sampler, len(self.selected)) if is_independent else None
 
     @property
     def noun(self) -> str:
@@ -176,7 +178,7 @@ class Plan:
     @property
     def _n_shared(self) -> int:
         """Number of units, or samples, that are divided among streams."""
-        return len(self.window) if self.n_draws is None else self.n_draws
+        return len(self.selected) if self.n_draws is None else self.n_draws
 
     def _range(self, stream: int) -> tuple[int, int, int]:
         """Return the start of a stream's range in the order, its number of own units, and its length with repeats."""

@@ -25,7 +25,7 @@ type Flags = npt.NDArray[np.bool_]
 type Marks = dict[str, npt.NDArray[Any]]
 
 #: Default for the largest gap between rows that is read as well, in rows: see benchmarks/gaps.py.
-LONGEST_GAP = 64
+MAX_GAP = 64
 
 
 class Request(NamedTuple):

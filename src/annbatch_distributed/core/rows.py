@@ -42,8 +42,8 @@ class Rows:
 
     See Also
     --------
-    Rows.of : Create rows from an array of row indices.
-    Rows.where : Create rows from a boolean array.
+    Rows.from_indices : Create rows from an array of row indices.
+    Rows.from_mask : Create rows from a boolean array.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Rows:
         return rows
 
     @classmethod
-    def of(cls, rows: npt.ArrayLike | range) -> Self:
+    def from_indices(cls, rows: npt.ArrayLike | range) -> Self:
         """Create rows from row indices.
 
         Parameters
@@ -117,7 +117,7 @@ class Rows:
 
         Examples
         --------
-        >>> Rows.of([4, 5, 6, 2, 9])
+        >>> Rows.from_indices([4, 5, 6, 2, 9])
         Rows(4:7, 2:3, 9:10)
         """
         listed = integers("Rows", rows)
@@ -130,7 +130,7 @@ class Rows:
         return cls.of_bounds(*runs(listed))
 
     @classmethod
-    def where(cls, flags: npt.ArrayLike) -> Self:
+    def from_mask(cls, flags: npt.ArrayLike) -> Self:
         """Create rows from a boolean array.
 
         Parameters
@@ -154,14 +154,14 @@ class Rows:
 
         Examples
         --------
-        >>> Rows.where(np.array([False, True, True, False, True]))
+        >>> Rows.from_mask(np.array([False, True, True, False, True]))
         Rows(1:3, 4:5)
         """
         values, flags = flags, np.asarray(flags)
         if flags.dtype != np.bool_ or flags.ndim != 1:
             raise TypeError(
                 f"flags must be a boolean array of one dimension, got {shortened(values)}. For row indices, use "
-                "Rows.of."
+                "Rows.from_indices."
             )
         if (names := names_of("flags", values)) is not None:
             raise TypeError(
@@ -186,7 +186,9 @@ class Rows:
 
     def __add__(self, other: Rows) -> Rows:
         if not isinstance(other, Rows):
-            raise TypeError(f"Only Rows can be added to Rows, got {other!r}. Convert row indices with Rows.of.")
+            raise TypeError(
+                f"Only Rows can be added to Rows, got {other!r}. Convert row indices with Rows.from_indices."
+            )
         return Rows.of_bounds(np.append(self.starts, other.starts), np.append(self.stops, other.stops))
 
     def __eq__(self, other: object) -> bool:
@@ -455,11 +457,11 @@ def _checked_ranges(ranges: object) -> list[range]:
     if not isinstance(ranges, tuple | list) or not all(isinstance(part, range) for part in ranges):
         raise TypeError(
             f"ranges must be a tuple of ranges, got {shortened(ranges)}. Pass Rows((range(5),)), for example, or "
-            "convert row indices with Rows.of."
+            "convert row indices with Rows.from_indices."
         )
     for part in ranges:
         if part.step != 1:
-            raise ValueError(f"The ranges of Rows must have step 1, got {part}. Pass Rows.of({part}).")
+            raise ValueError(f"The ranges of Rows must have step 1, got {part}. Pass Rows.from_indices({part}).")
         if part and (part.start < 0 or part.stop >= BOUND):
             raise ValueError(f"Rows must be at least 0 and below 2**63 - 1, got {part}.")
     return [part for part in ranges if part]

@@ -218,7 +218,7 @@ def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> 
     if not isinstance(answer, Rows):
         raise TypeError(
             f"The sharding {name} must return Rows, got an object of type {type(answer).__name__}. Convert row indices "
-            "with Rows.of."
+            "with Rows.from_indices."
         )
     if len(answer) != len(rows) or answer.mixed_sum() != rows.mixed_sum():
         raise ValueError(

@@ -17,7 +17,7 @@ A state is the same on every rank, and small for collections of any size:
     by different versions.
 ``identity``
     The settings that determine the rows and their order, as JSON: ``sampler``, ``sharding``, ``remainder``, ``seed``,
-    ``root`` (seed of all randomness), ``align``, ``n_obs``, ``rows`` (of the mask), and ``versions`` of the packages
+    ``root`` (seed of all randomness), ``n_obs``, ``rows`` (of the mask), and ``versions`` of the packages
     that determine the order. A loader adds ``datasets`` (their shapes) and ``cells`` (a digest of some of their names).
     A state fits only samplers with the same identity.
 """
@@ -34,7 +34,7 @@ from typing import Any
 
 from annbatch_distributed.core.lanes import Segment
 from annbatch_distributed.core.rank import MOST_RANKS
-from annbatch_distributed.core.values import BOUND, MOST_LISTED, digest, integer
+from annbatch_distributed.core.values import BOUND, MOST_LISTED, digest, few, integer
 
 #: Format of states; a state of a newer format can't be read.
 VERSION = 1
@@ -172,6 +172,13 @@ def check_format(state: object) -> None:
     """Raise a TypeError if a state isn't a mapping, or a ValueError if it has a newer format."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a dict, got {shortened(state)}. Pass the return value of state_dict().")
+    if "version" not in state and "identity" not in state:
+        of_loaders = [name for name, part in state.items() if isinstance(part, Mapping) and "identity" in part]
+        here = f"state[{of_loaders[0]!r}]" if of_loaders else "the return value of state_dict()"
+        raise ValueError(
+            f"state must be the state of a loader, got a dict with {few([*map(repr, state)], 5) or 'no keys'}. Pass "
+            f"{here}."
+        )
     version = state.get("version")
     if isinstance(version, Integral) and int(version) > VERSION:
         raise ValueError(
@@ -244,12 +251,16 @@ def differences(saved: Identity, here: Identity) -> list[str]:
     ours = flat({name: part for name, part in here.items() if name not in unknown})
     paths = sorted(theirs.keys() | ours.keys())
     differing = [path for path in paths if theirs.get(path) != ours.get(path)]
+    # the root follows from the seed, and the other sizes of from_collection from the batch size
+    implied = {"root"} if "seed" in differing else set[str]()
+    if "sampler.batch_size" in differing:
+        implied |= {"sampler.chunk_size", "sampler.preload_nchunks"}
     # masks of many ranges are digests, which nobody can read
     has_digest = "rows.digest" in differing
     texts = [
-        f"{path} is {theirs.get(path)!r} in the state and {ours.get(path)!r} here"
+        f"{path.replace('rows.ranges', 'mask')} is {theirs.get(path)!r} in the state and {ours.get(path)!r} here"
         for path in differing
-        if not (has_digest and path.partition(".")[0] == "rows")
+        if path not in implied and not (has_digest and path.partition(".")[0] == "rows")
     ]
     return [*texts, "the mask selects different rows"] if has_digest else texts
 

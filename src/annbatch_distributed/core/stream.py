@@ -78,7 +78,7 @@ class Pass(Iterator[LoadRequest]):
     """Position at which the pass begins."""
     n_batches: int = 0
     """Number of batches of the epoch in the longest lane of the job, including batches before a resume."""
-    longest_gap: int = 0
+    max_gap: int = 0
     """Largest gap between rows that is read too, in rows."""
     placement: Placement = Placement(0, 1)  # noqa: RUF009 it never changes
     """Rank that reads it."""
@@ -110,7 +110,7 @@ class Pass(Iterator[LoadRequest]):
             self._requests = iter(()) if self.is_closed else islice(self._run(), self.n_taken, None)
         request = next(self._requests)
         self.n_taken += 1
-        return self.plan.units.to_rows(request, longest_gap=self.longest_gap)
+        return self.plan.units.to_rows(request, max_gap=self.max_gap)
 
     def close(self) -> None:
         """End the pass."""
@@ -166,8 +166,8 @@ class Pass(Iterator[LoadRequest]):
             for lane, request in enumerate(pending):
                 pending[lane] = None
                 if request is not None and len(request.splits) > n_batches:  # the rest is joined in the next round
-                    pending[lane] = request.narrowed(request.splits[n_batches:]).with_gaps(self.longest_gap)
-                    request = request.narrowed(request.splits[:n_batches]).with_gaps(self.longest_gap)  # noqa: PLW2901 a part of it
+                    pending[lane] = request.narrowed(request.splits[n_batches:]).with_gaps(self.max_gap)
+                    request = request.narrowed(request.splits[:n_batches]).with_gaps(self.max_gap)  # noqa: PLW2901 a part of it
                 if request is not None:
                     parts.append(request)
             yield concatenated(parts)
@@ -272,7 +272,7 @@ class Pass(Iterator[LoadRequest]):
             run = np.cumsum(np.append(False, request.starts[1:] != request.stops[:-1]))[which]
             where = run[1:] == run[:-1]
         read = Request(starts, stops, request.splits, are_repeats, request.is_narrowed)
-        return read.with_gaps(self.longest_gap, where=where)
+        return read.with_gaps(self.max_gap, where=where)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_requests": None, "on_next": None, "on_end": None}

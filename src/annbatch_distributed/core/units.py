@@ -52,11 +52,11 @@ class EpochUnits(ABC):
         """Label of each unit; None if units have none."""
         return None
 
-    def to_rows(self, request: Request, *, longest_gap: int) -> Request:
+    def to_rows(self, request: Request, *, max_gap: int) -> Request:
         """Convert a load request of units to a load request of their rows.
 
         Each row is read once, in the order of the collection, even if several units have it. Units in no batch are
-        removed. Gaps of at most ``longest_gap`` rows are read as well.
+        removed. Gaps of at most ``max_gap`` rows are read as well.
         """
         batches = [self.rows_of(request.rows_at(split)) for split in request.splits]
         # batches of rows 4 5 7 and 9 5 read 4 5 7 9: positions 0 1 2 and 3 1
@@ -69,7 +69,7 @@ class EpochUnits(ABC):
                 marks["repeated"] = marks.get("repeated", False) | request.are_repeats[split][batch.which]
             marks_of.append(marks)
         read = Request(*runs(rows), np.split(positions, ends[:-1]), marks_of=marks_of)
-        return read.with_gaps(longest_gap)
+        return read.with_gaps(max_gap)
 
 
 class Units(ABC):
@@ -114,6 +114,6 @@ class _AllRows(EpochUnits):
         del first
         return UnitRows(numbers, np.arange(len(numbers)), {})
 
-    def to_rows(self, request: Request, *, longest_gap: int) -> Request:
-        del longest_gap  # gaps were read when local rows became global rows
+    def to_rows(self, request: Request, *, max_gap: int) -> Request:
+        del max_gap  # gaps were read when local rows became global rows
         return request

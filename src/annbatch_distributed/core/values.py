@@ -6,8 +6,10 @@ indices, these would silently be different rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from hashlib import blake2b
+from itertools import chain
 from operator import index
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,16 @@ def few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     'B, NK, ...'
     """
     return separator.join([*texts[:most], *(["..."] if len(texts) > most else [])])
+
+
+def check_arguments(door: str, given: Iterable[str], *known: Iterable[str]) -> None:
+    """Raise a TypeError for an argument that ``door`` doesn't have, and name one with a similar name."""
+    names = {*chain(*known)}
+    for name in given:
+        if name not in names:
+            similar = get_close_matches(name, names, 1)
+            hint = f" Did you mean {similar[0]!r}?" if similar else ""
+            raise TypeError(f"{door}() got an unexpected keyword argument {name!r}.{hint}")
 
 
 def integer(name: str, value: object, *, least: int | None = None, below: int | None = None) -> int:
@@ -77,7 +89,7 @@ def integers(name: str, values: object, *, below: int | None = None) -> Int64Arr
     if not array.size:
         return array.astype(np.int64)
     if array.dtype.kind == "b":
-        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, use Rows.where(mask).")
+        raise TypeError(f"{name} must be integers, got bool. For the rows of a boolean mask, use Rows.from_mask(mask).")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}. Convert whole numbers with astype(int).")
     if below is not None and not 0 <= int(array.min()) <= int(array.max()) < below:

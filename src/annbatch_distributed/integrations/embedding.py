@@ -377,7 +377,7 @@ def _batches(
         seed=0,
     )
     ahead = 0 if preloads_to_gpu(loader) else 1
-    for batch in StatefulLoader.from_loader(loader, batch_sampler=sampler, return_index=True, read_ahead=ahead):
+    for batch in StatefulLoader.from_loader(loader, batch_sampler=sampler, return_index=True, prefetch=ahead):
         index = np.asarray(batch["index"])
         rows = slice(int(index[0]), int(index[-1]) + 1)
         # the seed is the first row of the batch, which is the same on any rank

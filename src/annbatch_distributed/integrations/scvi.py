@@ -34,7 +34,7 @@ def distribute[Module](
     datamodule: Module,
     *,
     dist_info: DistInfo | None = None,
-    read_ahead: int = 0,
+    prefetch: int = 1,
     seed: int = 0,
     **options: Any,  # noqa: ANN401 the sampler's own
 ) -> Module:
@@ -54,13 +54,13 @@ def distribute[Module](
     dist_info
         Source of the rank and the world size, as for :class:`.DistributedSampler`. None asks the trainer of the data
         module, which is right on any number of devices (default).
-    read_ahead
-        Number of load requests of the training to prefetch (default 0), as for :class:`.StatefulLoader`.
+    prefetch
+        Number of load requests of the training to prefetch (default 1), as for :class:`.StatefulLoader`.
     seed
         Seed of the order, the same on every rank (default 0).
     options
         Other arguments of the :class:`.DistributedSampler` of the training, such as ``sharding="shuffled"`` for cells
-        that are sorted on disk, ``remainder="exact"`` or ``virtual_ranks=8``.
+        that are sorted on disk, or ``virtual_ranks=8``. The default of ``remainder`` is ``"exact"``.
 
     Returns
     -------
@@ -115,20 +115,22 @@ def distribute[Module](
     # wrong options raise here, and not when a trainer asks for loaders; this sampler takes any option
     trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
     DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
-    integer("read_ahead", read_ahead, least=0)
+    integer("prefetch", prefetch, least=0)
     if dist_info is not None:
         deferred(dist_info)
     distributed: Any = copy.copy(datamodule)
     distributed.__class__ = _distributed_class(distributed.__class__)
-    distributed._sharing = _Sharing(dist_info, read_ahead, {"seed": seed, **options})
+    if options.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
+        options["remainder"] = "exact"
+    distributed._sharing = _Sharing(dist_info, prefetch, {"seed": seed, **options})
     return distributed  # type: ignore[no-any-return]  # of a subclass that is made at run time
 
 
 class _Sharing:
     """Loaders of a data module on this rank, made once for each trainer."""
 
-    def __init__(self, dist_info: DistInfo | None, read_ahead: int, options: dict[str, Any]) -> None:
-        self._dist_info, self._read_ahead, self._options = dist_info, read_ahead, options
+    def __init__(self, dist_info: DistInfo | None, prefetch: int, options: dict[str, Any]) -> None:
+        self._dist_info, self._prefetch, self._options = dist_info, prefetch, options
         #: by hook: the trainer and the number of the reload, and the loaders
         self._loaders: dict[str, tuple[tuple[Any, int | None], Any]] = {}
         #: the trainer, or None for any trainer, and the states to load into its training loaders
@@ -188,8 +190,10 @@ class _Sharing:
             draws = n_draws(loader.batch_sampler, loader.n_obs) is not None
             options = ({"sharding": "independent"} if draws else {}) | self._options
         sampler = DistributedSampler(loader.batch_sampler, dist_info=dist_info, **options)
-        read_ahead = self._read_ahead if hook == _TRAINING else 0
-        sharded = StatefulLoader.from_loader(loader, batch_sampler=sampler, read_ahead=read_ahead)
+        prefetch = self._prefetch if hook == _TRAINING else 0
+        # Lightning moves batches to the GPU, which threads that prefetch must not use
+        options_of_loader = {"prefetch": prefetch, "preload_to_gpu": False}
+        sharded = StatefulLoader.from_loader(loader, batch_sampler=sampler, **options_of_loader)
         if initialized() is not None:
             sharded.check_ranks_agree()
         return sharded

@@ -25,7 +25,7 @@ from annbatch_distributed.checks import Description, Gather, Read, Reading, Tall
 from annbatch_distributed.core.epochs import StepSelection
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
-from annbatch_distributed.core.values import BOUND, integer
+from annbatch_distributed.core.values import BOUND, integer, plural
 from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.loader.callers import refuse_dispatch
 from annbatch_distributed.loader.lightning import Training, errors_explained, training_on
@@ -72,6 +72,16 @@ class StepCounter:
         return vars(self) | {"_training": None}  # a trainer stays in its process
 
 
+def shown(title: str, about: Mapping[str, object]) -> str:
+    """Format an object as AnnData does: a title, and a line for each property.
+
+    >>> print(shown("StatefulLoader: 40 cells x 2 genes", {"rank": "0 of 2"}))
+    StatefulLoader: 40 cells x 2 genes
+        rank: 0 of 2
+    """
+    return "\n".join([title, *(f"    {name}: {value}" for name, value in about.items())])
+
+
 class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without torch, it has no parameters
     """Base class of :class:`.EpochLoader`, without reading.
 
@@ -79,13 +89,13 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
     ----------
     sampler
         Sampler of the rows that this rank reads.
-    read_ahead
+    prefetch
         Number of load requests to prefetch.
     """
 
-    def __init__(self, sampler: DistributedSampler, read_ahead: int) -> None:
+    def __init__(self, sampler: DistributedSampler, prefetch: int) -> None:
         self._sampler = sampler
-        self._read_ahead = integer("read_ahead", read_ahead, least=0, below=BOUND)
+        self._prefetch = integer("prefetch", prefetch, least=0, below=BOUND)
         # the last pass of this loader, and the rows of its yielded batches
         self._pass: Pass | None = None
         self._read = Tally()
@@ -94,9 +104,9 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         self._steps = StepCounter()
 
     @property
-    def read_ahead(self) -> int:
+    def prefetch(self) -> int:
         """Number of load requests to prefetch."""
-        return self._read_ahead
+        return self._prefetch
 
     # The data, from a subclass
 
@@ -125,11 +135,11 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         """Return a table of rows with the dataset, name and columns of ``obs`` of each cell."""
 
     @abstractmethod
-    def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
+    def _rows_in(self, batch: object) -> npt.NDArray[Any] | None:
         """Return the rows of a batch; None if it has none, as after a ``collate_fn``."""
 
     @abstractmethod
-    def preloads_to_gpu(self) -> bool:
+    def _preloads_to_gpu(self) -> bool:
         """Return True if the reader moves batches to a GPU."""
 
     # Epochs
@@ -199,14 +209,43 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         """Number of batches of the epoch that were done before a resume; else 0."""
         return self._sampler.batches_done
 
-    def end(self, ended: Pass) -> None:
+    @property
+    def _shape(self) -> str:
+        """Numbers of cells and genes, for messages."""
+        return f"{plural(self.n_obs, 'cell')} x {plural(self.n_var, 'gene')}" if self.n_obs else "no cells yet"
+
+    def _about(self) -> dict[str, str]:
+        """Return what a user wants to know of the loader at a glance, by name; without asking for the rank."""
+        cursor, sampler = self._cursor, self._sampler
+        about = {
+            "rank": "not known yet",
+            "batches": f"{plural(sampler.batch_size or 0, 'row')} each, remainder={sampler.remainder!r}",
+            "prefetch": plural(self._prefetch, "load request"),
+        }
+        if not cursor.rank_source.is_known or not self.n_obs:
+            return about
+        about["rank"] = f"{sampler.rank} of {sampler.world_size}"
+        is_open = self._pass is not None and self._pass is cursor.last and not cursor.position.finished
+        epoch, n_done = self.next_epoch, self.batches_done
+        if is_open and self._pass is not None:
+            epoch, n_done = self._pass.position.epoch, self._pass.position.done + self._steps.n_done
+        try:
+            n_batches = str(len(self))
+        except (RuntimeError, ValueError) as error:  # such as a mask that selects too few rows
+            n_batches = f"an unknown number of ({error})"
+        return about | {"epoch": f"{epoch}, {n_done} of {n_batches} batches done"}
+
+    def __repr__(self) -> str:
+        return shown(f"{type(self).__name__}: {self._shape}", self._about())
+
+    def _end(self, ended: Pass) -> None:
         """Note that the last batch of a pass is about to be yielded."""
         self._cursor.end(ended)
         if self._steps.is_training:  # Lightning leaves its loop here, and asks for the length of the next epoch
             self._open = None
 
     @contextmanager
-    def opened(self, current: Pass) -> Iterator[None]:
+    def _opened(self, current: Pass) -> Iterator[None]:
         """Note in this context that the iterator of a pass is in use."""
         self._open = current
         try:
@@ -221,7 +260,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         Returns
         -------
         EpochPlan
-            The plan of :meth:`DistributedSampler.plan`, with the number of rows in memory under ``read_ahead``.
+            The plan of :meth:`DistributedSampler.plan`, with the number of rows in memory under ``prefetch``.
 
         Examples
         --------
@@ -230,7 +269,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         """
         self._cursor.check_cells(self._cells)
         # the current load request, and each one that is prefetched
-        return self._sampler.plan(self.n_obs).for_loader(1 + self._read_ahead, self._cells)
+        return self._sampler.plan(self.n_obs)._for_loader(1 + self._prefetch, self._cells)
 
     def cells_of(
         self,
@@ -281,7 +320,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         self._check_cells()
         return self._annotated(self._sampler.rows_of(self.n_obs, steps, ranks, epoch), columns)
 
-    def cells_at(
+    def _cells_at(
         self,
         position: Position,
         steps: StepSelection,
@@ -294,7 +333,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
     # Reading
 
     @abstractmethod
-    def batches_in_worker(self, position: Position) -> Generator[Any]:
+    def _batches_in_worker(self, position: Position) -> Generator[Any]:
         """Return this worker's batches of a pass that begins at a position."""
 
     @abstractmethod
@@ -537,7 +576,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         >>> for sentence in loader.check_epoch_read().split(". "):
         ...     print(sentence)
         epoch 0: 1 rank has read 48 rows in 12 batches, as planned
-        Each of the 48 rows was read once, 2 of the 50 are dropped in this epoch
+        Each of the 48 rows was read once; 2 of the 50 are dropped in this epoch
         """
         reading = partial(self._reading, read=read)
         return checks.epoch_read(self._cursor, reading, timeout=timeout, gather=gather)
@@ -548,7 +587,7 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
             read = self._read if self._own_pass() is not None else Tally()
         return Reading.of(job, self._cursor, self.n_obs, read)
 
-    def read_of_last_pass(self) -> tuple[Pass, Read]:
+    def _read_of_last_pass(self) -> tuple[Pass, Read]:
         """Return the last pass, and the rows of its yielded batches."""
         last = self._own_pass()
         assert last is not None

@@ -21,7 +21,7 @@ from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.loader.base import BaseLoader
-from annbatch_distributed.loader.prefetch import prefetch
+from annbatch_distributed.loader.prefetch import prefetched
 
 if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
@@ -34,7 +34,7 @@ class EpochLoader(BaseLoader):
     ----------
     sampler
         Sampler of the rows that this rank reads.
-    read_ahead
+    prefetch
         Number of load requests to prefetch.
     """
 
@@ -70,9 +70,9 @@ class EpochLoader(BaseLoader):
             If a worker of a ``DataLoader`` that :meth:`to_dataloader` hasn't made iterates. While iterating, if a newer
             iterator exists.
         """
-        return self.iterate()
+        return self._iterate()
 
-    def iterate(self, readers: Executor | None = None) -> Generator[Any]:
+    def _iterate(self, readers: Executor | None = None) -> Generator[Any]:
         """Iterate over a pass; ``readers`` are threads that several loaders share to prefetch."""
         if current_worker() is not None:
             raise RuntimeError(
@@ -82,7 +82,7 @@ class EpochLoader(BaseLoader):
         self._check_cells()
         return self._batches(readers)
 
-    def batches_in_worker(self, position: Position) -> Generator[Any]:
+    def _batches_in_worker(self, position: Position) -> Generator[Any]:
         """Return this worker's batches of a pass that begins at a position."""
         self._cursor.go_to(position)
         return self._batches_of(self._cursor.begin(self.n_obs, position))
@@ -93,11 +93,11 @@ class EpochLoader(BaseLoader):
             steps = self._begin_steps()
             # in this thread, since some frameworks give the rank to one thread only
             current = self._cursor.begin(self.n_obs)
-            with self.opened(current), closing(self._batches_of(current, readers)) as batches:
+            with self._opened(current), closing(self._batches_of(current, readers)) as batches:
                 for batch in batches:
                     steps.count()  # before the yield: a consumer that saves a state has this batch
                     if steps.n_yielded == current.n_due:
-                        self.end(current)  # a consumer that knows the number doesn't ask for more
+                        self._end(current)  # a consumer that knows the number doesn't ask for more
                     yield batch
                     del batch  # else it would stay in memory until the next one is read
                     if self._cursor.has_cut(current):
@@ -107,7 +107,7 @@ class EpochLoader(BaseLoader):
             has_rest = self._cursor.has_left(current)
 
     def _batches_of(self, current: Pass, readers: Executor | None = None) -> Generator[Any]:
-        """Read the batches of a pass, with prefetching if ``read_ahead`` is above 0."""
+        """Read the batches of a pass, with prefetching if ``prefetch`` is above 0."""
         self._pass, self._read = current, Tally()
         # one function per batch, in the order of requests and splits, in which batches come out of any prefetching
         due: deque[Callable[[Any], Any]] = deque()
@@ -123,7 +123,7 @@ class EpochLoader(BaseLoader):
                 due.extend(map(partial(partial, self._yielded, request), request.splits, request.marks()))
                 yield request
 
-        read = prefetch(requests(), self._read_request, self._read_ahead, readers)
+        read = prefetched(requests(), self._read_request, self._prefetch, readers)
         with self._iterated(), closing(current), closing(read) as batches:
             for batch in batches:
                 yield due.popleft()(batch)
@@ -133,7 +133,7 @@ class EpochLoader(BaseLoader):
 
     def _yielded(self, request: Request, split: npt.NDArray[Any], marks: Marks, batch: Any) -> Any:  # noqa: ANN401 whatever was read
         """Add the rows of a batch to the rows read, and return the batch as its consumer gets it."""
-        index = self.rows_in(batch)
+        index = self._rows_in(batch)
         self._read.add(request.rows_at(split) if index is None else index)
         return self._finish(batch, marks)
 

@@ -21,7 +21,7 @@ def threads(n_ahead: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_ahead, thread_name_prefix="annbatch-distributed: ahead")
 
 
-def prefetch[Request, Item](
+def prefetched[Request, Item](
     requests: Iterator[Request],
     read: Callable[[Request], Iterable[Item]],
     n_ahead: int,
@@ -32,7 +32,7 @@ def prefetch[Request, Item](
     ``n_ahead`` is the largest number of requests to prefetch, in the threads of ``readers`` or in a new pool. Under 0,
     the consumer's thread reads.
 
-    >>> list(prefetch(iter(["ab", "cd"]), iter, 1))
+    >>> list(prefetched(iter(["ab", "cd"]), iter, 1))
     ['a', 'b', 'c', 'd']
     """
     if not n_ahead:

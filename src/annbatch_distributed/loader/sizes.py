@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import zarr
 from annbatch import DatasetCollection
 
 from annbatch_distributed.core.masks import AnyMask, resolve_mask
-from annbatch_distributed.core.request import LONGEST_GAP, Request
+from annbatch_distributed.core.request import MAX_GAP, Request
 from annbatch_distributed.core.values import integer, plural
 from annbatch_distributed.loader._annbatch import n_rows_of
-from annbatch_distributed.sets import Sets
+from annbatch_distributed.loader.collection import AnyCollection, as_collection
+from annbatch_distributed.sets import CellSets
 
 _ARGUMENTS = "chunk_size", "preload_nchunks", "batch_size"
 #: Rows of a store's chunk if no collection is given: annbatch's default.
@@ -71,16 +73,16 @@ class Sizes(Mapping[str, Any]):  # of int; type checkers accept Any for each arg
 
 
 def suggest_sizes(
-    n_rows: int | DatasetCollection,
+    n_rows: int | AnyCollection,
     world_size: int = 1,
     *,
     mask: AnyMask | None = None,
     row_bytes: float | None = None,
     store_chunk: int | None = None,
-    memory: int = 1 << 30,
+    memory: int | str = 1 << 30,
     batch_size: int = 256,
-    read_ahead: int = 1,
-    read_through: int = LONGEST_GAP,
+    prefetch: int = 1,
+    max_gap: int = MAX_GAP,
 ) -> Sizes:
     """Suggest sizes for annbatch's samplers that fit into memory.
 
@@ -99,12 +101,12 @@ def suggest_sizes(
     store_chunk
         Number of rows of a zarr chunk. None takes it from the collection, or else 64, annbatch's default.
     memory
-        Memory limit of the loader of each rank, in bytes (default 1 GiB).
+        Memory limit of the loader of each rank: a number of bytes, or a string such as ``"4GB"`` (default 1 GiB).
     batch_size
         Number of rows of a batch on each rank (default 256).
-    read_ahead
+    prefetch
         Number of load requests that the loader prefetches (default 1).
-    read_through
+    max_gap
         Largest gap, in rows, that the sampler reads and discards (default 64).
 
     Returns
@@ -131,27 +133,31 @@ def suggest_sizes(
     (256, 1048576000)
     >>> sampler = RandomSampler(**sizes)
     """
-    if isinstance(n_rows, DatasetCollection) or row_bytes is None:
-        n_rows, stored_bytes, stored_chunk = stored(n_rows)
-    else:
-        stored_bytes, stored_chunk = row_bytes, _STORE_CHUNK
-    row_bytes = stored_bytes if row_bytes is None else row_bytes
+    stored_chunk = _STORE_CHUNK
+    if isinstance(n_rows, DatasetCollection | zarr.Group | str | PathLike):
+        n_rows, stored_bytes, stored_chunk = stored(as_collection(n_rows))
+        row_bytes = stored_bytes if row_bytes is None else row_bytes
+    if row_bytes is None:
+        raise TypeError(
+            f"suggest_sizes needs a collection, or a number of rows and row_bytes, got {n_rows!r} without row_bytes. "
+            "Pass the path of a collection, or row_bytes=..., the bytes of a row in memory."
+        )
     if not row_bytes > 0:
         raise ValueError(f"row_bytes must be above 0, got {row_bytes!r}.")
     n_rows = integer("n_rows", n_rows, least=1)
     world_size = integer("world_size", world_size, least=1)
     store_chunk = integer("store_chunk", stored_chunk if store_chunk is None else store_chunk, least=1)
-    memory = integer("memory", memory, least=1)
+    memory = as_bytes(memory)
     batch_size = integer("batch_size", batch_size, least=1)
-    read_ahead = integer("read_ahead", read_ahead, least=0)
+    prefetch = integer("prefetch", prefetch, least=0)
     if mask is not None:
-        rows = resolve_mask(mask).window(n_rows)
-        # for rows 0:4, 5:9 and 90:99, read_through=2 reads the gap 4:5, but not the gap 9:90
+        rows = resolve_mask(mask).selected(n_rows)
+        # for rows 0:4, 5:9 and 90:99, max_gap=2 reads the gap 4:5, but not the gap 9:90
         gaps = rows.starts[1:] - rows.stops[:-1]
-        n_rows, row_bytes = len(rows), row_bytes * (1 + int(gaps[gaps <= read_through].sum()) / len(rows))
+        n_rows, row_bytes = len(rows), row_bytes * (1 + int(gaps[gaps <= max_gap].sum()) / len(rows))
 
     # peak memory for each row of a load request
-    bytes_held = row_bytes * (_HELD + _HELD_AHEAD * read_ahead)
+    bytes_held = row_bytes * (_HELD + _HELD_AHEAD * prefetch)
     most_rows = int(memory / bytes_held)
     if math.lcm(store_chunk, batch_size) > most_rows:
         store_chunk = math.gcd(store_chunk, batch_size)
@@ -161,7 +167,7 @@ def suggest_sizes(
         megabytes = batch_size * bytes_held / 1e6
         raise ValueError(
             f"A load request of one batch of {plural(batch_size, 'row')} needs up to {megabytes:,.2f} MB, more than "
-            f"memory={memory / 1e6:,.2f} MB. Pass more memory, or a smaller batch_size or read_ahead."
+            f"memory={memory / 1e6:,.2f} MB. Pass more memory, or a smaller batch_size or prefetch."
         )
     # a load request that is larger than a rank's shard doesn't shuffle any better
     most_rows = min(most_rows, max(n_rows // world_size, least_rows))
@@ -176,8 +182,24 @@ def suggest_sizes(
     return Sizes(chunk_size, n_request // chunk_size, batch_size, n_dropped, int(n_request * bytes_held))
 
 
+def as_bytes(memory: int | str) -> int:
+    """Return a number of bytes, from a number or a string such as ``"4GB"``; 1 kB has 1,000 bytes, 1 KiB has 1,024.
+
+    >>> as_bytes("4GB"), as_bytes("1 MiB"), as_bytes(300)
+    (4000000000, 1048576, 300)
+    """
+    if isinstance(memory, str):
+        from dask.utils import parse_bytes
+
+        try:
+            memory = parse_bytes(memory)
+        except ValueError as error:
+            raise ValueError(f"memory must be a number of bytes or a string such as '4GB', got {memory!r}.") from error
+    return integer("memory", memory, least=1)
+
+
 def sizes_of_sets(
-    sets: Sets, seed: int, *, row_bytes: float, memory: int, batch_size: int, read_ahead: int, read_through: int
+    sets: CellSets, seed: int, *, row_bytes: float, memory: int, batch_size: int, prefetch: int, max_gap: int
 ) -> Sizes:
     """Suggest sizes for a sampler of sets, whose load requests read gaps between cells too.
 
@@ -185,8 +207,8 @@ def sizes_of_sets(
     fit into memory.
     """
     batch_size = integer("batch_size", batch_size, least=1)
-    bytes_held = row_bytes * (_HELD + _HELD_AHEAD * integer("read_ahead", read_ahead, least=0))
-    most_rows = int(integer("memory", memory, least=1) / bytes_held)
+    bytes_held = row_bytes * (_HELD + _HELD_AHEAD * integer("prefetch", prefetch, least=0))
+    most_rows = int(memory / bytes_held)
     in_epoch = sets.in_epoch(sets.n_obs, 0, seed)
     order = np.random.default_rng(0).permutation(len(sets))[: max(batch_size, _MOST_SETS)]
     n_batches = max(1, min(len(order), most_rows // sets.most_cells) // batch_size)
@@ -194,7 +216,7 @@ def sizes_of_sets(
         # the number of rows that sets read depends on the gaps between their cells, so it is measured for random sets
         numbers = order[: n_batches * batch_size]
         request = Request(numbers, numbers + 1, [np.arange(len(numbers))])
-        n_rows = in_epoch.to_rows(request, longest_gap=read_through).n_rows
+        n_rows = in_epoch.to_rows(request, max_gap=max_gap).n_rows
         if n_rows <= most_rows:
             n_bytes = int(n_rows * bytes_held)
             return Sizes(1, n_batches * batch_size, batch_size, len(sets) % batch_size, n_bytes)
@@ -203,21 +225,16 @@ def sizes_of_sets(
                 f"The sets of one batch read {plural(n_rows, 'row')}, including gaps between their cells, and need up "
                 f"to {n_rows * bytes_held / 1e6:,.2f} MB, more than memory={memory / 1e6:,.2f} MB. Sort the cells by "
                 "group (annbatch-distributed collect --group-by), or pass more memory, a smaller batch_size or "
-                "read_through=0."
+                "max_gap=0."
             )
         n_batches = max(1, min(n_batches - 1, n_batches * most_rows // n_rows))
 
 
-def stored(collection: object) -> tuple[int, float, int]:
+def stored(collection: DatasetCollection) -> tuple[int, float, int]:
     """Return the number of rows, their average bytes in memory, and the rows of a chunk, from metadata.
 
     Sparse cells have chunks of values, so the rows of a chunk are an average. The first dataset represents all.
     """
-    if not isinstance(collection, DatasetCollection):
-        raise TypeError(
-            f"A collection must be an annbatch DatasetCollection, got {collection!r}. Pass DatasetCollection(path, "
-            "mode='r'). suggest_sizes also takes a number of rows together with row_bytes."
-        )
     n_rows = n_bytes = chunk = 0
     for group in collection:
         cells: Any = group["X"]

@@ -29,7 +29,8 @@ from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
 from annbatch_distributed.core.masks import AnyMask
-from annbatch_distributed.core.request import LONGEST_GAP, Marks, Request
+from annbatch_distributed.core.request import MAX_GAP, Marks, Request
+from annbatch_distributed.core.values import check_arguments
 from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
@@ -47,14 +48,24 @@ from annbatch_distributed.loader._annbatch import (
     take_data_of,
 )
 from annbatch_distributed.loader.base import BaseLoader
+from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader
-from annbatch_distributed.loader.sizes import sizes_of_sets, stored, suggest_sizes
+from annbatch_distributed.loader.sizes import as_bytes, sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sets import Sets
+from annbatch_distributed.sets import CellSets
 
 if TYPE_CHECKING:
     import anndata as ad
+
+
+#: Names of the arguments of annbatch's ``Loader``, without those that a sampler replaces.
+LOADER_ARGUMENTS = signature(Loader).parameters.keys() - {
+    "batch_sampler",
+    "chunk_size",
+    "preload_nchunks",
+    "batch_size",
+}
 
 
 class StatefulLoader(EpochLoader, Loader[Any, Any]):
@@ -67,29 +78,29 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     for rows that a rank reads for the second time in this epoch.
 
     ``len()`` is the number of batches of the whole epoch, also after a resume, as Lightning and PyTorch expect. The
-    number of remaining batches is ``loader.sampler.n_batches(loader.n_obs)``.
+    number of remaining batches is ``len(loader) - loader.batches_done``.
 
     Parameters
     ----------
     batch_sampler
         Sampler of the rows that this rank reads.
-    read_ahead
+    prefetch
         Number of load requests to prefetch, each in its own thread, while the current one is trained on (default 0).
         All of them are held in memory in addition to the current one. 1 hides reading behind training steps that take
         about as long; larger numbers hide the latency of object storage. 0 reads when a batch is needed, as annbatch
         does. Batches, states and errors are the same for any number.
-    measured
-        True to add the key ``"file"`` to each batch: for each cell, the line of its file in :attr:`measured` (default
-        False). The collection must have been written by ``annbatch-distributed collect``.
+    return_file
+        True to add the key ``"file"`` to each batch: for each cell, the line of its file in :attr:`genes_measured`
+        (default False). The collection must have been written by ``annbatch-distributed collect``.
     kwargs
         Other arguments of :class:`annbatch.Loader`.
 
     Raises
     ------
     TypeError
-        If ``batch_sampler`` is not a :class:`DistributedSampler`, or ``read_ahead`` is not an integer.
+        If ``batch_sampler`` is not a :class:`DistributedSampler`, or ``prefetch`` is not an integer.
     ValueError
-        If ``read_ahead`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU. If
+        If ``prefetch`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU. If
         ``to`` is not ``"torch"``, ``"jax"`` or None.
 
     Examples
@@ -122,8 +133,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         self,
         *,
         batch_sampler: DistributedSampler,
-        read_ahead: int = 0,
-        measured: bool = False,
+        prefetch: int = 0,
+        return_file: bool = False,
         **kwargs: Any,  # noqa: ANN401 annbatch's own
     ) -> None:
         if not isinstance(batch_sampler, DistributedSampler):
@@ -131,19 +142,20 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
                 f"batch_sampler must be a DistributedSampler, got {batch_sampler!r}. Wrap the sampler; in a single "
                 "process, pass DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
+        check_arguments(type(self).__name__, kwargs, signature(Loader).parameters)
         if kwargs.get("to") not in (None, "torch", "jax"):
             raise ValueError(f"to must be 'torch', 'jax', or None for NumPy and SciPy arrays, got {kwargs['to']!r}.")
-        self._options = {"read_ahead": read_ahead, "measured": measured, **kwargs}
-        self._tells_files = measured
-        self._measured: pd.DataFrame | None = None
+        self._options = {"prefetch": prefetch, "return_file": return_file, **kwargs}
+        self._tells_files = return_file
+        self._genes_measured: pd.DataFrame | None = None
         # frameworks may be set up for one thread only, so the thread that takes batches converts them
-        self._to_be = kwargs.pop("to", None) if read_ahead else None
-        EpochLoader.__init__(self, batch_sampler, read_ahead)
+        self._to_be = kwargs.pop("to", None) if prefetch else None
+        EpochLoader.__init__(self, batch_sampler, prefetch)
         self._one_request = _OneRequest(batch_sampler)
         Loader.__init__(self, batch_sampler=self._one_request, **kwargs)
-        if read_ahead and preloads_to_gpu(self):
+        if prefetch and preloads_to_gpu(self):
             raise ValueError(
-                f"preload_to_gpu must be False under read_ahead={read_ahead}, because its threads would use the GPU at "
+                f"preload_to_gpu must be False under prefetch={prefetch}, because its threads would use the GPU at "
                 "the same time as the training. Pass preload_to_gpu=False, and move batches in the training step."
             )
         # by dataset number: names of the cells, which annbatch doesn't keep for datasets without columns of obs
@@ -154,16 +166,16 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     @classmethod
     def from_collection(
         cls,
-        collection: DatasetCollection,
+        collection: AnyCollection,
         *,
         dist_info: DistInfo,
         batch_size: int = 256,
         mask: AnyMask | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        sets: Sets | None = None,
-        memory: int = 1 << 30,
-        read_ahead: int = 1,
+        sets: CellSets | None = None,
+        memory: int | str = 1 << 30,
+        prefetch: int = 1,
         load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch's Loader
     ) -> Self:
@@ -176,7 +188,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         Parameters
         ----------
         collection
-            Collection that annbatch has written.
+            Collection that annbatch has written: its path or URL, its zarr group, or an annbatch
+            ``DatasetCollection``.
         dist_info
             Source of the rank and the world size, as for :class:`DistributedSampler`, such as ``"torch"``.
         batch_size
@@ -193,9 +206,9 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             Sets of cells to read instead of single cells; ``batch_size`` is then a number of sets. Unless you pass
             ``sharding``, each epoch assigns the sets to the ranks again (``sharding="shuffled"``).
         memory
-            Memory limit of the loader per rank, in bytes (default 1 GiB). It is estimated for ``X`` of the collection;
-            pass less if ``load_adata`` loads larger values.
-        read_ahead
+            Memory limit of the loader per rank: a number of bytes, or a string such as ``"4GB"`` (default 1 GiB). It is
+            estimated for ``X`` of the collection; pass less if ``load_adata`` loads larger values.
+        prefetch
             Number of load requests to prefetch (default 1).
         load_adata
             Function that loads the ``AnnData`` of each dataset, as for ``use_collection`` of :class:`annbatch.Loader`.
@@ -213,6 +226,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         ------
         TypeError, ValueError
             As for :class:`DistributedSampler`, :func:`suggest_sizes` and ``use_collection``.
+        OSError
+            If there is no collection at a path.
 
         Examples
         --------
@@ -224,15 +239,16 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         >>> from annbatch_distributed import Rank, StatefulLoader
         >>> folder = Path(tempfile.mkdtemp())
         >>> ad.AnnData(np.ones((1_000, 5))).write_h5ad(folder / "cells.h5ad")
-        >>> collection = DatasetCollection(folder / "cells.zarr")
-        >>> collection = collection.add_adatas([folder / "cells.h5ad"])
+        >>> _ = DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"])
         >>> loader = StatefulLoader.from_collection(
-        ...     collection, dist_info=Rank(0, 2), batch_size=128, seed=0
+        ...     folder / "cells.zarr", dist_info=Rank(0, 2), batch_size=128
         ... )
         >>> [len(batch["X"]) for batch in loader]
         [128, 128, 128, 116]
         """
+        collection = as_collection(collection)
         sampler = sampler_for(
+            "from_collection",
             [collection],
             options,
             dist_info=dist_info,
@@ -242,9 +258,9 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             shuffle=shuffle,
             sets=sets,
             memory=memory,
-            read_ahead=read_ahead,
+            prefetch=prefetch,
         )
-        loader = cls(batch_sampler=sampler, read_ahead=read_ahead, **{"preload_to_gpu": False} | options)
+        loader = cls(batch_sampler=sampler, prefetch=prefetch, **{"preload_to_gpu": False} | options)
         loader.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
         loader._check_cells()  # for one, the names of a mask may be in a different order
         return loader
@@ -268,7 +284,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         batch_sampler
             Sampler of the rows that this rank reads. None takes the sampler of ``loader`` (default).
         options
-            Other arguments of :class:`StatefulLoader`, such as ``read_ahead``. Options that you omit are taken from
+            Other arguments of :class:`StatefulLoader`, such as ``prefetch``. Options that you omit are taken from
             ``loader``.
 
         Returns
@@ -309,7 +325,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         copy = cls(batch_sampler=sampler, **options_of_loader | options)
         copy._check_layouts(data_in(loader))
         # attributes of this class are about passes, except these two, which are about datasets
-        of_passes = vars(copy).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names", "_measured"}
+        of_passes = vars(copy).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names", "_genes_measured"}
         take_data_of(loader, into=copy, without=of_passes)
         return copy
 
@@ -345,29 +361,29 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         _warn_of_zarrs(collection)
         super().use_collection(collection, **options)
         if self._tells_files:
-            self._measured = _measured_in(collection)
+            self._genes_measured = _measured_in(collection)
             if any("src_path" not in obs for obs in obs_of(self)) or not obs_of(self):
-                raise ValueError("measured=True needs the column src_path of obs. Let load_adata load this column.")
+                raise ValueError("return_file=True needs the column src_path of obs. Let load_adata load this column.")
         return self
 
     @property
-    def measured(self) -> pd.DataFrame:
+    def genes_measured(self) -> pd.DataFrame:
         """Table of the genes that each file of the collection has.
 
         It has boolean values, the shape ``(n_files, n_var)``, and the names of files and genes. A gene that a file
         lacks is 0 in all cells of the file, and a loss should ignore these zeros:
-        ``loader.measured.to_numpy()[batch["file"]]`` is a mask for the values of a batch.
+        ``loader.genes_measured.to_numpy()[batch["file"]]`` is a mask for the values of a batch.
 
         Raises
         ------
         ValueError
-            If the loader was made without ``measured=True``, or has no collection yet.
+            If the loader was made without ``return_file=True``, or has no collection yet.
         """
-        if self._measured is None:
+        if self._genes_measured is None:
             raise ValueError(
-                "The loader has no table of measured genes. Pass measured=True, and call use_collection()."
+                "The loader has no table of measured genes. Pass return_file=True, and call use_collection()."
             )
-        return self._measured
+        return self._genes_measured
 
     def add_adatas(self, adatas: list[ad.AnnData]) -> Self:
         """Add datasets, as ``add_adatas`` of :class:`annbatch.Loader`.
@@ -456,22 +472,22 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
 
     # Reading
 
-    def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
+    def _rows_in(self, batch: object) -> npt.NDArray[Any] | None:
         """Return the rows of a batch; None if it has none."""
         return batch.get("index") if isinstance(batch, dict) else None
 
     def _iterated(self) -> AbstractContextManager[None]:
         return iterated(self)
 
-    def preloads_to_gpu(self) -> bool:
+    def _preloads_to_gpu(self) -> bool:
         """Return True if annbatch moves batches to a GPU."""
         return preloads_to_gpu(self)
 
     def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 annbatch's own
         if self._to_be is not None:
             batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
-        if self._measured is not None:
-            batch = {**batch, "file": self._measured.index.get_indexer(batch["obs"]["src_path"].astype(object))}
+        if self._genes_measured is not None:
+            batch = {**batch, "file": self._genes_measured.index.get_indexer(batch["obs"]["src_path"].astype(object))}
         return {**batch, **marks} if marks else batch
 
     def _read_request(self, request: Request) -> Generator[Any]:
@@ -507,7 +523,12 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
 
 
+#: Names of arguments that the callers of ``sampler_for`` have taken, for hints.
+_OWN = ["return_file", "dist_info", "batch_size", "mask", "seed", "shuffle", "sets", "memory", "prefetch", "load_adata"]
+
+
 def sampler_for(
+    door: str,
     collections: Sequence[DatasetCollection],
     options: dict[str, Any],
     *,
@@ -516,27 +537,29 @@ def sampler_for(
     mask: AnyMask | None,
     seed: int,
     shuffle: bool,
-    sets: Sets | None = None,
-    memory: int,
-    read_ahead: int,
+    sets: CellSets | None = None,
+    memory: int | str,
+    prefetch: int,
 ) -> DistributedSampler:
     """Return a sampler of collections of the same cells, with sizes that fit into memory.
 
-    It removes the sampler's arguments from ``options``, and leaves the loader's arguments.
+    It removes the sampler's arguments from ``options``, and leaves the loader's arguments. ``door`` is the name of the
+    function that was called.
     """
+    check_arguments(door, options, signature(DistributedSampler).parameters, LOADER_ARGUMENTS, _OWN)
     arguments = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
     if arguments.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
         arguments["remainder"] = "exact"
     n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
-    memory //= arguments.get("virtual_ranks") or 1  # a rank may run all virtual ranks
-    read_through = arguments.get("read_through", LONGEST_GAP)
+    memory = as_bytes(memory) // (arguments.get("virtual_ranks") or 1)  # a rank may run all virtual ranks
+    max_gap = arguments.get("max_gap", MAX_GAP)
     kind = RandomSampler if shuffle else SequentialSampler
-    limits = {"memory": memory, "batch_size": batch_size, "read_ahead": read_ahead, "read_through": read_through}
+    limits = {"memory": memory, "batch_size": batch_size, "prefetch": prefetch, "max_gap": max_gap}
     if sets is None:
         sizes = suggest_sizes(n_rows[0], row_bytes=sum(row_bytes), store_chunk=max(chunks), mask=mask, **limits)
     else:
         arguments = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | arguments
-        sizes = sizes_of_sets(Sets.checked(sets), seed, row_bytes=sum(row_bytes), **limits)
+        sizes = sizes_of_sets(CellSets.checked(sets), seed, row_bytes=sum(row_bytes), **limits)
     return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **arguments)
 
 
@@ -589,8 +612,8 @@ def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
     group: Any = next(iter(collection))
     if "varm/measured" not in group:
         raise ValueError(
-            "measured=True needs the table of measured genes that annbatch-distributed collect writes, and this "
-            "collection has none. Collect the files again, or omit measured."
+            "return_file=True needs the table of measured genes that annbatch-distributed collect writes, and this "
+            "collection has none. Collect the files again, or omit return_file."
         )
     var: Any = read_elem(group["var"])
     # (genes, files) on disk, as any array of varm

@@ -31,7 +31,7 @@ from annbatch_distributed.core.state import MOST_SEGMENTS, Position
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import integer
 from annbatch_distributed.core.worker import current_worker
-from annbatch_distributed.loader.base import BaseLoader
+from annbatch_distributed.loader.base import BaseLoader, shown
 from annbatch_distributed.loader.callers import refuse_evaluation, refuse_skipping
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.reports import EpochPlan
@@ -90,7 +90,7 @@ class _Part(IterableDataset[Any]):
             return iter(self._loader)
         epoch, passes, n_segments, *numbers = self._numbers.tolist()
         segments = tuple(starmap(Segment, islice(batched(numbers, 3), n_segments)))
-        return self._loader.batches_in_worker(Position(epoch, passes, segments))
+        return self._loader._batches_in_worker(Position(epoch, passes, segments))
 
 
 class WorkerDataLoader(DataLoader[Any]):
@@ -129,7 +129,7 @@ class WorkerDataLoader(DataLoader[Any]):
                 f"to_dataloader takes all options of PyTorch's DataLoader except {', '.join(_REFUSED)}, got "
                 f"{', '.join(refused)}. Leave them out: the sampler of the loader makes the batches."
             )
-        if num_workers and dataset.preloads_to_gpu():
+        if num_workers and dataset._preloads_to_gpu():
             raise ValueError(
                 f"preload_to_gpu must be False under num_workers={num_workers}, because PyTorch can't pass CuPy arrays "
                 "between processes. Make the loader with preload_to_gpu=False, and move batches in the training step."
@@ -201,6 +201,10 @@ class WorkerDataLoader(DataLoader[Any]):
         """Number of genes."""
         return self._loader.n_var
 
+    def __repr__(self) -> str:
+        about = self._loader._about() | {"workers": str(self.num_workers)}
+        return shown(f"{type(self).__name__}: {self._loader._shape}", about)
+
     def plan(self) -> EpochPlan:
         """Return the plan of the next iteration, as :meth:`.StatefulLoader.plan`."""
         return self._loader.plan()
@@ -249,18 +253,18 @@ class WorkerDataLoader(DataLoader[Any]):
             current = self._pass = cursor.begin_by_workers(loader.n_obs, self.num_workers)
             self._part.write(current.position)
             self._read = Tally()
-            with loader.opened(current):
+            with loader._opened(current):
                 for batch in self._workers:
                     cursor.check_rank(current.placement)
                     cursor.check_is_last(current)
-                    index = loader.rows_in(batch)
+                    index = loader._rows_in(batch)
                     if index is None:
                         self._read = None
                     elif self._read is not None:
                         self._read.add(index)
                     steps.count()  # before the yield: a consumer that saves a state has this batch
                     if steps.n_yielded == current.n_due:
-                        loader.end(current)
+                        loader._end(current)
                     yield batch
                     if cursor.has_cut(current):
                         break
@@ -285,11 +289,11 @@ class WorkerDataLoader(DataLoader[Any]):
             return Reading.of(job, cursor_of(self.sampler), self._loader.n_obs, self._read)
         return self._loader._reading(job, read)
 
-    def read_of_last_pass(self) -> tuple[Pass, Read | None]:
+    def _read_of_last_pass(self) -> tuple[Pass, Read | None]:
         """Return the last pass, and the rows of its batches; None if batches have no rows."""
         last = self._own_pass()
         if last is None:
-            return self._loader.read_of_last_pass()
+            return self._loader._read_of_last_pass()
         return last, self._read
 
     def step_done(self) -> None:

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 import pandas as pd
-from annbatch import DatasetCollection, Loader
+from annbatch import Loader
 
 from annbatch_distributed.core.masks import AnyMask, first_difference
 from annbatch_distributed.core.request import Marks, Request
+from annbatch_distributed.core.values import plural
 from annbatch_distributed.cursor import warn
 from annbatch_distributed.loader.base import common_n_var
+from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
-from annbatch_distributed.sets import Sets
+from annbatch_distributed.sets import CellSets
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -40,8 +42,8 @@ class AlignedLoader(EpochLoader):
         and their samplers are ignored. All stores must have the same cells in the same order.
     batch_sampler
         Sampler of the rows that this rank reads.
-    read_ahead
-        Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest ``read_ahead`` of
+    prefetch
+        Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest ``prefetch`` of
         ``stores`` (default).
 
     Raises
@@ -81,7 +83,7 @@ class AlignedLoader(EpochLoader):
         stores: Mapping[str, Loader[Any, Any]],
         *,
         batch_sampler: DistributedSampler,
-        read_ahead: int | None = None,
+        prefetch: int | None = None,
     ) -> None:
         _check_names(stores)
         if not isinstance(batch_sampler, DistributedSampler):
@@ -89,11 +91,11 @@ class AlignedLoader(EpochLoader):
                 f"batch_sampler must be a DistributedSampler, got {batch_sampler!r}. Wrap the sampler: "
                 "DistributedSampler(sampler, dist_info=...)."
             )
-        if read_ahead is None:
-            read_ahead = max(getattr(store, "read_ahead", 0) for store in stores.values())
-        super().__init__(batch_sampler, read_ahead)
+        if prefetch is None:
+            prefetch = max(getattr(store, "prefetch", 0) for store in stores.values())
+        super().__init__(batch_sampler, prefetch)
         self._stores = {
-            name: StatefulLoader.from_loader(store, batch_sampler=batch_sampler, read_ahead=read_ahead)
+            name: StatefulLoader.from_loader(store, batch_sampler=batch_sampler, prefetch=prefetch)
             for name, store in stores.items()
         }
         self._check_stores()
@@ -102,16 +104,16 @@ class AlignedLoader(EpochLoader):
     @classmethod
     def from_collections(
         cls,
-        collections: Mapping[str, DatasetCollection],
+        collections: Mapping[str, AnyCollection],
         *,
         dist_info: DistInfo,
         batch_size: int = 256,
         mask: AnyMask | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        sets: Sets | None = None,
-        memory: int = 1 << 30,
-        read_ahead: int = 1,
+        sets: CellSets | None = None,
+        memory: int | str = 1 << 30,
+        prefetch: int = 1,
         load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch
     ) -> Self:
@@ -120,8 +122,9 @@ class AlignedLoader(EpochLoader):
         Parameters
         ----------
         collections
-            Collection of each store by name. With ``load_adata``, one collection can be several stores.
-        dist_info, batch_size, mask, seed, shuffle, sets, memory, read_ahead
+            Collection of each store by name, as for :meth:`StatefulLoader.from_collection`. With ``load_adata``, one
+            collection can be several stores.
+        dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch
             As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
         load_adata
             Functions by the names of stores. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
@@ -174,8 +177,10 @@ class AlignedLoader(EpochLoader):
             raise ValueError(
                 f"load_adata must have names of stores, {', '.join(collections)}, got {', '.join(unknown)}."
             )
+        opened = {name: as_collection(collection) for name, collection in collections.items()}
         sampler = sampler_for(
-            list(collections.values()),
+            "from_collections",
+            list(opened.values()),
             options,
             dist_info=dist_info,
             batch_size=batch_size,
@@ -184,14 +189,19 @@ class AlignedLoader(EpochLoader):
             shuffle=shuffle,
             sets=sets,
             memory=memory,
-            read_ahead=read_ahead,
+            prefetch=prefetch,
         )
         stores = {}
-        for name, collection in collections.items():
+        for name, collection in opened.items():
             store = StatefulLoader(batch_sampler=sampler, **{"preload_to_gpu": False} | options)
             loaded = {"load_adata": load_adata[name]} if name in load_adata else {}
             stores[name] = store.use_collection(collection, **loaded)
-        return cls(stores, batch_sampler=sampler, read_ahead=read_ahead)
+        return cls(stores, batch_sampler=sampler, prefetch=prefetch)
+
+    @property
+    def _shape(self) -> str:
+        genes = ", ".join(f"{name} with {plural(store.n_var, 'gene')}" for name, store in self._stores.items())
+        return f"{plural(self.n_obs, 'cell')} of {genes}" if self.n_obs else "no cells yet"
 
     @property
     def stores(self) -> Mapping[str, StatefulLoader]:
@@ -260,10 +270,10 @@ class AlignedLoader(EpochLoader):
 
     # Reading
 
-    def rows_in(self, batch: object) -> npt.NDArray[Any] | None:
+    def _rows_in(self, batch: object) -> npt.NDArray[Any] | None:
         """Return the rows of a batch; None if it has none."""
         parts = batch if isinstance(batch, dict) else {}
-        known = (store.rows_in(parts.get(name)) for name, store in self._stores.items())
+        known = (store._rows_in(parts.get(name)) for name, store in self._stores.items())
         return next((rows for rows in known if rows is not None), None)
 
     @contextmanager
@@ -273,9 +283,9 @@ class AlignedLoader(EpochLoader):
                 stack.enter_context(store._iterated())
             yield
 
-    def preloads_to_gpu(self) -> bool:
+    def _preloads_to_gpu(self) -> bool:
         """Return True if annbatch moves batches to a GPU."""
-        return any(store.preloads_to_gpu() for store in self._stores.values())
+        return any(store._preloads_to_gpu() for store in self._stores.values())
 
     def _read_request(self, request: Request) -> Generator[Any]:
         reads = [store._read_request(request) for store in self._stores.values()]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not exported; torch's, if there is torch
@@ -20,16 +20,16 @@ from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Reading, Timeout
 from annbatch_distributed.core.epochs import StepSelection
 from annbatch_distributed.core.rank import Placement
-from annbatch_distributed.core.values import BOUND, integer
+from annbatch_distributed.core.values import BOUND, integer, plural
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.cursor import warn
-from annbatch_distributed.loader.base import StepCounter, common_n_var
+from annbatch_distributed.loader.base import StepCounter, common_n_var, shown
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.lightning import errors_explained, training_on
 from annbatch_distributed.loader.prefetch import threads
 from annbatch_distributed.mixtures.cursor import MixtureCursor, MixturePass
 from annbatch_distributed.mixtures.mixture import Mixture
-from annbatch_distributed.mixtures.order import EveryStep, RandomOrder, SourceOrder, Weights
+from annbatch_distributed.mixtures.order import EveryStep, RandomOrder, SourceOrder, StoppingStrategy, Weights
 from annbatch_distributed.mixtures.source import Source
 from annbatch_distributed.ranks import DistInfo
 
@@ -55,10 +55,10 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         None takes the batch sizes.
     n_steps
         Number of steps of an epoch of the mixture.
-    until
-        End of an epoch, instead of ``n_steps``: ``"first"`` ends it when one source has been read once, ``"all"`` when
-        every source has. The next epoch then begins with new epochs of all sources. Sources whose last weight is 0
-        don't count.
+    stopping_strategy
+        End of an epoch, instead of ``n_steps``: ``"first_exhausted"`` ends it when one source has been read once,
+        ``"all_exhausted"`` when every source has. The next epoch then begins with new epochs of all sources. Sources
+        whose last weight is 0 don't count.
     within_batch
         True to yield a batch of every source in each step (default False).
     seed
@@ -108,7 +108,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         *,
         weights: Weights | None = None,
         n_steps: int | None = None,
-        until: Literal["first", "all"] | None = None,
+        stopping_strategy: StoppingStrategy | None = None,
         within_batch: bool = False,
         seed: int = 0,
     ) -> None:
@@ -119,13 +119,17 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         if len({source.loader.sampler for source in sources.values()}) < len(sources):
             raise ValueError("Two sources have the same sampler. Give each source its own loader and its own sampler.")
         order = _order_of(sources, weights, seed, within_batch=within_batch)
-        if (n_steps is None) == (until is None) or until not in (None, "first", "all"):
+        ends_by_itself = stopping_strategy in {"first_exhausted", "all_exhausted"}
+        if (n_steps is None) != ends_by_itself or not (ends_by_itself or stopping_strategy is None):
             raise ValueError(
-                f"An epoch must end by n_steps, or by until='first' or 'all', got n_steps={n_steps} and "
-                f"until={until!r}. Pass one of them."
+                "An epoch must end by n_steps, or by stopping_strategy='first_exhausted' or 'all_exhausted', got "
+                f"n_steps={n_steps} and stopping_strategy={stopping_strategy!r}. Pass one of them."
             )
         n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
-        self._cursor, self._within_batch = MixtureCursor(Mixture(sources, order, n_steps, until)), within_batch
+        self._cursor, self._within_batch = (
+            MixtureCursor(Mixture(sources, order, n_steps, stopping_strategy)),
+            within_batch,
+        )
         self._steps = StepCounter()
         # the id of a process, and its threads in which all sources prefetch
         self._readers: tuple[int, Executor] | None = None
@@ -211,10 +215,10 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         """Set the epoch of the next iteration, on every rank.
 
         Epoch ``e`` begins at step ``e * n_steps``, whatever was read before; if a state with another ``n_steps`` was
-        loaded, later epochs are counted from its epoch. Under ``until``, it begins with epochs of the sources that no
-        earlier epoch has begun. Setting the epoch of a loaded state resumes it; if the state was
-        saved at the end of the epoch, no batches remain. Setting that epoch once more restarts it, after the steps that
-        a different number of ranks has done. A running iterator is not affected until a new one begins.
+        loaded, later epochs are counted from its epoch. Under ``stopping_strategy``, it begins with epochs of the
+        sources that no earlier epoch has begun. Setting the epoch of a loaded state resumes it; if the state was saved
+        at the end of the epoch, no batches remain. Setting that epoch once more restarts it, after the steps that a
+        different number of ranks has done. A running iterator is not affected until a new one begins.
 
         Raises
         ------
@@ -331,7 +335,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
 
     def _threads(self) -> Executor | None:
         """Return the threads of this process in which all sources prefetch."""
-        n_ahead = max(source.loader.read_ahead for source in self._sources.values())
+        n_ahead = max(source.loader.prefetch for source in self._sources.values())
         if n_ahead and (self._readers is None or self._readers[0] != os.getpid()):
             self._readers = os.getpid(), threads(n_ahead)
         return self._readers[1] if self._readers else None
@@ -602,7 +606,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         >>> for sentence in mixed.check_epoch_read().split(". "):
         ...     print(sentence)
         tahoe, epoch 0: 1 rank has read 48 rows in 12 batches, as planned
-        Each of the 48 rows was read once, 2 of the 50 are dropped in this epoch
+        Each of the 48 rows was read once; 2 of the 50 are dropped in this epoch
         """
         lines = checks.epochs_read(self._any_source.cursor, self._readings, timeout=timeout, gather=gather)
         for source in self._sources.values():
@@ -619,6 +623,17 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 readings[key] = reading
         same = {"sources": ", ".join(self._sources)}
         return Description(job.rank, job.world_size, job.n_peers, same), readings
+
+    def __repr__(self) -> str:
+        about = {f"source {name}": source.loader._shape for name, source in self._sources.items()}
+        about |= {"rank": "not known yet"}
+        if all(source.cursor.rank_source.is_known and source.loader.n_obs for source in self._sources.values()):
+            about["rank"] = self._any_source.loader._about()["rank"]
+            last = self._cursor.last
+            is_open = last is not None and not last.has_ended
+            n_done = last.place.done + self._steps.n_done if is_open and last is not None else self.batches_done
+            about["epoch"] = f"{self.next_epoch}, {n_done} of {len(self)} steps done"
+        return shown(f"{type(self).__name__}: {plural(self.n_obs, 'cell')}", about)
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 
 from annbatch_distributed.core.epochs import StepSelection, step_numbers
 from annbatch_distributed.core.state import Identity, Position, check_identity, differences
-from annbatch_distributed.mixtures.order import SourceOrder
+from annbatch_distributed.mixtures.order import SourceOrder, StoppingStrategy
 from annbatch_distributed.mixtures.place import Place, from_state, to_state
 from annbatch_distributed.mixtures.source import Source
 
@@ -33,18 +33,18 @@ class Mixture:
         sources: dict[str, Source],
         order: SourceOrder,
         n_steps: int | None,
-        until: Literal["first", "all"] | None,
+        stopping_strategy: StoppingStrategy | None,
     ) -> None:
         #: Sources by name.
         self.sources = sources
         #: Order of the sources.
         self.order = order
-        self._n_steps, self._until = n_steps, until
+        self._n_steps, self._stopping_strategy = n_steps, stopping_strategy
 
     @property
     def identity(self) -> Identity:
         """Settings that determine the batches of a step, as JSON."""
-        return self.order.identity | {"n_steps": self._n_steps, "until": self._until}
+        return self.order.identity | {"n_steps": self._n_steps, "stopping_strategy": self._stopping_strategy}
 
     @property
     def first_place(self) -> Place:
@@ -65,20 +65,20 @@ class Mixture:
             return place.done
         if self._n_steps is not None:
             return max(self._n_steps, place.done)
-        assert self._until is not None
+        assert self._stopping_strategy is not None
         positions = self.positions(place)
         # no batches are left if the source has ended its epoch since the mixture's epoch began
         n_left = {
             name: self.sources[name].n_left(positions[name]) if positions[name].epoch == place.began[name] else 0
             for name in self.order.lasting
         }
-        return self.order.end(place.step, n_left, self._until) - place.first
+        return self.order.end(place.step, n_left, self._stopping_strategy) - place.first
 
     def following(self, place: Place) -> Place:
         """Return the beginning of the epoch after a place."""
         stop = place.first + self.length(place)
         positions = self.positions(place, stop)
-        if self._until is not None:  # with new epochs of the sources
+        if self._stopping_strategy is not None:  # with new epochs of the sources
             positions = {
                 name: Position(position.epoch + 1) if position.done else position
                 for name, position in positions.items()
@@ -175,7 +175,7 @@ class Mixture:
                 step_of[position.done] = int(wanted[which])
             for position, step_of in epochs.values():
                 try:
-                    cells = source.loader.cells_at(position, list(step_of), columns, ranks)
+                    cells = source.loader._cells_at(position, list(step_of), columns, ranks)
                 except KeyError as error:
                     raise KeyError(f"The source {name}: {error.args[0]}") from error
                 cells["step"] = cells["step"].map(step_of)

@@ -32,6 +32,8 @@ from annbatch_distributed.core.values import BOUND, Int64Array, integer
 
 #: Weights of the sources by name, or a schedule of (first step, weights) pairs.
 type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+#: End of an epoch: when one source has ended, or all have.
+type StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
 type Shares = npt.NDArray[np.float64]
 
 #: Random part of the distance between batches. Below 1, so that rounding never puts two batches into one step.
@@ -71,9 +73,11 @@ class SourceOrder(ABC):
             for of_step in takes.T.tolist():
                 yield [*compress(self.names, of_step)]
 
-    def end(self, step: int, n_left: Mapping[str, int], until: Literal["first", "all"]) -> int:
+    def end(self, step: int, n_left: Mapping[str, int], stopping_strategy: StoppingStrategy) -> int:
         """Return the end of the steps from ``step`` on in which one source, or all, yield ``n_left`` batches."""
-        return (min if until == "first" else max)(self._end(name, step, n) for name, n in n_left.items())
+        return (min if stopping_strategy == "first_exhausted" else max)(
+            self._end(name, step, n) for name, n in n_left.items()
+        )
 
     def _end(self, name: str, step: int, n_batches: int) -> int:
         """Return the end of the steps from ``step`` on in which a source yields some batches."""

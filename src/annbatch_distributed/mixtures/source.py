@@ -139,7 +139,7 @@ class Source:
             self.cursor.go_to(self._start)
             # all sources share the threads of the mixture
             has_workers = self._reader is not self.loader
-            self._batches = iter(self._reader) if has_workers else self.loader.iterate(readers)
+            self._batches = iter(self._reader) if has_workers else self.loader._iterate(readers)
         try:
             return next(self._batches)
         except StopIteration:
@@ -154,7 +154,7 @@ class Source:
             self._n_taken += 1
             return
         next(self._batches, None)
-        last, read = self._reader.read_of_last_pass()
+        last, read = self._reader._read_of_last_pass()
         # the sum of two tallies is three numbers, without the rows that aren't added up yet
         self.unchecked.append((last.position, None if read is None else Tally() + Tally.of(read)))
         self._batches, self._start, self._n_taken = None, self.here(Position(last.position.epoch + 1)), 0

@@ -172,7 +172,7 @@ def _checked(dist_info: DistInfo) -> DistInfo:
     """
     if isinstance(dist_info, str):
         if dist_info not in _SOURCES:
-            raise ValueError(f"{_EXPECTED}, got {dist_info!r}.")
+            raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}.")
         return dist_info
     if frameworks.asker_of(dist_info) is not None:
         return dist_info

@@ -31,14 +31,14 @@ def composition(plan: Plan, labels: object) -> pd.DataFrame:
         return np.roll(counts, -1)[: len(names)]
 
     # (labels,) of all selected rows, and (ranks, labels): each rank samples from all selected rows, or has its shard
-    window = count(plan.window)
+    selected = count(plan.selected)
     if plan.n_draws is not None:
-        counts = np.tile(window, (plan.n_streams, 1))
+        counts = np.tile(selected, (plan.n_streams, 1))
     else:
         counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.n_streams)])
     # (ranks, labels): the fraction of each label in a rank's rows; a rank without rows has zeros
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    distances = np.abs(shares - window / window.sum()).sum(axis=1) / 2
+    distances = np.abs(shares - selected / selected.sum()).sum(axis=1) / 2
     table = pd.DataFrame(counts, columns=pd.MultiIndex.from_product([[f"{plan.units.noun}s"], names]))
     table["distance", ""] = distances
     return table

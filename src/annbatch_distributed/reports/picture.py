@@ -122,7 +122,7 @@ def _draw_panel(panel: Panel, axes: Axes) -> None:
     n_bins = min(_BINS, n_obs)
     bottom = n_ranks - 0.5 + max(1, n_ranks / 25)  # the bar of dropped rows is visible for any number of ranks
     if _is_masked(plan):
-        outside = _points(to_rgb(_OUTSIDE), 1 - density(plan.window, n_obs, n_bins))
+        outside = _points(to_rgb(_OUTSIDE), 1 - density(plan.selected, n_obs, n_bins))
         _paint(axes, outside[np.newaxis], (0, n_obs, bottom, -0.5))
     lanes = np.empty((n_ranks, n_bins, 4))
     for rank in range(n_ranks):
@@ -147,7 +147,7 @@ def _paint(axes: Axes, points: Floats, extent: tuple[float, float, float, float]
 
 
 def _is_masked(plan: Plan) -> bool:
-    return len(plan.window) < len(plan.units)
+    return len(plan.selected) < len(plan.units)
 
 
 def _points(color: npt.ArrayLike, parts: Floats | npt.NDArray[np.bool_]) -> Floats:

@@ -46,7 +46,7 @@ class EpochPlan:
        0       39  9984         0  0:9984
        1       39  9984         0  9984:19968
     dropped in this epoch: 32 rows, 0.16% (19968:20000)
-    to drop none: remainder="exact", "keep" or "pad"
+    to drop none: remainder="exact"
     in memory: up to 2,048 rows on each rank
     >>> plan.n_batches(1), len(plan.shard(1)), list(plan.dropped)[0]
     (39, 9984, 19968)
@@ -63,7 +63,7 @@ class EpochPlan:
     _cells: tuple[pd.Index[Any], ...] | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, plan: Plan, position: Position, left: Sequence[Lane], n_processes: int | None) -> Self:
+    def _of(cls, plan: Plan, position: Position, left: Sequence[Lane], n_processes: int | None) -> Self:
         """Return the plan at a position, for the remaining batches of each lane."""
         if not position.done:
             return cls(plan, n_processes)
@@ -74,7 +74,7 @@ class EpochPlan:
             n_over = plan.first_number(plan.n_streams) - n_done - sum(remaining)
         return cls(plan, n_processes, remaining, n_over)
 
-    def for_loader(self, n_requests: int, cells: tuple[pd.Index[Any], ...] | None) -> Self:
+    def _for_loader(self, n_requests: int, cells: tuple[pd.Index[Any], ...] | None) -> Self:
         """Return the plan for a loader that holds some load requests, with the ``obs_names`` of each dataset."""
         return replace(self, _n_requests=n_requests, _cells=cells)
 
@@ -109,9 +109,9 @@ class EpochPlan:
         return self._plan.config.sharding
 
     @property
-    def window(self) -> Rows:
+    def selected(self) -> Rows:
         """Rows that are sharded: the rows that the mask selects."""
-        return self._plan.window
+        return self._plan.selected
 
     @property
     def dropped(self) -> Rows:
@@ -206,7 +206,7 @@ class EpochPlan:
         if the size of a load request is unknown, or if short gaps between selected rows, or between the cells of sets,
         are read as well.
         """
-        if self._rows_held is None or not self.window.is_contiguous or self._plan.units.has_gaps:
+        if self._rows_held is None or not self.selected.is_contiguous or self._plan.units.has_gaps:
             return None
         # each process runs the same number of virtual ranks
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
@@ -371,13 +371,13 @@ class EpochPlan:
             who = f"{plural(plan.n_streams, 'virtual rank')} on {plural(self.n_processes, 'rank')}"
         ending = "s" * (plan.n_streams == 1)
         what = f"share{ending}" if plan.n_draws is None else f"take{ending} {plural(sum(plan.sizes), 'sample')} from"
-        rows = f"{len(plan.window):,} of {plural(len(plan.units), plan.units.noun)}"
+        rows = f"{len(plan.selected):,} of {plural(len(plan.units), plan.units.noun)}"
         return f"epoch {plan.epoch}: {who} {what} {rows} ({', '.join(settings)})"
 
     @property
     def _percent(self) -> str:
         """Share of the selected rows that are dropped."""
-        return f"{100 * self.n_dropped / len(self.window):.2g}%"
+        return f"{100 * self.n_dropped / len(self.selected):.2g}%"
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -406,6 +406,6 @@ class EpochPlan:
             dropped += f", {self._percent} ({plan.dropped.format(_SHOWN_RANGES)})" if plan.n_dropped else ""
             yield dropped + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
         if plan.n_dropped and self.remaining is None:
-            yield 'to drop none: remainder="exact", "keep" or "pad"'
+            yield 'to drop none: remainder="exact"'
         if self.rows_in_memory is not None:
             yield f"in memory: up to {plural(self.rows_in_memory, 'row')} on each rank"

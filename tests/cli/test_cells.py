@@ -14,10 +14,10 @@ from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
 
 from annbatch_distributed import (
     AlignedLoader,
+    CellSets,
     DistributedSampler,
     MixedLoader,
     Rank,
-    Sets,
     Shuffled,
     StatefulLoader,
 )
@@ -51,18 +51,18 @@ def saved(loader: StatefulLoader, folder: Path, n_done: int = 3) -> Path:
     return path
 
 
-def sets(**options: Any) -> Sets:
+def sets(**options: Any) -> CellSets:
     """Sets of cells of a donor, with cells of type 3 as controls."""
     obs = pd.DataFrame({"donor": DONORS, "cell_type": CLASSES.astype(str)})
-    defaults = {"by": "donor", "size": 2, "chunk": 1, "controls": {"cell_type": "3"}, "tail": "short"}
-    return Sets.from_obs(obs, **defaults | options)
+    defaults = {"by": "donor", "set_size": 2, "chunk_size": 1, "controls": {"cell_type": "3"}, "remainder": "keep"}
+    return CellSets.from_obs(obs, **defaults | options)
 
 
 JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
     "random": (RandomSampler(4, 4, 8), {}),
     "drawn": (RandomSampler(8, 2, 4, replacement=True, num_samples=40), {"sharding": "independent"}),
     "sequential": (SequentialSampler(5, 2, 5), {"remainder": "keep", "mask": [slice(3, 90), slice(120, None)]}),
-    "shuffled": (RandomSampler(4, 4, 8), {"sharding": Shuffled(6), "remainder": "exact", "align": 3}),
+    "shuffled": (RandomSampler(4, 4, 8), {"sharding": Shuffled(6), "remainder": "exact"}),
     "drawn root": (RandomSampler(4, 4, 8, rng=np.random.default_rng(5)), {"seed": None, "remainder": "pad"}),
     "virtual ranks": (RandomSampler(4, 4, 8), {"virtual_ranks": 4}),
     "sets": (RandomSampler(1, 4, 2), {"sets": sets(), "sharding": "shuffled"}),
@@ -78,16 +78,16 @@ def test_replay_needs_only_state(
     sampler, options = JOBS[name]
     loader = made(collection, sampler, **options)
     arguments = collection, "--state", saved(loader, tmp_path), "--ranks", 2
-    cells = json.loads(said(capsys, "replay", *arguments, "--steps", "1:5", "--obs", "donor", "--json"))
+    cells = json.loads(said(capsys, "cells", *arguments, "--steps", "1:5", "--obs", "donor", "--json"))
     assert cells["epoch"] == 2
     expected = loader.cells_of(slice(1, 5), ["donor"])
     pd.testing.assert_frame_equal(pd.DataFrame(cells["cells"]), expected, check_dtype=False, check_categorical=False)
     assert not_named(cells) <= {"donor"}
-    text = said(capsys, "replay", *arguments, "--steps", 1)
+    text = said(capsys, "cells", *arguments, "--steps", 1)
     of_sets = ["set", "is_control"] if "sets" in options else []
     assert text.splitlines()[0].split() == ["step", "rank", "row", *of_sets, "dataset", "cell"]
     assert len(text.splitlines()) == 1 + len(loader.cells_of(1))
-    other = json.loads(said(capsys, "replay", *arguments, "--steps", 1, "--epoch", 0, "--json"))
+    other = json.loads(said(capsys, "cells", *arguments, "--steps", 1, "--epoch", 0, "--json"))
     assert [cell["row"] for cell in other["cells"]] == loader.cells_of(1, [], epoch=0)["row"].tolist()
 
 
@@ -97,12 +97,12 @@ def test_by_counts_cells_and_share_of_epoch(
     mask = np.flatnonzero(DONORS != "d4")
     loader = made(collection, mask=mask)
     arguments: list[Any] = [collection, "--state", saved(loader, tmp_path), "--steps", "2:4", "--by", "donor"]
-    line = said(capsys, "replay", *arguments, code=2)
+    line = said(capsys, "cells", *arguments, code=2)
     assert "the mask can't be restored" in line
-    assert "Pass its rows as --mask or --where" in line
+    assert "Pass its rows as --rows or --where" in line
     donors = sorted(set(DONORS[mask]))
     arguments += [part for donor in donors for part in ("--where", f"donor={donor}")]
-    counted = json.loads(said(capsys, "replay", *arguments, "--json"))
+    counted = json.loads(said(capsys, "cells", *arguments, "--json"))
     assert not_named(counted) == set()
     frame = loader.cells_of(slice(2, 4), ["donor"])
     assert counted["steps"] == [2, 3]
@@ -112,13 +112,13 @@ def test_by_counts_cells_and_share_of_epoch(
         shares = [float((DONORS[mask] == label).mean()) for label in counted["labels"]]
         assert counted["share"] == pytest.approx(shares)
         assert distance == pytest.approx(np.abs(np.array(counts) / sum(counts) - shares).sum() / 2)
-    other = json.loads(said(capsys, "replay", *arguments, "--epoch", 0, "--json"))
+    other = json.loads(said(capsys, "cells", *arguments, "--epoch", 0, "--json"))
     assert other["epoch"] == 0
     assert other["share"] == counted["share"]
     assert other["counts"] != counted["counts"]
-    text = said(capsys, "replay", *arguments)
+    text = said(capsys, "cells", *arguments)
     assert len(text.splitlines()) == 3 + len(counted["labels"])
-    line = said(capsys, "replay", *arguments[:-2], code=2)
+    line = said(capsys, "cells", *arguments[:-2], code=2)
     assert "rows." in line
 
 
@@ -126,14 +126,14 @@ def test_replay_refuses_undescribed_sets(collection: Path, tmp_path: Path, capsy
     """replay refuses sets that the state doesn't describe."""
     flags = CLASSES.astype(str) == "3"
     loader = made(collection, RandomSampler(1, 4, 2), sets=sets(controls=flags))
-    line = said(capsys, "replay", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
+    line = said(capsys, "cells", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
     assert "the controls can't be restored" in line
     mask = DONORS != "d4"
     state = saved(made(collection, RandomSampler(1, 4, 2), sets=sets(mask=mask)), tmp_path)
-    assert "the mask can't be restored" in said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
+    assert "the mask can't be restored" in said(capsys, "cells", collection, "--state", state, "--steps", 1, code=2)
     named = [part for donor in sorted(set(DONORS[mask])) for part in ("--where", f"donor={donor}")]
-    assert said(capsys, "replay", collection, "--state", state, "--steps", 1, *named)
-    line = said(capsys, "replay", collection, "--state", state, "--steps", 1, *named, "--by", "donor", code=2)
+    assert said(capsys, "cells", collection, "--state", state, "--steps", 1, *named)
+    line = said(capsys, "cells", collection, "--state", state, "--steps", 1, *named, "--by", "donor", code=2)
     assert "--by can't count cells of sets" in line
 
 
@@ -150,7 +150,7 @@ def test_replay_names_missing_or_contradicting_settings(
         (made(collection, classes, sharding="independent"), "can't be restored from the state"),
         (made(collection, sharding=order), "can't be restored from the state"),
     ):
-        assert message in said(capsys, "replay", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
+        assert message in said(capsys, "cells", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
     state = saved(made(collection), tmp_path)
     for arguments, message in (
         (["--batch-size", 4], "sampler.batch_size is 8 in the state and 4 here"),
@@ -159,10 +159,10 @@ def test_replay_names_missing_or_contradicting_settings(
         (["--seed", 4], "root is 3 in the state and 4 here"),
         (["--ranks", 3], "virtual_ranks must be a multiple of the world size"),
         (["--obs", "none"], "has no columns none in obs"),
-        (["--steps", 999], "Steps of an epoch of"),
+        (["--steps", 999], "The epoch has no step 999: it has 21 steps"),
         (["--steps", "900:999"], "--steps must have a step of epoch 2"),
     ):
-        assert message in said(capsys, "replay", collection, "--state", state, "--steps", 1, *arguments, code=2)
+        assert message in said(capsys, "cells", collection, "--state", state, "--steps", 1, *arguments, code=2)
     whole = json.loads(state.read_text())
     for damaged in (
         {},
@@ -173,7 +173,7 @@ def test_replay_names_missing_or_contradicting_settings(
         "[" * 100_000,
     ):
         state.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
-        line = said(capsys, "replay", collection, "--state", state, "--steps", 1, code=2)
+        line = said(capsys, "cells", collection, "--state", state, "--steps", 1, code=2)
         assert "--state" in line
         assert "strict=False" not in line  # which the command has no option for
 
@@ -183,7 +183,7 @@ def test_state_is_found_in_a_checkpoint_of_torch(
 ) -> None:
     loader = made(collection)
     state = json.loads(saved(loader, tmp_path).read_text())
-    arguments = "replay", collection, "--state", tmp_path / "last.pt", "--steps", 1, "--json"
+    arguments = "cells", collection, "--state", tmp_path / "last.pt", "--steps", 1, "--json"
     checkpoint: dict[str, Any] = {"model": {"weight": torch.zeros(3)}, "loaders": [{"training": state}]}
     torch.save(checkpoint, tmp_path / "last.pt")
     cells = json.loads(said(capsys, *arguments))["cells"]
@@ -206,7 +206,7 @@ def test_replay_takes_a_store_of_an_aligned_state(
     batches = iter(loader)
     read = [next(batches)["rna"]["index"].tolist() for _ in range(3)]
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    text = said(capsys, "replay", collection, "--state", tmp_path / "state.json", "--steps", "2", "--json")
+    text = said(capsys, "cells", collection, "--state", tmp_path / "state.json", "--steps", "2", "--json")
     assert [cell["row"] for cell in json.loads(text)["cells"]] == read[2]
 
 
@@ -216,6 +216,6 @@ def test_replay_refuses_a_mixture(collection: Path, tmp_path: Path, capsys: pyte
     for suffix, write in ((".json", lambda state, path: path.write_text(json.dumps(state))), (".pt", torch.save)):
         path = tmp_path / f"state{suffix}"
         write(mixture.state_dict(), path)
-        line = said(capsys, "replay", collection, "--state", path, "--steps", 1, code=2)
+        line = said(capsys, "cells", collection, "--state", path, "--steps", 1, code=2)
         assert "the state is of a mixture of tahoe" in line
         assert "Call mixture.cells_of" in line

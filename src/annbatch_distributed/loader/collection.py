@@ -1,0 +1,57 @@
+"""Collections that a user names: by a path, a URL, a zarr group, or annbatch's own object."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import zarr
+from annbatch import DatasetCollection
+
+#: Collection, a zarr group with its datasets, or its path or URL.
+type AnyCollection = DatasetCollection | zarr.Group | str | PathLike[str]
+
+
+def as_collection(collection: object) -> DatasetCollection:
+    """Return a collection, opened for reading; a TypeError or an OSError if it is none.
+
+    A ValueError if annbatch has written no datasets there.
+    """
+    if isinstance(collection, DatasetCollection):
+        return collection
+    what = collection
+    if isinstance(collection, str | PathLike):
+        collection = _group_at(fspath(collection))
+    if not isinstance(collection, zarr.Group):
+        raise TypeError(
+            "A collection must be a path or URL, a zarr group, or an annbatch DatasetCollection, got "
+            f"{collection!r} of type {type(collection).__name__}."
+        )
+    opened = DatasetCollection(collection)
+    if opened.is_empty:
+        raise ValueError(
+            f"{what} must have datasets of annbatch, got none. Write h5ad files with annbatch-distributed collect."
+        )
+    return opened
+
+
+def _group_at(path: str) -> zarr.Group:
+    if "://" not in path and not Path(path).is_dir() and not path.endswith(".zip"):
+        found = "a file" if Path(path).exists() else "nothing"
+        raise FileNotFoundError(
+            f"{path} must be the folder of a collection, got {found}. Write h5ad files with annbatch-distributed "
+            "collect."
+        )
+    return zarr.open_group(store_at(path), mode="r")
+
+
+def store_at(path: str) -> Any:  # noqa: ANN401 whatever zarr opens
+    """Return an obstore store for a URL, if obstore is installed; else the path, for zarr to open."""
+    if "://" not in path or find_spec("obstore") is None:
+        return path
+    from obstore.store import from_url
+    from zarr.storage import ObjectStore
+
+    return ObjectStore(from_url(path), read_only=True)
