@@ -70,7 +70,7 @@ def test_sets_benchmark_compares_chunks_in_both_collections() -> None:
     assert title.startswith("15,000 cells")
     assert [line.split(":")[0].strip() for line in lines] == ["grouped", "shuffled"]
     for line in lines:
-        assert re.findall(r"(\S+) [\d.]+", line) == ["cells", "chunk=4", "chunk=16", "chunk=64"]
+        assert re.findall(r"(\S+) [\d.]+", line) == ["cells", "chunk_size=4", "chunk_size=16", "chunk_size=64"]
 
 
 def test_virtual_ranks_have_equal_losses() -> None:

@@ -113,7 +113,7 @@ class Rows:
 
         See Also
         --------
-        where : Create rows from a boolean array.
+        from_mask : Create rows from a boolean array.
 
         Examples
         --------
