@@ -3,7 +3,7 @@
 Run it, stop it, and run it again with the last checkpoint, with as many processes as there are then::
 
     torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py --collection cells.zarr
-    torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py --collection cells.zarr --resume checkpoints/step-20
+    torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py --collection cells.zarr --resume checkpoints/epoch-0-step-20
 
 With GPUs, ``accelerate launch --num_processes 2`` works too; without them, it starts a single process.
 """
@@ -67,7 +67,7 @@ def main(
 
     for epoch in range(loader.next_epoch, epochs):
         loader.set_epoch(epoch)  # an epoch that was just loaded stays where it is
-        for batch in loader:
+        for step, batch in enumerate(loader, start=loader.batches_done + 1):
             with accelerator.accumulate(model):
                 # prepare moves only the batches of its own loaders
                 counts = batch["X"].to(accelerator.device).to_dense().float()
@@ -78,8 +78,8 @@ def main(
                 optimizer.zero_grad()
                 accelerator.backward(loss)
                 optimizer.step()
-            if accelerator.step % every == 0:
-                accelerator.save_state(str(checkpoints / f"step-{accelerator.step}"))
+            if step % every == 0:
+                accelerator.save_state(str(checkpoints / f"epoch-{epoch}-step-{step}"))
         accelerator.print(
             f"epoch {epoch}: loss {accelerator.reduce(loss.detach(), 'mean'):.3f}"
         )

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import Rows
+from annbatch_distributed import DistributedSampler, Rank, Rows
 from annbatch_distributed.core.masks import open_ended, resolve_mask
 from tests.strategies import masks, selected
 
@@ -127,3 +128,19 @@ def test_open_mask_is_limited_by_the_outer_mask() -> None:
 def test_mask_of_empty_collection_raises() -> None:
     with pytest.raises(ValueError, match="Add datasets"):
         resolve_mask(slice(None)).selected(0)
+
+
+def test_list_of_integers_selects_rows() -> None:
+    """A list of integers is row indices, and a list with other values is refused."""
+    assert resolve_mask([5, 3, np.int64(4)]).rows == Rows.from_indices([3, 4, 5])
+    for wrong in ([5, 3.0], [5, True], [5, slice(0, 2)]):
+        with pytest.raises(TypeError, match="mask must be a slice"):
+            resolve_mask(wrong)
+
+
+def test_mask_can_be_reset_to_all_rows() -> None:
+    """None, the default of the argument, selects all rows again."""
+    sampler = DistributedSampler(RandomSampler(2, 2, 2, mask=slice(2, 18)), dist_info=Rank(0, 1), mask=[5, 3], seed=0)
+    assert list(sampler.plan(20).selected) == [3, 5]
+    sampler.mask = None
+    assert sampler.plan(20).selected == Rows((range(2, 18),))

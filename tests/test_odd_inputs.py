@@ -243,7 +243,7 @@ WRONG_SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"row_bytes": 10**6, "memory": 10**8},
         ValueError,
-        "256 rows needs up to 1,024.00 MB, more than memory=100.00 MB",
+        "256 rows needs up to 1,024.00 MB, more than the memory of 100.00 MB",
     ),
     ({"row_bytes": 10, "store_chunk": 0}, ValueError, "store_chunk"),
     ({"row_bytes": 10, "memory": 0}, ValueError, "memory"),
@@ -333,6 +333,10 @@ ODD: dict[str, Odd] = {
     "rows: numbers below 0": (lambda: Rows.from_indices([3, -1]), ValueError, "at least 0, got -1"),
     "rows: numbers beyond": (lambda: Rows.from_indices([2**63 - 1]), ValueError, "below 2"),
     "rows: two dimensions": (lambda: Rows.from_indices([[1, 2]]), ValueError, r"one dimension, got shape \(1, 2\)"),
+    **each(
+        "bounds of rows", [1.5, "a", True], lambda value: Rows().within(value, 3), TypeError, "start must be .*VALUE"
+    ),
+    **each("ends of rows", [1.5, "a", True], lambda value: Rows().within(0, value), TypeError, "stop must be .*VALUE"),
     "rows: flags of two dimensions": (lambda: Rows.from_mask([[True]]), TypeError, "boolean array of one dimension"),
     "rows: flags that are numbers": (lambda: Rows.from_mask(np.ones(3)), TypeError, "boolean array of one dimension"),
     "rows: a number added to rows": (lambda: add(Rows(), 1), TypeError, "Only Rows"),
@@ -563,6 +567,30 @@ ODD: dict[str, Odd] = {
         "weights must be the batch sizes",
     ),
     "a plan of no steps": (lambda: cast("MixedLoader", mixture()()).plan(0), ValueError, "n_steps must be at least 1"),
+    **each(
+        "malformed weights",
+        [[(0, [1, 2])], "ab", [(0,)], 5, [3], {(0, 1)}],
+        lambda weights: mixture(weights=weights)(),
+        TypeError,
+        "weights must be a dict of weights by name, or a list of .* pairs, got VALUE",
+    ),
+    **each(
+        "a weight that is no number",
+        ["x", "3", [1], None, True],
+        lambda weight: mixture(weights={"a": weight, "b": 1})(),
+        TypeError,
+        "The weight of 'a' must be a number, got VALUE",
+    ),
+    "loaders in a list": (
+        lambda: MixedLoader(cast("Any", [3]), n_steps=3),
+        TypeError,
+        "a dict of loaders .* got a list",
+    ),
+    "a number as a name": (
+        lambda: MixedLoader(cast("Any", {1: 3}), n_steps=3),
+        TypeError,
+        "The names of loaders must be strings, got 1",
+    ),
     "weights of later steps": (mixture(weights=[(3, {"a": 1, "b": 1})]), ValueError, "must begin at 0"),
     "steps and an end": (mixture(stopping_strategy="first_exhausted", n_steps=3), ValueError, "must end by n_steps"),
     "neither steps nor an end": (mixture(n_steps=None), ValueError, "must end by n_steps"),

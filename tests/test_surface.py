@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+from dataclasses import fields, replace
 from inspect import signature
 from typing import Any
 
 import annbatch
 import pytest
 from annbatch.abc import Sampler
+from annbatch.samplers import RandomSampler
 from torch.utils.data import DataLoader
 
 from annbatch_distributed import (
@@ -20,11 +24,13 @@ from annbatch_distributed import (
     Rank,
     Rows,
     StatefulLoader,
+    deferred,
     suggest_sizes,
 )
 from annbatch_distributed.cli import _parser
 from annbatch_distributed.integrations.scvi import distribute
 from annbatch_distributed.loader.workers import WorkerDataLoader
+from tests.loaders import numbered
 from tests.processes.launch import ROOT
 
 CONFIGURATION = (ROOT / "docs" / "conf.py").read_text()
@@ -78,6 +84,103 @@ def test_own_entry_points_share_their_defaults() -> None:
     theirs = {"remainder": None, "enforce_equal_batches": True, "seed": None, "mask": None}
     assert theirs.items() <= defaults(DistributedSampler).items()
     assert defaults(StatefulLoader)["prefetch"] == 0
+
+
+def state_of(n_done: int) -> dict[str, Any]:
+    return loader_of(12).state_dict(batches_done=n_done)
+
+
+def loader_of(n_rows: int, dist_info: Any = Rank(0, 2), **options: Any) -> StatefulLoader:  # noqa: B008 it is frozen
+    sampler = DistributedSampler(RandomSampler(2, 2, 2), dist_info=dist_info, seed=0, remainder="exact", **options)
+    return numbered(sampler, n_rows, prefetch=1)
+
+
+def test_repr_says_where_a_loader_is() -> None:
+    """The text of a loader has its rank, its batches, and where it is in the epoch."""
+    loader = loader_of(12)
+    first = """StatefulLoader: 12 cells x 1 gene
+    rank: 0 of 2
+    batches: 2 rows each, remainder='exact', prefetching 1 load request
+    epoch: 0, 0 of 3 batches done"""
+    assert repr(loader) == first
+    batches = iter(loader)
+    next(batches)
+    assert repr(loader) == first.replace("0 of 3", "1 of 3")
+    assert repr(loader.to_dataloader(num_workers=0)).startswith("WorkerDataLoader: 12 cells x 1 gene\n    rank: 0 of 2")
+    assert len([*batches]) == 2
+    assert repr(loader).endswith("epoch: 0, all batches done")
+    loader.set_epoch(4)
+    assert repr(copy.copy(loader)).endswith("epoch: 4, 0 of 3 batches done")
+    loader.load_state_dict(state_of(2))
+    assert repr(loader).endswith("epoch: 0, 2 of 3 batches done")
+    loader.load_state_dict(state_of(3))
+    loader.set_epoch(0)
+    assert repr(loader).endswith("epoch: 0, all batches done")
+
+
+def test_repr_of_a_mixture_lists_its_sources() -> None:
+    mixture = MixedLoader({"a": loader_of(12), "b": loader_of(8)}, weights={"a": 1, "b": 1}, n_steps=4)
+    text = """MixedLoader: 20 cells
+    a: 12 cells x 1 gene; 2 rows each, remainder='exact', prefetching 1 load request
+    b: 8 cells x 1 gene; 2 rows each, remainder='exact', prefetching 1 load request
+    rank: 0 of 2
+    epoch: 0, 0 of 4 steps done"""
+    assert repr(mixture) == text
+    next(iter(mixture))
+    assert repr(mixture) == text.replace("0 of 4", "1 of 4")
+
+
+def test_repr_raises_for_no_loader() -> None:
+    """The text of a loader that can't read says why, and doesn't ask for a deferred rank."""
+
+    def unknown() -> tuple[int, int]:
+        pytest.fail("the rank was asked for")
+
+    waiting = loader_of(12, deferred(unknown), virtual_ranks=4)
+    assert "rank: not known yet\n    batches: 2 rows each" in repr(waiting)
+    assert "no cells yet" in repr(numbered_of_none())
+    few = loader_of(12, mask=slice(0, 1))
+    assert "of an unknown number of (The mask selects 1 row, too few for 2 ranks" in repr(few)
+    mixtures = [
+        MixedLoader({"few": few}, weights={"few": 1}, n_steps=3),
+        MixedLoader({"a": loader_of(12), "b": loader_of(12, Rank(1, 2))}, weights={"a": 1, "b": 1}, n_steps=3),
+    ]
+    for mixture, problem in zip(mixtures, ("The source few: The mask selects 1 row", "same rank"), strict=True):
+        assert problem in repr(mixture)
+
+
+def numbered_of_none() -> StatefulLoader:
+    return StatefulLoader(batch_sampler=loader_of(2).sampler, preload_to_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            {"version": "1.0", "model": 1, "loader": state_of(1)},
+            r"got a dict with 'version', .* Pass state\['loader'\]",
+        ),
+        ({"train": {"loader": state_of(1)}}, r"Pass state\['train'\]\['loader'\]"),
+        ({"epoch": 3}, r"got a dict with 'epoch'\. Pass the return value of state_dict\(\)"),
+        (
+            MixedLoader({"a": loader_of(12)}, weights={"a": 1}, n_steps=4).state_dict(),
+            "The state is of a mixture of a",
+        ),
+    ],
+)
+def test_dict_that_is_no_state_is_named(state: dict[str, Any], message: str) -> None:
+    """A whole checkpoint, or the state of a mixture, isn't called damaged."""
+    with pytest.raises(ValueError, match=message):
+        loader_of(12).load_state_dict(state)
+
+
+def test_rank_has_two_numbers() -> None:
+    """A Rank is a value of two numbers, and keeps what a mesh knows to itself."""
+    assert public(Rank) == {"from_mesh"}
+    assert {field.name for field in fields(Rank)} == {"rank", "world_size"}
+    assert replace(Rank(1, 4), rank=2) == Rank(2, 4) == pickle.loads(pickle.dumps(Rank(2, 4)))
+    assert len({Rank(1, 4), Rank(1, 4), Rank(0, 4)}) == 2
+    assert repr(Rank(1, 4)) == "Rank(rank=1, world_size=4)"
 
 
 def test_one_word_has_one_name() -> None:

@@ -216,7 +216,6 @@ class Cursor:
         epochs = copy.copy(self.epochs)  # so that nothing is lost if it raises
         position, saved = from_state(state)
         position = position.trimmed()
-        here = position.with_lanes(epochs.n_lanes)
         is_within = position.done > 0 and not position.finished
         changed = ""
         if strict:
@@ -228,9 +227,11 @@ class Cursor:
         else:
             saved, is_unverified = {}, position.done > 0
         n_planned: Any = saved.get("n_obs") if n_obs is None else n_obs  # a state may have anything
-        if is_within and n_planned is not None:
+        if is_within:
             try:
-                epochs.lanes(n_planned, here)
+                here = position.with_lanes(epochs.n_lanes)
+                if n_planned is not None:
+                    epochs.lanes(n_planned, here)
             except ValueError as error:
                 raise ValueError(
                     f"Can't resume this state here. {error} To skip the rest of epoch {position.epoch}, call "

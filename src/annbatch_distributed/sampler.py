@@ -255,13 +255,13 @@ class DistributedSampler(Sampler):
         return self._config.mask.to_argument()
 
     @mask.setter
-    def mask(self, value: AnyMask) -> None:
+    def mask(self, value: AnyMask | None) -> None:
         if sys._getframe(1).f_globals.get("__name__") == annbatch.samplers.DistributedSampler.__module__:
             raise ValueError(
                 "An annbatch.samplers.DistributedSampler must not wrap a DistributedSampler of annbatch_distributed: "
                 "the rows are sharded already, and most would never be read. Pass the inner sampler to the loader."
             )
-        self._cursor.reconfigure(self._config.with_mask(value))
+        self._cursor.reconfigure(self._config.with_mask(slice(None) if value is None else value))
         self._cursor.names = _names_of(self._config, value)
 
     @property

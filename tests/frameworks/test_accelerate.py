@@ -6,9 +6,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from annbatch.samplers import SequentialSampler
 
-from annbatch_distributed import DistributedSampler, MixedLoader, Rank
+from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank
 from tests.loaders import numbered
 from tests.processes.configurations import LABELED
 from tests.processes.launch import forked_ranks, run
@@ -30,7 +31,7 @@ N_BATCHES = -(-len(LABELED) // (2 * BATCH_SIZE))  # of an epoch, on each of two 
 def test_accelerate_states_include_loader(collection: Path, tmp_path: Path) -> None:
     """save_state and load_state include a registered loader."""
     whole, rest = tmp_path / "whole", tmp_path / "rest"
-    for folder, options in ((whole, ("--every", 1)), (rest, ("--every", 100, "--resume", tmp_path / "step-3"))):
+    for folder, options in ((whole, ("--every", 1)), (rest, ("--every", 100, "--resume", tmp_path / "epoch-0-step-3"))):
         folder.mkdir()
         script = "-m", "tests.processes.logging_rows", folder, "examples/accelerate_ddp.py", "--collection", collection
         always = "--label", "label", "--epochs", 2, "--checkpoints", tmp_path
@@ -71,6 +72,9 @@ def test_prepared_dataloader_raises_in_single_process(accelerator: Accelerator, 
         next(iter(prepared))
     loader.set_epoch(1)
     assert len(list(loader)) == len(list(DataLoader(loader, batch_size=None))) == 4
+    for kind in ("aligned", "mixture"):
+        with pytest.raises(RuntimeError, match="a second time"):
+            next(iter(accelerator.prepare(DataLoader(seven_batches(kind), batch_size=None))))
 
 
 def test_prepare_accepts_result_of_to_dataloader(accelerator: Accelerator, tmp_path: Path) -> None:
@@ -109,16 +113,63 @@ def test_registered_mixture_is_saved_unchanged(accelerator: Accelerator, tmp_pat
     assert [(batch["source"], batch["index"].tolist()) for batch in mixture] == whole[5:]
 
 
-def test_incomplete_accumulation_carries_to_next_epoch(accelerator: Accelerator) -> None:
-    """Batches that don't complete a step are carried over to the next epoch."""
-    accelerator.gradient_accumulation_steps = 3
-    batches = accelerator.prepare(loader_of(8, Rank(0, 1)).to_dataloader())
-    steps = []
+def seven_batches(kind: str) -> Any:
+    """A loader of any kind with an epoch of seven batches."""
+    from torch.utils.data import DataLoader
+
+    def source() -> StatefulLoader:
+        return loader_of(14, Rank(0, 1))
+
+    if kind == "torch":
+        return DataLoader([*range(14)], batch_size=2)
+    if kind == "mixture":
+        return MixedLoader({"a": source(), "b": source()}, weights={"a": 1, "b": 1}, n_steps=7)
+    if kind == "mixture of workers":
+        sources = {name: source().to_dataloader(num_workers=0) for name in "ab"}
+        return MixedLoader(sources, n_steps=7, within_batch=True)
+    if kind == "aligned":
+        return AlignedLoader({"a": source(), "b": source()}, batch_sampler=source().sampler)
+    if kind == "workers":
+        return source().to_dataloader(num_workers=2, multiprocessing_context="fork")
+    return source().to_dataloader() if kind == "dataloader" else source()
+
+
+KINDS = ["torch", "loader", "dataloader", "workers", "aligned", "mixture", "mixture of workers"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_last_gradients_of_epoch_are_applied(accelerator: Accelerator, kind: str) -> None:
+    """Accumulated gradients are applied at the end of each epoch, as with a DataLoader that Accelerate has prepared."""
+    accelerator.gradient_accumulation_steps = 4
+    batches, steps = accelerator.prepare(seven_batches(kind)), []
     for _ in range(2):
         for _ in batches:
             with accelerator.accumulate():
                 steps.append(accelerator.sync_gradients)
-    assert steps == [False, False, True, False, False, True, False, False]
+                assert accelerator.gradient_state.in_dataloader
+        assert not accelerator.gradient_state.in_dataloader
+    assert steps == 2 * [False, False, False, True, False, False, True]
+
+
+def test_abandoned_loop_leaves_no_report(accelerator: Accelerator) -> None:
+    """A loop that is left, and one that continues after a resume, report their own end only."""
+    accelerator.gradient_accumulation_steps = 4
+    loader = loader_of(14, Rank(0, 1))
+    for _ in loader:
+        break
+    assert not accelerator.gradient_state.in_dataloader
+    loader.load_state_dict(loader.state_dict(batches_done=5))
+    steps = []
+    for _ in loader:
+        with accelerator.accumulate():
+            steps.append(accelerator.sync_gradients)
+    assert steps == [False, True]
+
+
+def test_metrics_of_last_step_are_complete(accelerator: Accelerator) -> None:
+    """gather_for_metrics keeps all rows of the last step."""
+    gathered = [accelerator.gather_for_metrics(torch.as_tensor(batch["index"])) for batch in loader_of(7, Rank(0, 1))]
+    assert torch.cat(gathered).tolist() == [*range(6)]
 
 
 def test_skip_first_batches_raises(accelerator: Accelerator) -> None:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 import zarr
 from annbatch import Loader
@@ -274,6 +276,9 @@ WRONG: dict[str, tuple[Any, Any, type[Exception], str]] = {
         ValueError,
         r"must return float64 of width 2, .* got float64 of width 3 for rows 4 to 7",
     ),
+    "a tuple": (lambda _: (np.zeros((4, 2)), None), cells(8), TypeError, "must return a dense array .* got tuple"),
+    "a sparse tensor": (lambda _: torch.zeros(4, 2).to_sparse(), cells(8), TypeError, "got a sparse Tensor"),
+    "a sparse matrix": (lambda _: sp.csr_matrix((4, 2)), cells(8), TypeError, "got a sparse csr_matrix"),
     "no model": (3, cells(8), TypeError, r"must have get_latent_representation, .* got 3 of type int"),
     "no cells": (Model(), 3, TypeError, r"must be an annbatch Loader, .* got 3 of type int"),
 }
@@ -285,6 +290,23 @@ def test_embed_refuses_invalid_model_or_cells(what: str) -> None:
     model, data, error, message = WRONG[what]
     with pytest.raises(error, match=message):
         embed(model, data, MemoryStore(), progress=False)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16", "float64"])
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_embed_stores_floats_of_any_width(library: str, dtype: str) -> None:
+    """Floats that NumPy has no type for are stored as float32; the others keep their type."""
+
+    def model(batch: Any) -> Any:
+        values = np.asarray(batch["X"], dtype="float32") % 8
+        if library == "torch":
+            return torch.tensor(values, requires_grad=True).to(getattr(torch, dtype))
+        return jnp.asarray(values).astype(getattr(jnp, dtype))
+
+    stored = embed(model, cells(8), MemoryStore(), progress=False)
+    known = dtype if dtype == "float16" or (dtype == "float64" and library == "torch") else "float32"
+    assert stored.dtype == known
+    assert np.asarray(stored[:])[:, 0].tolist() == [*range(8)]
 
 
 def test_without_a_batch_size_one_must_be_given() -> None:

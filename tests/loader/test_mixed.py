@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from annbatch.samplers import RandomSampler
@@ -21,7 +22,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
+from annbatch_distributed import CellSets, DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
 from annbatch_distributed.core.config import Config
 from annbatch_distributed.core.plan import Plan
 from annbatch_distributed.mixtures.order import RandomOrder
@@ -747,7 +748,9 @@ def test_state_that_more_ranks_cannot_resume_is_refused() -> None:
     before = pair.state_dict()
     with pytest.raises(ValueError, match="can't be divided evenly among 2 ranks") as raised:
         pair.load_state_dict(alone.state_dict())
-    assert "This is the state of the source 'tahoe'." in raised.value.__notes__
+    (note,) = raised.value.__notes__
+    assert note.startswith("This is the state of the source 'tahoe'.")
+    assert "call set_epoch(1) of the mixture" in note
     assert pair.state_dict() == before
 
 
@@ -846,6 +849,58 @@ def test_mixture_of_other_versions_resumes_with_a_warning(monkeypatch: pytest.Mo
     read(one)
     read(one)
     assert one.check_epoch_read().endswith("Earlier batches were not checked")
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_reshard_refuses_ranks_without_batches(opens: bool) -> None:
+    """Ranks on which a source can't begin an epoch are refused by reshard, which then changes nothing."""
+
+    def make(rank: int, world_size: int) -> MixedLoader:
+        sources = {
+            name: numbered(
+                DistributedSampler(RandomSampler(4, 4, 16), dist_info=Rank(rank, world_size), seed=0, remainder="drop"),
+                n_rows,
+            )
+            for name, n_rows in (("big", 4000), ("small", 40))
+        }
+        return MixedLoader(sources, weights={"big": 1, "small": 1}, n_steps=30)
+
+    mixture, whole = make(0, 2), read(make(0, 2))
+    batches = iter(mixture)
+    first = [next(batches)["index"].tolist() for _ in range(4 * opens)]
+    state = mixture.state_dict()
+    with pytest.raises(ValueError, match="too few for one full batch on every rank: 3 ranks") as error:
+        mixture.reshard(Rank(0, 3))
+    assert "small" in str(error.value) + "".join(getattr(error.value, "__notes__", ()))
+    assert "set_epoch" not in str(error.value)
+    assert mixture.state_dict() == state
+    rest = [batch["index"].tolist() for batch in batches]
+    assert first + rest == [rows for _, rows in whole]
+    with pytest.raises(ValueError, match="too few"):
+        make(2, 3).load_state_dict(state)
+
+
+@pytest.mark.parametrize("column", ["step", "source", "rank", "row", "set", "is_control", "dataset", "cell"])
+def test_column_named_as_the_tables_is_renamed(column: str) -> None:
+    """A column of obs with the name of a column of the table gets a suffix, in every kind of table."""
+    obs = pd.DataFrame({column: [f"value {row}" for row in range(40)], "drug": 20 * ["a"] + 20 * ["b"]})
+    obs.index = obs.index.astype(str)
+
+    def source(seed: int, **options: Any) -> StatefulLoader:
+        sampler = DistributedSampler(
+            RandomSampler(2, 2, 2), dist_info=Rank(0, 1), seed=seed, remainder="exact", **options
+        )
+        empty = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
+        return empty.add_adata(ad.AnnData(np.zeros((40, 1), "float32"), obs=obs))
+
+    sets = CellSets.from_obs(obs, by="drug", set_size=2, seed=0)
+    of_sets = source(2, sets=sets, sharding="shuffled")
+    mixture = MixedLoader({"rows": source(0), "sets": of_sets}, weights={"rows": 1, "sets": 1}, n_steps=6)
+    for loader in (source(1), of_sets, mixture):
+        table = loader.cells_of(slice(6), column)
+        assert table[f"{column}_obs"].tolist() == [f"value {row}" for row in table["row"]]
+        assert table.columns.is_unique
+    assert mixture.cells_of(slice(6))["set"].notna().any()
 
 
 def test_set_epoch_keeps_open_passes_of_sources() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 import zarr
 from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
@@ -92,6 +93,19 @@ def read(collection: Path, sharding: NamedSharding, kind: str) -> dict[str, Any]
     }
 
 
+def sets() -> dict[str, Any]:
+    """Return the numbers of sets of this process in the global batch, and of a column of obs with the same name."""
+    sharding = shardings()["data across processes, columns split"]
+    numbers = np.arange(BATCH_SIZE) // (BATCH_SIZE // 2)
+    batch = {"X": np.ones((BATCH_SIZE, 2)), "set": numbers, "obs": pd.DataFrame({"set": numbers})}
+    placed = global_batch({"rna": batch}, sharding)["rna"]
+
+    def here(array: jax.Array) -> list[int]:
+        return sorted({int(value) for shard in array.addressable_shards for value in np.asarray(shard.data).ravel()})
+
+    return {"set": here(placed["set"]), "obs": here(placed["obs"]["set"])}
+
+
 def fail(attempt: Any) -> str:
     """Return the error of an attempt, or an empty string."""
     try:
@@ -123,7 +137,7 @@ def main(collection: Path, results: Path) -> None:
             name: read(collection, sharding, KINDS[number % len(KINDS)])
             for number, (name, sharding) in enumerate(shardings().items())
         }
-        write_result(results, process, {"read": passes, "failures": failures()})
+        write_result(results, process, {"read": passes, "failures": failures(), "sets": sets()})
 
 
 if __name__ == "__main__":

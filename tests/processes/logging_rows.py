@@ -23,18 +23,18 @@ NAMES = "train", "validation"
 
 def logging(folder: Path) -> Any:
     """Return a context in which each batch is logged before it is yielded."""
-    init, iterate = StatefulLoader.__init__, StatefulLoader.__iter__
+    init, iterate = StatefulLoader.__init__, StatefulLoader._iterate
     loaders: list[StatefulLoader] = []
 
     def init_with_index(self: StatefulLoader, **options: Any) -> None:
         init(self, **options | {"return_index": True})
         loaders.append(self)
 
-    def iterate_logged(self: StatefulLoader) -> Generator[Any]:
+    def iterate_logged(self: StatefulLoader, *readers: Any) -> Generator[Any]:
         name = next(name for name, loader in zip(NAMES, loaders, strict=False) if loader is self)
-        return log(iterate(self), lambda: folder / f"{name}-{self.sampler.epoch}-rank{self.sampler.rank}.txt")
+        return log(iterate(self, *readers), lambda: folder / f"{name}-{self.sampler.epoch}-rank{self.sampler.rank}.txt")
 
-    return mock.patch.multiple(StatefulLoader, __init__=init_with_index, __iter__=iterate_logged)
+    return mock.patch.multiple(StatefulLoader, __init__=init_with_index, _iterate=iterate_logged)
 
 
 def log(batches: Generator[Any], path: Callable[[], Path]) -> Generator[Any]:

@@ -64,6 +64,12 @@ def test_placement_shows_its_axes(processes: list[Result], name: str, source: st
     assert [process["read"][name]["source"] for process in processes] == [source] * 2
 
 
+def test_sets_are_numbered_through_all_processes(processes: list[Result]) -> None:
+    """Sets of two processes have different numbers in the global batch; a column of obs keeps its values."""
+    assert [process["sets"]["set"] for process in processes] == [[0, 1], [2, 3]]
+    assert [process["sets"]["obs"] for process in processes] == [[0, 1], [0, 1]]
+
+
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_jax_peers_read_same_rows_in_order(processes: list[Result], name: str) -> None:
     """Peers read the same rows in the same order, and other ranks read none of them."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import set_spawning_popen
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,6 +152,24 @@ def test_dataloader_worker_has_rank_of_parent(monkeypatch: pytest.MonkeyPatch) -
     with as_worker(0, 1):  # the first query in this process
         assert sampler.n_batches(N_OBS) == of_parent.n_batches(N_OBS)
         assert sampler.rank == 1
+
+
+def test_threads_hear_one_answer() -> None:
+    """Threads that need the rank at the same time ask once, and hear the same answer."""
+    answers, together = iter(range(8)), Barrier(8)
+
+    def ask() -> tuple[int, int]:
+        time.sleep(0.05)  # so that all threads would ask
+        return next(answers), 8
+
+    sampler = make(deferred(ask), seed=0)
+
+    def rank(_: int) -> int:
+        together.wait(60)
+        return sampler.rank
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(rank, range(8))] == [0] * 8
 
 
 def test_trainer_stays_in_its_process() -> None:

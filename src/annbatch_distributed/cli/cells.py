@@ -19,9 +19,10 @@ from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import CellSets, DistributedSampler, Rank, Shuffled, StatefulLoader
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.cli.collection import Cells
+from annbatch_distributed.cli.collection import Cells, in_options
 from annbatch_distributed.core.sharding import Contiguous, Independent
 from annbatch_distributed.core.state import Identity, Position, from_state
+from annbatch_distributed.loader.base import column_of
 
 _SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
 #: Classes of samplers and shardings by their names in a state.
@@ -38,7 +39,7 @@ def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  
                 "can't make. Call mixture.cells_of in the script that makes the mixture."
             )
         loader = _loader(options, state, cells)
-        loader.load_state_dict(_with_seed(options, _of_store(state, loader)))
+        loader.load_state_dict(_with_seed(_of_store(state, loader)))
     return loader
 
 
@@ -58,10 +59,11 @@ def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, 
     return {**state, "identity": state["identity"] | {"datasets": here}}
 
 
-def _with_seed(options: Namespace, state: Mapping[str, Any]) -> dict[str, Any]:
+def _with_seed(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with its root as the seed; the root may come from a generator."""
     identity = state["identity"]
-    return {**state, "identity": {**identity, "seed": _seed(options, identity)}}
+    # an option is compared with it
+    return {**state, "identity": {**identity, "seed": _seed(None, identity)}}
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def _reported(where: str) -> Iterator[None]:
     except (OSError, TypeError, ValueError) as error:
         # notes name a source, or strict=False, which is no option of the command
         notes = [note for note in getattr(error, "__notes__", ()) if "strict=False" not in note]
-        raise CommandError(" ".join([f"{where}: {error}", *notes])) from error
+        raise CommandError(in_options(" ".join([f"{where}: {error}", *notes]))) from error
     except (AttributeError, KeyError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CommandError(f"{where}: the state is damaged ({what}). Pass a different one") from error
@@ -130,7 +132,7 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
         dist_info=Rank(0, ranks),
         remainder=options.remainder or identity["remainder"],
         sharding=_build(identity["sharding"], _SHARDINGS.get(options.sharding), {}),
-        seed=_seed(options, identity),
+        seed=_seed(options.seed, identity),
         virtual_ranks=options.virtual_ranks or (None if ranks == n_lanes else n_lanes),
         mask=mask,
         sets=sets,
@@ -168,9 +170,9 @@ def _sets(options: Namespace, cells: Cells, described: Mapping[str, Any]) -> Cel
     )
 
 
-def _seed(options: Namespace, identity: Identity) -> int:
+def _seed(option: int | None, identity: Identity) -> int:
     """Return the seed of a job: the option, or the seed or root in the state."""
-    return next((seed for seed in (options.seed, identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
+    return next((seed for seed in (option, identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
 
 
 def _build(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401 of any class
@@ -201,7 +203,7 @@ def run(options: Namespace) -> int:
     try:
         frame = loader.cells_of(options.steps, list(columns), epoch=options.epoch)
     except (IndexError, KeyError, ValueError) as error:
-        raise CommandError(str(error.args[0])) from error
+        raise CommandError(in_options(str(error.args[0]))) from error
     if frame.empty:
         raise CommandError(f"--steps must have a step of epoch {epoch}, got none. Pass earlier steps")
     if options.by is not None:
@@ -223,7 +225,7 @@ def _print_counts(
     in_epoch = np.bincount(selected, minlength=n_labels + 1)
     shares = in_epoch / in_epoch.sum()
     # (labels, steps): numbers of cells; missing labels are the last line, if the epoch has any
-    codes = pd.Categorical(frame[options.by], categories=labels.categories).codes
+    codes = pd.Categorical(frame[column_of(options.by)], categories=labels.categories).codes
     counts = pd.crosstab(codes, frame["step"].to_numpy()).reindex([*range(n_labels), -1], fill_value=0)
     counts.index = pd.Index([*labels.categories, np.nan], dtype=object)
     if not shares[-1]:

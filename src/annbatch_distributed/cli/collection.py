@@ -111,6 +111,11 @@ class Cells:
 
         Values of the same column are alternatives; excluded values add up.
         """
+        for rows in ranges or ():
+            if (rows.stop or rows.start + 1) > self.n_obs:
+                raise CommandError(
+                    f"--rows {rows.start}:{rows.stop or ''} must lie within the {self.n_obs:,} rows of {self.path}"
+                )
         if not conditions:
             return ranges
         # (n_obs,): True in the ranges, then False for rows that don't match a condition
@@ -135,7 +140,12 @@ class Cells:
                 flags &= labels != value
             else:  # values of one column are alternatives
                 any_of[column] = any_of.get(column, False) | (labels == value)
-        return np.logical_and.reduce([flags, *any_of.values()])
+        flags = np.logical_and.reduce([flags, *any_of.values()])
+        if not flags.any():
+            raise CommandError(
+                f"--where {' '.join(conditions)}{' and --rows' * bool(ranges)} must select a row, got none"
+            )
+        return flags
 
 
 def choose_sizes(options: Namespace, mask: Any, cells: Cells | None) -> None:  # noqa: ANN401 any mask
@@ -175,8 +185,8 @@ def in_options(text: str) -> str:
     >>> in_options("Pass remainder='exact', or a smaller batch_size.")
     'Pass --remainder exact, or a smaller --batch-size.'
     """
-    text = re.sub(rf"\b({_ARGUMENTS})=(['\"]?)([\w.]+)\2", r"--\1 \3", text)
-    return re.sub(r"(?<![-\w])(?:--)?(batch_size|chunk_size|preload_nchunks|virtual_ranks)\b", _as_option, text)
+    text = re.sub(rf"\b({_ARGUMENTS})=(['\"]?)([\w.]+)\2(?!\()", r"--\1 \3", text)
+    return re.sub(r"(?<![-\w.])(?:--)?(batch_size|chunk_size|preload_nchunks|virtual_ranks)\b", _as_option, text)
 
 
 def _as_option(match: re.Match[str]) -> str:

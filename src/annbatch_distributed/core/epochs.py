@@ -269,7 +269,7 @@ class Epochs:
                     f"The {n_left} remaining batches of epoch {plan.epoch} can't be divided evenly among "
                     f"{last.n_lanes} {ranks}: {len(n_parts)} of them would be split, but some have only "
                     f"{min(sizes.values())} rows. Resume on a number of {ranks} that divides them "
-                    f"({fitting}), or start the next epoch with set_epoch({plan.epoch + 1})."
+                    f"({fitting})."
                 )
         return lanes
 

@@ -74,7 +74,7 @@ class _Values(Protocol):
 
 
 #: Selection of rows: a slice or several, a boolean for each row of the collection, row indices, or ``Rows``.
-type AnyMask = slice | Sequence[slice] | _Values | Rows
+type AnyMask = slice | Sequence[slice] | Sequence[int] | _Values | Rows
 
 #: Stands for the end of any collection.
 _END = BOUND - 2
@@ -240,6 +240,8 @@ def _resolved(mask: AnyMask, within: Mask) -> Mask:
                 raise ValueError(
                     "mask must select at least one row, got an empty list. Leave mask out to use all rows."
                 )
+            if all(isinstance(part, int | np.integer) and not isinstance(part, bool) for part in mask):
+                return Mask(_of_numbers(np.array(mask)), is_slices=False)
             return Mask(_of_slices(mask, within))
         case _ if hasattr(mask, "__array__"):
             return _of_values(cast("_Values", mask))

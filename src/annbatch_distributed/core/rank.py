@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from annbatch_distributed.core.values import integer
@@ -63,12 +63,11 @@ class Placement:
 
     def with_source(self, source: str) -> Placement:
         """Return the same placement, with another name of its source."""
-        return Placement(**{**vars(self), "source": source})  # also of a Rank, which has fewer arguments
+        return replace(self, source=source)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placement):
-            return NotImplemented
-        return (self.rank, self.world_size) == (other.rank, other.world_size)
+        # also to a Rank
+        return (self.rank, self.world_size) == (getattr(other, "rank", None), getattr(other, "world_size", None))
 
     def __hash__(self) -> int:
         return hash((self.rank, self.world_size))

@@ -333,6 +333,7 @@ class Rows:
         >>> Rows((range(0, 3), range(10, 14))).within(2, 12)
         Rows(2:3, 10:12)
         """
+        start, stop = integer("start", start), integer("stop", stop)
         return Rows.of_bounds(np.maximum(self.starts, start), np.minimum(self.stops, stop))
 
     def to_global(self, local: IntArray) -> Int64Array:

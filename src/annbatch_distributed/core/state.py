@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from reprlib import repr as shortened
@@ -92,7 +92,7 @@ class Position:
         if len(segments) > MOST_SEGMENTS:
             raise ValueError(
                 f"The number of ranks or workers may change at most {MOST_SEGMENTS - 1} times within an epoch, got "
-                f"more changes in epoch {self.epoch}. Start the next epoch with set_epoch({self.epoch + 1})."
+                f"more changes in epoch {self.epoch}."
             )
         return replace(self, segments=segments)
 
@@ -148,6 +148,10 @@ def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
     A TypeError if it isn't a mapping; a ValueError if it is damaged or has a newer format.
     """
     check_format(state)
+    if "sources" in state:
+        raise ValueError(
+            f"The state is of a mixture of {', '.join(map(str, state['sources']))}. Load it with this mixture."
+        )
     try:
         integer("version", state.get("version"), least=VERSION, below=VERSION + 1)
         position = Position(
@@ -172,12 +176,11 @@ def check_format(state: object) -> None:
     """Raise a TypeError if a state isn't a mapping, or a ValueError if it has a newer format."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a dict, got {shortened(state)}. Pass the return value of state_dict().")
-    if "version" not in state and "identity" not in state:
-        of_loaders = [name for name, part in state.items() if isinstance(part, Mapping) and "identity" in part]
-        here = f"state[{of_loaders[0]!r}]" if of_loaders else "the return value of state_dict()"
+    if state.keys().isdisjoint({"identity", "segments", "sources"}):
+        here = next(_states_in(state), "")
         raise ValueError(
             f"state must be the state of a loader, got a dict with {few([*map(repr, state)], 5) or 'no keys'}. Pass "
-            f"{here}."
+            f"{f'state{here}' if here else 'the return value of state_dict()'}."
         )
     version = state.get("version")
     if isinstance(version, Integral) and int(version) > VERSION:
@@ -185,6 +188,15 @@ def check_format(state: object) -> None:
             f"The format of a state must be at most {VERSION} for this version of annbatch-distributed, got {version}. "
             "Load it with the version that saved it, or a newer one."
         )
+
+
+def _states_in(part: object, depth: int = 3) -> Iterator[str]:
+    """Yield where states of loaders are in a dict, such as ``['model']['loader']``."""
+    if isinstance(part, Mapping) and depth:
+        for name, value in part.items():
+            if isinstance(value, Mapping) and "identity" in value:
+                yield f"[{name!r}]"
+            yield from (f"[{name!r}]{rest}" for rest in _states_in(value, depth - 1))
 
 
 def as_segments(parts: Any) -> tuple[Segment, ...]:  # noqa: ANN401 a state may have anything
@@ -252,7 +264,7 @@ def differences(saved: Identity, here: Identity) -> list[str]:
     paths = sorted(theirs.keys() | ours.keys())
     differing = [path for path in paths if theirs.get(path) != ours.get(path)]
     # the root follows from the seed, and the other sizes of from_collection from the batch size
-    implied = {"root"} if "seed" in differing else set[str]()
+    implied = {"root"} if {"seed", "sampler.type"} & {*differing} else set[str]()
     if "sampler.batch_size" in differing:
         implied |= {"sampler.chunk_size", "sampler.preload_nchunks"}
     # masks of many ranges are digests, which nobody can read

@@ -34,6 +34,9 @@ from annbatch_distributed.ranks import DistInfo, Placement, Rank, RankSource
 from annbatch_distributed.ranks.torch import default_group as torch_group
 from annbatch_distributed.sampler import DistributedSampler
 
+#: Floats of PyTorch that NumPy has, too.
+_TORCH_FLOATS = {"torch.float16", "torch.float32", "torch.float64"}
+
 type Compute = Callable[[Any], npt.ArrayLike]
 
 
@@ -230,6 +233,27 @@ def _compute(model: Any, data: Any) -> Compute:  # noqa: ANN401 anything
     return of_batch
 
 
+def _as_floats(output: Any) -> npt.NDArray[Any]:  # noqa: ANN401 whatever a model returns
+    """Return the output of a model as floats that NumPy knows: bfloat16 and float8 become float32."""
+    output = np.asarray(output) if isinstance(output, list) else output
+    is_sparse = hasattr(output, "toarray") or str(getattr(output, "layout", "torch.strided")) != "torch.strided"
+    if is_sparse or not hasattr(output, "dtype"):
+        kind = f"{'a sparse ' if is_sparse else ''}{type(output).__name__}"
+        raise TypeError(f"The model must return a dense array or tensor, got {kind}. Return its embedding alone.")
+    if hasattr(output, "detach"):
+        output = output.detach().cpu()
+        if output.is_floating_point() and str(output.dtype) not in _TORCH_FLOATS:
+            output = output.float()
+    values = np.asarray(output)
+    if values.dtype.kind == "V":  # such as JAX's bfloat16
+        values = values.astype(np.float32)
+    if values.dtype.kind != "f":
+        raise TypeError(
+            f"The model must return floats, since NaN marks incomplete chunks, got {values.dtype}. Convert its result."
+        )
+    return values
+
+
 @contextmanager
 def _seeded(number: int) -> Iterator[None]:
     """Seed PyTorch in this context, so that a batch gets the same random numbers on any rank."""
@@ -383,12 +407,7 @@ def _batches(
         # the seed is the first row of the batch, which is the same on any rank
         with _seeded(rows.start):
             output: Any = compute(batch)
-        values = np.asarray(output.detach().cpu() if hasattr(output, "detach") else output)
-        if values.dtype.kind != "f":
-            raise TypeError(
-                f"The model must return floats, since NaN marks incomplete chunks, got {values.dtype}. Convert its "
-                "result."
-            )
+        values = _as_floats(output)
         if values.ndim != 2 or len(values) != len(index):
             raise ValueError(f"The model must return an array of shape ({len(index)}, width), got {values.shape}.")
         like = values if like is None else like

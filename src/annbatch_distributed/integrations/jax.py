@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,6 +125,8 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
             "remainder='drop' or 'pad', under which all batches are full."
         )
 
+    arrays = jax.tree.map_with_path(partial(_numbered_through, rank), arrays)
+
     # arrays with fewer dimensions than the sharding use its first dimensions
     def place(path: tuple[Any, ...], array: npt.NDArray[Any]) -> jax.Array:
         spec = PartitionSpec(*sharding.spec[: array.ndim])
@@ -138,6 +141,16 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
         return placed
 
     return jax.tree.map_with_path(place, arrays)
+
+
+def _numbered_through(rank: int, path: tuple[Any, ...], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of a batch; numbers of sets, which begin at 0 in each process, are those of all ranks."""
+    keys = [getattr(entry, "key", None) for entry in path]
+    if keys[-1:] != ["set"] or "obs" in keys or not len(array):  # obs may have a column of this name
+        return array
+    # every rank has as many sets: with 2 each, sets 0 1 of rank 1 are the sets 2 3 of the global batch
+    numbered: npt.NDArray[Any] = array + np.asarray(rank * (int(array.max()) + 1), dtype=array.dtype)
+    return numbered
 
 
 def _on_host(name: str, part: Any) -> Any:  # noqa: ANN401 whatever a loader yields

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from inspect import signature
 from typing import Any
 
 from annbatch import Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.checks.exchange import initialized
-from annbatch_distributed.core.values import integer
+from annbatch_distributed.core.values import check_arguments, integer
 from annbatch_distributed.core.wrapped import n_draws
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
@@ -112,6 +113,7 @@ def distribute[Module](
             f"{', '.join(assigned)} must be a method of {type(datamodule).__name__}, got an attribute of the object, "
             "whose loaders can't be sharded. Define it in a subclass of LightningDataModule."
         )
+    check_arguments("distribute", options, signature(DistributedSampler).parameters.keys() - {"sampler"})
     # wrong options raise here, and not when a trainer asks for loaders; this sampler takes any option
     trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
     DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
@@ -120,7 +122,7 @@ def distribute[Module](
         deferred(dist_info)
     distributed: Any = copy.copy(datamodule)
     distributed.__class__ = _distributed_class(distributed.__class__)
-    if options.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
+    if options.get("remainder") is None and "enforce_equal_batches" not in options:
         options["remainder"] = "exact"
     distributed._sharing = _Sharing(dist_info, prefetch, {"seed": seed, **options})
     return distributed  # type: ignore[no-any-return]  # of a subclass that is made at run time

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -70,6 +71,19 @@ class StepCounter:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_training": None}  # a trainer stays in its process
+
+
+#: Columns of the tables of cells, of all kinds of loaders.
+_COLUMNS = frozenset(("step", "source", "rank", "row", "set", "is_control", "dataset", "cell"))
+
+
+def column_of(name: Any) -> Any:  # noqa: ANN401 a name of any type
+    """Return the column of a table of cells for a column of ``obs``, whose name may be one of the table's own.
+
+    >>> column_of("donor"), column_of("set")
+    ('donor', 'set_obs')
+    """
+    return f"{name}_obs" if name in _COLUMNS else name
 
 
 def shown(title: str, about: Mapping[str, object]) -> str:
@@ -214,26 +228,38 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         """Numbers of cells and genes, for messages."""
         return f"{plural(self.n_obs, 'cell')} x {plural(self.n_var, 'gene')}" if self.n_obs else "no cells yet"
 
+    @property
+    def _batches_about(self) -> str:
+        """Batches and prefetching, for messages; without asking for the rank."""
+        config, is_known = self._cursor.epochs.config, self._cursor.rank_source.is_known
+        size = (self._sampler.batch_size if is_known else config.batch_size) or 0
+        each = f"{plural(size, 'set' if config.units.identity else 'row')} each, remainder={config.remainder!r}"
+        return f"{each}, prefetching {plural(self._prefetch, 'load request')}"
+
     def _about(self) -> dict[str, str]:
         """Return what a user wants to know of the loader at a glance, by name; without asking for the rank."""
-        cursor, sampler = self._cursor, self._sampler
-        about = {
-            "rank": "not known yet",
-            "batches": f"{plural(sampler.batch_size or 0, 'row')} each, remainder={sampler.remainder!r}",
-            "prefetch": plural(self._prefetch, "load request"),
-        }
+        return {"rank": self._rank_about, "batches": self._batches_about, "epoch": self._epoch_about}
+
+    @property
+    def _rank_about(self) -> str:
+        is_known = self._cursor.rank_source.is_known
+        return f"{self._sampler.rank} of {self._sampler.world_size}" if is_known else "not known yet"
+
+    @property
+    def _epoch_about(self) -> str:
+        cursor = self._cursor
+        if cursor.position.finished:
+            return f"{cursor.position.epoch}, all batches done"
+        position, n_more = cursor.begins_at, 0
+        if self._pass is not None and self._pass is cursor.last:
+            position, n_more = self._pass.position, self._steps.n_done
         if not cursor.rank_source.is_known or not self.n_obs:
-            return about
-        about["rank"] = f"{sampler.rank} of {sampler.world_size}"
-        is_open = self._pass is not None and self._pass is cursor.last and not cursor.position.finished
-        epoch, n_done = self.next_epoch, self.batches_done
-        if is_open and self._pass is not None:
-            epoch, n_done = self._pass.position.epoch, self._pass.position.done + self._steps.n_done
+            return str(position.epoch)
         try:
             n_batches = str(len(self))
         except (RuntimeError, ValueError) as error:  # such as a mask that selects too few rows
             n_batches = f"an unknown number of ({error})"
-        return about | {"epoch": f"{epoch}, {n_done} of {n_batches} batches done"}
+        return f"{position.epoch}, {position.done + n_more} of {n_batches} batches done"
 
     def __repr__(self) -> str:
         return shown(f"{type(self).__name__}: {self._shape}", self._about())
@@ -298,8 +324,8 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         pandas.DataFrame
             One line for each cell, in the order of the batches. The columns are the integers ``step``, ``rank``,
             ``row`` (in the collection) and ``dataset`` (its number), the name ``cell`` (None if the dataset has no
-            names), and the columns of ``obs``. A column of ``obs`` that is named as one of the first five gets the
-            suffix ``_obs``.
+            names), and the columns of ``obs``. A column of ``obs`` that is named as a column of these tables (also
+            ``source``, ``set`` or ``is_control``) gets the suffix ``_obs``.
 
         Raises
         ------
@@ -331,6 +357,10 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
         return self._annotated(self._cursor.epochs.rows(self.n_obs, position, steps, ranks), columns)
 
     # Reading
+
+    @abstractmethod
+    def _iterate(self, readers: Executor | None = None) -> Generator[Any]:
+        """Iterate over a pass; ``readers`` are threads that several loaders share to prefetch."""
 
     @abstractmethod
     def _batches_in_worker(self, position: Position) -> Generator[Any]:

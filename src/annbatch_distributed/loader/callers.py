@@ -30,9 +30,8 @@ def refuse_dispatch() -> None:
         return
     raise RuntimeError(
         f"Accelerate's {type(frame.f_locals.get('self')).__name__}, which accelerator.prepare(DataLoader(loader)) "
-        "returns, would shard the batches of a StatefulLoader a second time, and some rows would never be read. "
-        "Iterate over the StatefulLoader itself, without a DataLoader; accelerator.prepare(loader) returns it "
-        "unchanged."
+        "returns, would shard the batches a second time, and some rows would never be read. Iterate over the loader "
+        "itself, without a DataLoader; accelerator.prepare(loader) returns it unchanged."
     )
 
 

@@ -20,6 +20,7 @@ from annbatch_distributed.core.request import Marks, Request
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.worker import current_worker
+from annbatch_distributed.loader.accelerate import reported
 from annbatch_distributed.loader.base import BaseLoader
 from annbatch_distributed.loader.prefetch import prefetched
 
@@ -70,7 +71,7 @@ class EpochLoader(BaseLoader):
             If a worker of a ``DataLoader`` that :meth:`to_dataloader` hasn't made iterates. While iterating, if a newer
             iterator exists.
         """
-        return self._iterate()
+        return reported(self._iterate(), lambda: self._cursor.position.finished)
 
     def _iterate(self, readers: Executor | None = None) -> Generator[Any]:
         """Iterate over a pass; ``readers`` are threads that several loaders share to prefetch."""

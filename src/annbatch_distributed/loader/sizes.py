@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -150,6 +151,7 @@ def suggest_sizes(
     memory = as_bytes(memory)
     batch_size = integer("batch_size", batch_size, least=1)
     prefetch = integer("prefetch", prefetch, least=0)
+    max_gap = integer("max_gap", max_gap, least=0)
     if mask is not None:
         rows = resolve_mask(mask).selected(n_rows)
         # for rows 0:4, 5:9 and 90:99, max_gap=2 reads the gap 4:5, but not the gap 9:90
@@ -164,10 +166,9 @@ def suggest_sizes(
     # the fewest rows with whole chunks and whole batches: 192 for chunks of 64 and batches of 96
     least_rows = math.lcm(store_chunk, batch_size)
     if least_rows > most_rows:
-        megabytes = batch_size * bytes_held / 1e6
         raise ValueError(
-            f"A load request of one batch of {plural(batch_size, 'row')} needs up to {megabytes:,.2f} MB, more than "
-            f"memory={memory / 1e6:,.2f} MB. Pass more memory, or a smaller batch_size or prefetch."
+            f"A load request of one batch of {plural(batch_size, 'row')} needs up to {_size(batch_size * bytes_held)}, "
+            f"more than the memory of {_size(memory)}. Pass more memory, or a smaller batch_size or prefetch."
         )
     # a load request that is larger than a rank's shard doesn't shuffle any better
     most_rows = min(most_rows, max(n_rows // world_size, least_rows))
@@ -182,6 +183,11 @@ def suggest_sizes(
     return Sizes(chunk_size, n_request // chunk_size, batch_size, n_dropped, int(n_request * bytes_held))
 
 
+def _size(n_bytes: float) -> str:
+    """Format a number of bytes: ``1,000 bytes``, ``2.50 MB``."""
+    return f"{n_bytes / 1e6:,.2f} MB" if n_bytes >= 10**5 else f"{n_bytes:,.0f} bytes"
+
+
 def as_bytes(memory: int | str) -> int:
     """Return a number of bytes, from a number or a string such as ``"4GB"``; 1 kB has 1,000 bytes, 1 KiB has 1,024.
 
@@ -191,10 +197,9 @@ def as_bytes(memory: int | str) -> int:
     if isinstance(memory, str):
         from dask.utils import parse_bytes
 
-        try:
-            memory = parse_bytes(memory)
-        except ValueError as error:
-            raise ValueError(f"memory must be a number of bytes or a string such as '4GB', got {memory!r}.") from error
+        if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?)?B?", memory, re.IGNORECASE):
+            raise ValueError(f"memory must be a number of bytes or a string such as '4GB', got {memory!r}.")
+        memory = parse_bytes(memory)
     return integer("memory", memory, least=1)
 
 
@@ -223,7 +228,7 @@ def sizes_of_sets(
         if n_batches == 1:
             raise ValueError(
                 f"The sets of one batch read {plural(n_rows, 'row')}, including gaps between their cells, and need up "
-                f"to {n_rows * bytes_held / 1e6:,.2f} MB, more than memory={memory / 1e6:,.2f} MB. Sort the cells by "
+                f"to {_size(n_rows * bytes_held)}, more than the memory of {_size(memory)}. Sort the cells by "
                 "group (annbatch-distributed collect --group-by), or pass more memory, a smaller batch_size or "
                 "max_gap=0."
             )

@@ -30,7 +30,7 @@ from zarr.storage import LocalStore
 
 from annbatch_distributed.core.masks import AnyMask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
-from annbatch_distributed.core.values import check_arguments
+from annbatch_distributed.core.values import check_arguments, integer
 from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
@@ -47,7 +47,7 @@ from annbatch_distributed.loader._annbatch import (
     stores_of,
     take_data_of,
 )
-from annbatch_distributed.loader.base import BaseLoader
+from annbatch_distributed.loader.base import BaseLoader, column_of
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.sizes import as_bytes, sizes_of_sets, stored, suggest_sizes
@@ -59,13 +59,10 @@ if TYPE_CHECKING:
     import anndata as ad
 
 
-#: Names of the arguments of annbatch's ``Loader``, without those that a sampler replaces.
-LOADER_ARGUMENTS = signature(Loader).parameters.keys() - {
-    "batch_sampler",
-    "chunk_size",
-    "preload_nchunks",
-    "batch_size",
-}
+#: Names of arguments of ``DistributedSampler``, of annbatch's ``Loader``, and of a StatefulLoader, for its callers.
+SAMPLER_ARGUMENTS = signature(DistributedSampler).parameters.keys() - {"sampler"}
+_LOADER_ARGUMENTS = {"return_index", "preload_to_gpu", "to"}
+_OWN_ARGUMENTS = {"prefetch", "return_file"}
 
 
 class StatefulLoader(EpochLoader, Loader[Any, Any]):
@@ -142,7 +139,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
                 f"batch_sampler must be a DistributedSampler, got {batch_sampler!r}. Wrap the sampler; in a single "
                 "process, pass DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
-        check_arguments(type(self).__name__, kwargs, signature(Loader).parameters)
+        check_arguments(type(self).__name__, kwargs, signature(Loader).parameters, _OWN_ARGUMENTS)
         if kwargs.get("to") not in (None, "torch", "jax"):
             raise ValueError(f"to must be 'torch', 'jax', or None for NumPy and SciPy arrays, got {kwargs['to']!r}.")
         self._options = {"prefetch": prefetch, "return_file": return_file, **kwargs}
@@ -321,6 +318,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
                 f"batch_sampler must be a DistributedSampler, got {sampler!r}. Wrap the sampler of the loader: "
                 "from_loader(loader, batch_sampler=DistributedSampler(loader.batch_sampler, dist_info=...))."
             )
+        check_arguments("from_loader", options, signature(Loader).parameters, _OWN_ARGUMENTS)
         options_of_loader = loader._options if isinstance(loader, StatefulLoader) else options_of(loader)
         copy = cls(batch_sampler=sampler, **options_of_loader | options)
         copy._check_layouts(data_in(loader))
@@ -468,7 +466,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             parts.append((table if wanted is None else table[list(wanted)]).iloc[places].set_index(here))
         if not parts:
             return cells
-        return cells.join(pd.concat(parts).rename(columns={name: f"{name}_obs" for name in cells}))
+        return cells.join(pd.concat(parts).rename(columns=column_of))
 
     # Reading
 
@@ -523,10 +521,6 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return OrderedDict((number, has_room_for_pointers(out)) for number, out in outs.items())
 
 
-#: Names of arguments that the callers of ``sampler_for`` have taken, for hints.
-_OWN = ["return_file", "dist_info", "batch_size", "mask", "seed", "shuffle", "sets", "memory", "prefetch", "load_adata"]
-
-
 def sampler_for(
     door: str,
     collections: Sequence[DatasetCollection],
@@ -546,12 +540,20 @@ def sampler_for(
     It removes the sampler's arguments from ``options``, and leaves the loader's arguments. ``door`` is the name of the
     function that was called.
     """
-    check_arguments(door, options, signature(DistributedSampler).parameters, LOADER_ARGUMENTS, _OWN)
+    if chosen := {"chunk_size", "preload_nchunks"} & options.keys():
+        raise TypeError(
+            f"{door}() chooses {', '.join(sorted(chosen))} by memory. Pass memory=..., or wrap a sampler with these "
+            "sizes in a DistributedSampler, and pass it to StatefulLoader."
+        )
+    named = signature(sampler_for).parameters.keys() - {"door", "collections", "options"}
+    check_arguments(door, options, SAMPLER_ARGUMENTS, _LOADER_ARGUMENTS, _OWN_ARGUMENTS, named)
     arguments = {name: options.pop(name) for name in options.keys() & signature(DistributedSampler).parameters}
-    if arguments.keys().isdisjoint({"remainder", "enforce_equal_batches"}):
+    if arguments.get("remainder") is None and "enforce_equal_batches" not in arguments:
         arguments["remainder"] = "exact"
+    if (virtual_ranks := arguments.get("virtual_ranks")) is not None:
+        virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1)
     n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
-    memory = as_bytes(memory) // (arguments.get("virtual_ranks") or 1)  # a rank may run all virtual ranks
+    memory = as_bytes(memory) // (virtual_ranks or 1)  # a rank may run all virtual ranks
     max_gap = arguments.get("max_gap", MAX_GAP)
     kind = RandomSampler if shuffle else SequentialSampler
     limits = {"memory": memory, "batch_size": batch_size, "prefetch": prefetch, "max_gap": max_gap}

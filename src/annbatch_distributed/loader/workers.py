@@ -12,6 +12,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from itertools import batched, chain, islice, starmap
 from multiprocessing import get_start_method
@@ -31,6 +32,7 @@ from annbatch_distributed.core.state import MOST_SEGMENTS, Position
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import integer
 from annbatch_distributed.core.worker import current_worker
+from annbatch_distributed.loader.accelerate import reported
 from annbatch_distributed.loader.base import BaseLoader, shown
 from annbatch_distributed.loader.callers import refuse_evaluation, refuse_skipping
 from annbatch_distributed.ranks import DistInfo, Placement
@@ -87,7 +89,7 @@ class _Part(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if current_worker() is None:
-            return iter(self._loader)
+            return self._loader._iterate()
         epoch, passes, n_segments, *numbers = self._numbers.tolist()
         segments = tuple(starmap(Segment, islice(batched(numbers, 3), n_segments)))
         return self._loader._batches_in_worker(Position(epoch, passes, segments))
@@ -236,6 +238,9 @@ class WorkerDataLoader(DataLoader[Any]):
             iterator exists.
         """
         refuse_evaluation(self.sampler.remainder)
+        return reported(self._iterate(), lambda: cursor_of(self.sampler).position.finished)
+
+    def _iterate(self, readers: Executor | None = None) -> Generator[Any]:  # noqa: ARG002 workers read
         # without workers, the loader itself counts its batches
         if not self.num_workers:
             yield from self._workers

@@ -216,6 +216,10 @@ class AlignedLoader(EpochLoader):
 
     def _check_stores(self) -> None:
         """Raise if the stores have different cells, or the same cells in another order."""
+        if empty := [name for name, store in self._stores.items() if not store.n_obs]:
+            raise ValueError(
+                f"The stores must have cells, got none in {', '.join(empty)}. Add datasets to their loaders."
+            )
         lead = next(name for name, store in self._stores.items() if store is self._lead)
         names = self._stores[lead]._cells
         joined = None if names is None else names[0].append(list(names[1:]))

@@ -145,6 +145,11 @@ class MixtureCursor:
         if self.last is broken and n_done is not None:
             self._go_to(self.after(None, n_done), is_loaded=self._is_loaded)
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the last pass has yielded its last batch."""
+        return self.last is not None and self.last.has_ended
+
     def is_running(self, current: MixturePass) -> bool:
         """Return True if the open passes of the sources belong to a pass."""
         return self._running is current

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
@@ -23,7 +24,9 @@ from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.core.values import BOUND, integer, plural
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.cursor import warn
+from annbatch_distributed.loader.accelerate import reported
 from annbatch_distributed.loader.base import StepCounter, common_n_var, shown
+from annbatch_distributed.loader.callers import refuse_dispatch
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.lightning import errors_explained, training_on
 from annbatch_distributed.loader.prefetch import threads
@@ -112,6 +115,11 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         within_batch: bool = False,
         seed: int = 0,
     ) -> None:
+        given: object = loaders
+        if not isinstance(given, Mapping):
+            raise TypeError(f"loaders must be a dict of loaders by name, got a {type(given).__name__}.")
+        if wrong := [name for name in given if not isinstance(name, str)]:
+            raise TypeError(f"The names of loaders must be strings, got {shortened(wrong[0])}.")
         if not loaders:
             raise ValueError("loaders must have at least one loader, got none. Pass a dict of loaders by name.")
         # sorted, so that the order of the dict doesn't matter
@@ -119,7 +127,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         if len({source.loader.sampler for source in sources.values()}) < len(sources):
             raise ValueError("Two sources have the same sampler. Give each source its own loader and its own sampler.")
         order = _order_of(sources, weights, seed, within_batch=within_batch)
-        ends_by_itself = stopping_strategy in {"first_exhausted", "all_exhausted"}
+        ends_by_itself = stopping_strategy in ("first_exhausted", "all_exhausted")
         if (n_steps is None) != ends_by_itself or not (ends_by_itself or stopping_strategy is None):
             raise ValueError(
                 "An epoch must end by n_steps, or by stopping_strategy='first_exhausted' or 'all_exhausted', got "
@@ -225,6 +233,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         ValueError
             If a state of a later epoch was loaded, and no iteration has begun since.
         """
+        refuse_dispatch()
         self._cursor.set_epoch(integer("epoch", epoch, least=0, below=BOUND))
 
     def __len__(self) -> int:
@@ -262,6 +271,10 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 "A DataLoader can't iterate over a MixedLoader in its workers. Make a DataLoader of each source with "
                 "loader.to_dataloader(num_workers=...), pass these to MixedLoader, and iterate over the mixture itself."
             )
+        return reported(self._iterate(), lambda: self._cursor.has_ended)
+
+    def _iterate(self) -> Generator[dict[str, Any]]:
+        """Iterate over the rest of an epoch."""
         current = None
         while current is None or (self._cursor.has_cut(current) and self.next_epoch == current.place.epoch):
             # once more after each reshard()
@@ -625,14 +638,18 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
         return Description(job.rank, job.world_size, job.n_peers, same), readings
 
     def __repr__(self) -> str:
-        about = {f"source {name}": source.loader._shape for name, source in self._sources.items()}
-        about |= {"rank": "not known yet"}
-        if all(source.cursor.rank_source.is_known and source.loader.n_obs for source in self._sources.values()):
-            about["rank"] = self._any_source.loader._about()["rank"]
-            last = self._cursor.last
-            is_open = last is not None and not last.has_ended
-            n_done = last.place.done + self._steps.n_done if is_open and last is not None else self.batches_done
-            about["epoch"] = f"{self.next_epoch}, {n_done} of {len(self)} steps done"
+        loaders = {name: source.loader for name, source in self._sources.items()}
+        about = {name: f"{loader._shape}; {loader._batches_about}" for name, loader in loaders.items()}
+        about["rank"] = self._any_source.loader._rank_about
+        epoch = self.next_epoch
+        try:
+            last, place = self._cursor.last, self._cursor.next()
+            n_done = place.done
+            if last is not None and not last.has_ended:
+                place, n_done = last.place, last.place.done + self._steps.n_done
+            about["epoch"] = f"{place.epoch}, {n_done} of {len(self)} steps done"
+        except (RuntimeError, ValueError) as error:  # such as a source with too few rows, or an unknown rank
+            about["epoch"] = f"{epoch}, of an unknown number of steps ({error})"
         return shown(f"{type(self).__name__}: {plural(self.n_obs, 'cell')}", about)
 
     def __copy__(self) -> Self:

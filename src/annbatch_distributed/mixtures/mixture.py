@@ -123,7 +123,10 @@ class Mixture:
             try:
                 starts[name], here[name], problems = source.from_state(states[name], since[name], strict=strict)
             except (TypeError, ValueError) as error:
-                error.add_note(f"This is the state of the source {name!r}.")
+                error.add_note(
+                    f"This is the state of the source {name!r}. To skip the rest of epoch {place.epoch}, call "
+                    f"set_epoch({place.epoch + 1}) of the mixture instead."
+                )
                 raise
             is_continued &= source.is_here(starts[name]) and not problems
             notes += [f"The state of {name} {problem}." for problem in problems]

@@ -21,6 +21,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from numbers import Real
+from reprlib import repr as shortened
 from typing import Any, Literal
 
 import numpy as np
@@ -234,9 +236,22 @@ def _parts(schedule: list[tuple[int, Shares]], seed: int) -> Iterator[_Part]:
             before = after
 
 
+def _scheduled(weights: Weights) -> list[tuple[Any, Mapping[str, float]]]:
+    """Return weights as (first step, weights by name) pairs; a TypeError if they have another form."""
+    schedule = [(0, weights)] if isinstance(weights, Mapping) else weights
+    if not isinstance(schedule, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], Mapping) for pair in schedule
+    ):
+        raise TypeError(
+            "weights must be a dict of weights by name, or a list of (first_step, weights) pairs, got "
+            f"{shortened(weights)}."
+        )
+    return list(schedule)
+
+
 def _checked(weights: Weights, names: list[str]) -> list[tuple[int, Shares]]:
     """Return (first step, shares of the sources) pairs."""
-    schedule = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+    schedule = _scheduled(weights)
     steps = [integer("a step of weights", step, least=0, below=BOUND) for step, _ in schedule]
     if not steps or steps[0] or sorted(set(steps)) != steps:
         raise ValueError(f"The steps of weights must begin at 0 and increase, got {steps}.")
@@ -244,6 +259,9 @@ def _checked(weights: Weights, names: list[str]) -> list[tuple[int, Shares]]:
     for step, by_name in schedule:
         if by_name.keys() != set(names):
             raise ValueError(f"Weights must name the sources {', '.join(names)}, got {', '.join(by_name) or 'none'}.")
+        for name, weight in by_name.items():
+            if not isinstance(weight, Real) or isinstance(weight, bool):
+                raise TypeError(f"The weight of {name!r} must be a number, got {shortened(weight)}.")
         try:
             values = np.array([by_name[name] for name in names], dtype=np.float64)
         except OverflowError:  # an integer above the largest float

@@ -37,6 +37,8 @@ class Source:
         self._n_workers = (getattr(reader, "num_workers", 0) or 1) if reader is not loader else 1
         # at the first check: the number of rows, and how often a mask or rng was assigned
         self._first_check: tuple[int, int] | None = None
+        #: Beginnings of an epoch, by the numbers of ranks and workers, that this job can run.
+        self._checked = set[Position]()
         # numbers of batches from the beginning of a segment on, by the number of rows, of changes, and the position
         self._n_left: dict[tuple[int, int, Position], int] = {}
         # the batches of the open pass; without one, the next pass
@@ -64,12 +66,15 @@ class Source:
                 f"The datasets, the mask or the rng of the source {self.name!r} have changed since the mixture began. "
                 "Make a new mixture."
             )
+        # once for each number of ranks and workers: reshard() may add ranks for which there are too few rows
+        beginning = self.here(Position())
         try:
-            if self._first_check is None:
-                self.n_left(self.here(Position()))
+            if beginning not in self._checked:
+                self.n_left(beginning)
         except ValueError as error:
             raise ValueError(f"The source {self.name}: {error}") from error
         self._first_check = current
+        self._checked.add(beginning)
 
     # Positions
 
@@ -137,9 +142,7 @@ class Source:
         """Return the next batch, from the next epoch if the current one has ended."""
         if self._batches is None:
             self.cursor.go_to(self._start)
-            # all sources share the threads of the mixture
-            has_workers = self._reader is not self.loader
-            self._batches = iter(self._reader) if has_workers else self.loader._iterate(readers)
+            self._batches = self._reader._iterate(readers)  # all sources share the threads of the mixture
         try:
             return next(self._batches)
         except StopIteration:
@@ -214,4 +217,9 @@ class Source:
             yield f"{self.name}, epoch {position.epoch}", Reading.of(job, self.cursor, n_obs, read, last)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_batches": None, "_n_left": {}, "unchecked": [*self.unchecked]}
+        return vars(self) | {
+            "_batches": None,
+            "_n_left": {},
+            "_checked": set[Position](),
+            "unchecked": [*self.unchecked],
+        }

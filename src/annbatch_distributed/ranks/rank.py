@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from annbatch_distributed.core.rank import Placement
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Rank(Placement):
+@dataclass(frozen=True)
+class Rank:
     """Rank of a process and world size of its job, for ``dist_info``.
 
     With a ``Rank``, a single process can show what any rank of a job would read.
@@ -43,8 +44,16 @@ class Rank(Placement):
     ValueError: rank must be in [0, world_size), got rank 4 and world_size 4. Ranks count from 0.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size)
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        self._place(Placement(self.rank, self.world_size))
+
+    def _place(self, placement: Placement) -> None:
+        """Keep the checked numbers, and the placement, of which a mesh knows more."""
+        # a Rank is frozen, and the placement is no field
+        vars(self).update(rank=placement.rank, world_size=placement.world_size, _placement=placement)
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh | Mesh | NamedSharding, dims: str | Sequence[str] | None = None) -> Self:
@@ -102,6 +111,11 @@ class Rank(Placement):
             raise TypeError(f"dims must be a name or a list of names of data-parallel dimensions, got {dims!r}.")
         known = torch.mesh(mesh, dims) if torch.is_mesh(mesh) else jax.mesh(mesh, dims)
         rank = cls(known.rank, known.world_size)
-        for field in fields(Placement):
-            object.__setattr__(rank, field.name, getattr(known, field.name))  # a Rank is frozen
+        rank._place(known)
         return rank
+
+
+def placement_of(rank: Rank) -> Placement:
+    """Return the placement of a rank."""
+    placement: Placement = vars(rank)["_placement"]
+    return placement

@@ -12,13 +12,14 @@ import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.ranks import environment, frameworks, jax, torch
 from annbatch_distributed.ranks.frameworks import AnyFramework
-from annbatch_distributed.ranks.rank import Rank
+from annbatch_distributed.ranks.rank import Rank, placement_of
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-type _Known = Placement | ProcessGroup | DeviceMesh | Mesh | NamedSharding | AnyFramework
+type _Known = Rank | Placement | ProcessGroup | DeviceMesh | Mesh | NamedSharding | AnyFramework
 type DistInfo = (
     Literal["torch", "jax", "env"] | Callable[[], tuple[int, int] | list[int] | _Known] | _Known | RankSource
 )
@@ -48,6 +49,7 @@ class RankSource:
         self._is_deferred = answer is None
         self._answer = answer
         self._answer_of_parent: Placement | None = None
+        self._lock = RLock()
 
     @classmethod
     def of(cls, dist_info: DistInfo) -> RankSource:
@@ -62,6 +64,10 @@ class RankSource:
     @property
     def placement(self) -> Placement:
         """Placement of this process."""
+        with self._lock:  # threads that ask at the same time hear the same answer
+            return self._asked()
+
+    def _asked(self) -> Placement:
         if self._answer is None:
             # a worker of a DataLoader is in no process group, and has the rank of the process that started it
             of_parent = self._answer_of_parent if current_worker() is not None else None
@@ -101,7 +107,7 @@ class RankSource:
     def __getstate__(self) -> dict[str, Any]:
         if not self._is_deferred:
             # a function or a process group stays in this process, since no other one can query it
-            return vars(self) | {"_dist_info": None}
+            return vars(self) | {"_dist_info": None, "_lock": None}
         # a child process may be a different rank, which asks itself, or a worker, which takes the parent's answer
         dist_info, of_parent = self._dist_info, self._answer
         is_object = self.framework_object is not None
@@ -113,7 +119,10 @@ class RankSource:
                     # asked now, since a job may have begun after the answer; a worker doesn't need the object
                     _ask(dist_info)
                     dist_info = None
-        return vars(self) | {"_dist_info": dist_info, "_answer": None, "_answer_of_parent": of_parent}
+        return vars(self) | {"_dist_info": dist_info, "_answer": None, "_answer_of_parent": of_parent, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=RLock())
 
 
 def deferred(dist_info: DistInfo) -> RankSource:
@@ -202,10 +211,12 @@ def _named_by(thing: object) -> Placement | None:
         return ask(thing)
     if isinstance(thing, Placement):
         return thing
+    if isinstance(thing, Rank):
+        return placement_of(thing)
     if torch.is_group(thing):
         return torch.group(thing)
     if torch.is_mesh(thing) or jax.is_mesh(thing):
-        return Rank.from_mesh(thing)
+        return placement_of(Rank.from_mesh(thing))
     return None
 
 
