@@ -50,14 +50,14 @@ def public(kind: type) -> set[str]:
     ("kind", "of_others"), [(DistributedSampler, Sampler), (StatefulLoader, annbatch.Loader), (EpochPlan, object)]
 )
 def test_documentation_lists_every_public_name(kind: type, of_others: type) -> None:
-    """Tab shows the names that the documentation lists, and those of annbatch's class."""
+    """Tab shows the names that the documentation lists, and the names of annbatch's class."""
     listed = shown(kind.__name__)
     assert public(kind) - public(of_others) <= listed <= public(kind)
 
 
 @pytest.mark.parametrize("kind", [AlignedLoader, MixedLoader, WorkerDataLoader])
 def test_other_loaders_have_no_further_names(kind: type) -> None:
-    """Other loaders have the names of a StatefulLoader, a few of their own, and those of PyTorch's DataLoader."""
+    """Other loaders have the names of a StatefulLoader and of PyTorch's DataLoader, and a few of their own."""
     own = {"from_collections", "stores", "to_dataloader", "batch_sampler", "batch_size", "use_stateful_dataloader"}
     of_torch = public(DataLoader) | {"dataset"} if kind is WorkerDataLoader else set[str]()
     assert public(kind) - of_torch <= shown("StatefulLoader") | own

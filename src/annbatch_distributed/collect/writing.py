@@ -48,8 +48,8 @@ def write_collection(
     layer
         Layer with the counts, or ``"raw"`` for ``.raw``. Files without it use ``X``, the default.
     join
-        Genes to keep: ``"outer"`` for the genes of any file, ``"inner"`` for those of all files (default: ``"outer"``,
-        if all files share a gene).
+        ``"outer"`` to keep the genes of any file, ``"inner"`` to keep the shared genes (default: ``"outer"``, if all
+        files share a gene).
     columns
         Columns of ``obs`` to keep (default: all).
     na_values

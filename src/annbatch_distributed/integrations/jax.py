@@ -144,7 +144,7 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
 
 
 def _numbered_through(rank: int, path: tuple[Any, ...], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array of a batch; numbers of sets, which begin at 0 in each process, are those of all ranks."""
+    """Return an array of a batch; numbers of sets begin at 0 in each process, and then count through all ranks."""
     keys = [getattr(entry, "key", None) for entry in path]
     if keys[-1:] != ["set"] or "obs" in keys or not len(array):  # obs may have a column of this name
         return array
