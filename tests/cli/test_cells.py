@@ -71,10 +71,10 @@ JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_replay_needs_only_state(
+def test_cells_needs_only_state(
     name: str, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """replay lists the cells of a job from its state alone."""
+    """The command cells lists the cells of a job from its state alone."""
     sampler, options = JOBS[name]
     loader = made(collection, sampler, **options)
     arguments = collection, "--state", saved(loader, tmp_path), "--ranks", 2
@@ -122,8 +122,8 @@ def test_by_counts_cells_and_share_of_epoch(
     assert "rows." in line
 
 
-def test_replay_refuses_undescribed_sets(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """replay refuses sets that the state doesn't describe."""
+def test_cells_refuses_undescribed_sets(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command cells refuses sets that the state doesn't describe."""
     flags = CLASSES.astype(str) == "3"
     loader = made(collection, RandomSampler(1, 4, 2), sets=sets(controls=flags))
     line = said(capsys, "cells", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
@@ -137,10 +137,10 @@ def test_replay_refuses_undescribed_sets(collection: Path, tmp_path: Path, capsy
     assert "--by can't count cells of sets" in line
 
 
-def test_replay_names_missing_or_contradicting_settings(
+def test_cells_names_missing_or_contradicting_settings(
     collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """replay names settings that the state lacks or contradicts."""
+    """The command cells names settings that the state lacks or contradicts."""
     classes = ClassSampler(4, 2, 8, classes=pd.Categorical(CLASSES), num_samples=48)
 
     def order(rows: Any, *, epoch: int, seed: int | None) -> Any:
@@ -197,7 +197,7 @@ def test_state_is_found_in_a_checkpoint_of_torch(
     assert "can't load it with weights_only=True" in said(capsys, *arguments, code=2)
 
 
-def test_replay_takes_a_store_of_an_aligned_state(
+def test_cells_takes_a_store_of_an_aligned_state(
     collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The state of an AlignedLoader is replayed from the collection of any of its stores."""
@@ -210,7 +210,7 @@ def test_replay_takes_a_store_of_an_aligned_state(
     assert [cell["row"] for cell in json.loads(text)["cells"]] == read[2]
 
 
-def test_replay_refuses_a_mixture(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_refuses_a_mixture(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The state of a mixture names the method that lists its cells; in a checkpoint, it is one state."""
     mixture = MixedLoader({"tahoe": made(collection)}, weights={"tahoe": 1}, n_steps=4)
     for suffix, write in ((".json", lambda state, path: path.write_text(json.dumps(state))), (".pt", torch.save)):

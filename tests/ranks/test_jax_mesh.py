@@ -47,7 +47,7 @@ def layouts() -> Iterator[tuple[np.ndarray, Sequence[int]]]:
                 yield np.array(owners).reshape(shape), axes
 
 
-def test_mesh_ranks_follow_positions_of_devices() -> None:
+def test_ranks_of_mesh_follow_positions_of_devices() -> None:
     """A process has the positions of its devices, and ranks are numbered by position."""
     checked = 0
     for processes, axes in layouts():

@@ -230,7 +230,7 @@ def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_
     fewest = "chosen by --memory; or the smallest number, at least 32, that gives whole batches"
     add(sampler, "--preload-nchunks", chunks, shown=fewest, type=_POSITIVE, metavar="N")
     if not of_state:
-        memory = "Memory limit of each rank, such as 4GB; ignored if one of both sizes is given"
+        memory = "Memory limit of each rank, such as 4GB; ignored if --chunk-size or --preload-nchunks is given"
         add(sampler, "--memory", memory, "1GiB", type=_size, metavar="SIZE")
         add(sampler, "--prefetch", "Number of load requests to prefetch", 1, type=_NATURAL, metavar="N")
     order = "Read the rows of each rank in order"

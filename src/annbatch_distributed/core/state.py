@@ -150,7 +150,8 @@ def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
     check_format(state)
     if "sources" in state:
         raise ValueError(
-            f"The state is of a mixture of {', '.join(map(str, state['sources']))}. Load it with this mixture."
+            f"The state is of a mixture of {', '.join(map(str, state['sources']))}. Load it with a MixedLoader of "
+            "these sources."
         )
     try:
         integer("version", state.get("version"), least=VERSION, below=VERSION + 1)
