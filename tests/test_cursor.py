@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,3 +100,19 @@ def test_only_new_passes_warn_of_same_rows(passes: int, done: int) -> None:
         warnings.simplefilter("always")
         cursor.begin(n_obs, cursor.epochs.here(Position(0, passes, (Segment(2, 1, done),))))
     assert len(caught) == (passes > 0 and done == 0)
+
+
+@pytest.mark.parametrize("options", [{"remainder": "exact"}, {"remainder": "pad"}, {"virtual_ranks": 64}])
+@pytest.mark.parametrize(("n_obs", "warns"), [(100, True), (127, True), (128, False)])
+def test_batches_under_half_their_size_warn(options: dict[str, Any], n_obs: int, warns: bool) -> None:
+    """A pass warns if a step of all ranks has less than half of the rows that the batch size asks for."""
+    world_size, kind = (1, "virtual ranks") if "virtual_ranks" in options else (64, "ranks")
+    sampler = DistributedSampler(
+        RandomSampler(4, 4, 4), dist_info=Rank(0, world_size), seed=0, **{"remainder": "exact"} | options
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            cursor_of(sampler).begin(n_obs)
+    text = f"Each of the 64 {kind} has a single batch in an epoch, with at most 2 rows of its own, although batch_size"
+    assert [text in str(one.message) for one in caught] == [True] * warns

@@ -31,7 +31,7 @@ from annbatch_distributed.core.masks import check_names
 from annbatch_distributed.core.plan import Classes, Plan
 from annbatch_distributed.core.state import Identity, Position, check_identity, from_state, to_state
 from annbatch_distributed.core.stream import Pass
-from annbatch_distributed.core.values import BOUND, few
+from annbatch_distributed.core.values import BOUND, few, plural
 from annbatch_distributed.core.worker import SharedFlag, base_seed, current_worker
 from annbatch_distributed.ranks import DistInfo, Placement, RankSource
 
@@ -127,6 +127,7 @@ class Cursor:
         plan = self.check(n_obs, position)
         if worker is None or not worker.number:  # one warning is enough
             self._warn_of_second_pass(plan, position)
+            self._warn_of_small_batches(plan)
         new = self.epochs.pass_at(n_obs, position, worker)
         self.last, self._cut, self._is_loaded = new, None, False
         # the remaining batches of a resumed epoch stay next until all are read, so peeking at a batch skips none
@@ -348,6 +349,16 @@ class Cursor:
                 "set_epoch() was not called since the last iteration, so every rank reads the same rows again, in a "
                 "different order. Call set_epoch(epoch) on every rank before each epoch. (Lightning calls it on a "
                 "StatefulLoader or its to_dataloader(num_workers=...), but not on a plain PyTorch DataLoader.)"
+            )
+
+    def _warn_of_small_batches(self, plan: Plan) -> None:
+        # 100 rows on 64 ranks in batches of 4 fill less than half of a batch on each rank
+        if plan.most_batches == 1 and 2 * plan.n_shared < plan.n_streams * (plan.config.batch_size or 1):
+            kind = "rank" if self.epochs.virtual_ranks is None else "virtual rank"
+            most = plural(-(-plan.n_shared // plan.n_streams), plan.noun)
+            self._warn_once(
+                f"Each of the {plan.n_streams} {kind}s has a single batch in an epoch, with at most {most} of its own, "
+                f"although batch_size is {plan.config.batch_size}. Use fewer {kind}s or a smaller batch_size."
             )
 
     def _warn_once(self, message: str) -> None:

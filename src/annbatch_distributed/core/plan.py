@@ -140,7 +140,7 @@ class Plan:
         Under ``exact``, only the sampler can tell if a stream is one batch short, so only one unit per stream is
         required here.
         """
-        n_rows, n_streams = self._n_shared, self.n_streams
+        n_rows, n_streams = self.n_shared, self.n_streams
         remainder, size = self.config.remainder, self.config.batch_size
         is_masked = len(self.selected) < len(self.units)
         what = f"{'The mask selects' if is_masked else 'There are'} {plural(n_rows, self.units.noun)}"
@@ -176,14 +176,14 @@ class Plan:
         return self.units.noun if self.n_draws is None else "sample"
 
     @property
-    def _n_shared(self) -> int:
+    def n_shared(self) -> int:
         """Number of units, or samples, that are divided among streams."""
         return len(self.selected) if self.n_draws is None else self.n_draws
 
     def _range(self, stream: int) -> tuple[int, int, int]:
         """Return the start of a stream's range in the order, its number of own units, and its length with repeats."""
         size = self.config.batch_size or 1
-        rows, extra = divmod(self._n_shared, self.n_streams)
+        rows, extra = divmod(self.n_shared, self.n_streams)
         if self.config.remainder == "drop":
             length = rows // size * size
             return stream * length, length, length
@@ -192,7 +192,7 @@ class Plan:
         start, own = stream * rows + max(0, stream - n_small), rows + (stream >= n_small)
         if self.config.remainder == "pad":
             # ceil(samples / (streams * size)) full batches: 10 rows on 2 ranks in batches of 4 are 2 batches, 8 rows
-            return start, own, -(-self._n_shared // (self.n_streams * size)) * size
+            return start, own, -(-self.n_shared // (self.n_streams * size)) * size
         return start, own, own
 
     def shard(self, stream: int) -> Shard:
@@ -221,7 +221,7 @@ class Plan:
     def sizes(self) -> tuple[int, ...]:
         """Number of units of each stream's shard; of its samples, if the sharding is independent."""
         # the last streams may have one row more: 7 rows on 3 ranks are 2 2 3
-        n_longer = self._n_shared % self.n_streams
+        n_longer = self.n_shared % self.n_streams
         shorter, longer = self.size(0), self.size(self.n_streams - 1)
         return (shorter,) * (self.n_streams - n_longer) + (longer,) * n_longer
 
@@ -229,7 +229,7 @@ class Plan:
     def n_dropped(self) -> int:
         """Number of selected units that are dropped in this epoch."""
         is_whole = self.config.remainder != "drop" or self.n_draws is not None
-        return 0 if is_whole else self._n_shared % (self.n_streams * (self.config.batch_size or 1))
+        return 0 if is_whole else self.n_shared % (self.n_streams * (self.config.batch_size or 1))
 
     @property
     def n_repeated(self) -> int:
