@@ -51,7 +51,12 @@ def store_at(path: str) -> Any:  # noqa: ANN401 whatever zarr opens
     """Return an obstore store for a URL, if obstore is installed; else the path, for zarr to open."""
     if "://" not in path or find_spec("obstore") is None:
         return path
+    from obstore.exceptions import BaseError
     from obstore.store import from_url
     from zarr.storage import ObjectStore
 
-    return ObjectStore(from_url(path), read_only=True)
+    try:
+        return ObjectStore(from_url(path), read_only=True)
+    except BaseError as error:
+        problem = str(error).partition("\n")[0]
+        raise OSError(f"{path} must be the URL of a collection, but obstore can't open it: {problem}.") from error
