@@ -295,6 +295,16 @@ def test_state_with_different_settings_is_refused(options: dict[str, Any], diffe
     assert after.n_batches(N_OBS) == len(untouched) - 5
 
 
+def test_different_sizes_name_what_chooses_them() -> None:
+    """The error for sizes that `from_collection` has chosen names the arguments that it has chosen them by."""
+    state = random().state_dict(batches_done=5)
+    hint = "from_collection chooses chunk_size and preload_nchunks by memory, batch_size, prefetch, mask and cells."
+    for wrapped, has_hint in ((RandomSampler(2, 4, 4), True), (RandomSampler(8, 2, 8), False)):
+        with pytest.raises(ValueError, match="sampler") as error:
+            random(wrapped=wrapped).load_state_dict(state)
+        assert str(error.value).count(hint) == has_hint
+
+
 def test_state_before_first_pass_fits_all_rows() -> None:
     """A state before the first pass has no number of rows: it fits a mask of all rows of a loader, and no other."""
     state = random().state_dict(batches_done=5)

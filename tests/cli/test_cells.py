@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from enum import Enum
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +33,7 @@ from annbatch_distributed import (
 from tests.cli.page import not_named
 from tests.cli.test_commands import said
 from tests.processes.configurations import CLASSES, DONORS
+from tests.processes.launch import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,13 +198,75 @@ def test_state_is_found_in_a_checkpoint_of_torch(
     torch.save(checkpoint, tmp_path / "last.pt")
     cells = json.loads(said(capsys, *arguments))["cells"]
     assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
-    torch.save(checkpoint | {"validation": state}, tmp_path / "last.pt")
-    line = said(capsys, *arguments, code=2)
-    assert "got 2: ['loaders'][0]['training'], ['validation']" in line
     torch.save({"model": {}}, tmp_path / "last.pt")
-    assert "must have one state of a loader, got 0" in said(capsys, *arguments, code=2)
-    torch.save({"model": made}, tmp_path / "last.pt")  # a function
-    assert "can't load it with weights_only=True" in said(capsys, *arguments, code=2)
+    assert "must have one state of a loader, got none" in said(capsys, *arguments, code=2)
+    (tmp_path / "last.pt").write_bytes((tmp_path / "last.pt").read_bytes()[:300])
+    assert "PyTorch can't read it" in said(capsys, *arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("last.pt", torch.save), ("last.json", lambda state, path: path.write_text(json.dumps(state)))]
+)
+def test_state_key_names_one_of_several_states(
+    name: str, write: Any, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file with several states needs --state-key; the error lists the keys with what tells the states apart."""
+    loader, mixture = made(collection), MixedLoader({"tahoe": made(collection)}, weights={"tahoe": 1}, n_steps=4)
+    state = json.loads(saved(loader, tmp_path).read_text())
+    write({"loaders": [mixture.state_dict(), {"training": state}], "epoch": 2}, tmp_path / name)
+    arguments = "cells", collection, "--state", tmp_path / name, "--steps", 1, "--json"
+    listed = "got loaders.0 (mixture of tahoe), loaders.1.training (347 cells). Pass one of them as --state-key."
+    assert f"must have one state of a loader, {listed}" in said(capsys, *arguments, code=2)
+    line = said(capsys, *arguments, "--state-key", "loaders.1", code=2)
+    assert f"must have one state of a loader at loaders.1, {listed}" in line
+    cells = json.loads(said(capsys, *arguments, "--state-key", "loaders.1.training"))["cells"]
+    assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
+
+
+class Level(Enum):
+    LOW = 1
+
+
+class Settings(dict[str, Any]):
+    """Settings of a class that PyTorch neither loads safely nor lets a placeholder stand for."""
+
+
+def test_checkpoint_may_have_objects_of_any_class(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The state is read from a checkpoint with objects of other classes, whose code doesn't run."""
+    loader = made(collection)
+    state = json.loads(saved(loader, tmp_path).read_text())
+    gone = type("Gone", (), {"__module__": "no_such_module", "__qualname__": "Gone"})
+    sys.modules["no_such_module"] = SimpleNamespace(Gone=gone)  # type: ignore[assignment]  # torch.save looks it up
+    others = [Namespace(lr=0.1, level=Level.LOW), tmp_path, partial(Level, 1), np.float32(2), made, gone()]
+    torch.save({"hyper_parameters": others, "loops": {"loader": state}}, tmp_path / "last.ckpt")
+    del sys.modules["no_such_module"]
+    arguments = "cells", collection, "--state", tmp_path / "last.ckpt", "--steps", 1, "--json"
+    cells = json.loads(said(capsys, *arguments))["cells"]
+    assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
+
+
+def test_unsafe_checkpoint_says_how_to_write_its_state(
+    collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error about a checkpoint that PyTorch can't load safely has a line that writes the state."""
+    loader = made(collection)
+    state = json.loads(saved(loader, tmp_path).read_text())
+    path = tmp_path / "my last.ckpt"
+    torch.save({"settings": Settings(lr=0.1), "weights": torch.zeros(3), ("a", 1): 2, "loader": state}, path)
+    line = said(capsys, "cells", collection, "--state", path, "--steps", 1, code=2)
+    assert "its objects of tests.cli.test_cells.Settings safely" in line
+    assert "it must be of somebody you trust" in line
+    assert "\x1b" not in line
+    (command,) = re.findall(r"with (python -c '.*?'), and pass --state state\.json", line)
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    _, *rest = shlex.split(command)
+    subprocess.run([sys.executable, *rest], check=True, timeout=120, env=environment)
+    arguments = "cells", collection, "--state", "state.json", "--steps", 1, "--json"
+    cells = json.loads(said(capsys, *arguments))["cells"]
+    assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
 
 
 def test_cells_takes_a_store_of_an_aligned_state(

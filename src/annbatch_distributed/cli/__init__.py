@@ -182,6 +182,8 @@ def _add_cells(parser: _Parser) -> None:
     group.add_argument("path", help=_PATH)
     state = "File with the saved state of the job, as JSON or a PyTorch checkpoint (required)"
     group.add_argument("--state", required=True, metavar="FILE", help=state)
+    key = "Key of the state in the file, if it has several (the error lists them)"
+    group.add_argument("--state-key", metavar="KEY", help=key)
     steps = "Step or range of steps of the epoch, such as 335 or 335:345 (required)"
     group.add_argument("--steps", type=_steps, required=True, metavar="A:B", help=steps)
     ranks = "Number of ranks of the job (default: from the state)"

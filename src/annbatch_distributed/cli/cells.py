@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,8 @@ from annbatch_distributed import CellSets, DistributedSampler, Rank, Shuffled, S
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.collection import Cells, in_options
 from annbatch_distributed.core.sharding import Contiguous, Independent
-from annbatch_distributed.core.state import Identity, Position, from_state
+from annbatch_distributed.core.state import Identity, Position, from_state, states_in
+from annbatch_distributed.core.values import MOST_LISTED, few, plural
 from annbatch_distributed.loader.base import column_of
 
 _SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
@@ -80,41 +82,66 @@ def _reported(where: str) -> Iterator[None]:
         raise CommandError(f"{where}: the state is damaged ({what}). Pass a different one") from error
 
 
-def _state(file: Path) -> Any:  # noqa: ANN401 whatever the file has
-    """Return the state in a JSON file, or the only state in a PyTorch checkpoint."""
-    data = file.read_bytes()
-    if not data.startswith(b"PK"):  # the start of a zip file, which torch.save writes
-        return json.loads(data)
-    import torch
-
-    try:
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # PyTorch raises many types for unsafe or damaged files
+def _state(file: Path, key: str | None) -> Any:  # noqa: ANN401 whatever the file has
+    """Return the only state in a JSON file or a PyTorch checkpoint, or the one with a key such as ``loaders.0``."""
+    with file.open("rb") as opened:
+        is_zip = opened.read(2) == b"PK"  # as torch.save writes
+    states = [
+        (".".join(map(str, path)), state)
+        for path, state in states_in(_checkpoint(file) if is_zip else json.loads(file.read_text("utf-8")))
+    ]
+    named = [state for path, state in states if key in (None, path)]
+    if len(named) != 1:
+        listed = [f"{path} ({_kind(state)})" for path, state in states]
+        wanted = "one state of a loader" if key is None else f"one state of a loader at {key}"
         raise ValueError(
-            f"PyTorch can't load it with weights_only=True: {str(error).splitlines()[0]} Write only the state, with "
-            "json.dump(loader.state_dict(), file)."
-        ) from error
-    states = dict(_states_in(checkpoint))
-    if len(states) != 1:
-        raise ValueError(
-            f"the checkpoint must have one state of a loader, got {len(states)}{': ' if states else ''}"
-            f"{', '.join(states)}. Write only the state, with json.dump(state, file)."
+            f"the file must have {wanted}, got {few(listed, MOST_LISTED) or 'none'}. "
+            + ("Pass one of them as --state-key." if states else "Write json.dump(loader.state_dict(), file).")
         )
-    return next(iter(states.values()))
+    return named[0]
 
 
-def _states_in(part: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the path and the state of each loader and mixture in a checkpoint."""
-    # the state of a mixture is one state, although it contains the states of its sources
-    if (
-        isinstance(part, dict)
-        and {"version", "identity"} <= part.keys()
-        and not part.keys().isdisjoint({"segments", "sources"})
-    ):
-        yield path, part
-    elif isinstance(part, dict | list | tuple):
-        for name, value in part.items() if isinstance(part, dict) else enumerate(part):
-            yield from _states_in(value, f"{path}[{name!r}]")
+def _kind(state: Mapping[str, Any]) -> str:
+    """Return what tells the states of a file apart: the number of cells, or the sources of a mixture."""
+    sources, n_obs = state.get("sources"), state["identity"].get("n_obs")
+    return f"mixture of {', '.join(sources)}" if sources else plural(n_obs, "cell") if n_obs else "no cells"
+
+
+class _Unknown:
+    """Object of any class in a checkpoint, of which nothing is kept."""
+
+    def __new__(cls, *_: object) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+
+def _checkpoint(file: Path) -> object:
+    """Return what is in a PyTorch checkpoint, without running code from it or importing its classes."""
+    import torch
+    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+    classes: list[str] = []
+    try:
+        classes = get_unsafe_globals_in_checkpoint(file)
+        # hyperparameters, for example, may be of classes that can't be imported here, and whose code nobody has checked
+        with safe_globals([(_Unknown, name) for name in classes]):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # PyTorch raises many types for unsafe or damaged files
+        problem = str(error).partition("\n")[0]
+        if not classes:
+            raise ValueError(f"PyTorch can't read it: {problem} Pass a different one.") from error
+        code = (
+            f'import json, torch; json.dump(torch.load({json.dumps(str(file))}, map_location="cpu", '
+            'weights_only=False), open("state.json", "w"), default=str, skipkeys=True)'
+        )
+        raise ValueError(
+            f"PyTorch can't load its objects of {', '.join(classes)} safely. Where these can be imported, write "
+            f"everything but such objects with python -c {shlex.quote(code)}, and pass --state state.json. This runs "
+            "code from the file, so it must be of somebody you trust."
+        ) from error
 
 
 def _sampler(options: Namespace, cells: Cells, position: Position, identity: Identity) -> DistributedSampler:
@@ -191,7 +218,7 @@ def _build(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any
 def run(options: Namespace) -> int:
     """Print the cells of some steps, or their counts by label."""
     with _reported(f"--state {options.state}"):
-        state = _state(Path(options.state))
+        state = _state(Path(options.state), options.state_key)
     cells = Cells(options.path)
     loader = loader_of(options, state, cells)
     epoch = int(state["epoch"]) if options.epoch is None else options.epoch

@@ -178,10 +178,11 @@ def check_format(state: object) -> None:
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a dict, got {shortened(state)}. Pass the return value of state_dict().")
     if state.keys().isdisjoint({"identity", "segments", "sources"}):
-        here = next(_states_in(state), "")
+        path = next((path for path, _ in states_in(state)), None)
+        here = "the return value of state_dict()" if path is None else f"state{''.join(f'[{key!r}]' for key in path)}"
         raise ValueError(
             f"state must be the state of a loader, got a dict with {few([*map(repr, state)], 5) or 'no keys'}. Pass "
-            f"{f'state{here}' if here else 'the return value of state_dict()'}."
+            f"{here}."
         )
     version = state.get("version")
     if isinstance(version, Integral) and int(version) > VERSION:
@@ -191,13 +192,17 @@ def check_format(state: object) -> None:
         )
 
 
-def _states_in(part: object, depth: int = 3) -> Iterator[str]:
-    """Yield where states of loaders are in a dict, such as ``['model']['loader']``."""
-    if isinstance(part, Mapping) and depth:
-        for name, value in part.items():
-            if isinstance(value, Mapping) and "identity" in value:
-                yield f"[{name!r}]"
-            yield from (f"[{name!r}]{rest}" for rest in _states_in(value, depth - 1))
+def states_in(part: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Yield the path and the state of each loader and mixture in a checkpoint of dicts and lists.
+
+    >>> dict(states_in({"epoch": 2, "loaders": [{"identity": {}, "segments": []}]}))
+    {('loaders', 0): {'identity': {}, 'segments': []}}
+    """
+    if isinstance(part, Mapping) and "identity" in part and not part.keys().isdisjoint({"segments", "sources"}):
+        yield path, part  # the state of a mixture is one state, although it contains the states of its sources
+    elif isinstance(part, Mapping | list | tuple):
+        for key, value in part.items() if isinstance(part, Mapping) else enumerate(part):
+            yield from states_in(value, (*path, key))
 
 
 def as_segments(parts: Any) -> tuple[Segment, ...]:  # noqa: ANN401 a state may have anything
@@ -278,10 +283,14 @@ def differences(saved: Identity, here: Identity) -> list[str]:
     return [*texts, "the mask selects different rows"] if has_digest else texts
 
 
-#: Explanations of differences in values that aren't readable, by path.
+_OF_MEMORY = "from_collection chooses chunk_size and preload_nchunks by memory, batch_size, prefetch, mask and cells."
+
+#: Explanations of differences in values that aren't readable or that nobody passed, by path.
 _HINTS = {
     "root": "The root is the seed, or comes from the wrapped sampler's generator: pass seed=... to make it the same.",
     "cells": "The obs_names differ: the datasets have a different order, or belong to a different collection.",
+    "sampler.chunk_size": _OF_MEMORY,
+    "sampler.preload_nchunks": _OF_MEMORY,
 }
 
 
@@ -301,7 +310,7 @@ def check_identity(saved: Identity, here: Identity, *, whose: str = "a sampler",
             f"The state was saved by {whose} with different settings: {'; '.join(differing)}. Use the same settings "
             "and datasets as when it was saved, or load a different checkpoint."
         )
-        error = ValueError(" ".join([advice, *hints]))
+        error = ValueError(" ".join([advice, *dict.fromkeys(hints)]))
         # as a note, since commands and frameworks don't have this option
         error.add_note(note)
         raise error
